@@ -23,7 +23,7 @@ from tilewright.evolve.intake.captured import Captured
 if TYPE_CHECKING:
     import pandas
 
-    from tilewright.evolve.intake.child import Taker
+    from tilewright.evolve.intake.child import Intake
     from tilewright.evolve.intake.winner import Tuned
     from tilewright.evolve.record.journal import Journal
     from tilewright.evolve.report.data import CampaignData
@@ -267,14 +267,14 @@ def tune(
     """
     from tilewright.evolve.intake import child
 
-    with child.beginning(target) as taker:
-        return _tuned(function, reference, calls, budget or Budget(), target, out, home, overrides, taker)
+    with child.started_intake(target) as intake:
+        return _tuned(function, reference, calls, budget or Budget(), target, out, home, overrides, intake)
 
 
 def _tuned(
     function: Callable[..., Any] | str | Captured, reference: Callable[..., Any] | str | None, calls: Sequence[Any],
     budget: Budget, target: str | None, out: str | Path | None, home: str | Path | None,
-    overrides: Mapping[str, Any], taker: Taker,
+    overrides: Mapping[str, Any], process: Intake,
 ) -> Tuned:  # fmt: skip
     from tilewright.evolve.intake import tune as intake
     from tilewright.evolve.intake import winner
@@ -303,7 +303,7 @@ def _tuned(
     intake.config_of(request, chosen, where, changes)
     folder = home_folder(None if home is None else str(home))
     with device_for(chosen) as device:
-        answer = intake.prepare(request, chosen, where, _noted, taker)
+        answer = intake.prepare(request, chosen, where, _noted, process)
         from tilewright.evolve.run import run as run_campaign
         from tilewright.evolve.show.display import make_display
 

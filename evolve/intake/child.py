@@ -24,7 +24,10 @@ MAIN, PALLAS = "triton.program", "pallas.program"
 """The programs: for functions that launch Triton kernels, and for Pallas ones."""
 
 SECONDS = 600.0
-"""Most that taking a function in may take."""
+"""Most that reading a function in may take."""
+
+CALLS_SECONDS = 120
+"""Most that a file may take to make its calls."""
 
 _LAST_LINES = 4
 _TPU = re.compile(r"tpu.*|v\d+[a-z]*")
@@ -41,8 +44,8 @@ def part_of(target: Target) -> dict[str, Any]:
     }
 
 
-class Taker:
-    """A child that takes kernels in, started before it is known what: what it imports takes seconds.
+class Intake:
+    """A process that reads a function in. It is started before the function is known: its imports take seconds.
 
     Close it; it answers one request.
     """
@@ -78,13 +81,13 @@ class Taker:
 
 
 @contextlib.contextmanager
-def beginning(target: str | None) -> Iterator[Taker]:
-    """The child that will take a function in, for a target of that name."""
-    taker = Taker(PALLAS if target and _TPU.fullmatch(target) else MAIN)
+def started_intake(target: str | None) -> Iterator[Intake]:
+    """The process that will read a function in, for a target of that name."""
+    intake = Intake(PALLAS if target and _TPU.fullmatch(target) else MAIN)
     try:
-        yield taker
+        yield intake
     finally:
-        taker.close()
+        intake.close()
 
 
 def ask(
@@ -94,26 +97,26 @@ def ask(
     calls: Sequence[str],
     target: Target,
     program: str = MAIN,
-    taker: Taker | None = None,
+    intake: Intake | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Mapping[str, Any]:
     """The child's answer. Raises UserError where it gives none.
 
-    ``taker``: a child that was started before, and is closed by who started it; one of another program is not asked.
+    ``intake``: a process that was started before, and is closed by who started it; one of another program is not asked.
     ``meanwhile``: called once while the child works.
     """
-    own = None if taker is not None and taker.program == program else Taker(program)
-    asked = own or taker
-    assert asked is not None
+    own = None if intake is not None and intake.program == program else Intake(program)
+    process = own or intake
+    assert process is not None
     try:
         with tempfile.TemporaryDirectory(prefix="tilewright-intake-") as folder:
             request = {
                 "path": str(path.resolve()), "function": function, "reference": reference, "calls": list(calls),
                 "folder": folder, "part": part_of(target),
             }  # fmt: skip
-            out, err = asked.answer(request, SECONDS, meanwhile)
+            out, err = process.answer(request, SECONDS, meanwhile)
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"{path.name}: taking {function} in took more than {SECONDS:.0f} s.") from error
+        raise UserError(f"{path.name}: reading {function} took more than {SECONDS:.0f} s.") from error
     finally:
         if own is not None:
             own.close()
@@ -122,8 +125,34 @@ def ask(
     except ValueError as error:
         last = " ".join(err.decode(errors="replace").strip().splitlines()[-_LAST_LINES:])
         raise UserError(
-            f"{path.name}: the child that takes {function} in ended without an answer: {last}"
+            f"{path.name}: the process that reads {function} ended without an answer: {last}"
         ) from error
     if not isinstance(answer, dict):
-        raise UserError(f"{path.name}: the child that takes {function} in gave no answer.")
+        raise UserError(f"{path.name}: the process that reads {function} gave no answer.")
     return answer
+
+
+def calls_of_file(place: str) -> list[str]:
+    """The calls that ``FILE`` or ``FILE:NAME`` holds, as texts. Raises UserError."""
+    file, name = (place, "") if Path(place).is_file() else place.rpartition(":")[::2]
+    if not file or not Path(file).is_file():
+        raise UserError(f"--call: {place!r} names no file; write FILE.py, or FILE.py:NAME.")
+    command = [
+        sys.executable,
+        "-m",
+        "tilewright.workers.intake.calls.file_calls",
+        file,
+        *([name] if name else []),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"--call: {file} took more than {CALLS_SECONDS} s to make its calls.") from error
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UserError(f"--call: {file} cannot be run: {last}") from error
+    if "why" in answer:
+        raise UserError(f"--call: {file}: {answer['why']}.")
+    return [str(text) for text in answer["calls"]]

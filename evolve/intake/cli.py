@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
+
+if TYPE_CHECKING:
+    from tilewright.evolve.intake.child import Intake
+    from tilewright.evolve.intake.problems import Options, Plan
+    from tilewright.fitness.targets import Target
 
 Tell = Callable[[Any, argparse.Namespace], int]
 
@@ -39,98 +45,97 @@ def add_commands(commands: Any, tell: Tell) -> None:
 def _add_call(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference",
-        help="what it must compute: torch.softmax, or FILE:function (default: what it computes as it stands)",
+        help="the function that states the right answer: torch.softmax, or FILE:function (default: the kernel itself)",
     )
     parser.add_argument(
         "--args", action="append", default=[], metavar="CALL",
-        help='how it is called, for example "f32[4096, 1024], dim=1"; again for another shape',
+        help='arguments of a call, for example "f32[4096, 1024], dim=1"; repeat it for another shape',
     )  # fmt: skip
     parser.add_argument(
         "--call", action="append", default=[], metavar="FILE[:NAME]",
         help="a Python file whose `calls` are lists of arguments, or a function that makes them",
     )  # fmt: skip
-    parser.add_argument("--target", help="where it runs (default: this machine's GPU, else the interpreter)")
+    parser.add_argument(
+        "--target", help="the device to tune for (default: this machine's GPU, else the interpreter)"
+    )
 
 
 def _say(line: str) -> None:
     print(line)  # noqa: T201
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[Path, Any]:
-    """The file, and what the command line says beside it. Raises UserError."""
-    from tilewright.evolve.intake.calls import calls_of
-    from tilewright.evolve.intake.problems import Asked
+def _options(arguments: argparse.Namespace) -> tuple[Path, Options]:
+    """The file, and what the command line gives beside it. Raises UserError."""
+    from tilewright.evolve.intake.child import calls_of_file
+    from tilewright.evolve.intake.problems import Options
     from tilewright.evolve.intake.tune import parse_place
     from tilewright.workers.intake.calls.call_text import BadCall, parse
 
     path, function = parse_place(arguments.place)
-    texts = dict.fromkeys([*arguments.args, *(text for place in arguments.call for text in calls_of(place))])
+    from_files = (text for place in arguments.call for text in calls_of_file(place))
+    texts = tuple(dict.fromkeys([*arguments.args, *from_files]))
     try:
         for text in texts:
             parse(text)
     except BadCall as error:
         raise UserError(f"{error}.") from error
-    return path, Asked(function or "", arguments.reference or "", tuple(texts))
+    return path, Options(function or "", arguments.reference or "", texts)
 
 
-def _begun(arguments: argparse.Namespace, target: Any, folder: Path) -> Any:
-    """What to tune; files that are written for it lie in ``folder``. Raises UserError."""
-    from tilewright.evolve.intake.problems import Begun, begun, is_problem
+def _plan(arguments: argparse.Namespace, target: Target, folder: Path) -> Plan:
+    """What to tune; new files are written to ``folder``. Raises UserError."""
+    from tilewright.evolve.intake.problems import Plan, is_problem, plan
     from tilewright.evolve.intake.tune import Request, resolve_reference
     from tilewright.workers.intake.judge.self_reference import SELF
 
-    path, asked = _asked(arguments)
-    if is_problem(path, asked):
-        return begun(path, asked, target, folder)
-    if not asked.function:
+    path, options = _options(arguments)
+    if is_problem(path, options):
+        return plan(path, options, target, folder)
+    if not options.function:
         raise UserError(f"{arguments.place!r} names no function; write FILE.py:function.")
-    if not asked.calls:
+    if not options.calls:
         raise UserError(
-            '--args is missing: say how the function is called, for example "f32[4096, 1024], dim=1".'
+            '--args is missing: give the arguments of a call, for example "f32[4096, 1024], dim=1".'
         )
-    request = Request(path, asked.function, resolve_reference(asked.reference or SELF), asked.calls)
-    return Begun(request, request.name, {})
+    request = Request(path, options.function, resolve_reference(options.reference or SELF), options.calls)
+    return Plan(request, request.name, {})
 
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
-    from tilewright.evolve.intake import child
-
-    with child.beginning(arguments.target) as taker:
-        return _tuned(arguments, tell, taker)
-
-
-def _tuned(arguments: argparse.Namespace, tell: Tell, taker: Any) -> int:
     from tilewright.evolve.campaign.targets import require_usable
+    from tilewright.evolve.intake import child
     from tilewright.evolve.intake.tune import target_named
 
-    target = target_named(arguments.target)
-    require_usable(target, remote=False)
-    with tempfile.TemporaryDirectory(prefix="tilewright-begun-") as begun_in:
-        started_with = _begun(arguments, target, Path(begun_in))
-        return _run(arguments, tell, taker, target, started_with)
+    with (
+        child.started_intake(arguments.target) as intake,
+        tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
+    ):
+        target = target_named(arguments.target)
+        require_usable(target, remote=False)
+        return _run(arguments, tell, intake, target, _plan(arguments, target, Path(folder)))
 
 
-def _run(arguments: argparse.Namespace, tell: Tell, taker: Any, target: Any, begun: Any) -> int:
+def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Target, plan: Plan) -> int:
     import tilewright
-    from tilewright.evolve.intake.problems import keep
+    from tilewright.evolve.intake.problems import write_files
     from tilewright.evolve.intake.tune import config_of, export, prepare
     from tilewright.evolve.record.home import home_folder, require_writable
     from tilewright.workers.device.warm_device import device_for
 
-    request = begun.request
+    request = plan.request
     home = home_folder(arguments.home)
-    where = arguments.out or Path(f"{begun.name}_tuned")
+    where = arguments.out or Path(f"{plan.name}_tuned")
     overrides: dict[str, Any] = {"budget.evaluations": arguments.evaluations, "seed": arguments.seed}
     if arguments.seconds is not None:
         overrides["budget.wall_seconds"] = arguments.seconds
     if arguments.no_mlflow:
         overrides["mlflow.enabled"] = False
-    config_of(request, target, where, overrides)  # bad numbers are told before anything is done
+    config_of(request, target, where, overrides)  # reports bad numbers before anything is done
     for folder, key in ((where, "--out"), (home, "home")):
         require_writable(folder, key)
     with device_for(target) as device:
-        answer = prepare(request, target, where, _say, taker)
-        keep(begun, where)
+        answer = prepare(request, target, where, _say, intake)
+        write_files(plan, where)
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
 
@@ -146,19 +151,19 @@ def _run(arguments: argparse.Namespace, tell: Tell, taker: Any, target: Any, beg
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
     from tilewright.evolve.intake.problems import is_problem
-    from tilewright.evolve.intake.tune import NotTaken, take, target_named
+    from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, target_named
 
     target = target_named(arguments.target)
-    path, asked = _asked(arguments)
-    if not asked.function and not is_problem(path, asked):
-        if asked.calls or asked.reference:
+    path, options = _options(arguments)
+    if not options.function and not is_problem(path, options):
+        if options.calls or options.reference:
             raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
         return _check_file(path, target)
-    with tempfile.TemporaryDirectory(prefix="tilewright-begun-") as folder:
-        request = _begun(arguments, target, Path(folder)).request
+    with tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder:
+        request = _plan(arguments, target, Path(folder)).request
         try:
-            answer = take(request, target)
-        except NotTaken as error:
+            answer = ask_intake(request, target)
+        except IntakeRefused as error:
             _say(str(error))
             return 2
         _say(f"{arguments.place} can be tuned")
@@ -167,17 +172,15 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_file(path: Path, target: Any) -> int:
+def _check_file(path: Path, target: Target) -> int:
     found = list(_findings(path, target))
     for line in found:
         _say(line)
     return 2 if any(": line" in line or ". Remedy: " in line for line in found) else 0
 
 
-def _findings(path: Path, target: Any) -> Iterator[str]:
-    """A kernel module by the dialect; any other file by what its kernels would become."""
-    import ast
-
+def _findings(path: Path, target: Target) -> Iterator[str]:
+    """The dialect's findings on a kernel module; of any other file those on the kernels that it becomes."""
     from tilewright.evolve.intake import child
     from tilewright.evolve.intake.problems import unreadable
     from tilewright.evolve.intake.remedies import Refused, refused, remedy
@@ -195,7 +198,7 @@ def _findings(path: Path, target: Any) -> Iterator[str]:
         for v in violations:
             yield Refused(path.name, v.line, v.what, remedy(v.what)).text()
         if not violations:
-            yield f"{path.name}: a kernel module of the dialect ({entry})"
+            yield f"{path.name} is a valid kernel module (its entry point is {entry})"
         return
     answer = child.ask(path, None, "", (), target, child.PALLAS if target.entry == "build" else child.MAIN)
     if not answer.get("kernels") and not answer.get("functions"):
@@ -205,5 +208,5 @@ def _findings(path: Path, target: Any) -> Iterator[str]:
         yield found.text()
     kernels = ", ".join(answer.get("kernels", ())) or "none"
     functions = ", ".join(answer.get("functions", ())) or "none"
-    yield f"{path.name}: kernels {kernels}; functions {functions}; {len(refusals)} refusal(s)"
+    yield f"{path.name}: kernels {kernels}; functions {functions}; {len(refusals)} problem(s)"
     yield f"try: tilewright check {path}:FUNCTION --reference ... --args ..."

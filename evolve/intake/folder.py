@@ -1,4 +1,4 @@
-"""Writes the operator folder of a kernel that was taken in: the user owns it from then on."""
+"""Writes the operator folder of a user's kernel: the user owns it from then on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.workers.intake.calls.sizes import size_of
+from tilewright.workers.intake.calls.sizes import label_of, size_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import LARGE
 
@@ -37,7 +37,7 @@ def _put(path: Path, text: str) -> None:
 
 def operator_text(name: str, title: str, reference: str, answer: Mapping[str, Any]) -> str:
     """The text of ``operator.py``."""
-    sampled = _whole_is_fine(answer) and any(_elements(answer, dims) > LARGE for dims in answer["dims"])
+    sampled = _can_be_sampled(answer) and any(_elements(answer, dims) > LARGE for dims in answer["dims"])
     kind = "SampledOperator" if sampled else "TakenOperator"
     operands = "".join(f"        {_operand(o)},\n" for o in answer["operands"])
     results = "".join(f"        {_result(r)},\n" for r in answer["results"])
@@ -47,10 +47,10 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
     beside = f"    beside=frozenset({sorted(answer['beside'])!r}),\n" if answer.get("beside") else ""
     points = ", points=POINTS" if answer.get("points") else ""
-    return f'''"""{title}, judged by {reference}. Written by `tilewright tune`; yours to change.
+    return f'''"""{title}, compared with {reference}. Written by `tilewright tune`; edit it as you like.
 
-Floats of the reference run in {answer["precision"] or "their own dtype"}. Bounds: what the data types explain,
-seconded by the kernel's own error on the checked shapes.
+The reference computes floats in {answer["precision"] or "their own dtype"}. Tolerances follow from the data types
+and are widened by the original kernel's measured error.
 """
 
 from pathlib import Path
@@ -98,7 +98,7 @@ def _points(answer: Mapping[str, Any]) -> str:
     return f"POINTS = (  # the configurations of the file's own tuner\n{rows})\n"
 
 
-def _whole_is_fine(answer: Mapping[str, Any]) -> bool:
+def _can_be_sampled(answer: Mapping[str, Any]) -> bool:
     """Whether operands may come from tables, value by value: sizes that add up to something may not."""
     rows = answer["operands"]
     if any(row[6] for row in rows):
@@ -129,8 +129,7 @@ def _result(row: Any) -> str:
 
 
 def _workload(dims: Mapping[str, int]) -> str:
-    ident = "x".join(str(n) for n in dims.values()) or "one"
-    return f"Workload({_text(ident)}, {dict(dims)!r})".replace("'", '"')
+    return f"Workload({_text(label_of(dims))}, {dict(dims)!r})".replace("'", '"')
 
 
 def _text(value: str) -> str:

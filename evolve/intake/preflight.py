@@ -1,4 +1,4 @@
-"""What is known before anything is spent, on one screen."""
+"""The screen that ``check`` and ``tune`` show before a campaign: arguments, results, judge, parameters, space."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
         yield f"  argument   {row[0]} {_shape(row, dims[0])}"
     for name, dtype, shape, min_db, worst, _ in answer["results"]:
         bound = f"at least {min_db:g} dB" if min_db else _agreement(dtype, answer["operands"])
-        single = f", no element off by more than {worst:.2g} of its surroundings" if worst else ""
+        single = f", no element off by more than {worst:.2g} of the values around it" if worst else ""
         yield f"  result     {name} {_shape((name, dtype, shape), dims[0])}: {bound}{single}"
     precision = answer["precision"] or "its own precision"
     if reference == SELF:
-        yield f"  judge      the kernel as it stands, in {precision}: without a reference what it does wrong stays"
+        yield f"  judge      the original kernel, in {precision}: its own mistakes are not found without --reference"
     else:
         yield f"  judge      {reference}({answer['call']}) in {precision}"
     sources = {k["name"]: k["source"] for k in answer["knobs"]}
     for name, values in answer["space"].items():
         shown = " ".join(map(str, values))
-        yield f"  knob       {name} = {answer['defaults'][name]} of {shown} ({sources[name]})"
+        yield f"  knob       {name} = {answer['defaults'][name]}, values {shown} ({sources[name]})"
     for held, why in (answer.get("constraints") or {}).items():
         yield f"  together   {held}: {why}"
     for row in answer["fixed"]:
         yield f"  fixed      {row['name']} = {row['value']}: {row['why']}"
     checked = ", ".join("x".join(str(n) for n in shape.values()) for shape in answer["check"])
-    yield f"  checked    at {checked}, inputs {', '.join(answer['kinds'])}: the seed passes"
+    yield f"  checked    the seed passes at {checked}, with inputs {', '.join(answer['kinds'])}"
     yield from _space(answer)
     yield from _rewrites(answer["source"])
     for note in answer["notes"]:
@@ -68,7 +68,7 @@ def _agreement(dtype: str, operands: Any) -> str:
     from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code
 
     codes = is_narrow(dtype) or is_code(dtype, [Operand(o[0], o[1], ()) for o in operands])
-    return f"{LEAST_CODES:.1%} of its codes, the others the next one" if codes else "exact"
+    return f"{LEAST_CODES:.1%} of its codes are equal, the others are off by one" if codes else "exact"
 
 
 def _space(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -81,10 +81,10 @@ def _space(answer: Mapping[str, Any]) -> Iterator[str]:
         refused = {n: [v for v in space[n] if v not in taken[n]] for n in space}
         if any(refused.values()):
             left = math.prod(len(v) for v in taken.values())
-            said = ", ".join(f"{n} {' '.join(map(str, v))}" for n, v in refused.items() if v)
-            lost.append(f"  space      at most {left} of them at {shape}, which does not take {said}")
+            text = ", ".join(f"{n} {' '.join(map(str, v))}" for n, v in refused.items() if v)
+            lost.append(f"  space      at most {left} of them are valid at {shape}, which excludes {text}")
     timed, checked = len(answer["dims"]), len(answer["check"])
-    end = "" if lost else f", none ruled out by the {timed} timed and {checked} checked shapes"
+    end = "" if lost else f", all valid at the {timed} timed and {checked} checked shapes"
     yield f"  space      {points} points{end}"
     yield from lost
 
@@ -109,11 +109,11 @@ def _rewrites(source: str) -> Iterator[str]:
         else:
             nowhere += 1
     shown = ", ".join(applied) or "none"
-    yield f"  rewrites   {len(applied)} of {len(every)} rules apply, with their places: {shown}"
+    yield f"  rewrites   {len(applied)} of {len(every)} rules apply (number of places): {shown}"
     if nowhere:
-        yield f"  rewrites   {nowhere} rules find nothing in this kernel that they could change"
+        yield f"  rewrites   {nowhere} rules find nothing to change in this kernel"
     for reason, names in unfollowed.items():
-        yield f"  rewrites   {len(names)} rules cannot follow {reason}: {', '.join(names)}"
+        yield f"  rewrites   {len(names)} rules do not understand {reason}: {', '.join(names)}"
 
 
 def _shape(row: Any, dims: Mapping[str, int]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 _REMEDIES: Sequence[tuple[str, str]] = (
     (r"^--reference: ", "write module.name, such as torch.softmax, or FILE.py:function, of plain torch or JAX"),
     (r"is no function$", "name a function at the file's module level, or Class.method"),
-    (r"must be Tensor, not \w*Tracer|not a valid JAX type", "a TPU takes Pallas functions, this one is torch's: say "
+    (r"must be Tensor, not \w*Tracer|not a valid JAX type", "a TPU takes Pallas functions, this one is torch's: use "
      "--target cuda, or interpreter"),
     (r"^torch computes (\S+)", "do it in the kernel, or before the call and pass the result as an argument"),
     (r"reads a tensor's values", "pass the value as a plain argument of the call"),
@@ -18,14 +18,14 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"launches no Triton kernel", "name the function that launches the kernel, with arguments that take it there"),
     (r"is a kernel, and how it is launched is not said", "name its wrapper: FILE:wrapper"),
     (r"import of|import from|import inside", "import only torch, triton, triton.language; write constants out"),
-    (r"device library's function (\S+)", "say it with triton.language (exp, exp2, log2, erf, sqrt, rsqrt, sin, cos)"),
+    (r"device library's function (\S+)", "write it with triton.language (exp, exp2, log2, erf, sqrt, rsqrt, sin, cos)"),
     (r"inline_asm|device_assert|device_print", "leave it out, or guard it by a constexpr that is off"),
     (r"the name triton\.language\.(random)", "draw the numbers before the call and pass them"),
     (r"the name (\S+) is not defined", "define {1} as a function here, or import it; classes are not taken"),
     (r"the name (\S+) starts with an underscore", "call it {1} without the underscore"),
     (r"the builtin name (\S+) is bound", "give {1} another name"),
     (r"the imported name (\S+) is bound", "give the variable {1} another name"),
-    (r"the attribute (\S+)", "write it as a function of the kernel's language, or pass the value as an argument"),
+    (r"the attribute (\S+)", "call a function of triton.language, or pass the value as an argument"),
     (r"the keyword argument (\S+)", "pass it by position, or leave it out"),
     (r"a class|a try statement|a with statement|a global|async|a generator|a del statement|a match",
      "kernels and launch are plain functions: move it out of them"),
@@ -36,8 +36,8 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"reference returns a result of shape", "make the reference return what the call returns, in its order"),
     (r"reference cannot be called", "write a function of the same arguments and give it: --reference FILE:name"),
     (r"takes more than \d+ s in the interpreter, on", "try again when less else runs"),
-    (r"overflows: \S+ holds up to", "say smaller operands, as in --args 'f32[4096] * 0.01'"),
-    (r"agrees with the reference on no small shape", "see that both compute the same, and that tails are masked"),
+    (r"overflows: \S+ holds up to", "give smaller operands, as in --args 'f32[4096] * 0.01'"),
+    (r"agrees with the reference on no small shape", "make sure both compute the same and the kernel masks tails"),
     (r"own answer is not the reference's", "correct the kernel or the reference, or give the precision you mean"),
     (r"dimension of the arguments", "let the sizes of the results follow from those of the arguments"),
     (r"cannot be made without arguments", "name a function, or give the file get_init_inputs"),
@@ -63,7 +63,7 @@ class Refused:
     line: int
     what: str
     remedy: str
-    said: str = ""
+    code: str = ""
 
     def text(self) -> str:
         place = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
@@ -88,7 +88,7 @@ def refused(found: Sequence[Mapping[str, Any]], file: str) -> list[Refused]:
             int(f["line"]),
             str(f["what"]).rstrip("."),
             remedy(str(f["what"])),
-            str(f.get("said", "")),
+            str(f.get("code", "")),
         )
         for f in found
     ]

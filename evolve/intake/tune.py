@@ -1,4 +1,4 @@
-"""One line to a campaign: take a function in, write its operator folder, run, and say what came of it."""
+"""From a function to a campaign: read it in, write its operator folder, configure the campaign, export the winner."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ COMPILE_SECONDS = 30.0
 Say = Callable[[str], None]
 
 
-class NotTaken(UserError):
-    """The function cannot be taken in; ``refusals`` holds every reason."""
+class IntakeRefused(UserError):
+    """The function cannot be tuned; ``refusals`` holds every reason."""
 
     def __init__(self, message: str, refusals: Sequence[Refused]) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ def parse_place(text: str) -> tuple[Path, str | None]:
     if path.suffix not in (".py", ".json"):
         raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
     if not path.is_file():
-        raise UserError(f"{path} is no file here; write FILE.py:function.")
+        raise UserError(f"{path} does not exist; write FILE.py:function.")
     return path, None if path.suffix == ".json" else function or None
 
 
@@ -77,41 +77,41 @@ def resolve_reference(text: str) -> str:
     elif not colon:
         return text
     if not Path(file).is_file():
-        raise UserError(f"--reference: {file} is no file.")
+        raise UserError(f"--reference: {file} does not exist.")
     return f"{Path(file).resolve()}:{name}"
 
 
 def _judge_in(path: Path) -> str:
     """What a benchmark's problem calls its reference, for a file that is named alone. Raises UserError."""
-    from tilewright.evolve.intake.problems import kind_of
-    from tilewright.workers.intake.formats.problem import JUDGES
+    from tilewright.evolve.intake.problems import format_of
 
-    kind = kind_of(path)
-    if not kind:
+    known = format_of(path)
+    if known is None:
         raise UserError(f"--reference: which function of {path}? Write {path}:FUNCTION.")
-    return JUDGES[kind]
+    return known.judge
 
 
-def take(
+def ask_intake(
     request: Request,
     target: Target,
-    taker: child.Taker | None = None,
+    intake: child.Intake | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Mapping[str, Any]:
-    """What the child makes of it (see ``child.ask``). Raises NotTaken, UserError."""
+    """What the child makes of it (see ``child.ask``). Raises IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
     if program == child.PALLAS and request.reference == SELF:
         raise UserError(
-            f"{request.path.name}:{request.function}: a Pallas function needs --reference, one that computes the same."
+            f"{request.path.name}:{request.function} is a Pallas function: add --reference, a function that states "
+            "the right answer."
         )
     answer = child.ask(
-        request.path, request.function, request.reference, request.calls, target, program, taker, meanwhile
+        request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile
     )
     found = refused(answer.get("refusals", ()), request.path.name)
     if found:
         listed = "\n".join(f"  {r.text()}" for r in found)
-        raise NotTaken(
-            f"{request.path.name}:{request.function} cannot be taken in, for {len(found)} reason(s):\n{listed}",
+        raise IntakeRefused(
+            f"{request.path.name}:{request.function} cannot be tuned, for {len(found)} reason(s):\n{listed}",
             found,
         )
     return answer
@@ -152,21 +152,21 @@ def config_of(
     return parse_config(data, "tune")
 
 
-def _ready(request: Request) -> None:
-    """Import what the campaign will need and evaluate the reference's file: seconds that the child takes, too."""
+def _warm_up(request: Request) -> None:
+    """Import what the campaign needs and load the reference, while the intake works: each takes seconds."""
     import tilewright.evolve.proposers.rewrite.registry
     import tilewright.evolve.run  # noqa: F401
     from tilewright.workers.intake.judge.reference import function_of
 
-    with contextlib.suppress(Exception):  # the child says it better
+    with contextlib.suppress(Exception):  # the intake reports it
         function_of(request.reference)
 
 
 def prepare(
-    request: Request, target: Target, where: Path, say: Say, taker: child.Taker | None = None
+    request: Request, target: Target, where: Path, say: Say, intake: child.Intake | None = None
 ) -> Mapping[str, Any]:
-    """Take in, show, and write the folder. Raises NotTaken, UserError."""
-    answer = take(request, target, taker, lambda: _ready(request))
+    """Read the function in, show what was found, and write the folder. Raises IntakeRefused, UserError."""
+    answer = ask_intake(request, target, intake, lambda: _warm_up(request))
     say(f"{request.path.name}:{request.function} -> {where}/operator.py, kernels/{folder.SEED}.py")
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)

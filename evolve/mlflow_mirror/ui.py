@@ -56,7 +56,7 @@ PRIVATE_HOSTS = ("192.168.*", "10.*", *(f"172.{n}.*" for n in range(16, 32)))
 
 def serve_ui(
     home: Path,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     host: str = "127.0.0.1",
     port: int = 5000,
     uri: str | None = None,
@@ -74,7 +74,7 @@ def serve_ui(
         page = _page(wanted, uri)
         if not page:
             raise UserError(f"MLFLOW_TRACKING_URI: {uri} is a server already; open it in a browser.")
-        say(f"MLflow: {link(uri, page)}")
+        print_line(f"MLflow: {link(uri, page)}")
         return 0
     chosen, log = free_port(host, port), home / SERVER_LOG
     environment = mirror_environment(os.environ)
@@ -96,11 +96,11 @@ def serve_ui(
             children.append(server)
         address = f"http://{host}:{chosen}"
         if _answers(address, server):
-            say(
+            print_line(
                 f"MLflow: {link(f'http://{link_host(host)}:{chosen}', _page(wanted, uri))}  (Ctrl-C stops the server)"
             )
             if link_host(host) != host:
-                say(f"        for programs that do not resolve {OWN_NAME}: {address}")
+                print_line(f"        for programs that do not resolve {OWN_NAME}: {address}")
         code = server.wait()
     except KeyboardInterrupt:
         code = 0

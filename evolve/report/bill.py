@@ -190,7 +190,7 @@ class Bill:
 
 
 def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
-    """What a campaign has taken so far. ``clock`` maps Unix seconds to seconds of campaign time."""
+    """The bill of a campaign so far. ``clock`` maps Unix seconds to seconds of campaign time."""
     events = tuple(event for event in journal.events() if event.kind != "promoted")
     rows = list(journal.evaluations())
     # a winner's final figures repeat those of a finalist

@@ -194,7 +194,7 @@ def rival_speeds(finals: Mapping[str, Evaluation]) -> str:
 
 
 def judge_lines(evaluations: Iterable[Evaluation]) -> list[str]:
-    """How the gates got the answers they judged, in one line; empty where no verdict says it."""
+    """How the gates got the answers they judged, in one line; empty where no evaluation records it."""
     ways = {evaluation.reached for evaluation in evaluations if evaluation.reached is not None}
     lines = [f"The gates judged answers {', '.join(sorted(way.value for way in ways))}"] if ways else []
     if Reached.INTERPRETER in ways:

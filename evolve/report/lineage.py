@@ -103,7 +103,7 @@ def change_markup(before: Genome, after: Genome, heading: str) -> str:
             for name, old, new in parameters
         )
         parts.append(tag("div", tag("table", rows, class_="changes"), class_="scroll"))
-    diff = source_diff(before, after).splitlines()[2:]  # the two names of files say nothing to a reader
+    diff = source_diff(before, after).splitlines()[2:]  # without the names of both files, which are hashes
     if diff:
         shown = "".join(_diff_line(line) for line in diff[:DIFF_LINES])
         cut = f"\n… {len(diff) - DIFF_LINES} more lines" if len(diff) > DIFF_LINES else ""

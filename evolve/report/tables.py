@@ -98,7 +98,7 @@ def speedup_section(data: CampaignData) -> str:
 
 
 def _times(data: CampaignData, scope: Scope) -> tuple[dict[str, float], dict[str, dict[str, float]]] | None:
-    """Seconds by workload of the winner, and of each kernel that is not the winner itself; None without a winner."""
+    """Seconds by workload of the winner, and of each other kernel; None without a winner."""
     rows = [row for row in data.ranking(scope) if row.evaluation.workloads]
     winner = next((row.evaluation for row in rows if row.role == "winner"), None)
     if winner is None:
@@ -278,7 +278,7 @@ def number_cells(*texts: object) -> str:
 
 
 _SHARES = re.compile(r"busy|fraction|util|overlap|share|unexplained|dma_latency")
-"""Keys of a diagnosis that are parts of a whole; latencies of DMAs side by side may be more than it."""
+"""Keys of a diagnosis that are fractions. Latencies of concurrent DMAs may add up to more than 1."""
 
 
 _NAMES = {

@@ -23,7 +23,7 @@ from tilewright.seeds.operator import Scope
 
 POLL_SECONDS = 1.0
 QUIET_SECONDS = 60.0
-"""After so long without a new row the display says so: a journal cannot tell whether its process runs."""
+"""After so long without a new row the display shows a note: a journal cannot show whether its process runs."""
 ENDS = ("finished", "interrupted")
 
 

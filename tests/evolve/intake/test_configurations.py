@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory):
     (root / "scaled.py").write_text(TUNED)
     (root / "twice.py").write_text("def twice(x):\n    return x * 2.0\n")
     request = tune.Request(root / "scaled.py", "scale", f"{root}/twice.py:twice", ("f32[1024]",))
-    answer = tune.take(request, load_target("interpreter"))
+    answer = tune.ask_intake(request, load_target("interpreter"))
     where = root / "scale_tuned"
     folder.write(where, "scale", request.reference, answer)
     return request, answer, where

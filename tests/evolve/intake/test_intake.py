@@ -30,7 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def taken(files: Path):
     request = tune.Request(files / "mine.py", "group_norm", f"{files}/plain.py:group_norm", (CALL,))
-    return request, tune.take(request, load_target("interpreter"))
+    return request, tune.ask_intake(request, load_target("interpreter"))
 
 
 def test_a_wrapper_becomes_a_module_of_the_dialect(taken) -> None:
@@ -110,7 +110,7 @@ def test_the_winner_is_a_plain_module(taken) -> None:
 @pytest.mark.slow
 def test_an_argument_changed_in_place_is_copied(files: Path) -> None:
     request = tune.Request(files / "mine.py", "scale_", f"{files}/plain.py:scale", ("f32[300, 7], 2.0",))
-    answer = tune.take(request, load_target("interpreter"))
+    answer = tune.ask_intake(request, load_target("interpreter"))
     assert "copy_argument" in answer["source"]
     assert any("changed in place" in note for note in answer["notes"])
 
@@ -120,7 +120,7 @@ def test_a_transposed_view_is_packed_and_so_is_a_transposed_result(files: Path) 
     request = tune.Request(
         files / "mine.py", "scaled_columns", f"{files}/plain.py:scale", ("f32[30, 70], 2.0",)
     )
-    answer = tune.take(request, load_target("interpreter"))
+    answer = tune.ask_intake(request, load_target("interpreter"))
     assert answer["source"].count("torch_copy_float32_2d[") == 2
     assert answer["results"][0][2] == ["M", "N"]
 
@@ -130,7 +130,7 @@ def test_what_torch_computes_around_a_kernel_becomes_kernels(files: Path) -> Non
     request = tune.Request(
         files / "mine.py", "column_means", f"{files}/plain.py:column_means", ("f32[96, 70].permute(1, 0)",)
     )
-    answer = tune.take(request, load_target("interpreter"))
+    answer = tune.ask_intake(request, load_target("interpreter"))
     launch = answer["source"][answer["source"].index("def launch") :]
     assert "torch_sum_float32_columns_1d[" in launch and "torch_div_float32_flat_c[" in launch
     assert answer["operands"][0][2] == ["M", "N"] and answer["orders"] == [[1, 0]]
@@ -144,14 +144,14 @@ def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files: Path) -
     request = tune.Request(
         files / "mine.py", "wrong_group_norm", f"{files}/plain.py:group_norm", ("f32[64, 64]",)
     )
-    with pytest.raises(tune.NotTaken, match=r"element \[\d+, \d+\] is .* where the reference says"):
-        tune.take(request, load_target("interpreter"))
+    with pytest.raises(tune.IntakeRefused, match=r"element \[\d+, \d+\] is .* where the reference says"):
+        tune.ask_intake(request, load_target("interpreter"))
 
 
 def test_every_refusal_comes_at_once_with_line_and_remedy(files: Path) -> None:
     request = tune.Request(files / "mine.py", "noisy", "torch.abs", ("f32[512]",))
-    with pytest.raises(tune.NotTaken) as refusal:
-        tune.take(request, load_target("interpreter"))
+    with pytest.raises(tune.IntakeRefused) as refusal:
+        tune.ask_intake(request, load_target("interpreter"))
     found = {(r.line, r.what.split(" ")[0]): r for r in refusal.value.refusals}
     lines = kernels.TRITON.splitlines()
     at = {
@@ -173,13 +173,13 @@ def test_a_pallas_function_is_taken_in_by_its_text(files: Path) -> None:
     request = tune.Request(
         files / "tpu.py", "product", "jax.numpy.matmul", ("bf16[512, 256], bf16[256, 128]",)
     )
-    answer = tune.take(request, load_target("tpu7x"))
+    answer = tune.ask_intake(request, load_target("tpu7x"))
     assert check(answer["source"], entry="build") == []
     assert "block_rows" in answer["space"]
     assert answer["results"][0][2] == ["M", "K"]
     screen = "\n".join(preflight.lines(answer, "jax.numpy.matmul", "tpu7x"))
-    assert "grid_spec" not in answer["source"] and "rules apply, with their places: " in screen
-    assert "at 512x256x128, which does not take" not in screen or "block_rows 1024" in screen
+    assert "grid_spec" not in answer["source"] and "rules apply (number of places): " in screen
+    assert "are valid at 512x256x128, which excludes" not in screen or "block_rows 1024" in screen
 
 
 @pytest.mark.slow
@@ -189,16 +189,16 @@ def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> Non
         files / "wrapped.py", "doubled", f"{files}/plain_jax.py:doubled", ("f32[512, 512]",)
     )
     (files / "plain_jax.py").write_text("import jax\n\ndef doubled(x):\n    return x + x\n")
-    answer = tune.take(request, load_target("tpu7x"))
+    answer = tune.ask_intake(request, load_target("tpu7x"))
     assert set(answer["space"]) == {"block_rows", "block_cols"}
     assert "isinstance" not in answer["source"] and "def body(x_ref, o_ref, *, bias)" in answer["source"]
 
 
 def test_without_a_reference_the_function_as_it_stands_is_the_judge(files: Path, tmp_path: Path) -> None:
     request = tune.Request(files / "mine.py", "group_norm", SELF, (CALL,))
-    answer = tune.take(request, load_target("interpreter"))
+    answer = tune.ask_intake(request, load_target("interpreter"))
     assert answer["precision"] in ("float64", "float32") and answer["call"] == "x=x"
-    assert "as it stands" in "\n".join(preflight.lines(answer, SELF, "here"))
+    assert "the original kernel" in "\n".join(preflight.lines(answer, SELF, "here"))
     where = tmp_path / "own"
     folder.write(where, "group_norm", SELF, answer)
     operator = load_operator(f"{where}/{folder.RECIPE}")
@@ -222,8 +222,8 @@ def test_a_problem_begins_with_a_plain_kernel(tmp_path: Path) -> None:
         "dim = 1\n\ndef get_inputs():\n    return [torch.rand(512, 4096)]\n\n"
         "def get_init_inputs():\n    return [dim]\n"
     )
-    asked = problems.Asked("", "", ())
-    request = problems.begun(problem, asked, load_target("interpreter"), tmp_path / "made").request
+    options = problems.Options()
+    request = problems.plan(problem, options, load_target("interpreter"), tmp_path / "made").request
     assert request.calls == ("f32[512, 4096]",) and request.path.parent == tmp_path / "made"
-    answer = tune.take(request, load_target("interpreter"))
+    answer = tune.ask_intake(request, load_target("interpreter"))
     assert set(answer["space"]) >= {"BLOCK", "num_warps"} and answer["results"][0][1] == "float32"

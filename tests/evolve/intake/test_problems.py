@@ -14,12 +14,12 @@ pytest.importorskip("torch")
 from tilewright.evolve.cli import main
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, problems, tune
-from tilewright.evolve.intake.problems import Asked, begun, is_problem
+from tilewright.evolve.intake.problems import Options, is_problem, plan
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.formats import flashinfer
 
 HERE, TPU = load_target("interpreter"), load_target("tpu7x")
-NOTHING = Asked("", "", ())
+NOTHING = Options()
 DEFINITION: dict[str, Any] = {
     "name": "rows_h8",
     "axes": {"rows": {"type": "var"}, "width": {"type": "const", "value": 8}},
@@ -62,7 +62,7 @@ def traces(tmp_path: Path) -> Path:
 
 def test_a_solution_is_tuned_at_its_workloads_against_its_definition(traces: Path, tmp_path: Path) -> None:
     path = traces / "solutions/me/rows/mine.json"
-    found = begun(path, NOTHING, HERE, tmp_path / "made")
+    found = plan(path, NOTHING, HERE, tmp_path / "made")
     request = found.request
     assert (request.function, found.name) == ("rows_h8", "rows_h8")
     assert request.calls == ("f16[700, 8], 0.5", "f16[9, 8], 0.5", "f16[3, 8], 0.5")
@@ -74,8 +74,8 @@ def test_a_solution_is_tuned_at_its_workloads_against_its_definition(traces: Pat
     exec(compile(text, "main.py", "exec"), space)
     x = space["torch"].ones(2, 8, dtype=space["torch"].float16)
     assert (space["rows_h8"](x, 0.5) == 0.5).all()
-    begun(path, Asked("", "torch.mul", ("f16[5, 8], 2.0",)), HERE, tmp_path / "again")
-    problems.keep(found, tmp_path / "kept")
+    plan(path, Options("", "torch.mul", ("f16[5, 8], 2.0",)), HERE, tmp_path / "again")
+    problems.write_files(found, tmp_path / "kept")
     assert (tmp_path / "kept/src/main.py").read_text() == text
 
 
@@ -88,7 +88,10 @@ def test_a_solution_is_tuned_at_its_workloads_against_its_definition(traces: Pat
             {"sources": [{"path": "other.py", "content": "x"}]},
             "its entry point 'src/main.py::run' is none of",
         ),
-        ({"definition": "rows_h9"}, "solves rows_h9, whose Definition is in no folder definitions above it"),
+        (
+            {"definition": "rows_h9"},
+            "solves rows_h9, but no folder definitions above it holds that Definition",
+        ),
         ({"spec": 3}, "is no Solution of flashinfer-bench"),
     ],
 )
@@ -132,7 +135,7 @@ def test_a_definition_begins_with_a_template_or_is_told_why_not(
     data = {**DEFINITION, "inputs": {"x": DEFINITION["inputs"]["x"]}}
     data["reference"] = "import torch\n\ndef run(x):\n    return (2 * x.to(torch.float32)).to(x.dtype)\n"
     path.write_text(json.dumps(data))
-    found = begun(path, NOTHING, HERE, traces / "made")
+    found = plan(path, NOTHING, HERE, traces / "made")
     assert asked == [("formats.template", ("f16[700, 8]",))] and found.request.calls[2] == "f16[3, 8]"
     assert found.request.reference == f"{path}:run" and (traces / "made/rows_h8_plain.py").is_file()
     names = [
@@ -142,9 +145,9 @@ def test_a_definition_begins_with_a_template_or_is_told_why_not(
     path.write_text(json.dumps(DEFINITION))
     monkeypatch.setattr(child, "ask", lambda *_: {"refusals": [{"line": 0, "what": "no template has sort"}]})
     with pytest.raises(UserError, match="no template for it, since no template has sort"):
-        begun(path, NOTHING, HERE, traces / "made")
-    with pytest.raises(UserError, match="flashinfer-bench is of torch, which tpu7x is not for"):
-        begun(path, NOTHING, TPU, traces / "made")
+        plan(path, NOTHING, HERE, traces / "made")
+    with pytest.raises(UserError, match="flashinfer-bench is for torch, and tpu7x is not: use --target"):
+        plan(path, NOTHING, TPU, traces / "made")
 
 
 def test_a_function_is_called_as_its_references_problem_says(
@@ -155,11 +158,13 @@ def test_a_function_is_called_as_its_references_problem_says(
     problem, kernel = tmp_path / "23_rows.py", tmp_path / "answer.py"
     problem.write_text(MODEL)
     kernel.write_text("class ModelNew:\n    pass\n")
-    asked = Asked("ModelNew", str(problem), ())
-    assert is_problem(kernel, asked) and not is_problem(kernel, Asked("ModelNew", str(problem), ("f32[8]",)))
+    asked = Options("ModelNew", str(problem), ())
+    assert is_problem(kernel, asked) and not is_problem(
+        kernel, Options("ModelNew", str(problem), ("f32[8]",))
+    )
     assert not is_problem(kernel, NOTHING) and is_problem(problem, NOTHING)
     monkeypatch.setattr(child, "ask", lambda *_: {"call": "f32[4, 8]"})
-    found = begun(kernel, asked, HERE, tmp_path)
+    found = plan(kernel, asked, HERE, tmp_path)
     assert found.request.calls == ("f32[4, 8]",) and found.request.reference == f"{problem}:Model"
     assert found.name == "answer"
     with pytest.raises(UserError, match=r"--reference: which function of .*answer.py\? Write"):
@@ -167,14 +172,14 @@ def test_a_function_is_called_as_its_references_problem_says(
 
     optimized = tmp_path / "optimized.py"
     optimized.write_text(WORKLOAD)
-    with pytest.raises(UserError, match=r"no baseline.py beside it says the same plainly: add --reference"):
-        begun(optimized, NOTHING, TPU, tmp_path)
+    with pytest.raises(UserError, match=r"no baseline.py beside it gives the right answer: add --reference"):
+        plan(optimized, NOTHING, TPU, tmp_path)
     (tmp_path / "baseline.py").write_text(WORKLOAD.replace("pallas_call", ""))
     monkeypatch.setattr(child, "ask", lambda path, *_: {"call": call_of(path)})
-    found = begun(optimized, NOTHING, TPU, tmp_path)
+    found = plan(optimized, NOTHING, TPU, tmp_path)
     assert found.request.calls == ("bf16[4, 8], i32[3] < 3, 2",) and found.request.function == "workload"
     assert found.request.reference == f"{tmp_path}/baseline.py:workload"
-    with pytest.raises(UserError, match="JAXBench is of JAX, which interpreter is not for: --target tpu7x"):
-        begun(optimized, NOTHING, HERE, tmp_path)
-    with pytest.raises(UserError, match=r"is a problem of JAXBench.* has no kernel to begin with"):
-        begun(tmp_path / "baseline.py", NOTHING, TPU, tmp_path)
+    with pytest.raises(UserError, match="JAXBench is for JAX, and interpreter is not: use --target tpu7x"):
+        plan(optimized, NOTHING, HERE, tmp_path)
+    with pytest.raises(UserError, match=r"is a problem of JAXBench.* but no kernel to begin with"):
+        plan(tmp_path / "baseline.py", NOTHING, TPU, tmp_path)

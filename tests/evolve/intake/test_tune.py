@@ -8,7 +8,7 @@ import pytest
 
 from tilewright.evolve.campaign.loop import Order
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.intake.calls import calls_of
+from tilewright.evolve.intake.child import calls_of_file
 from tilewright.evolve.intake.tune import COMPILE_SECONDS, IN_FLIGHT, Request, config_of
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cluster.pool import MEASURING_THREADS
@@ -41,6 +41,6 @@ def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path: Path) -> 
     pytest.importorskip("torch")
     file = tmp_path / "mine.py"
     file.write_text("print('noise')\ncalls = ['f32[4]', 'f32[8], dim=1']\n")
-    assert calls_of(str(file)) == ["f32[4]", "f32[8], dim=1"]
+    assert calls_of_file(str(file)) == ["f32[4]", "f32[8], dim=1"]
     with pytest.raises(UserError, match="names no file"):
-        calls_of(str(tmp_path / "gone.py"))
+        calls_of_file(str(tmp_path / "gone.py"))

@@ -41,10 +41,10 @@ def test_no_store_and_no_campaign_is_one_sentence(tmp_path: Path, monkeypatch: p
 
 
 def test_a_taken_port_gives_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
         assert port < ui.free_port("127.0.0.1", port) <= port + ui.PORTS_TRIED
         monkeypatch.setattr(ui, "LAST_PORT", port)
         with pytest.raises(UserError, match=f"--port: none of {port} to {port} is free"):
@@ -67,15 +67,15 @@ def test_a_server_of_this_machine_alone_answers_to_its_own_name() -> None:
 
 def test_which_campaigns_are_late(tmp_path: Path) -> None:
     uri = mirror_process.store_uri(tmp_path, {})
-    whole, late, empty = (campaign(tmp_path, f"c-00{n}") for n in (1, 2, 3))
-    write_sample(whole, 2)
+    complete, late, empty = (campaign(tmp_path, f"c-00{n}") for n in (1, 2, 3))
+    write_sample(complete, 2)
     write_sample(late, 2)
     empty.parent.mkdir()
     Journal(empty, write=True, create=True).close()
-    follower = mirror_process.Follower(whole, uri, tmp_path, None)
+    follower = mirror_process.Follower(complete, uri, tmp_path, None)
     follower._report(mirror_process.Progress(uri, "/#/x", 2, complete=True))
     assert ui.late_campaigns(tmp_path, uri) == [late]
-    assert ui.late_campaigns(tmp_path, "sqlite:///other.db") == [whole, late]
+    assert ui.late_campaigns(tmp_path, "sqlite:///other.db") == [complete, late]
     with mirror_process._only_one(late, follower):
         assert ui.late_campaigns(tmp_path, uri) == []
 

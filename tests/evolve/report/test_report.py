@@ -1,4 +1,4 @@
-"""The report tells what the journal holds, escapes everything, and renders alone in a browser."""
+"""The report shows the journal's content, escapes everything, and renders alone in a browser."""
 
 from __future__ import annotations
 
@@ -70,14 +70,8 @@ def test_page_names_unit_target_and_kind_and_never_runs_hostile_text(data: Campa
     text = re.sub(r"<[^>]+>", " ", page)
     winner = data.references["final"]["winner"].workloads[0]
     assert f"{winner.seconds * 1e6:.1f} µs" in text
-    for part in (
-        "floor: MXU",
-        "64.5 µs",
-        "15.3 µs",
-        "tpu7x, modelled",
-        "of the roofline",
-        "faster than baseline bf16",
-    ):
+    floors = ("floor: MXU", "64.5 µs", "15.3 µs")
+    for part in (*floors, "tpu7x, modelled", "of the roofline", "faster than baseline bf16"):
         assert part in text
     assert "measured" not in text
     assert "<script>document.title" not in page and "<img" not in page and "&lt;/script&gt;" in page
@@ -141,11 +135,8 @@ def test_writing_is_all_or_nothing(journal_path: Path, tmp_path: Path) -> None:
 
 def test_ranking_by_scope(data: CampaignData) -> None:
     final = data.ranking(Scope.FINAL)
-    assert [(row.name, row.role) for row in final] == [
-        ("winner", "winner"),
-        ("bf16", "baseline"),
-        ("naive", "seed"),
-    ]
+    roles = [("winner", "winner"), ("bf16", "baseline"), ("naive", "seed")]
+    assert [(row.name, row.role) for row in final] == roles
     assert {row.name for row in data.ranking(Scope.SUITE)} == {"winner", "bf16", "naive"}
 
 
@@ -158,13 +149,13 @@ def test_ticks_are_round_and_inside(low: float, width: float) -> None:
 
 
 def test_numbers_have_units() -> None:
-    assert time_text(8.12e-5) == "81.2 µs" and time_text(0.0123) == "12.3 ms" and time_text(2e-8) == "20.0 ns"
-    assert duration_text(74.2) == "1 min 14 s" and duration_text(3.21) == "3.2 s"
-    assert (
-        speed_text(1.45, "bf16") == "1.45 × faster than bf16"
-        and speed_text(0.5, "it") == "2.00 × slower than it"
-    )
-    assert clean("<a>\x00") == "&lt;a&gt;\N{REPLACEMENT CHARACTER}"
+    texts = {
+        time_text(8.12e-5): "81.2 µs", time_text(0.0123): "12.3 ms", time_text(2e-8): "20.0 ns",
+        duration_text(74.2): "1 min 14 s", duration_text(3.21): "3.2 s",
+        speed_text(1.45, "bf16"): "1.45 × faster than bf16", speed_text(0.5, "it"): "2.00 × slower than it",
+        clean("<a>\x00"): "&lt;a&gt;\N{REPLACEMENT CHARACTER}",
+    }  # fmt: skip
+    assert list(texts) == list(texts.values())
 
 
 @given(st.text(st.characters(blacklist_categories=())))

@@ -125,10 +125,10 @@ def test_the_command_prints_how_it_ended(folder: Path, capsys: pytest.CaptureFix
     before = (folder / JOURNAL).read_bytes()
     home = str(folder.parent.parent)
     assert cli.main(["--home", home, "watch"]) == 0
-    said = capsys.readouterr().out
+    out = capsys.readouterr().out
     assert (
-        "campaign quickstart-001 finished: the budget of evaluations is spent" in said
-        and "(tpu7x, modelled)" in said
+        "campaign quickstart-001 finished: the budget of evaluations is spent" in out
+        and "(tpu7x, modelled)" in out
     )
     assert (folder / JOURNAL).read_bytes() == before, "it only reads"
     assert cli.main(["--home", home, "watch", "nobody"]) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,36 +12,84 @@ from tilewright.workers.intake.calls.dimensions import operands, settle, tensor_
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.operator import Operand
 
+Shapes = list[tuple[int | str, ...]]
 
-def _settled(call: str, works) -> tuple[list[tuple[int | str, ...]], dict[str, int]]:
+
+def _settled(
+    call: str, works: Callable[..., bool], **more: Callable[..., bool]
+) -> tuple[Shapes, dict[str, int]]:
+    """Shapes by dimensions. ``works`` and ``surely`` are asked with the operands' sizes."""
     calls = [parse(call)]
-    names = [f"x{n}" for n in range(len(calls[0].arguments))]
-    raw, _ = operands(calls, tensor_places(calls, names), frozenset())
-    made, dims = settle(raw, 1, works)
+    raw, _ = operands(calls, tensor_places(calls, [f"x{n}" for n in range(9)]), frozenset())
+
+    def asked(rule: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda dims, given: rule(*(o.sizes(dims) for o in given))
+
+    made, dims = settle(raw, 1, asked(works), **{name: asked(rule) for name, rule in more.items()})
     return [o.shape for o in made], dims[0]
 
 
-def _scaled_product(dims: Mapping[str, int], given: list[Operand]) -> bool:
-    a, a_scale, b, b_scale = (o.sizes(dims) for o in given)
-    return (
-        a[1] == b[1]
-        and a_scale == (a[0], a[1] // 128)
-        and a[1] % 128 == b[0] % 128 == 0
-        and b_scale == (b[0] // 128, b[1] // 128)
-    )
+def _scaled_product(a, a_scale, b, b_scale) -> bool:
+    blocks = a_scale == (a[0], a[1] // 128) and b_scale == (b[0] // 128, b[1] // 128)
+    return a[1] == b[1] and blocks and a[1] % 128 == b[0] % 128 == 0
 
 
-def test_scales_count_blocks_of_the_dimensions_they_scale() -> None:
-    shapes, dims = _settled("f8[4096,2048], f32[4096,16], f8[6144,2048], f32[48,16]", _scaled_product)
-    m, k = shapes[0]
-    n = shapes[2][0]
-    assert shapes == [(m, k), (m, f"{k}/128"), (n, k), (f"{n}/128", f"{k}/128")]
-    assert dims == {m: 4096, k: 2048, n: 6144}
+def _packed(q, s, begins, lengths) -> bool:
+    return s[1] == 8 * q[1] and q[0] == 128 * s[0] and begins[0] == lengths[0] + 1
 
 
-def test_where_nothing_works_equal_sizes_are_one() -> None:
-    shapes, dims = _settled("f16[256,256], f16[256,64]", lambda dims, given: False)
-    assert shapes == [("M", "M"), ("M", "N")] and dims == {"M": 256, "N": 64}
+def _convolution(x, w) -> bool:
+    return x[1] == w[1] and w[2] <= x[2] and w[3] <= x[3] and w[2] * w[3] <= 81
+
+
+@pytest.mark.parametrize(
+    ("call", "works", "shapes"),
+    [
+        # scales count blocks of the dimensions that they scale
+        ("f8[4096,2048], f32[4096,16], f8[6144,2048], f32[48,16]", _scaled_product,
+         [("M", "N"), ("M", "N/128"), ("P", "N"), ("P/128", "N/128")]),
+        # where nothing works, equal sizes are one
+        ("f16[256,256], f16[256,64]", lambda *_: False, [("M", "M"), ("M", "N")]),
+        # square factors of a product have three dimensions
+        ("f16[256,256], f16[256,256]", lambda a, b: a[1] == b[0], [("M", "N"), ("N", "K")]),
+        # half of a dimension is half of it
+        ("f16[4096,32,128], f16[4096,64]", lambda x, cos: x[0] == cos[0] and 2 * cos[1] == x[2],
+         [("M", "N", "K"), ("M", "K/2")]),
+        # a dimension that is cut into chunks is tried with whole ones
+        ("bf16[8,8192,128]", lambda x: x[1] % 256 == 0, [("M", "N", "K")]),
+        # a head that must keep its size keeps it
+        ("f16[2,8,1024,64], f16[2,8,1024,64]", lambda q, k: q == k and q[-1] in (64, 128),
+         [("M", "N", "K", "L"), ("M", "N", "K", "L")]),
+        # packed codes are an eighth, and offsets one more
+        ("i32[1024,256], f16[8,2048], i64[5], i32[4]", _packed, [("M", "L/8"), ("M/128", "L"), ("Q+1",), ("Q",)]),
+        # the few elements of a batch and a filter stay
+        ("f32[2,18,12,12], f32[20,18,3,3]", _convolution, [("M", "N", "K", "L"), ("P", "N", "Q", "R")]),
+    ],
+    ids=["scales", "nothing", "product", "half", "chunks", "head", "packed", "filter"],
+)  # fmt: skip
+def test_dimensions_are_as_different_as_the_function_bears(
+    call: str, works: Callable[..., bool], shapes: Shapes
+) -> None:
+    found, dims = _settled(call, works)
+    names = list(dict.fromkeys(n for shape in found for n in shape if str(n).isidentifier()))
+    wanted = list(dict.fromkeys(n for shape in shapes for n in shape if str(n).isidentifier()))
+    letters = dict(zip(names, wanted, strict=True))
+    renamed = [tuple("".join(letters.get(c, c) for c in str(n)) for n in shape) for shape in found]
+    assert renamed == [tuple(map(str, shape)) for shape in shapes]
+    sizes = [tensor.shape for tensor in parse(call).tensors()]
+    plain = [
+        (n, size) for shape, of in zip(found, sizes, strict=True) for n, size in zip(shape, of, strict=True)
+    ]
+    assert all(dims[n] == size for n, size in plain if n in dims)
+
+
+def test_what_surely_works_is_preferred_to_what_shapes_alone_allow() -> None:
+    def names(**more: Callable[..., bool]) -> Shapes:
+        return _settled("f32[64,32], f32[32]", lambda *_: True, **more)[0]
+
+    assert len({n for shape in names() for n in shape}) == 3
+    assert names(surely=lambda x, bias: x[1] == bias[0]) == [("M", "N"), ("N",)]
+    assert len({n for shape in names(surely=lambda *_: False) for n in shape}) == 3
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 8), (1, 16, 8), (1, 1, 8), (6, 8), (2, 1, 1)])
@@ -49,84 +97,6 @@ def test_a_batch_of_one_is_not_all_zero(shape: tuple[int, ...]) -> None:
     for seed in range(8):
         made = draw(Operand("x", "float32", shape), {}, "spread", 4, np.random.default_rng(seed))
         assert made.shape == shape and np.abs(made).max() > 0
-
-
-def test_one_row_of_a_batch_of_one_is_zero() -> None:
-    made = draw(Operand("x", "float32", (1, 16, 8)), {}, "spread", 4, np.random.default_rng(0))
-    assert (np.abs(made[0]).max(axis=1) == 0).sum() == 1
-
-
-def _product(dims: Mapping[str, int], given: list[Operand]) -> bool:
-    a, b = (o.sizes(dims) for o in given)
-    return a[1] == b[0]
-
-
-def test_square_factors_of_a_product_have_three_dimensions() -> None:
-    shapes, dims = _settled("f16[256,256], f16[256,256]", _product)
-    (m, k), (again, n) = shapes
-    assert again == k and len({m, k, n}) == 3 and dims == {m: 256, k: 256, n: 256}
-
-
-def test_what_surely_works_is_preferred_to_what_shapes_alone_allow() -> None:
-    calls = [parse("f32[64,32], f32[32]")]
-    raw, _ = operands(calls, tensor_places(calls, ["x", "bias"]), frozenset())
-
-    def surely(dims: Mapping[str, int], given: list[Operand]) -> bool:
-        x, bias = (o.sizes(dims) for o in given)
-        return x[1] == bias[0]
-
-    made, _ = settle(raw, 1, lambda dims, given: True)
-    assert len({n for o in made for n in o.shape}) == 3
-    made, _ = settle(raw, 1, lambda dims, given: True, surely=surely)
-    assert [o.shape for o in made] == [("M", "N"), ("N",)]
-    made, _ = settle(raw, 1, lambda dims, given: True, surely=lambda dims, given: False)
-    assert len({n for o in made for n in o.shape}) == 3
-
-
-def _rotated(dims: Mapping[str, int], given: list[Operand]) -> bool:
-    x, cos = (o.sizes(dims) for o in given)
-    return x[0] == cos[0] and 2 * cos[1] == x[2]
-
-
-def test_half_of_a_dimension_is_said_so() -> None:
-    shapes, dims = _settled("f16[4096,32,128], f16[4096,64]", _rotated)
-    (n, k, size), (again, half) = shapes
-    assert again == n and half == f"{size}/2" and dims == {n: 4096, k: 32, size: 128}
-
-
-def _chunks(dims: Mapping[str, int], given: list[Operand]) -> bool:
-    return all(o.sizes(dims)[1] % 256 == 0 for o in given)
-
-
-def test_a_dimension_that_is_cut_into_chunks_is_tried_with_whole_ones() -> None:
-    shapes, dims = _settled("bf16[8,8192,128]", _chunks)
-    assert len(set(shapes[0])) == 3 and list(dims.values()) == [8, 8192, 128]
-
-
-def test_a_head_that_must_keep_its_size_keeps_it() -> None:
-    def works(dims: Mapping[str, int], given: list[Operand]) -> bool:
-        q, k = (o.sizes(dims) for o in given)
-        return q == k and q[-1] in (64, 128)
-
-    shapes, dims = _settled("f16[2,8,1024,64], f16[2,8,1024,64]", works)
-    assert (
-        len(dims) == 4 and shapes[0] == shapes[1] == tuple(dims) and list(dims.values()) == [2, 8, 1024, 64]
-    )
-
-
-def test_packed_codes_are_an_eighth_and_offsets_one_more() -> None:
-    def works(dims: Mapping[str, int], given: list[Operand]) -> bool:
-        q, s, begins, lengths = (o.sizes(dims) for o in given)
-        return s[1] == 8 * q[1] and q[0] == 128 * s[0] and begins[0] == lengths[0] + 1
-
-    shapes, _ = _settled("i32[1024,256], f16[8,2048], i64[5], i32[4]", works)
-    assert shapes == [("M", "L/8"), ("M/128", "L"), ("Q+1",), ("Q",)]
-
-
-def test_the_few_elements_of_a_batch_and_a_filter_stay() -> None:
-    def works(dims: Mapping[str, int], given: list[Operand]) -> bool:
-        x, w = (o.sizes(dims) for o in given)
-        return x[1] == w[1] and w[2] <= x[2] and w[3] <= x[3] and w[2] * w[3] <= 81
-
-    shapes, _ = _settled("f32[2,18,12,12], f32[20,18,3,3]", works)
-    assert shapes == [("M", "N", "K", "L"), ("P", "N", "Q", "R")]
+    if shape == (1, 16, 8):
+        made = draw(Operand("x", "float32", shape), {}, "spread", 4, np.random.default_rng(0))
+        assert (np.abs(made[0]).max(axis=1) == 0).sum() == 1, "one row of zeros"
