@@ -19,7 +19,6 @@ PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = {
     "pip install '.[tpu]'": "the test's environment has it",
-    "tilewright doctor --target tpu7x": "tests/evolve/test_doctor.py",
     "tilewright ui": "serves until it is stopped; tests/evolve/mlflow_mirror/test_ui.py",
     'tilewright tune examples/softmax.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"': (
         "needs a GPU; tests/test_documents.py checks its arguments"
