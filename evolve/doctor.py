@@ -99,7 +99,7 @@ print(confine.drop_network(), confine.restrict_files(Path.cwd(), ()))
 def _sandbox() -> Diagnosis:
     """The steps of a child's confinement that this machine's kernel permits, tried in a process of its own."""
     tried = subprocess.run([sys.executable, "-c", _CONFINE], capture_output=True, text=True, check=False)
-    network, files = (word == "True" for word in (tried.stdout.split() + ["", ""])[:2])
+    network, files = (word == "True" for word in [*tried.stdout.split(), "", ""][:2])
     steps = (
         f"network {'off' if network else 'reachable'}, files {'restricted' if files else 'not restricted'}"
     )
