@@ -32,6 +32,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     product_tables,
     quantise_blocks,
     quantise_rows,
+    usual_sizes,
 )
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import TABLE, Elements, Sample, spread_picks
@@ -61,7 +62,7 @@ class RowGroups:
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = (
         SnrGate("field", "exact", 25.0, counted="counted"),
-        SnrGate("exact", "exact", 45.0, counted="counted"),
+        SnrGate("exact", "exact", 45.0, counted="counted", usual="usual"),
     )
     input_kinds: tuple[str, ...] = INPUT_KINDS
 
@@ -119,9 +120,13 @@ class RowGroups:
         return count.astype(np.int32)
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
-        """``exact``: float64 products of the dequantised operands; ``counted``: rows that are some group's."""
+        """``exact``: float64 products of the dequantised operands; ``counted``: rows that are some group's.
+
+        ``usual``: how large the elements usually are.
+        """
         m, n, _ = product_dims(self.name, workload)
         exact = np.zeros((self.groups, m, n) if self.masked else (m, n))
+        usual = np.zeros(exact.shape, np.float32)
         counted = (
             np.arange(m) < inputs["count"][:, None] if self.masked else np.arange(m) < inputs["count"].sum()
         )
@@ -130,12 +135,13 @@ class RowGroups:
             b = dequantise_blocks(inputs["b_q"][g], inputs["b_s"][g])
             if self.masked:
                 a = dequantise_rows(inputs["a_q"][g, :count], inputs["a_s"][g][:, :count])
-                exact[g, :count] = a @ b.T
+                exact[g, :count], usual[g, :count] = a @ b.T, usual_sizes(a, b)
             else:
                 mine = slice(before, before + count)
-                exact[mine] = dequantise_rows(inputs["a_q"][mine], inputs["a_s"][:, mine]) @ b.T
+                a = dequantise_rows(inputs["a_q"][mine], inputs["a_s"][:, mine])
+                exact[mine], usual[mine] = a @ b.T, usual_sizes(a, b)
                 before += count
-        return {"exact": {"c": exact}, "counted": {"c": counted}}
+        return {"exact": {"c": exact}, "counted": {"c": counted}, "usual": {"c": usual}}
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """Payloads and scales as the single product has them; counts uniform around the expected one."""
@@ -188,7 +194,10 @@ class DepthGroups:
     expected: int
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
+    gates: tuple[Gate, ...] = (
+        SnrGate("field", "exact", 25.0),
+        SnrGate("exact", "exact", 45.0, usual="usual"),
+    )
     input_kinds: tuple[str, ...] = INPUT_KINDS
     mixed: bool = False
 
@@ -227,15 +236,14 @@ class DepthGroups:
         return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s, "count": count.astype(np.int32)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
-        """``exact``: float64 products of the dequantised operands."""
+        """``exact``: float64 products of the dequantised operands; ``usual``: how large their elements usually are."""
         a = dequantise_rows(inputs["a_q"], inputs["a_s"])
         b = (dequantise_blocks if self.mixed else dequantise_rows)(inputs["b_q"], inputs["b_s"])
         ends = np.cumsum(inputs["count"]) * BLOCK
-        parts = [
-            a[:, e - c * BLOCK : e] @ b[:, e - c * BLOCK : e].T
-            for e, c in zip(ends, inputs["count"], strict=True)
-        ]
-        return {"exact": {"c": np.stack(parts)}}
+        steps = [slice(e - c * BLOCK, e) for e, c in zip(ends, inputs["count"], strict=True)]
+        exact = np.stack([a[:, own] @ b[:, own].T for own in steps])
+        usual = np.stack([usual_sizes(a[:, own], b[:, own]) for own in steps])
+        return {"exact": {"c": exact}, "usual": {"c": usual}}
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """As ``RowGroups``; counts in steps of 128."""

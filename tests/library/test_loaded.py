@@ -112,6 +112,29 @@ def test_served_tells_kernel_time_and_interval_for_every_shipped_family() -> Non
     assert len(families) >= 7
 
 
+def test_a_library_of_0_1_0_opens_with_a_file_for_each_kernel(tmp_path: Path) -> None:
+    writer = LibraryWriter(tmp_path / "library")
+    version = put(writer, PRODUCT, "pointer", ((256, 256, 256), (512, 512, 512)), params=SMALL)
+    _, receipt, dispatch = writer.version(PRODUCT)
+    entry = dispatch["targets"]["interpreter"]
+    kernel = entry["kernels"].pop("pointer")
+    text = writer.file(PRODUCT, version, kernel["file"], kernel["sha256"])
+    files = {"test_promoted.py": b""}
+    for region, name in zip(entry["regions"], ("one", "two"), strict=True):
+        region["kernel"] = name
+        files[f"interpreter_{name}.py"] = data = f"# campaign old-001, genome {name}\n".encode() + text
+        told = {"file": f"interpreter_{name}.py", "sha256": store.digest(data)}
+        entry["kernels"][name] = {**kernel, **told}
+    files["dispatch.json"] = json.dumps({**dispatch, "format": 1}).encode()
+    with writer.writing():
+        writer.add(PRODUCT, files, {**receipt, "format": 1}, {"action": "promote"})
+    index = writer.place(PRODUCT) / store.INDEX
+    index.write_text(index.read_text().replace('"format": 2', '"format": 1'))
+    found = store.load_table(PRODUCT, store.INTERPRET, writer.kernels).choose((500, 512, 512)).kernel
+    assert (found.name, found.source().splitlines()[0]) == ("two", "# campaign old-001, genome two")
+    assert cli.main(["library", "verify", "--files", "--library", str(writer.library)]) == 0
+
+
 # -- plans made ahead --------------------------------------------------------------------------------
 
 

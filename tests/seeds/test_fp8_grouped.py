@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from testkit.seeds.triton_station import child
 from tilewright.evolve.space.space import Space
+from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
-from tilewright.seeds.operator import Arrays, Workload
+from tilewright.seeds.operator import Arrays, SnrGate, Workload
 from tilewright.seeds.sampled import Elements
 
 OPERATORS = {name: found for name, found in operators().items() if isinstance(found, RowGroups)}
@@ -32,6 +35,40 @@ def test_right_answers_pass_and_another_groups_matrix_fails(recipe: str, kind: s
     turned = {**inputs, "b_q": np.roll(inputs["b_q"], 1, 0), "b_s": np.roll(inputs["b_s"], 1, 0)}
     wrong = {name: in_bf16(a) for name, a in operator.oracle(workload, turned)["exact"].items()}
     assert failure(read_gates(operator.gates, wrong, references, kind), operator.gates) is not None
+
+
+def hopper_product(a_q: np.ndarray, a_s: np.ndarray, b_q: np.ndarray, b_s: np.ndarray) -> np.ndarray:
+    """A blockwise product [M, N] as Hopper sums it: in steps of 32, cut to 14 bits of the largest term."""
+    a, b = a_q.astype(np.float64), b_q.astype(np.float64)
+    total = np.zeros((len(a), len(b)), np.float32)
+    for block in range(a.shape[1] // 128):
+        partial = np.zeros(total.shape)
+        for start in range(block * 128, (block + 1) * 128, 32):
+            terms = a[:, None, start : start + 32] * b[None, :, start : start + 32]
+            largest = np.maximum(np.abs(terms).max(-1), np.abs(partial))
+            unit = np.exp2(np.floor(np.log2(np.maximum(largest, 1e-30))) - 13)
+            partial = (np.trunc(terms / unit[..., None]).sum(-1) + np.trunc(partial / unit)) * unit
+        scales = a_s[block][:, None] * np.repeat(b_s[:, block], 128)[: len(b)]
+        total += (partial * scales).astype(np.float32)
+    return total
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_sums_as_hopper_makes_them_pass_on_outliers(seed: int) -> None:
+    """Where outlying rows and columns cross, 14 bits are off by more than a share of the elements around."""
+    operator, workload = OPERATORS["masked32x48"], Workload("w", {"M": 100, "N": 200, "K": 256})
+    inputs = operator.make_inputs(workload, seed, "outliers")
+    references = operator.oracle(workload, inputs)
+    found = np.zeros(references["exact"]["c"].shape, np.float32)
+    for g, count in enumerate(inputs["count"]):
+        a_q, a_s = inputs["a_q"][g, :count], inputs["a_s"][g][:, :count]
+        found[g, :count] = hopper_product(a_q, a_s, inputs["b_q"][g], inputs["b_s"][g])
+    output = {"c": in_bf16(found)}
+    readings = read_gates(operator.gates, output, references, "outliers", least=INEXACT)
+    assert failure(readings, operator.gates) is None
+    guessed = tuple(replace(gate, usual=None) for gate in operator.gates if isinstance(gate, SnrGate))
+    readings = read_gates(guessed, output, references, "outliers", least=INEXACT)
+    assert failure(readings, guessed) is not None  # other groups say nothing of an element's usual size
 
 
 def test_a_depth_group_is_the_product_over_its_own_steps() -> None:

@@ -146,10 +146,12 @@ class Pipes:
         self.close_all()
 
     def close_all(self) -> None:
-        """Close what is still open."""
+        """Close what is still open. A session may be closed by another thread than the one that uses it."""
         self.close_theirs()
-        while self._open:
-            os.close(self._open.pop())
+        ends, self._open = self._open, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                os.close(end)
 
 
 def _listen(drain: Drain, process: Process, limits: ChildLimits, deadline: float) -> Stop:

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tilewright.seeds.fused_quant.kernels.rows import rows_kernel
+
 SPACE = {"block_m": (8, 16, 32), "num_warps": (4, 8)}
 DEFAULTS = {"block_m": 16, "num_warps": 4}
 CONSTRAINTS = {"K % 128 == 0": "a group is 128 columns"}
@@ -17,18 +19,6 @@ def norm_kernel(x_ptr, g_ptr, y_ptr, K, WIDE: tl.constexpr):
     g = tl.load(g_ptr + col, mask=col < K, other=0.0).to(tl.float32)
     factor = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, axis=0) / K + 1e-6))
     tl.store(y_ptr + start + col, (x * factor * g).to(tl.bfloat16), mask=col < K)
-
-
-@triton.jit
-def rows_kernel(y_ptr, q_ptr, s_ptr, M, K, BM: tl.constexpr):
-    row = tl.program_id(0) % tl.cdiv(M, BM) * BM + tl.arange(0, BM)
-    step = tl.program_id(0) // tl.cdiv(M, BM)
-    mask = row < M
-    at = row.to(tl.int64)[:, None] * K + (step * 128 + tl.arange(0, 128))[None, :]
-    y = tl.load(y_ptr + at, mask=mask[:, None], other=0.0).to(tl.float32)
-    scale = tl.div_rn(448.0, tl.maximum(tl.max(tl.abs(y), axis=1), 1e-4))
-    tl.store(q_ptr + at, (y * scale[:, None]).to(tl.float8e4nv), mask=mask[:, None])
-    tl.store(s_ptr + step.to(tl.int64) * M + row, tl.div_rn(1.0, scale), mask=mask)
 
 
 def launch(inputs, params):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.library import dispatch_rule as rule
 from tilewright.library import operands, store
-from tilewright.library.dispatch_rule import Legality, Unserved, nearest
+from tilewright.library.dispatch_rule import Unserved
 
 NAMES = ("M", "N", "K")
 sizes = st.sampled_from([1, 3, 16, 100, 128, 384, 1024, 4096, 11008, 65536])
@@ -114,27 +113,6 @@ def test_a_campaigns_table_and_the_library_choose_alike(
     assert library == campaign
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(shapes, min_size=1, max_size=6, unique=True), st.data())
-def test_a_known_shape_is_served_by_its_own_entry(known: list[tuple[int, ...]], data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(known) - 1))
-    entries = [(dict(zip(NAMES, dims, strict=True)), Legality((), {})) for dims in known]
-    assert nearest(entries, entries[at][0]) == at
-
-
-def test_what_is_out_of_reach_empty_or_illegal_is_not_served() -> None:
-    entries = [({"M": 128, "N": 128}, Legality(("M % 64 == 0",), {}))]
-    assert nearest(entries, {"M": 128 * 64, "N": 128}) == 0
-    refused = (
-        ({"M": 128 * 65 * 64, "N": 128}, "64 times away"),
-        ({"M": 100, "N": 128}, "no kernel takes M 100"),
-        ({"M": 0, "N": 128}, "empty product"),
-    )
-    for dims, reason in refused:
-        with pytest.raises(Unserved, match=reason):
-            nearest(entries, dims)
-
-
 def test_tables_of_format_1_count_every_genome_as_legal() -> None:
     table = campaign_table([(["M % 128 == 0"], 16)], [((128, 128, 128), 0)])
     old = {**table, "format": 1}
@@ -181,4 +159,3 @@ def test_what_is_no_size_is_refused() -> None:
     spec = SimpleNamespace(name="x", dtype="float32", shape=(6,))
     other = SimpleNamespace(name="x", dtype="float32", shape=(11,))
     assert operands.fitted(["M"], [({"M": 2}, [spec], []), ({"M": 5}, [other], [])]) is None
-    assert math.isclose(rule.steps([8], [2])[0], 2.0)
