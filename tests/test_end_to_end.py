@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,16 +117,20 @@ def test_its_lineage_is_in_mlflow(unbroken: tuple[Path, subprocess.CompletedProc
 
 def test_status_and_report_read_what_is_there(
     unbroken: tuple[Path, subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder, _ = unbroken
-    listing = tilewright(folder, "status")
-    assert listing.returncode == 0 and "tiny-001" in listing.stdout and "finished" in listing.stdout
-    one = tilewright(folder, "status", "tiny-001")
-    assert "4 evaluations" in one.stdout and "best so far" in one.stdout
-    written = tilewright(folder, "report", "--output", folder / "r.html")
-    assert written.returncode == 0 and (folder / "r.html").stat().st_size > 10_000
-    again = tilewright(folder, "resume", "tiny-001")
-    assert again.returncode == 2 and "has finished" in again.stderr
+    home = str(unbroken[0] / "home")
+    for arguments, code, words in (
+        (["status"], 0, ["tiny-001", "finished"]),
+        (["status", "tiny-001"], 0, ["4 evaluations", "best so far"]),
+        (["report", "--output", str(tmp_path / "r.html")], 0, ["r.html"]),
+        (["resume", "tiny-001"], 2, ["has finished"]),
+    ):
+        assert main(["--home", home, *arguments]) == code
+        printed = "".join(capsys.readouterr())
+        assert all(word in printed for word in words), printed
+    assert (tmp_path / "r.html").stat().st_size > 10_000
 
 
 @pytest.fixture(scope="module")
@@ -216,21 +221,59 @@ def _knowing(mark: str) -> list[str]:
     return found
 
 
-BAD: dict[str, tuple[dict, str]] = {
-    "operator": ({"operator": "gemm_fp9/x"}, "gemm_fp9"),
-    "recipe": ({"operator": f"{FAMILY}/better"}, "better"),
-    "target": ({"target": "tpu9"}, "tpu7x"),
-    "suite": ({"suite": "huge"}, "tiny"),
-    "key": ({"budgets": {}}, "did you mean 'budget'"),
-    "seed kernel": ({"seeds": ["nope"]}, "tiled"),
-}
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"operator": "gemm_fp9/x"}, "gemm_fp9"),
+        ({"operator": f"{FAMILY}/better"}, "better"),
+        ({"target": "tpu9"}, "tpu7x"),
+        ({"suite": "huge"}, "tiny"),
+        ({"budgets": {}}, "did you mean 'budget'"),
+        ({"seeds": ["nope"]}, "tiled"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict, words: str
+) -> None:
+    refuse_here(tmp_path, capsys, words, "run", str(campaign_file(tmp_path, **changes)))
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
-    changes, words = BAD[case]
-    code = main(["--home", str(tmp_path / "home"), "run", str(campaign_file(tmp_path, **changes))])
-    require_refusal(tmp_path, words, code, capsys.readouterr().err)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("status", "nothing"), "nothing"),
+        (("resume",), "no campaign"),
+        (("report", "x"), "unknown"),
+        (("run", "unheard-of"), "quickstart"),
+        (("run", "quickstart", "--set", "search"), "KEY=VALUE"),
+        (("run", "quickstart", "--set", "search.lag=none"), "search.lag"),
+    ],
+)
+def test_other_bad_calls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    refuse_here(tmp_path, capsys, words, *arguments)
+
+
+def test_an_empty_space_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    family = tmp_path / "family"
+    shutil.copytree(FAMILY, family)
+    for kernel in (family / "kernels").glob("*.py"):
+        kernel.write_text(kernel.read_text().replace("CONSTRAINTS = {}", 'CONSTRAINTS = {"M < 0": "never"}'))
+    refuse_here(
+        tmp_path, capsys, "space is empty", "run", str(campaign_file(tmp_path, operator=f"{family}/good"))
+    )
+
+
+def test_an_unwritable_home_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "home").write_text("not a folder")
+    refuse_here(tmp_path, capsys, "home: cannot write", "run", str(campaign_file(tmp_path)))
+
+
+def refuse_here(folder: Path, capsys: pytest.CaptureFixture[str], words: str, *arguments: str) -> None:
+    """The command in this process: bad input ends before anything is started."""
+    code = main(["--home", str(folder / "home"), *arguments])
+    require_refusal(folder, words, code, capsys.readouterr().err)
 
 
 def require_refusal(folder: Path, words: str, code: int, err: str) -> None:
@@ -253,27 +296,6 @@ def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: 
     refuse(tmp_path, "wrong fails its own gate: incorrect", "run", campaign_file(tmp_path, **changes))
 
 
-def test_an_empty_space_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    family = tmp_path / "family"
-    (family / "kernels").mkdir(parents=True)
-    (family / "operator.py").write_text((FAMILY / "operator.py").read_text())
-    for name in ("tiled", "wrong", "whole"):
-        text = (FAMILY / "kernels" / f"{name}.py").read_text()
-        (family / "kernels" / f"{name}.py").write_text(
-            text.replace("CONSTRAINTS = {}", 'CONSTRAINTS = {"M < 0": "never"}')
-        )
-    path = campaign_file(tmp_path, operator=f"{family}/good")
-    code = main(["--home", str(tmp_path / "home"), "run", str(path)])
-    require_refusal(tmp_path, "space is empty", code, capsys.readouterr().err)
-
-
-def test_an_unwritable_home_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    code = main(["--home", str(blocked), "run", str(campaign_file(tmp_path))])
-    require_refusal(tmp_path, "home: cannot write", code, capsys.readouterr().err)
-
-
 def test_a_missing_libtpu_is_one_sentence(tmp_path: Path) -> None:
     """A finder that hides libtpu stands in for an environment without it."""
     (tmp_path / "hide").mkdir()
@@ -288,21 +310,3 @@ def test_a_missing_libtpu_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     refuse(tmp_path, "workers", "run", campaign_file(tmp_path), "--address", "127.0.0.1:1")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("status", "nothing"), "nothing"),
-        (("resume",), "no campaign"),
-        (("report", "x"), "unknown"),
-        (("run", "unheard-of"), "quickstart"),
-        (("run", "quickstart", "--set", "search"), "KEY=VALUE"),
-        (("run", "quickstart", "--set", "search.lag=none"), "search.lag"),
-    ],
-)
-def test_other_bad_calls(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
-) -> None:
-    code = main(["--home", str(tmp_path / "home"), *arguments])
-    require_refusal(tmp_path, words, code, capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""What going on would still gain: an expectation for the next evaluations.
+"""The gain that a search may still expect from its next evaluations, and when it has converged.
 
 How likely an improvement is falls with the number of evaluations and with what a model of the space still expects of
 the most promising points; how long a search was silent adds nothing to these two. What comes then is often large, since
@@ -25,10 +25,10 @@ IMPROVEMENT = 0.002
 """Relative gain that counts as an improvement: less is noise or nothing."""
 
 LEAST_EVALUATIONS = 48
-"""Before so many, nothing is concluded from them, and so many must have been silent."""
+"""A search has converged after this many evaluations at the earliest, and after as many without an improvement."""
 
 LEAST_SHARE = 1.0 / 3.0
-"""The share of all evaluations that must have been silent: a search that still improves goes on."""
+"""Least share of all evaluations, the latest ones, without an improvement: a search that still improves goes on."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Outlook:
 
     def chance(self, count: int, foretold: float) -> float:
         """Probability of an improvement after ``count`` evaluations, where a model expects ``foretold``."""
-        told = math.log(max(foretold, _LEAST_FORETOLD) / _USUAL_FORETOLD)
-        return 1.0 / (1.0 + math.exp(-self.level - self.age * math.log(count / 100.0) - self.trust * told))
+        trust = math.log(max(foretold, _LEAST_FORETOLD) / _USUAL_FORETOLD)
+        return 1.0 / (1.0 + math.exp(-self.level - self.age * math.log(count / 100.0) - self.trust * trust))
 
     def expected_gain(self, count: int, foretold: float, left: float = math.inf) -> float:
         """Relative gain expected, of at most ``left``; sizes as an exponential distribution has them."""
@@ -81,7 +81,7 @@ class Convergence:
         self._left = math.inf
 
     def add(self, evaluation: Evaluation) -> None:
-        """Take in one more; what infrastructure failed is not counted."""
+        """Add one evaluation; infrastructure faults do not count."""
         if evaluation.verdict is Verdict.INFRA_ERROR:
             return
         self._count += 1
@@ -108,10 +108,10 @@ class Convergence:
         left = math.expm1(min(self._left, 50.0))
         if self._stale < max(LEAST_EVALUATIONS, LEAST_SHARE * self._count) or left < LEAST_GAIN:
             return left
-        told = foretold()
-        if told is None:
+        prediction = foretold()
+        if prediction is None:
             return min(left, self._outlook.of_silence(self._stale))
-        return self._outlook.expected_gain(self._count, told, left)
+        return self._outlook.expected_gain(self._count, prediction, left)
 
     @property
     def stale(self) -> int:
@@ -119,5 +119,5 @@ class Convergence:
         return self._stale
 
     def reached(self, foretold: Callable[[], float | None] = lambda: None) -> bool:
-        """Whether the next evaluations are not worth their price."""
+        """Whether the next evaluations are expected to gain less than ``LEAST_GAIN``."""
         return self.expected_gain(foretold) < LEAST_GAIN

@@ -170,12 +170,12 @@ def table(
 
 def lookup(dispatch: Mapping[str, Any], dims: Mapping[str, int]) -> str:
     """The genome id that serves a shape. Raises KeyError for a missing dimension, ``rule.Unserved`` for no genome."""
-    told = dispatch["rule"]
+    recorded = dispatch["rule"]
     legalities = {name: _legality(dispatch, genome) for name, genome in dispatch["genomes"].items()}
     entries = [(entry["workload"], legalities[entry["genome"]]) for entry in dispatch["entries"]]
-    wanted = {name: dims[name] for name in told["dims"]}
+    wanted = {name: dims[name] for name in recorded["dims"]}
     shares = rule.all_told([entry.get("figure", {}).get("share") for entry in dispatch["entries"]])
-    number = rule.nearest(entries, wanted, float(told.get("reach", rule.REACH)), shares)
+    number = rule.nearest(entries, wanted, float(recorded.get("reach", rule.REACH)), shares)
     return str(dispatch["entries"][number]["genome"])
 
 

@@ -1,7 +1,7 @@
-"""A dry run of an operator before anything is spent: its suite, gates, inputs, outputs and oracle fit together.
+"""A dry run of an operator before a campaign starts: its suite, gates, inputs, outputs and oracle must fit together.
 
-A campaign believes its operator. One without gates would end with a winner that nothing checked; one whose oracle hangs
-would never end. Each fault is one sentence that names the operator.
+A campaign trusts its operator. Without gates it would end with an unchecked winner; with an oracle that hangs it would
+never end. Each fault is one sentence that names the operator.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,23 +24,23 @@ from tilewright.seeds.operator import (
     Suite,
     TensorSpec,
     Workload,
-)
+)  # fmt: skip
 from tilewright.workers.child.frames import dtype_named
 
 SECONDS = 60.0
-"""How long inputs or the oracle may take on the smallest checked shape."""
+"""Time limit of the inputs and of the oracle on the smallest checked shape."""
 
 CHEAP_FLOPS = 1 << 28
-"""Work of the smallest checked shape up to which inputs of every kind are made; of a larger one, those of the first."""
+"""Up to this much work of the smallest checked shape, inputs of every kind are made; beyond it, of the first kind."""
 
 _checked: weakref.WeakValueDictionary[tuple[int, str], Operator] = weakref.WeakValueDictionary()
-"""By identity and suite. Weak: an operator that is gone leaves its identity to another, which nobody has tried."""
+"""Checked operators by identity and suite. Weak references: Python may give a dead operator's identity to a new one."""
 
 T = TypeVar("T")
 
 
 def check_operator(name: str, operator: Operator, suite: Suite, *, seconds: float = SECONDS) -> None:
-    """Raises UserError. An operator that is held passes once in a process for each suite."""
+    """Raises UserError. An operator object is checked once in a process for each suite."""
     key = (id(operator), suite.name)
     if _checked.get(key) is operator:
         return
@@ -56,7 +57,7 @@ class _Check:
         self._seconds = seconds
 
     def declared(self, suite: Suite) -> None:
-        """What is said without computing: gates, kinds of inputs, shapes, work."""
+        """Check the declarations: gates, kinds of inputs, shapes, work."""
         operator = self._operator
         self._require(bool(operator.gates), "has no gates, so nothing would be checked; give it one")
         known = (SnrGate, BitExactGate, AgreementGate)
@@ -80,7 +81,7 @@ class _Check:
                 self._specs(specs, side, workload)
 
     def answers(self, workload: Workload) -> None:
-        """Inputs, of every kind where that is cheap, and the oracle's answer to the first."""
+        """Check inputs, of every kind where that is cheap, and the oracle's answer to the first kind."""
         operator = self._operator
         specs = {spec.name: spec for spec in operator.inputs(workload)}
         first: Mapping[str, np.ndarray] = {}
@@ -166,27 +167,25 @@ class _Check:
             raise UserError(f"operator: {self._name} {fault}.")
 
     def _call(self, what: str, function: Callable[[], T]) -> T:
-        """Raises UserError for what raises, and for what does not come back in time."""
-        result: list[T] = []
-        fault: list[BaseException] = []
+        """The result of ``function``. Raises UserError when it raises or exceeds the time limit."""
+        done: Future[T] = Future()
 
         def run() -> None:
             try:
-                result.append(function())
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code raises what it likes
-                fault.append(error)
+                done.set_result(function())
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything
+                done.set_exception(error)
 
-        thread = threading.Thread(target=run, daemon=True, name="operator's dry run")
-        thread.start()
-        thread.join(self._seconds)
-        if thread.is_alive():
-            raise UserError(
-                f"operator: {self._name} has a {what} that did not return within {self._seconds:g} s."
-            )
-        if fault:
-            said = " ".join(f"{type(fault[0]).__name__}: {fault[0]}".split())[:200]
-            raise UserError(f"operator: {self._name} has a {what} that raises {said}.") from fault[0]
-        return result[0]
+        # a daemon thread: code that hangs must not keep the process alive
+        threading.Thread(target=run, daemon=True, name="operator's dry run").start()
+        try:
+            return done.result(self._seconds)
+        except (Exception, SystemExit) as error:
+            if not done.done():
+                late = f"operator: {self._name} has a {what} that did not return within {self._seconds:g} s."
+                raise UserError(late) from error
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UserError(f"operator: {self._name} has a {what} that raises {reason}.") from error
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

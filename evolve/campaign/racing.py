@@ -1,4 +1,4 @@
-"""Races inside a campaign: which few workloads a candidate is screened on, and what it is held against there.
+"""Races inside a campaign: the few workloads that screen a candidate, and the rates it must reach there.
 
 Workloads are chosen so that a candidate's mean log rate on them says most of its fitness, as the fittest half of the
 campaign's own whole evaluations has it; that half also says how far such a judgement may be off. A quarter and then
@@ -25,7 +25,7 @@ SHARES = (0.25, 0.5)
 """Of the workloads, measured by each rung."""
 
 LEAST_RECORDS = 8
-"""Whole evaluations before anybody is stopped."""
+"""Evaluations on the whole suite before any candidate is stopped."""
 
 CLOSED = 1.02
 """A workload whose time is within this factor of its floor decides no race."""
@@ -55,9 +55,9 @@ class Racing:
         self._folded = self._next_fit = 0
 
     def race(self, history: History, candidate: Candidate) -> Race | None:
-        """What a candidate is held against, as things stand; None while too little is known."""
+        """The race of a candidate, from what is known now; None while too little is known."""
         for _, evaluation in history.evaluated[self._folded :]:
-            self._take(evaluation)
+            self._add(evaluation)
         self._folded = len(history.evaluated)
         if not self._rungs:
             return None
@@ -72,7 +72,7 @@ class Racing:
         best = (history.best[1].fitness if history.best else None) or 0.0
         return Race(self._rungs, tuple(cells), fastest, best)
 
-    def _take(self, evaluation: Evaluation) -> None:
+    def _add(self, evaluation: Evaluation) -> None:
         rates = {figures.workload: figures.rate for figures in evaluation.workloads}
         if evaluation.verdict is not Verdict.OK or set(rates) != set(self._workloads):
             return
@@ -86,7 +86,7 @@ class Racing:
         """``rates`` [records, workloads] are logarithms. Workloads join one by one, each the one that helps most."""
         total = rates.mean(axis=1)
         fittest = np.sort(np.argsort(-total, kind="stable")[: -(-len(rates) // 2)])
-        apart = rates[fittest] - total[fittest, None]
+        deviations = rates[fittest] - total[fittest, None]
         sizes = sorted({math.ceil(share * len(self._workloads)) for share in SHARES})
         chosen: list[int] = []
         rungs = []
@@ -96,10 +96,10 @@ class Racing:
             left = [w for w in left if self._workloads[w] not in closed] or left
             # nine digits: a choice must not hang on rounding
             chosen.append(
-                min(left, key=lambda w: (round(float(apart[:, [*chosen, w]].mean(axis=1).std()), 9), w))
+                min(left, key=lambda w: (round(float(deviations[:, [*chosen, w]].mean(axis=1).std()), 9), w))
             )
             if len(chosen) in sizes:
-                rungs.append(self._rung(chosen, apart[:, chosen].mean(axis=1)))
+                rungs.append(self._rung(chosen, deviations[:, chosen].mean(axis=1)))
         return tuple(rungs)
 
     def _closed(self) -> frozenset[str]:

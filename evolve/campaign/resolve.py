@@ -1,4 +1,4 @@
-"""From a checked configuration to the things it names, each missing one told in one sentence."""
+"""Looks up what a checked configuration names; a missing thing is a UserError of one sentence."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def resolve(config: CampaignConfig) -> Resolved:
 
 
 def _that_fit(resolved: Resolved, names: Sequence[str]) -> tuple[str, ...]:
-    """Seeds that have a legal point on this suite; all of them where none has, so that it is told why."""
+    """Seeds that have a legal point on this suite; all of them when none has, so that the error names the cause."""
     found = []
     for name in names:
         with contextlib.suppress(UserError):
@@ -130,7 +130,7 @@ def _parameters(resolved: Resolved, kernel: SeedKernel) -> Iterable[str]:
     try:
         return resolved.space(kernel.source).defaults
     except SpaceError:
-        return ()  # told where the kernel is used
+        return ()  # reported where the kernel is used
 
 
 def _given(resolved: Resolved, kernel: SeedKernel) -> Iterable[Genome]:

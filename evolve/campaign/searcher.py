@@ -201,8 +201,8 @@ def _replaying(
 
 def _contract(resolved: Resolved) -> Contract:
     operator = resolved.operator
-    told = operator.contract if isinstance(operator, HasContract) else ""
-    text = told or sys.modules[type(operator).__module__].__doc__ or operator.name
+    contract = operator.contract if isinstance(operator, HasContract) else ""
+    text = contract or sys.modules[type(operator).__module__].__doc__ or operator.name
     shapes = tuple(workload.id for workload in resolved.suite.workloads)
     facts = facts_of(resolved.target, operator.gates)
     return Contract(operator.name, text.strip(), resolved.target.label, shapes, facts)

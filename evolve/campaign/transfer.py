@@ -2,7 +2,7 @@
 
 An earlier campaign's journal gives its points and how each did relative to the best there, so that figures of
 different workloads and targets are never compared with each other. The best of them are tried first; all of
-them are further sources of the surrogate's model, told apart from the campaign's own by a column.
+them are further sources of the surrogate's model, which a column distinguishes from the campaign's own points.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -71,29 +70,15 @@ FIRST_RATE = 0.2
 FIRST_TRIALS = 4.0
 
 
-@runtime_checkable
-class Broad(Protocol):
-    """A proposer that knows how much it has to offer."""
-
-    def breadth(self, island: int) -> float:
-        """0 .. 1, a factor of the credit expected of it without evidence."""
-        ...
-
-
 @dataclass
 class _Account:
     prior: float
     credit: float = 0.0
     cost: float = 0.0
 
-    def rate(self, average: float, breadth: float = 1.0) -> float:
+    def rate(self, average: float) -> float:
         """Credit per full evaluation, shrunk to the prior's multiple of the average."""
-        return (self.credit + PRIOR_TRIALS * self.prior * breadth * average) / (self.cost + PRIOR_TRIALS)
-
-
-def _breadth(proposer: Proposer, island: int) -> float:
-    """How much a proposer has to offer on an island, 0 .. 1; 1 of one that does not say."""
-    return proposer.breadth(island) if isinstance(proposer, Broad) else 1.0
+        return (self.credit + PRIOR_TRIALS * self.prior * average) / (self.cost + PRIOR_TRIALS)
 
 
 @dataclass
@@ -120,7 +105,7 @@ class Portfolio:
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
         """Ask proposers in a random order that favours the credited, until one has something to offer."""
         self._fold(history)
-        shares = self.shares(island)
+        shares = self.shares()
         weights = np.array([shares[p.name] for p in self.proposers])
         # Gumbel's trick: one draw gives the whole order, each prefix distributed by the weights.
         keys = np.log(weights) + rng.gumbel(size=len(weights))
@@ -130,15 +115,12 @@ class Portfolio:
                 return proposal
         return None
 
-    def shares(self, island: int = 0) -> dict[str, float]:
-        """The probability of each proposer to be asked first on an island, summing to 1."""
+    def shares(self) -> dict[str, float]:
+        """The probability of each proposer to be asked first, summing to 1."""
         accounts = self._accounts.values()
         credit, cost = sum(a.credit for a in accounts), sum(a.cost for a in accounts)
         average = (credit + FIRST_TRIALS * FIRST_RATE) / (cost + FIRST_TRIALS)
-        rates = {
-            p.name: self._accounts[p.name].rate(average, _breadth(p, island)) ** SHARPNESS
-            for p in self.proposers
-        }
+        rates = {name: account.rate(average) ** SHARPNESS for name, account in self._accounts.items()}
         total = sum(rates.values())
         if RISING in rates and len(rates) > 1:
             stale = max(0.0, self._stale - RISING_AFTER)

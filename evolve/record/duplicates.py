@@ -1,4 +1,4 @@
-"""Which genomes are presumed to compile to code that was there before, by what has compiled alike so far.
+"""A model of duplicates: which genomes are presumed to compile to code that an earlier genome compiled to.
 
 Three kinds of evidence. Two sources that compiled to one artefact at a point, as where one has a hint in a branch that
 the point's parameters leave out; two values of a parameter that gave one artefact, all else equal, as of stages of a

@@ -54,8 +54,8 @@ def new_campaign(home: Path, name: str) -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
         pattern = re.compile(re.escape(name) + r"-(\d+)$")
-        taken = [int(m[1]) for path in root.iterdir() if (m := pattern.match(path.name))]
-        folder = root / f"{name}-{max(taken, default=0) + 1:03d}"
+        numbers = [int(m[1]) for path in root.iterdir() if (m := pattern.match(path.name))]
+        folder = root / f"{name}-{max(numbers, default=0) + 1:03d}"
         folder.mkdir()
         probe = folder / ".writable"
         probe.touch()

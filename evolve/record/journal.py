@@ -54,7 +54,7 @@ _MOST_TEXTS = 512
 """Sources whose text stays in memory."""
 
 TOKENS_SPENT = "tokens_spent"
-"""The event that a language model's budget of tokens covers no other question; ``said``: what was needed."""
+"""The event that a language model's token budget does not cover another question; ``said`` holds the error."""
 
 VOLATILE = ("wall_seconds", "spent", "worker", "log")
 """Fields of an evaluation that differ between runs of the same campaign."""
@@ -97,7 +97,7 @@ class Journal:
 
     def _check_format(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, FORMAT):  # 0: nobody has said
+        if version not in (0, FORMAT):  # 0: written before the number was
             raise JournalError(f"{self.path} has journal format {version}; this version reads {FORMAT}.")
         row = self._db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
         if row is None or json.loads(row[0]) != FORMAT:

@@ -89,7 +89,7 @@ def kind_of(values: tuple[Value, ...]) -> Kind:
 
 @dataclass(frozen=True)
 class Constraint:
-    """An expression that must hold, and what a person is told when it does not."""
+    """An expression that must hold, and the reason shown when it does not."""
 
     expression: str
     reason: str

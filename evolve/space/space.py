@@ -442,7 +442,7 @@ def _ring(space: Space, here: Rows, columns: tuple[int, ...]) -> Rows:
 def _best(space: Space, here: Rows, rows: Rows) -> dict[str, Value] | None:
     if not len(rows):
         return None
-    apart = np.abs(rows.astype(np.int64) - here)
+    distance = np.abs(rows.astype(np.int64) - here)
     ordinal = np.array([space.is_ordinal(name) for name in space.names])
-    steps = np.where(ordinal, apart, apart > 0).sum(axis=1)
-    return space.decode(rows[np.lexsort((steps, (apart > 0).sum(axis=1)))[0]])
+    steps = np.where(ordinal, distance, distance > 0).sum(axis=1)
+    return space.decode(rows[np.lexsort((steps, (distance > 0).sum(axis=1)))[0]])

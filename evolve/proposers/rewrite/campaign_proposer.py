@@ -25,11 +25,6 @@ CONTINUE = 0.25
 
 MOST_STEPS = 3
 
-FULL_BREADTH = 8
-"""Rules that must apply to the fittest elite for rewriting to be presumed as good as a model of parameters. Fewer rules
-apply where none can follow the schedule; the quickstart's parametric kernel has 2, and with as much credit as the
-surrogate they took a third of its 20 evaluations and left the winner 2 to 10 % slower."""
-
 
 @dataclass
 class Rewrites:
@@ -43,19 +38,13 @@ class Rewrites:
     name: str = "rewrite"
     kind: MutationKind = MutationKind.REWRITE
 
-    def breadth(self, island: int) -> float:
-        """The share of ``FULL_BREADTH`` rules that apply to the island's fittest elite, 0 .. 1."""
-        elites = self.archive.elites(island)
-        pairs = self.rules.available(elites[0].candidate.genome.source) if elites else ()
-        return min(1.0, len({rule.name for rule, _ in pairs}) / FULL_BREADTH)
-
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
         """A rewritten child of an elite that was not tried before, or None."""
         elite = self.archive.select(island, rng)
         if elite is None:
             return None
         self.credit.learn(history)
-        parent = _fittest(history, elite.candidate.genome)
+        parent = elite.candidate.genome
         done = history.rewritten(parent.source_id)
         tried: set[tuple[str, str]] = set()
         for _ in range(TRIES):
@@ -91,10 +80,3 @@ class Rewrites:
         except SpaceError as error:
             log.info("rule %s left no legal point: %s", rewritten.rule, error)
             return None
-
-
-def _fittest(history: History, genome: Genome) -> Genome:
-    """The fittest point of the genome's source: a rule is tried once at a site of a source, so not on a poor point."""
-    points = [(e.fitness or 0.0, -c.index, c.genome) for c, e in history.successes()]
-    mine = [point for point in points if point[2].source_id == genome.source_id]
-    return max(mine, key=lambda point: point[:2])[2] if mine else genome

@@ -25,7 +25,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 2**31), st.integers(0, 2**31), st.integers(1, 7))
 def test_which_worker_was_faster_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, one: int, other: int, lag: int

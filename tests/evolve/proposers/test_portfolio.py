@@ -62,19 +62,6 @@ def test_credit_follows_who_improves_and_changes_sides() -> None:
     assert portfolio.shares()["b"] > 0.5
 
 
-def test_a_proposer_with_little_to_offer_is_asked_less_until_it_earns() -> None:
-    @dataclass
-    class Narrow(Fixed):
-        def breadth(self, island: int) -> float:
-            return 0.25
-
-    portfolio, history = Portfolio([Fixed("a"), Narrow("b")]), History()
-    assert portfolio.shares()["a"] > 0.9 > 0.1 > portfolio.shares()["b"] >= FLOOR
-    play(portfolio, history, 300, {"a": -1.0, "b": 0.02})
-    portfolio._fold(history)
-    assert portfolio.shares()["b"] > 0.5
-
-
 def test_who_has_nothing_to_offer_is_passed_over() -> None:
     portfolio = Portfolio([Fixed("a", dry=True), Fixed("b")])
     play(portfolio, History(), 20, {"b": 0.0})

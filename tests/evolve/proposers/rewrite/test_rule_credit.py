@@ -135,20 +135,6 @@ def test_the_proposer_draws_by_credit() -> None:
     assert drawn["pallas_b"] / drawn.total() == pytest.approx(shares["pallas_b"], abs=0.12)
 
 
-def test_a_rule_is_tried_at_the_fittest_point_of_a_source() -> None:
-    """The archive may draw a poor point of it; a second try at another point would be no new rewrite."""
-    rewrites, history = seeded(RewriteProposer())
-    better = Genome(PLAIN, {"block_m": 256, "block_n": 128, "block_k": 128})
-    candidate = Candidate(
-        1, better, (), Mutation(MutationKind.PARAMETER, "surrogate", "block_m 128→256"), 0, 0
-    )
-    history.propose(candidate)
-    history.integrate(candidate, evaluation(better, 200.0))
-    proposal = rewrites.propose(history, 0, np.random.default_rng(0))
-    assert proposal is not None and proposal.parents == (better.id,)
-    assert rewrites.breadth(0) == 1.0
-
-
 def test_no_genome_is_proposed_twice_however_it_is_laid_out() -> None:
     """Near-duplicates: comments, layout, docstrings and declarations are no part of a genome."""
     rewrites, history = seeded(RewriteProposer())
