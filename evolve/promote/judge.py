@@ -64,7 +64,7 @@ class Judgement:
                 f"{self.kind.value}, {self.share} interval {low:.4f} to {high:.4f})"
             )
             if self.kind is FigureKind.MODELLED and self.gain > 1.0:
-                return f"{said} is even: the model's own error is larger than the gain."
+                return f"{said} is a tie: the time model's error is larger than the gain."
             return f"{said} is no gain."
         return None
 

@@ -84,9 +84,9 @@ def findings(found: Found, version: str | None, filled: Collection[str] = ()) ->
         lost = [r.workload for r in found.dropped if r.genome == genome and r.workload not in filled]
         yield Finding(
             not lost,
-            f"{operator}: kernel {genome} is served no more: {reason}"
+            f"{operator}: kernel {genome} is no longer served: {reason}"
             + (f"; an earlier kernel serves {', '.join(shapes)} again" if shapes else "")
-            + (f"; no kernel is left for {', '.join(lost)}" if lost else "")
+            + (f"; no kernel serves {', '.join(lost)}" if lost else "")
             + ".",
         )
     for region in found.dropped:
@@ -109,7 +109,7 @@ def findings(found: Found, version: str | None, filled: Collection[str] = ()) ->
 
 def _summary(found: Found, version: str | None) -> str:
     if version is None:
-        return "nothing is left to serve; the reference answers"
+        return "no kernel passes; the reference answers"
     said = f"{len(found.served)} shapes of {len(found.verified)} kernels verified and timed on {found.where}"
     changes = [s.change for s in found.served if s.change is not None]
     if changes:

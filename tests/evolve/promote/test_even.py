@@ -1,4 +1,4 @@
-"""A modelled gain within the model's error is even, unless both are one source under another schedule."""
+"""A modelled gain within the model's error is a tie, unless both are one source under another schedule."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def judged(ours: float, theirs: float, *, same_source: bool) -> Judgement:
 @pytest.mark.parametrize(
     ("gain", "same_source", "refused"),
     [
-        (1.04, False, "is even: the model's own error is larger than the gain"),
+        (1.04, False, "is a tie: the time model's error is larger than the gain"),
         (1.06, False, None),
         (1.03, True, None),
-        (1.015, True, "is even"),
+        (1.015, True, "is a tie"),
         (0.99, True, "is no gain"),
     ],
 )

@@ -125,7 +125,7 @@ def test_a_sound_table_gets_a_version_that_says_what_was_verified_where(writer: 
 def test_a_kernel_that_fails_gives_way_to_what_served_before(writer: LibraryWriter) -> None:
     broken, summary = recheck(writer, failing(OTHER))
     assert broken.good and summary.good, "the shapes are served by a verified kernel again"
-    assert f"kernel {OTHER.id} is served no more" in broken.sentence and "12.0 dB" in broken.sentence
+    assert f"kernel {OTHER.id} is no longer served" in broken.sentence and "12.0 dB" in broken.sentence
     assert "an earlier kernel serves" in broken.sentence
     assert table(writer) == dict.fromkeys(SHAPES, CHILD.id)
     _, receipt, dispatch = writer.version(OPERATOR)
@@ -142,7 +142,7 @@ def test_a_kernel_that_fails_gives_way_to_what_served_before(writer: LibraryWrit
 def test_where_nothing_passes_nothing_is_served(writer: LibraryWriter) -> None:
     found = recheck(writer, failing(OTHER, CHILD))
     assert not all(finding.good for finding in found)
-    assert "no kernel is left for 256x256x512, 512x512x512" in found[0].sentence
+    assert "no kernel serves 256x256x512, 512x512x512" in found[0].sentence
     with pytest.raises(store.NotServed):
         store.load_table(OPERATOR, "interpret", writer.kernels)
     assert writer.index(OPERATOR)["current"] is None

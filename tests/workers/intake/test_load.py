@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from tilewright.workers.intake.source.literals import Literals
-from tilewright.workers.intake.source.load import Missing, PackageLoader, load
+from tilewright.workers.intake.source.load import MissingName, PackageLoader, load
 from tilewright.workers.intake.source.traced_numbers import code_of
 
 FILE = """
@@ -65,7 +65,7 @@ def test_what_everybody_names_so_is_the_real_thing(loaded) -> None:
 
     module, _ = loaded
     assert module.triton is triton and module.tl is triton.language
-    assert isinstance(module.exp, Missing)
+    assert isinstance(module.exp, MissingName)
 
 
 def test_decorators_and_operations_leave_functions_as_they_are(loaded) -> None:

@@ -6,14 +6,12 @@ This module is a program, which runs the user's own file. It reads a request ``{
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from tilewright.workers.intake.calls.call_text import DTYPES
+from tilewright.workers.intake.child_program import Answer, Request, answer_request
 
 MOST_MADE = 1 << 26
 """Elements up to which inputs are made, where integers among them have a bound to find."""
@@ -32,34 +30,27 @@ def call_of(path: Path) -> str:
     if integers and sum(math.prod(leaf.shape) for leaf in leaves) <= MOST_MADE:
         made = space["create_inputs"]()
 
-    def said(value: Any) -> str:
+    def text_of(value: Any) -> str:
         if isinstance(value, tuple | list):
-            return f"[{', '.join(map(said, value))}]"
+            return f"[{', '.join(map(text_of, value))}]"
         if not hasattr(value, "dtype"):
             return repr(value)
         dtype = str(value.dtype)
         if dtype not in DTYPES.values():
-            raise ValueError(f"create_inputs makes {dtype}, which no call can say")
+            raise ValueError(f"create_inputs makes {dtype}, which no call can hold")
         short = next(s for s, long in DTYPES.items() if long == dtype)
         text = f"{short}[{', '.join(map(str, value.shape))}]"
         if np.issubdtype(value.dtype, np.integer) and not isinstance(value, jax.ShapeDtypeStruct):
             return f"{text} < {int(value.max()) + 1}"
         return text
 
-    return ", ".join(map(said, made if isinstance(made, tuple | list) else (made,)))
+    return ", ".join(map(text_of, made if isinstance(made, tuple | list) else (made,)))
 
 
-def main() -> None:
-    request = json.load(sys.stdin)
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    try:
-        answer: dict[str, Any] = {"call": call_of(Path(request["path"]))}
-    except Exception as error:  # noqa: BLE001 - whatever the user's file raises
-        answer = {"refusals": [{"line": 0, "what": f"{type(error).__name__}: {error}".splitlines()[0]}]}
-    json.dump(answer, out)
-    out.close()
+def answer_to(request: Request) -> Answer:
+    """The call of the request's file."""
+    return {"call": call_of(Path(request["path"]))}
 
 
 if __name__ == "__main__":
-    main()
+    answer_request(answer_to)

@@ -11,11 +11,8 @@ writes ``{"source", "function", "call"}``, or ``{"refusals"}`` and the call, whe
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +21,7 @@ from typing import Any
 import torch
 
 from tilewright.workers.intake.calls.call_text import DTYPES, parse
+from tilewright.workers.intake.child_program import Answer, Request, answer_request, first_line, refused
 from tilewright.workers.intake.formats.template_text import (
     FUNCTION,
     Step,
@@ -128,13 +126,13 @@ def read(path: Path, call: str = "") -> Problem:
     why = "its model has weights, which a template gives no arguments" if weighted else ""
     if len(tensors) < len(values):
         why = "its inputs are not tensors alone"
-    return Problem(made, tensors, ", ".join(map(_said, values)), why)
+    return Problem(made, tensors, ", ".join(map(_value_text, values)), why)
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """An input as ``--args`` has it."""
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_said, value))}]"
+        return f"[{', '.join(map(_value_text, value))}]"
     if not isinstance(value, torch.Tensor):
         return repr(value)
     long = str(value.dtype).removeprefix("torch.")
@@ -194,7 +192,7 @@ def _text(nodes: Sequence[Any], title: str) -> str:
         raise Unfit("its inputs have several shapes")
     writer = _Writer({n: f"v{place}" for place, n in enumerate(inputs)}, len(shape))
     if not reductions:
-        return pointwise_text(title, len(inputs), writer.lines(works), writer.said(result))
+        return pointwise_text(title, len(inputs), writer.lines(works), writer.text(result))
     axes = {_axis(n, len(shape)) for n in reductions}
     if len(axes) != 1:
         raise Unfit("it reduces along several axes")
@@ -204,12 +202,12 @@ def _text(nodes: Sequence[Any], title: str) -> str:
         before = [n for n in works[: works.index(node)] if n not in reductions]
         begin, join, end = REDUCED[_name(node)]
         name = f"r{len(steps)}"
-        steps.append((name, begin, join, end, writer.lines(before), writer.said(node.args[0])))
+        steps.append((name, begin, join, end, writer.lines(before), writer.text(node.args[0])))
         writer.known[node] = name
     whole = tuple(result.meta["val"].shape) == shape
     lines = writer.lines([n for n in works if n not in reductions])
     kept = _kept(result, shape, axis)
-    return rows_text(title, len(inputs), axis, len(shape), steps, lines, writer.said(result), whole, kept)
+    return rows_text(title, len(inputs), axis, len(shape), steps, lines, writer.text(result), whole, kept)
 
 
 def _axis(node: Any, rank: int) -> int:
@@ -246,7 +244,7 @@ def _product(node: Any, inputs: Sequence[Any], result: Any) -> tuple[Any, ...]:
         raise Unfit("its product's operands differ in rank")
     writer = _Writer({node: "acc"}, 0)
     after = _between(node, result)
-    return [side for _, side in turned], _name(node) == "bmm", writer.lines(after), writer.said(result)
+    return [side for _, side in turned], _name(node) == "bmm", writer.lines(after), writer.text(result)
 
 
 def _between(first: Any, last: Any) -> list[Any]:
@@ -273,16 +271,16 @@ class _Writer:
         self.known = known
         self._rank = rank
 
-    def said(self, value: Any) -> str:
+    def text(self, value: Any) -> str:
         if isinstance(value, torch.fx.Node):
             if value in self.known:
                 return self.known[value]
             if _name(value) in SHAPED:
-                return self.said(value.args[0])
+                return self.text(value.args[0])
             if _name(value) == "scalar_tensor":
-                return self.said(value.args[0])
+                return self.text(value.args[0])
             if _name(value) in ("full_like", "full"):
-                return self.said(value.args[1])
+                return self.text(value.args[1])
             return f"t_{value.name}"
         if isinstance(value, bool | int | float):
             return f'float("{value}")' if math.isinf(float(value)) else repr(float(value))
@@ -301,13 +299,13 @@ class _Writer:
         return made
 
     def _expression(self, node: Any, name: str) -> str:
-        said = [self.said(a) for a in node.args if a is not None]
+        texts = [self.text(a) for a in node.args if a is not None]
         if name == "pow":
             power = node.args[1]
             known = {2: "({0} * {0})", 3: "({0} * {0} * {0})", 0.5: "tl.sqrt({0})", -1: "(1.0 / {0})"}
             if power not in known:
                 raise Unfit(f"no template has a power of {power}")
-            return known[power].format(said[0])
+            return known[power].format(texts[0])
         if name in ("clamp", "clamp_min", "clamp_max"):
             low = node.args[1] if name != "clamp_max" and len(node.args) > 1 else None
             high = (
@@ -318,32 +316,27 @@ class _Writer:
                 else None
             )
             low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
-            text = said[0] if low is None else f"tl.maximum({said[0]}, {self.said(low)})"
-            return text if high is None else f"tl.minimum({text}, {self.said(high)})"
+            text = texts[0] if low is None else f"tl.maximum({texts[0]}, {self.text(low)})"
+            return text if high is None else f"tl.minimum({text}, {self.text(high)})"
         if name not in POINTWISE:
             raise Unfit(f"no template has {name} there")
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:
-            said[1] = f"({said[1]} * {float(alpha)!r})"
-        return POINTWISE[name].format(*said)
+            texts[1] = f"({texts[1]} * {float(alpha)!r})"
+        return POINTWISE[name].format(*texts)
 
 
-def main() -> None:
-    request = json.load(sys.stdin)
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def answer_to(request: Request) -> Answer:
+    """The kernel for the request's file, or why there is none, with the call where the problem gives it."""
     path, call = Path(request["path"]), next(iter(request.get("calls") or ()), "")
-    answer: dict[str, Any]
     try:
-        answer = written(path, call)
+        return written(path, call)
     except Exception as error:  # noqa: BLE001 - whatever the user's file raises
-        said = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}".splitlines()[0]
-        answer = {"refusals": [{"line": 0, "what": said}]}
-        with contextlib.suppress(Exception):  # a problem that cannot be read says no call
+        answer = refused(str(error) if isinstance(error, Unfit) else first_line(error))
+        with contextlib.suppress(Exception):  # a problem that cannot be read gives no call
             answer["call"] = read(path, call).call
-    json.dump(answer, out)
-    out.close()
+        return answer
 
 
 if __name__ == "__main__":
-    main()
+    answer_request(answer_to)

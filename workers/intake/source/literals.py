@@ -30,7 +30,7 @@ class Literals:
         return traced_numbers.traced(value, atom, frozenset([atom]))
 
 
-class Hooked(ast.NodeTransformer):
+class LiteralTracer(ast.NodeTransformer):
     """Literals of wrappers become traced numbers; calls that would forget where a number comes from, ones that note."""
 
     def __init__(self, file: str) -> None:

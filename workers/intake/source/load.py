@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.workers.intake.source.decorators import is_kernel, unwrapped
-from tilewright.workers.intake.source.literals import HOOK, Hooked, Literals, hooks
+from tilewright.workers.intake.source.literals import HOOK, Literals, LiteralTracer, hooks
 
 _KEPT_CALLS = ("sys.", "os.", "warnings.", "logging.")
 _HARMLESS = (
@@ -32,7 +32,7 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-class Missing:
+class MissingName:
     """Stands for a name whose statement failed. Whatever is done with it says why."""
 
     def __init__(self, name: str, why: str) -> None:
@@ -46,10 +46,10 @@ class Missing:
             return args[0]  # a decorator that is not here decorates nothing
         raise ModuleNotFoundError(self._said)
 
-    def __getitem__(self, item: Any) -> Missing:
+    def __getitem__(self, item: Any) -> MissingName:
         return self  # of an annotation
 
-    def __or__(self, other: Any) -> Missing:
+    def __or__(self, other: Any) -> MissingName:
         return self
 
     __ror__ = __or__
@@ -61,13 +61,13 @@ class Missing:
 _LOGS = ("logger", "log", "logging")
 
 
-class Silent:
+class SilentLogger:
     """Stands for a logger that is not there: takes everything and says nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("fn", "rewriter") or name.startswith("__"):
             raise AttributeError(name)  # no kernel, and nothing that holds one
-        return Silent()
+        return SilentLogger()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return None
@@ -181,7 +181,9 @@ class PackageLoader(MetaPathFinder, Loader):
             if not _kept(statement, needed, helper):
                 continue
             bound = list(_bound(statement))
-            hooked = ast.fix_missing_locations(Hooked(path).visit(statement)) if self._traced else statement
+            hooked = (
+                ast.fix_missing_locations(LiteralTracer(path).visit(statement)) if self._traced else statement
+            )
             if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
                 hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module)]
             why = _ran(hooked, path, flags, module)
@@ -198,7 +200,7 @@ class PackageLoader(MetaPathFinder, Loader):
                 self.missing.append(f"line {statement.lineno}: {why}")
                 for name in bound:
                     quiet = name.strip("_").lower() in _LOGS
-                    module.__dict__.setdefault(name, Silent() if quiet else Missing(name, why))
+                    module.__dict__.setdefault(name, SilentLogger() if quiet else MissingName(name, why))
 
 
 def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) -> str:
@@ -231,7 +233,7 @@ def _absent(decorator: ast.expr, module: types.ModuleType) -> bool:
     node = decorator
     while isinstance(node, ast.Call | ast.Attribute):
         node = node.func if isinstance(node, ast.Call) else node.value
-    return isinstance(node, ast.Name) and isinstance(module.__dict__.get(node.id), Missing)
+    return isinstance(node, ast.Name) and isinstance(module.__dict__.get(node.id), MissingName)
 
 
 def _open_branch(node: ast.If, path: str, flags: int, module: types.ModuleType) -> str:
@@ -364,9 +366,9 @@ def load(
     root, parts = _home(path)
     loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", literals, traced)
     if traced:
-        from tilewright.workers.intake.source.torch_library import keep_plain
+        from tilewright.workers.intake.source.torch_library import register_nothing
 
-        keep_plain()
+        register_nothing()
         _read_as_others(loader)
     name = ".".join(parts) if len(parts) > 1 else f"tilewright_taken_{path.stem}".replace("-", "_")
     sys.meta_path.insert(0, loader)

@@ -20,7 +20,7 @@ _WITHOUT_DATA = ("META", "FAKE", "AUTOGRAD")
 """Beginnings of the dispatch keys under which no kernel is launched."""
 
 
-def keep_plain() -> None:
+def register_nothing() -> None:
     """From now on ``torch.library`` registers nothing but torch's own, and ``torch.ops`` has the functions
     themselves."""
     library: Any = torch.library

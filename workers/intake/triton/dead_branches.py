@@ -17,15 +17,15 @@ from tilewright.workers.intake.source.traced_numbers import Traced
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Something:
+class NotNone:
     """Stands for an argument of which only this is known: it is not None."""
 
 
-SOMETHING = Something()
+NOT_NONE = NotNone()
 
 
 def constants_of(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Parameters that every launch gives the same constant, by name: plain values, or SOMETHING for a tensor."""
+    """Parameters that every launch gives the same constant, by name: plain values, or NOT_NONE for a tensor."""
     found: dict[str, Any] = {}
     for place, arguments in enumerate(launches):
         here = {name: _constant(value) for name, value in arguments.items() if _is_constant(value)}
@@ -41,7 +41,7 @@ def _is_constant(value: Any) -> bool:
 
 def _constant(value: Any) -> Any:
     value = value.value if isinstance(value, tl.constexpr) else value
-    return value if isinstance(value, _PLAIN) else SOMETHING
+    return value if isinstance(value, _PLAIN) else NOT_NONE
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -100,7 +100,7 @@ class _Cut(ast.NodeTransformer):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             return self._compared(node.left, node.ops[0], node.comparators[0])
         found, value = self._value(node)
-        return bool(value) if found and value is not SOMETHING else None
+        return bool(value) if found and value is not NOT_NONE else None
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> bool | None:
         (one, a), (other, b) = self._value(left), self._value(right)
@@ -110,7 +110,7 @@ class _Cut(ast.NodeTransformer):
             if not (a is None or b is None):
                 return None
             return (a is b) == isinstance(op, ast.Is)
-        if isinstance(op, ast.Eq | ast.NotEq) and SOMETHING not in (a, b):
+        if isinstance(op, ast.Eq | ast.NotEq) and NOT_NONE not in (a, b):
             return bool(a == b) == isinstance(op, ast.Eq)
         return None
 

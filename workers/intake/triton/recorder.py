@@ -15,7 +15,7 @@ from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
-from tilewright.workers.intake.triton.tensor_views import Views, foreign, sizes_of
+from tilewright.workers.intake.triton.tensor_views import ViewRecorder, foreign, sizes_of
 from tilewright.workers.intake.triton.trace import Trace, Var, caller, opened, user_line
 
 _VIEWS = {
@@ -35,12 +35,12 @@ class Recording(TorchFunctionMode):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self._trace = trace
-        self._work = torch_kernels.TorchWork(
+        self._work = torch_kernels.TorchKernels(
             trace,
             lambda value, sizes: self._allocated(_like(value), sizes),
             lambda v: sizes_of(v, v.tensor.shape),
         )
-        self._views = Views(trace, self._work)
+        self._views = ViewRecorder(trace, self._work)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -31,10 +31,10 @@ def foreign(trace: Trace, name: str, result: Any) -> None:
                 trace.vars[id(part)] = var
 
 
-class Views:
+class ViewRecorder:
     """Notes views in ``trace``; ``work`` makes the copies."""
 
-    def __init__(self, trace: Trace, work: torch_kernels.TorchWork) -> None:
+    def __init__(self, trace: Trace, work: torch_kernels.TorchKernels) -> None:
         self._trace, self._work = trace, work
 
     def made(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:

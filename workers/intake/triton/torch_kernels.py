@@ -238,7 +238,7 @@ Make = Callable[[torch.Tensor, Sequence[Any]], Var]
 """Allocates a contiguous tensor like a value, of these sizes, and notes it."""
 
 
-class TorchWork:
+class TorchKernels:
     """Notes torch's functions in a trace as work of kernels. ``make`` allocates; ``sizes`` says a Var's sizes."""
 
     def __init__(self, trace: Trace, make: Make, sizes: Callable[[Var], Sequence[Any]]) -> None:
