@@ -14,6 +14,7 @@ import pytest
 from testkit import ROOT
 
 pytest.importorskip("libtpu")
+pytest.importorskip("triton")
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
