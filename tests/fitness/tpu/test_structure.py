@@ -96,11 +96,6 @@ def test_what_a_taken_function_computes_beside_its_kernels_may_stand_there():
     assert structure.objection(other, [], [], beside) == OUTSIDE + "stablehlo.dot_general"
 
 
-def test_the_loop_is_named_before_other_work():
-    facts = having(operations={"stablehlo.while": 1, "stablehlo.add": 1})
-    assert structure.objection(facts, [], []).startswith("an HLO loop")
-
-
 def test_products_are_counted_over_all_kernels():
     two = having(**inside(matmul_flops=50))
     assert FACTS.matmul_flops == 100 and two.matmul_flops == 150

@@ -368,13 +368,6 @@ def test_a_child_that_does_not_end_well_is_late_or_crashed(ending):
     assert found == Failure(verdict, "timing: no word", "log", Stage.CHECK)
 
 
-def test_an_error_without_a_trace_is_said_without_one():
-    outcome = ChildOutcome(Ending.CRASHED, [Frame("error", {"type": "X", "message": "y", "phase": "run"})])
-    assert timing.failed(outcome, "timing", Stage.MEASURE) == Failure(
-        Verdict.CRASHED, "X: y", "", Stage.MEASURE
-    )
-
-
 def test_an_error_that_says_nothing_is_a_crash():
     for data in ({}, {"type": []}, {"message": None}):
         outcome = ChildOutcome(Ending.DONE, [Frame("error", data)])
