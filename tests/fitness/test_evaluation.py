@@ -3,12 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tilewright.fitness.evaluation import (
-    Evaluation,
-    GateReading,
-    Verdict,
-    WorkloadFigures,
-)
+from tilewright.fitness.evaluation import Evaluation, GateReading, Verdict, WorkloadFigures
 
 
 def figures(**changes):

@@ -88,7 +88,9 @@ def test_products_are_those_of_m_n_and_k():
     assert score.product_flops(operator(flops=10**9), batch) == 1024
     for own, least in ((0, 0), (500, 500), (10**9, 1024)):
         taken = operator(flops=10**9, products=lambda _, own=own: own)
-        assert score.product_flops(taken, DIMS) == least, "a function that was taken in names its own products"
+        assert score.product_flops(taken, DIMS) == least, (
+            "a function that was taken in names its own products"
+        )
 
 
 def test_floors_are_by_unit():

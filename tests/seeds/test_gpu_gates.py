@@ -81,11 +81,7 @@ def compile_task(operator: str, kernel: str, params: dict[str, Any]) -> Task:
     made = load_operator(operator)
     seed = made.kernels[kernel]
     point = {**read_declarations(seed.source).defaults, **seed.overrides, **params}
-    shape = {
-        "id": WIDE.id,
-        "inputs": described(made.inputs(WIDE)),
-        "outputs": described(made.outputs(WIDE)),
-    }
+    shape = {"id": WIDE.id, "inputs": described(made.inputs(WIDE)), "outputs": described(made.outputs(WIDE))}
     return seed.source, point, [shape]
 
 

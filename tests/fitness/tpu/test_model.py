@@ -6,11 +6,7 @@ import pytest
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.tpu import simulation, time_model
 from tilewright.fitness.tpu.events import Events, Kind
-from tilewright.fitness.tpu.llo import (
-    OperationCycles,
-    ParseError,
-    scan_bundles,
-)
+from tilewright.fitness.tpu.llo import OperationCycles, ParseError, scan_bundles
 from tilewright.fitness.tpu.memory import replay
 from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
 

@@ -6,15 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from testkit.scripted import (
-    INTERPRETED,
-    TARGET,
-    Doubler,
-    ScriptedStation,
-    answers,
-    done,
-    shape,
-)
+from testkit.scripted import INTERPRETED, TARGET, Doubler, ScriptedStation, answers, done, shape
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.seeds.operator import SeedKernel, SnrGate, TensorSpec
 from tilewright.seeds.sampled import Sample
