@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -40,6 +42,7 @@ def examine(home: Path) -> Iterator[Diagnosis]:
     yield _cores()
     yield _memory()
     yield _folder(home)
+    yield _sandbox()
     for target in targets().values():
         if target.name not in MEASURED_TPUS:
             yield _target(target)
@@ -84,6 +87,24 @@ def _folder(home: Path) -> Diagnosis:
         return Diagnosis("home", False, f"{home} cannot be written; choose another with --home")
     free = shutil.disk_usage(existing).free / 2**30
     return Diagnosis("home", free >= MINIMUM_DISK_GIB, f"{home}, {free:.0f} GiB free")
+
+
+_CONFINE = """
+from pathlib import Path
+from tilewright.workers.child import confine
+print(confine.drop_network(), confine.restrict_files(Path.cwd(), ()))
+"""
+
+
+def _sandbox() -> Diagnosis:
+    """The steps of a child's confinement that this machine's kernel permits, tried in a process of its own."""
+    tried = subprocess.run([sys.executable, "-c", _CONFINE], capture_output=True, text=True, check=False)
+    network, files = (word == "True" for word in [*tried.stdout.split(), "", ""][:2])
+    steps = (
+        f"network {'off' if network else 'reachable'}, files {'restricted' if files else 'not restricted'}"
+    )
+    advice = "" if network and files else "; use a container without credentials"
+    return Diagnosis("sandbox", network and files, f"{steps} in candidates' processes{advice}", needed=False)
 
 
 def _tpu(wanted: Chip | None = None) -> Diagnosis:

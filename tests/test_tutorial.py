@@ -19,7 +19,6 @@ PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = {
     "pip install '.[tpu]'": "the test's environment has it",
-    "tilewright doctor --target tpu7x": "tests/evolve/test_doctor.py",
     "tilewright ui": "serves until it is stopped; tests/evolve/mlflow_mirror/test_ui.py",
     'tilewright tune examples/softmax.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"': (
         "needs a GPU; tests/test_documents.py checks its arguments"
@@ -60,7 +59,9 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stdout + done.stderr
             printed += done.stdout
     assert console == list(NOT_RUN)
-    gain, *_ = re.findall(r"gained +×([\d.]+) over the first seed", printed)
+    _, shown = re.findall(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert not [line for line in shown.splitlines() if masked(line) not in masked(printed)], "the README's"
+    gain, *_ = re.findall(r"gain +×([\d.]+) over the first seed", printed)
     (error,) = re.findall(r"largest error (\S+)", printed)
     assert float(gain) > 2 and float(error) < 1e-3
     assert "winner: {'block_rows':" in printed and "softmax-001 None" in printed
