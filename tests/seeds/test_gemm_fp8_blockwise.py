@@ -80,7 +80,7 @@ def test_any_number_of_rows_and_columns_is_a_workload(recipe: str) -> None:
     }
     reference = operator.oracle(workload, inputs)["exact"]
     assert reference["c"].shape == (37, 200)
-    with pytest.raises(ValueError, match="needs K a multiple of 128"):
+    with pytest.raises(ValueError, match="needs K to be a multiple of 128"):
         operator.inputs(Workload("w", {"M": 8, "N": 128, "K": 200}))
 
 
