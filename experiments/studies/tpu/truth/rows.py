@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from experiments.studies.tpu.truth.grouped import grouped_events
 from experiments.studies.tpu.truth.simulated import Operation, Run, simulate
 from tilewright.fitness.tpu.events import Events, Kind
