@@ -103,20 +103,6 @@ def test_what_is_stopped_is_never_an_elite_nor_the_best_nor_compared(
         assert (evaluation.projected is not None) == (evaluation.verdict is Verdict.OUTPACED)
 
 
-@pytest.mark.slow
-def test_racing_saves_measurements_and_finds_what_is_found_without(tmp_path: Path) -> None:
-    """A single run's winner is luck: the mean of several, under the same seeds."""
-    table, found = suite(5), {True: [], False: []}
-    for racing, scores in found.items():
-        for seed in range(5):
-            campaign = search(tmp_path / f"{racing}{seed}", table, racing=racing, seed=seed)
-            assert bool(stopped(campaign.history)) is racing
-            spent = sum(campaign.evaluator.spent.values())
-            assert spent < 0.8 * 60 * 8 if racing else spent == 60 * 8
-            scores.append(table.fraction(campaign.history.best[0].genome))
-    assert np.mean(found[True]) > 0.97 * np.mean(found[False])
-
-
 @pytest.mark.parametrize("order", [Order.INDEX, Order.ARRIVAL])
 def test_a_killed_campaign_stops_the_same_candidates(tmp_path: Path, order: Order) -> None:
     table = suite(5)
