@@ -1,15 +1,12 @@
-"""Run in a child process by the tests of the blockwise family: ``interpret``, ``emulate`` or ``compile``.
+"""Seed kernels of the blockwise family in Triton's interpreter.
 
-Triton reads TRITON_INTERPRET when a kernel is decorated, and Gluon's emulator installs itself for good, so both need a
-process of their own.
+Triton reads TRITON_INTERPRET when a kernel is decorated, so this program runs in a process of its own.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +18,6 @@ import torch
 
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
 from tilewright.seeds.operator import Arrays, TensorSpec, Workload
-from tilewright.workers.runners.gluon_emulator.install import install
 
 TORCH = {
     "int32": (torch.int32, torch.int32, np.int32),
@@ -94,61 +90,5 @@ def interpret(cases: list[list]) -> None:
         sys.stdout.write(json.dumps([recipe, seed, params, kind, readings(outputs, reference)]) + "\n")
 
 
-def compile_for_hopper(cases: list[list]) -> None:
-    """Cross-compile without a GPU: JSON lines with the shared memory, stack and wgmma count of each case."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    for recipe, seed, params, kernel_name, argument_types, constants in cases:
-        seed_kernel = operators()[recipe].kernels[seed]
-        module = module_of(seed_kernel.source)
-        full = {**module.DEFAULTS, **seed_kernel.overrides, **params}
-        fixed = {
-            name: full.get(value, value) if isinstance(value, str) else value for name, value in constants
-        }
-        if "TILE" in fixed:
-            fixed["TILE"], fixed["TURNED"] = module.layouts(full)
-        kernel = getattr(module, kernel_name)
-        signature = {
-            name: "constexpr" if name in fixed else argument_types[name] for name in kernel.arg_names
-        }
-        order = list(signature)
-        divisible = {
-            (i,): [["tt.divisibility", 16]]
-            for i, name in enumerate(order)
-            if name not in fixed and "desc" not in name
-        }
-        source_type = GluonASTSource if kernel.is_gluon() else ASTSource
-        source = source_type(kernel, signature, {(order.index(n),): v for n, v in fixed.items()}, divisible)
-        options = {"num_warps": full.get("num_warps", 4), "num_stages": full.get("num_stages", 3)}
-        if "consumer_regs" in full:
-            options["maxnreg"] = 168
-        if "teams" in full:
-            options["maxnreg"] = 224 if full["teams"] == 1 else 168
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(compiled.asm["cubin"])
-            file.flush()
-            usage = subprocess.run(
-                [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-            )
-        stack = [int(x) for x in re.findall(r"STACK:(\d+)", usage.stdout)]
-        entry = {
-            "shared": compiled.metadata.shared,
-            "stack": max(stack),
-            "wgmma": len(re.findall(r"wgmma\.mma_async\S*e4m3", compiled.asm["ptx"])),
-        }
-        sys.stdout.write(json.dumps([recipe, seed, params, entry]) + "\n")
-
-
 if __name__ == "__main__":
-    what, given = sys.argv[1], json.loads(sys.argv[2])
-    if what == "compile":
-        compile_for_hopper(given)
-    else:
-        if what == "emulate":
-            install(seed=3)
-        interpret(given)
+    interpret(json.loads(sys.argv[1]))

@@ -69,11 +69,11 @@ def objection(
     return failure(read_gates(operator.gates, outputs, references, kind), operator.gates)
 
 
-def child(what: str, cases: list, **environment: str) -> list:
+def interpreted(cases: list) -> list:
     """The JSON lines that ``fp8_blockwise_children`` prints, one for each case."""
     done = subprocess.run(
-        [sys.executable, str(CHILD), what, json.dumps(cases)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        [sys.executable, str(CHILD), json.dumps(cases)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         timeout=240,

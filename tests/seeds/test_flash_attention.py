@@ -63,11 +63,6 @@ def test_schedules_agree_with_the_oracle(number, schedule):
     assert found["exact"].passed, (name, found)
 
 
-def test_the_plain_kernel_is_right():
-    found = readings("causal", {}, kernel="plain", kind="shifted", workload=shape(heads=1, size=64))
-    assert found["exact"].passed, found
-
-
 TWINS = {
     "sees_the_next_key": ("column - row <= edge", "column - row <= edge + 1", "randn"),
     "no_maximum": ("now = jnp.maximum(top,", "now = jnp.minimum(0.0 * top,", "shifted"),

@@ -5,14 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from testkit.modelled_stages import (
-    INCOMPLETE,
-    NAMES,
-    OPERATOR,
-    error,
-    request,
-    traced_findings,
-)
+from testkit.modelled_stages import INCOMPLETE, NAMES, OPERATOR, error, request, traced_findings
 from testkit.scripted import shape, travelled
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.workers.cascade import modelled_stages as stages

@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from testkit.modelled_stages import (
-    NAMES,
-    OPERATOR,
-    TARGET,
-    compiled_findings,
-    facts,
-    request,
-)
+from testkit.modelled_stages import NAMES, OPERATOR, TARGET, compiled_findings, facts, request
 from testkit.scripted import Doubler
 from tilewright.fitness import score
 from tilewright.fitness.evaluation import FigureKind, Verdict

@@ -5,13 +5,7 @@ from signal import Signals
 
 import pytest
 
-from testkit.modelled_stages import (
-    INCOMPLETE,
-    NAMES,
-    artefact,
-    error,
-    request,
-)
+from testkit.modelled_stages import INCOMPLETE, NAMES, artefact, error, request
 from testkit.scripted import travelled
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.workers.cascade import modelled_stages as stages

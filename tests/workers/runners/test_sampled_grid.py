@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 
-from tilewright.seeds.operator import TensorSpec
-from tilewright.seeds.sampled import WINDOW, windows
-
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
@@ -163,13 +160,3 @@ def test_what_builds_on_steps_left_out_is_seen_and_right_when_none_is_left_out(s
     found, whole, program = _found(running, (ROWS, COLUMNS), whole=True)
     assert not program.carries and np.array_equal(found, whole)
     assert steps == [6, 16]
-
-
-def test_windows_hold_the_tail_and_lie_at_the_same_part_of_every_output():
-    specs = [TensorSpec("codes", (4096, 100), "int8"), TensorSpec("scales", (4096, 4), "int8")]
-    found = windows(specs, np.random.default_rng(1))
-    rows, columns = found["codes"]
-    assert len(rows) <= 3 * WINDOW and rows[-WINDOW:].tolist() == list(range(4096 - WINDOW, 4096))
-    assert columns.tolist() == list(range(100)) and np.array_equal(found["scales"][0], rows)
-    other = windows(specs, np.random.default_rng(2))
-    assert not np.array_equal(other["codes"][0], rows)
