@@ -11,7 +11,6 @@ import numpy as np
 
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
-    FP8_MAX,
     cast,
     dequantise_rows,
     draw,
@@ -21,7 +20,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 from tilewright.seeds.gemm_mxfp8_out import hopper
 from tilewright.seeds.mx_cast.formats import E4M3, Rule, cast_rows
 from tilewright.seeds.operator import AgreementGate, Arrays, TensorSpec
-from tilewright.seeds.sampled import TABLE, normal_table, spread_picks
+from tilewright.seeds.sampled import members, spread_picks
 from tilewright.seeds.shaped import Product
 
 MX = 32
@@ -70,13 +69,6 @@ def results(*leading: int, columns: int) -> tuple[TensorSpec, ...]:
     )
 
 
-def tables() -> dict[str, np.ndarray]:
-    """Payloads as quantised normal data has them, scales of block maxima between 1.6 and 4.9 (log-uniform)."""
-    payload = cast(normal_table(float(FP8_MAX) / 2.7))
-    scale = (np.geomspace(1.6, 4.9, TABLE) / 448.0).astype(np.float32)
-    return {"a_q": payload, "a_s": scale, "b_q": payload, "b_s": scale}
-
-
 def accumulator_gate(counted: str = "") -> AgreementGate:
     """Codes and exponents of the float64 product, but for what an accumulator such as Hopper's turns."""
     return AgreementGate(
@@ -123,7 +115,7 @@ def picked_columns(n: int, rows: int, rng: np.random.Generator) -> tuple[np.ndar
     """Some blocks of columns to cross so many rows, and the columns they hold."""
     many = min(MOST_BLOCKS, -(-SAMPLED_ROWS * SAMPLED_BLOCKS // max(1, rows)))
     blocks = spread_picks(n // MX, many, rng)
-    return blocks, (blocks[:, None] * MX + np.arange(MX)[None, :]).reshape(-1)
+    return blocks, members(blocks, MX)
 
 
 def by_rows(b_s: np.ndarray, n: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK
+from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, product_tables
 from tilewright.seeds.gemm_mxfp8_out import operands as shared
 from tilewright.seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
 from tilewright.seeds.gemm_mxfp8_out.ragged import KGroupedGemm, MaskedGemm
@@ -102,7 +102,7 @@ class MxOutGemm(MxProduct):
     def tables(self) -> Mapping[str, np.ndarray]:
         """As the blockwise family's; groups are equally likely, in no order."""
         groups = (np.arange(TABLE) * max(1, self.groups) // TABLE).astype(np.int32)
-        return {**shared.tables(), "group": groups}
+        return {**product_tables(), "group": groups}
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``mx`` and ``turned`` at rows crossing whole blocks of columns."""

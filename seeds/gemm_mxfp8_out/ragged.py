@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, draw, quantise_rows
+from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, draw, product_tables, quantise_rows
 from tilewright.seeds.gemm_mxfp8_out import operands as shared
 from tilewright.seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
 from tilewright.seeds.gemm_mxfp8_out.shapes import LEAST, MOST
@@ -78,7 +78,7 @@ class MaskedGemm(MxProduct):
     def tables(self) -> Mapping[str, np.ndarray]:
         """As the other products'; counts by the published rule, expected x U(0.7, 1.3)."""
         count = np.linspace(LEAST, MOST, TABLE) * self.expected
-        return {**shared.tables(), "count": count.astype(np.int32)}
+        return {**product_tables(), "count": count.astype(np.int32)}
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``mx`` at rows that count of one group crossing whole blocks of columns."""
@@ -169,7 +169,7 @@ class KGroupedGemm(MxProduct):
         """As the other products'; depths by the published rule, expected x U(0.7, 1.3), one in 16 groups empty."""
         count = np.linspace(LEAST, MOST, TABLE) * self.expected / BLOCK
         count[::EMPTY_SHARE] = 0
-        return {**shared.tables(), "count": count.astype(np.int32)}
+        return {**product_tables(), "count": count.astype(np.int32)}
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``mx`` of two groups, an empty one where there is one, at rows crossing whole blocks of columns."""

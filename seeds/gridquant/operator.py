@@ -36,7 +36,7 @@ from tilewright.seeds.operator import (
     TensorSpec,
     Workload,
 )
-from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
+from tilewright.seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
 from tilewright.seeds.shaped import Product, Shaped, gemm, matrix, suites_of
 
 STEP = 128
@@ -118,7 +118,7 @@ class GridQuant(Shaped):
         picked = [spread_picks(-(-size // self.edge), SAMPLED_BLOCKS, rng) for size in (m, k)]
         axes = []
         for blocks, size in zip(picked, (m, k), strict=True):
-            index = (blocks[:, None] * self.edge + np.arange(self.edge)[None, :]).reshape(-1)
+            index = members(blocks, self.edge)
             axes.append(index[index < size])
         q, s = quantise_grid(elements.at("x", *axes), self.edge)
         return Sample({"q": tuple(axes), "s": tuple(picked)}, {"bits": {"q": q, "s": s}})
