@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tilewright.evolve.intake.winner import Tuned, gaps_of, plain_arguments
+from tilewright.evolve.intake.winner import Tuned
 
 ROOT = Path(__file__).parents[3]
 
@@ -141,24 +141,3 @@ def test_calls_it_was_not_tuned_for_go_to_the_original(arguments, keywords, own:
     )  # fmt: skip
     monkeypatch.setattr(tuned, "_loaded", lambda: lambda x: "winner")
     assert (tuned(*arguments, **keywords) == "winner") is own
-
-
-def test_arguments_are_named_by_the_signature_and_those_of_the_reference_alone_are_left_out() -> None:
-    said = plain_arguments(_original, (_Tensor(2, 2),), {"dim": 1})
-    assert said == {"factor": "2.0", "mode": "'plain'"}
-
-
-def test_a_transposed_tensor_has_no_gaps() -> None:
-    assert gaps_of("x", _Tensor(4, 8, strides=(1, 4))) == ""
-    assert "strides [16, 1]" in gaps_of("x", _Tensor(4, 8, strides=(16, 1)))
-
-
-def test_the_gain_is_over_the_seed_in_whatever_order_candidates_came() -> None:
-    rows = [
-        {"mutation": "parameter", "fitness": 3.0},
-        {"mutation": "seed", "fitness": 2.0},
-        {"mutation": "rewrite", "fitness": None},
-        {"mutation": "rewrite", "fitness": 5.0},
-    ]
-    tuned = Tuned(SimpleNamespace(history=rows, winner=rows[-1]), _original, Path("none"), "scaled", [], [])
-    assert tuned.gain == 2.5

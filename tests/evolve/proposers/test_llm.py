@@ -49,10 +49,6 @@ def faster(old: int, new: int) -> Answer:
     return Answer(f"SUMMARY: speed {new}\n{edit}")
 
 
-def whole(speed: int) -> Answer:
-    return Answer(f"SUMMARY: speed {speed}\n```python\n{SEED.replace('speed = 10', f'speed = {speed}')}```")
-
-
 def judge(genome: Genome) -> Evaluation:
     """Fitness is the module's speed; 66 is incorrect, with an error a model could mend."""
     speed = int(genome.source.split("speed = ")[1].split("\n")[0])
@@ -136,29 +132,6 @@ def check(source: str) -> Sequence[str]:
     return [str(violation) for violation in dialect.check(source)]
 
 
-def lineage(history: History) -> list:
-    return [(c.index, c.genome.id, c.parents, c.mutation) for c in history.candidates]
-
-
-def test_good_edits_climb_and_replay_without_the_server(tmp_path: Path) -> None:
-    answers = [
-        faster(10, 11),
-        faster(11, 12),
-        Answer(f"SUMMARY: whole\n```python\n{SEED.replace('10', '20')}```"),
-    ]
-    with scripted_server(answers) as server:
-        first = campaign(tmp_path / "j", server, 4)
-    assert [c.mutation.detail for c in first.candidates[1:]] == ["speed 11", "speed 12", "whole"]
-    assert first.best and first.best[1].fitness == 20
-    assert server.keys == ["Bearer secret-key"] * 3
-    asked = server.requests[1]["messages"][1]["content"]
-    assert "spills" in asked and "op/r" in asked and "speed = 11" in asked
-    assert "60% are register spills" in asked
-    replayed = campaign(tmp_path / "j", None, 4)
-    assert lineage(replayed) == lineage(first)
-    assert b"secret-key" not in (tmp_path / "j").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("target", "operator", "told"),
     [
@@ -214,6 +187,9 @@ def test_a_model_alone_is_asked_anew_where_its_answers_cannot_be_used(tmp_path: 
     ("bad", "told"),
     [
         (faster(99, 100), "is not in the module"),
+        (Answer("<<<<<<< SEARCH\nspeed\n=======\nrate\n>>>>>>> REPLACE\n"), "not in the module"),
+        (Answer("<<<<<<< SEARCH\n    speed = 10\n"), "not closed"),
+        (Answer("x" * 300_000), "at most"),
         (Answer("```python\ndef build(:\n```"), "does not parse"),
         (Answer(f"```python\nimport os\n{SEED}```"), "not allowed"),
         (Answer("no idea"), "neither a SEARCH/REPLACE block"),
@@ -228,14 +204,6 @@ def test_an_unusable_answer_is_told_to_the_model_and_never_evaluated(
         history = campaign(tmp_path / "j", server, 2)
     assert [c.mutation.detail for c in history.candidates[1:]] == ["speed 11"]
     assert told in server.requests[1]["messages"][-1]["content"]
-
-
-def test_a_rate_limit_is_waited_out(tmp_path: Path) -> None:
-    busy = Answer(status=429, raw=b'{"error": {"message": "slow down"}}', headers={"Retry-After": "1"})
-    with scripted_server([busy, faster(10, 11)]) as server:
-        history = campaign(tmp_path / "j", server, 2)
-    assert len(server.requests) == 2
-    assert history.best and history.best[1].fitness == 11
 
 
 @pytest.mark.parametrize(
@@ -260,24 +228,8 @@ def test_a_broken_endpoint_yields_no_proposal_and_the_campaign_ends_cleanly(
     assert stored and all(exchange["error"] for exchange in stored)
 
 
-def test_the_token_budget_counts_what_is_in_flight(tmp_path: Path) -> None:
-    with scripted_server([faster(10 + n, 11 + n) for n in range(9)]) as server:
-        history = campaign(tmp_path / "j", server, 9, tokens=2000)
-    # Each call reserves its prompt (about 700 tokens) and 1,000 for the answer, and uses 150.
-    assert 1 <= len(server.requests) < 8
-    assert len(history.candidates) == 1 + len(server.requests)
-
-
 def test_a_call_without_an_answer_is_charged_in_full() -> None:
     budget = TokenBudget(1000)
     budget.reserve(600)
     budget.settle(600, None)
     assert (budget.spent, budget.reserved) == (600, 0)
-
-
-def test_a_failed_child_is_shown_its_error(tmp_path: Path) -> None:
-    with scripted_server([faster(10, 66), *(whole(speed) for speed in range(20, 40))]) as server:
-        campaign(tmp_path / "j", server, 12)
-    asked = [r["messages"][1]["content"] for r in server.requests]
-    mending = [text for text in asked if "Kernel that failed" in text]
-    assert mending and "exact gate reads 12 dB" in mending[0] and "trace of 66" in mending[0]

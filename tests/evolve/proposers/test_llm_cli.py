@@ -308,15 +308,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert not list((cli / "home").glob("campaigns/*"))
 
 
-def test_no_key_is_told_before_anything_starts(
-    cli: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TILEWRIGHT_LLM_API_KEY")
-    assert run(cli, campaign_file(cli), "--llm-model", "m") == 2
-    assert "TILEWRIGHT_LLM_API_KEY" in capsys.readouterr().err
-    assert not list((cli / "home").glob("campaigns/*"))
-
-
 def test_a_server_on_this_machine_needs_no_key_and_a_model_may_be_the_only_proposer(
     cli: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

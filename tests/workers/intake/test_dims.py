@@ -83,15 +83,6 @@ def test_dimensions_are_as_different_as_the_function_bears(
     assert all(dims[n] == size for n, size in plain if n in dims)
 
 
-def test_what_surely_works_is_preferred_to_what_shapes_alone_allow() -> None:
-    def names(**more: Callable[..., bool]) -> Shapes:
-        return _settled("f32[64,32], f32[32]", lambda *_: True, **more)[0]
-
-    assert len({n for shape in names() for n in shape}) == 3
-    assert names(surely=lambda x, bias: x[1] == bias[0]) == [("M", "N"), ("N",)]
-    assert len({n for shape in names(surely=lambda *_: False) for n in shape}) == 3
-
-
 @pytest.mark.parametrize("shape", [(1,), (1, 8), (1, 16, 8), (1, 1, 8), (6, 8), (2, 1, 1)])
 def test_a_batch_of_one_is_not_all_zero(shape: tuple[int, ...]) -> None:
     for seed in range(8):

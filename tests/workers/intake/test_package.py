@@ -10,7 +10,7 @@ import pytest
 
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
-from tilewright.workers.intake.triton.kernel_text import definition, is_mask, masks_of
+from tilewright.workers.intake.triton.kernel_text import definition, is_mask
 
 triton = pytest.importorskip("triton")
 
@@ -112,11 +112,6 @@ def test_a_kernel_is_found_under_decorators_that_launch_it_in_their_own_way(pack
     assert type(found).__module__.startswith("triton.runtime") or isinstance(found, triton.runtime.Autotuner)
 
 
-def test_a_tuner_of_ones_own_is_recorded_like_tritons(package, monkeypatch) -> None:
-    monkeypatch.setattr(triton.runtime.Autotuner, "run", lambda tuner, *a, **k: ("recorded", tuner.configs))
-    assert package.tuned.run(None, grid=(1,))[0] == "recorded"
-
-
 def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package) -> None:
     assert [config.kwargs for config in package.tabled.configs] == [{"N": 32}]
     assert definition(package.tabled.base_fn)[0].name == "tabled"
@@ -124,10 +119,6 @@ def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package) -> None:
 
 def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package) -> None:
     assert package.VENDOR == "nvidia"  # and wrapper(None), which would fail, was not run
-
-
-def test_a_package_may_import_its_parts_in_a_circle(package) -> None:
-    assert package.narrow() == 3
 
 
 @pytest.mark.parametrize(
@@ -143,11 +134,3 @@ def test_a_package_may_import_its_parts_in_a_circle(package) -> None:
 )
 def test_masks_are_told_from_conditions(said: str, mask: bool) -> None:
     assert is_mask(ast.parse(said, mode="eval").body, {"inside"}) is mask
-
-
-def test_a_name_is_a_mask_where_all_that_it_is_assigned_is() -> None:
-    kernel = ast.parse(
-        "def f(a, b):\n    near = a < b\n    both = near & (a > 0)\n    other = a < b\n    other = a\n"
-    ).body[0]
-    assert isinstance(kernel, ast.FunctionDef)
-    assert masks_of(kernel) == {"near", "both"}

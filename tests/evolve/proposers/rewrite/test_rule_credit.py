@@ -66,11 +66,6 @@ def test_a_rule_that_gained_is_drawn_more_and_one_that_failed_less() -> None:
     assert min(shares.values()) >= EXPLORE / len(RULES)
 
 
-def test_a_knob_is_presumed_to_be_worth_less() -> None:
-    shares = RuleCredit().shares(RULES)
-    assert shares["pallas_vmem_limit"] < shares["pallas_a"] == shares["pallas_c"]
-
-
 def test_credit_fades_so_that_the_next_phase_has_its_own_winner() -> None:
     history = History()
     for _ in range(8):
@@ -80,23 +75,6 @@ def test_credit_fades_so_that_the_next_phase_has_its_own_winner() -> None:
         grow(history, "pallas_b", 0.05)
     shares = learned(history).shares(RULES)
     assert shares["pallas_b"] > 2 * shares["pallas_a"]
-
-
-def test_a_gain_is_over_the_parent_and_shared_by_the_steps() -> None:
-    alone, shared = History(), History()
-    grow(alone, "pallas_a", 0.2)
-    grow(shared, "pallas_a", 0.2, steps=2)
-    assert learned(alone).shares(RULES) == learned(shared).shares(RULES)
-    assert rules_of(describe([("pallas_a", "x: y"), ("pallas_b", "z")])) == ["pallas_a", "pallas_b"]
-
-
-def test_a_resumed_fold_is_the_unbroken_one() -> None:
-    history, folded = History(), RuleCredit()
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        grow(history, RULES[int(rng.integers(4))], float(rng.normal(0, 0.1)))
-        folded.learn(history)
-    assert folded.shares(RULES) == learned(history).shares(RULES)
 
 
 class Stub(RewriteProposer):
