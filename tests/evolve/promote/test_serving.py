@@ -19,10 +19,9 @@ from testkit.promote_campaign import (
     run,
     write_campaign,
 )
-from tests.evolve.promote.test_verify import CascadePool
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.promote import library_commands
-from tilewright.evolve.promote.command import Options, promote
+from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.evolve.space.genome import Genome
@@ -64,29 +63,6 @@ def promoted(
     folder = write_campaign(home, family=family, genomes=genomes, winner=winner, target=target)
     run(folder, writer, seconds=lambda g, workload: 5e-5 if g == winner else 1e-4)
     return folder, winner, other
-
-
-@pytest.mark.slow
-def test_an_incumbent_is_evaluated_only_where_it_serves(family: Path, tmp_path: Path) -> None:
-    pytest.importorskip("libtpu")
-    writer = LibraryWriter(tmp_path / "library", "small")
-    folder, winner, other = promoted(family, tmp_path / "home", writer)
-    options = Options(candidate="2", suite="mixed", rounds=1, force_reason="its speed is not the point here")
-    pools: list[CascadePool] = []
-
-    def make(resolved):
-        pools.append(CascadePool(resolved))
-        return pools[-1]
-
-    outcome = promote(folder, writer, options, lambda line: None, make)
-    assert [shape.incumbent for shape in outcome.judgement.shapes] == [f"library's {winner.id}", "whole"]
-    kept = {job.genome.id: job.only for job in pools[0].jobs}
-    assert kept[winner.id] == {SHORT, "128x128x512"}, "one of the checked shapes is not for it, either"
-    assert kept[other.id] == {SHORT, ODD, "128x128x512", "128x128x256"}
-    receipt = writer.version(OPERATOR)[1]["targets"]["tpu7x"]
-    assert receipt["incumbents"][f"library's {winner.id}"]["workloads"] == [SHORT]
-    assert receipt["incumbents"]["whole"]["workloads"] == [ODD]
-    assert receipt["candidates"][0]["workloads"] == [SHORT, ODD]
 
 
 def test_on_a_device_everyone_is_compared_where_it_serves(family: Path, tmp_path: Path) -> None:

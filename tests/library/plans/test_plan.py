@@ -8,7 +8,7 @@ import hashlib
 import json
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +147,6 @@ def test_fills_views_scratch_and_tensor_maps_are_recorded_in_order(two: Plan) ->
     assert add.arguments[:2] == (Pointer(1, 0), Pointer(2, 64 * 64 * 4)) and add.warps == 8
 
 
-def test_the_same_launch_gives_the_same_bytes_in_another_process(one: Plan, tmp_path: Path) -> None:
-    other = compile_children(load_target("h200").gpu)
-    try:
-        again = recorded(other, HEADER + ONE)
-    finally:
-        other.close()
-    assert again.to_bytes() == one.to_bytes() and again.digest == one.digest
-
-
 @pytest.mark.parametrize(
     ("old", "new", "kind", "said"),
     [
@@ -186,33 +177,6 @@ def test_what_a_plan_cannot_hold_is_refused_with_the_reason(
     assert said in answer.data["message"]
 
 
-@pytest.mark.parametrize("encode", [lambda value, meta: [value, meta], lambda value, meta, _: [value, meta]])
-def test_triton_may_hand_a_descriptor_s_encoder_the_other_arguments(
-    encode: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it does from 3.8 on."""
-    from tilewright.workers.runners.triton import recorder as triton_record
-
-    monkeypatch.setattr(triton_record.nvidia, "make_tensordesc_arg", encode)
-    assert triton_record._described_by_triton("value", {"block_size": [64]}) == [
-        "value",
-        {"block_size": [64]},
-    ]
-
-
-def test_a_tensor_under_another_dtype_is_the_same_tensor(compiler: ForkedChildren, one: Plan) -> None:
-    """Triton's own way to pass 8-bit floats that a torch has as bytes."""
-    source = (HEADER + ONE).replace("(x, y, x.numel()", "(triton.reinterpret(x, tl.int32), y, x.numel()")
-    assert recorded(compiler, source).launches[0].arguments == one.launches[0].arguments
-
-
-def test_a_launch_of_nothing_is_no_launch(compiler: ForkedChildren) -> None:
-    empty = {"id": "square", "inputs": [described("x", 0, 64)], "outputs": [described("y", 0, 64)]}
-    answer = compiled(compiler, HEADER + ONE, empty)
-    plan = Plan.from_bytes(answer.blobs["square"])
-    assert plan.launches == () and plan.buffers == (0,)
-
-
 # -- bytes --------------------------------------------------------------------------------------
 
 
@@ -234,14 +198,6 @@ def test_plans_come_back_from_their_bytes(one: Plan, two: Plan) -> None:
         again = Plan.from_bytes(plan.to_bytes())
         assert again == plan and again.to_bytes() == plan.to_bytes() and again.digest == plan.digest
         assert packed(header_of(plan), b"".join(plan.codes)) != plan.to_bytes(), "the canonical form is dense"
-
-
-def test_the_digest_is_of_what_is_launched(one: Plan) -> None:
-    other = dataclasses.replace(one, toolchain={"triton": "0"})
-    assert other.digest == one.digest and other.to_bytes() != one.to_bytes()
-    (launch,) = one.launches
-    moved = dataclasses.replace(one, steps=(dataclasses.replace(launch, grid=(31, 1, 1)),))
-    assert moved.digest != one.digest
 
 
 @given(data=st.data())
