@@ -136,32 +136,6 @@ def test_every_refusal_comes_at_once_with_line_and_remedy(files: Path) -> None:
     assert all(r.remedy for r in refusal.value.refusals)
 
 
-@pytest.mark.slow
-def test_a_pallas_function_is_taken_in_by_its_text(files: Path) -> None:
-    request = tune.Request(
-        files / "tpu.py", "product", "jax.numpy.matmul", ("bf16[512, 256], bf16[256, 128]",)
-    )
-    answer = tune.ask_intake(request, load_target("tpu7x"))
-    assert check(answer["source"], entry="build") == []
-    assert "block_rows" in answer["space"]
-    assert answer["results"][0][2] == ["M", "K"]
-    screen = "\n".join(preflight.lines(answer, "jax.numpy.matmul", "tpu7x"))
-    assert "grid_spec" not in answer["source"] and "rules apply (number of places): " in screen
-    assert "are valid at 512x256x128, which excludes" not in screen or "block_rows 1024" in screen
-
-
-@pytest.mark.slow
-def test_a_pallas_function_is_cut_down_to_what_its_call_does(files: Path) -> None:
-    """Block sizes in a dataclass, unpacked keywords, a custom gradient, flags and a logger that is not there."""
-    request = tune.Request(
-        files / "wrapped.py", "doubled", f"{files}/plain_jax.py:doubled", ("f32[512, 512]",)
-    )
-    (files / "plain_jax.py").write_text("import jax\n\ndef doubled(x):\n    return x + x\n")
-    answer = tune.ask_intake(request, load_target("tpu7x"))
-    assert set(answer["space"]) == {"block_rows", "block_cols"}
-    assert "isinstance" not in answer["source"] and "def body(x_ref, o_ref, *, bias)" in answer["source"]
-
-
 def test_without_a_reference_the_function_as_it_stands_is_the_judge(files: Path, tmp_path: Path) -> None:
     request = tune.Request(files / "mine.py", "group_norm", SELF, (CALL,))
     answer = tune.ask_intake(request, load_target("interpreter"))

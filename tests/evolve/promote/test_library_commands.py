@@ -83,24 +83,6 @@ def test_sabotage_is_reported_refused_and_never_served(
         serve()
 
 
-def test_a_stale_toolchain_is_reported_and_not_served(
-    campaign: Path, writer: LibraryWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(campaign, writer)
-    installed = {"jax": "0.11.0", "libtpu": "0.0.51"}
-    monkeypatch.setattr(store, "_installed", installed.get)
-    assert cli.main(["library", "verify", "--files", "--library", str(writer.library)]) == 2
-    (bad,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no")]
-    assert "verified with jax 0.10.2 up to below 0.11, and 0.11.0 is installed" in bad
-    with pytest.raises(store.NotServed, match=r"jax 0\.10\.2 up to below 0\.11"):
-        store.load_table(OPERATOR, "tpu:TPU7x", writer.kernels)
-    installed["jax"] = "0.10.9"
-    assert (
-        store.load_table(OPERATOR, "tpu:TPU7x", writer.kernels).choose((512, 512, 512)).kernel.name
-        == CHILD.id
-    )
-
-
 def test_a_promotion_behind_the_back_of_another_is_refused(campaign: Path, writer: LibraryWriter) -> None:
     def meanwhile(job: Job, evaluation: Evaluation) -> Evaluation:
         if job.index == 0 and not writer.root.exists():

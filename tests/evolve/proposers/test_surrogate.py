@@ -14,8 +14,7 @@ from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces
 from tilewright.evolve.proposers.surrogate.model import log_improvement
 from tilewright.evolve.proposers.surrogate.posterior import Kernel, Posterior, correlation
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
-from tilewright.evolve.proposers.surrogate.records import Records, SourceRecords
-from tilewright.evolve.proposers.surrogate.view import pool_of
+from tilewright.evolve.proposers.surrogate.records import Records
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
 from tilewright.evolve.space.genome import Genome
@@ -109,18 +108,6 @@ def test_several_sources_share_one_model() -> None:
     assert history.best[0].genome.params["block"] == 64
 
 
-def test_a_source_that_takes_the_lead_is_modelled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surrogate, "REFIT_EVERY", 100)
-    history = History()
-    add(history, Genome("a", {"block": 16, "stages": 1, "mode": "x"}))
-    proposer = SurrogateProposer(Archive(1, 10), space_of)
-    advance(proposer, history, 16, lag=1)
-    proposer.propose(history, 0, np.random.default_rng(0))
-    add(history, Genome("b", {"block": 64, "fast": False}))
-    advance(proposer, history, 23, lag=1)
-    assert "b" in {candidate.genome.source for candidate, _ in history.evaluated[17:]}
-
-
 def test_a_proposer_made_anew_goes_on_as_the_old_one() -> None:
     history = start()
     proposer = SurrogateProposer(Archive(1, 10), space_of)
@@ -166,20 +153,6 @@ def test_a_duplicate_is_as_fit_as_what_it_repeats() -> None:
         pass
     first = records.sources[0].targets[0]
     assert records.sources[0].targets == [first, first]  # the third names nothing it repeats
-
-
-def test_declared_defaults_keep_the_first_pools_near_them() -> None:
-    names = [f"p{number}" for number in range(12)]
-    space = Space(dict.fromkeys(names, (0, 1, 2, 3)), defaults=dict.fromkeys(names, 0))
-    row = space.encode(space.defaults)
-
-    def changes(count: int) -> float:
-        records = SourceRecords("a", space, [row] * count, [0.0] * count)
-        ((_, rows),) = pool_of([records], np.random.default_rng(0))
-        return float((rows != row).sum(axis=1).mean())
-
-    assert changes(5) == 1.0
-    assert changes(40) > 5.0
 
 
 def test_observing_bit_by_bit_is_observing_at_once() -> None:

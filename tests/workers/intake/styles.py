@@ -1,7 +1,6 @@
 """Functions in the styles of public code, one kind of difficulty each. Taken in by ``test_styles``, never imported."""
 
 import importlib.util
-import itertools
 import os
 import tempfile
 
@@ -114,22 +113,6 @@ def increased(x):
 
 
 @triton.jit
-def _parts(x_ptr, begin_ptr, y_ptr, cols, BLOCK: tl.constexpr):
-    begin, end = tl.load(begin_ptr + tl.program_id(0)), tl.load(begin_ptr + tl.program_id(0) + 1)
-    for row in range(begin, end):
-        for first in range(0, cols, BLOCK):
-            at = first + tl.arange(0, BLOCK)
-            x = tl.load(x_ptr + row * cols + at, mask=at < cols)
-            tl.store(y_ptr + row * cols + at, x / (end - begin), mask=at < cols)
-
-
-def shared_out(x, begins):
-    y = torch.zeros_like(x)
-    _parts[(begins.shape[0] - 1,)](x, begins, y, x.shape[1], BLOCK=16)
-    return y
-
-
-@triton.jit
 def _filled(x_ptr, slot_ptr, cache_ptr, cols, BLOCK: tl.constexpr):
     at, slot = tl.arange(0, BLOCK), tl.load(slot_ptr + tl.program_id(0))
     x = tl.load(x_ptr + tl.program_id(0) * cols + at, mask=at < cols)
@@ -190,10 +173,6 @@ def plain_increased(x):
 
 def plain_kept_rows(x, labels):
     return x
-
-
-def plain_shared_out(x, begins):
-    return torch.cat([x[a:b] / (b - a) for a, b in itertools.pairwise(begins)])
 
 
 def plain_filled(x, slots, cache):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import itertools
 from typing import Any
@@ -11,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from testkit.mistakes import HARMLESS, MISTAKES, planted
 from tilewright.fitness.gates import read_gates
 from tilewright.seeds.operator import SnrGate
 from tilewright.workers.intake.judge import bounds as judge
@@ -211,35 +209,6 @@ def test_checked_shapes_take_several_tiles_with_and_without_a_tail() -> None:
     assert not list(looped(dims, [3], lambda small: True))
     chunked = next(looped(dims, [64], lambda small: small["M"] % 256 == 0))
     assert chunked["M"] == 512 and chunked["N"] < 512, "a size that does not hold keeps the others small"
-
-
-SOURCE = """
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def kernel(x_ptr, y_ptr, n, eps, BLOCK: tl.constexpr):
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for at in range(0, n, BLOCK):
-        cols = at + tl.arange(0, BLOCK)
-        total += tl.load(x_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
-    tl.store(y_ptr + tl.program_id(0), tl.exp(tl.sum(total, 0) / (n + eps)))
-
-
-def launch(inputs, params):
-    return ()
-"""
-
-
-def test_planted_mistakes_are_modules_that_differ() -> None:
-    made = list(planted(SOURCE, MISTAKES))
-    texts = [text for _, text in made]
-    assert len(set(texts)) == len(texts) > 20
-    kinds = {name.partition(":")[0] for name, _ in made}
-    assert {"tail", "place", "stale", "precision", "race", "loop", "values"} <= kinds
-    assert all(isinstance(ast.parse(text), ast.Module) for text in texts)
-    assert {name for name, _ in planted(SOURCE, HARMLESS)} >= {"exp2 for exp", "a reciprocal for a quotient"}
 
 
 def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those() -> None:

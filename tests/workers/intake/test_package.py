@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from types import ModuleType
 
@@ -10,27 +9,13 @@ import pytest
 
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
-from tilewright.workers.intake.triton.kernel_text import definition, is_mask
+from tilewright.workers.intake.triton.kernel_text import definition
 
 triton = pytest.importorskip("triton")
 
 FILES = {
     "__init__.py": "raise RuntimeError('needs a device')\n",
     "setup.py": "VENDOR = None\n\ndef find():\n    global VENDOR\n    VENDOR = 'nvidia'\n\nfind()\n",
-    "tools/__init__.py": """
-from cache_of_kernels.tools import sizes
-from cache_of_kernels.tools.shapes import broad, narrow
-""",
-    "tools/shapes.py": """
-from cache_of_kernels.tools import sizes
-
-def narrow():
-    return sizes.SIZE
-
-def broad():
-    return 1
-""",
-    "tools/sizes.py": "SIZE = 3\n",
     "launch.py": """
 import triton
 
@@ -60,7 +45,6 @@ import triton
 import triton.language as tl
 from cache_of_kernels.launch import Broken, Entry, tables, tuner
 from cache_of_kernels.setup import VENDOR
-from cache_of_kernels.tools import narrow
 
 @Entry
 @triton.jit
@@ -84,7 +68,7 @@ def failing(x, N: tl.constexpr):
     tl.store(x, N)
 
 def wrapper(x):
-    kept[(1,)](x, N=narrow() if VENDOR else 1)
+    kept[(1,)](x, N=3 if VENDOR else 1)
 
 wrapper(None)
 """,
@@ -119,18 +103,3 @@ def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package) -> None:
 
 def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package) -> None:
     assert package.VENDOR == "nvidia"  # and wrapper(None), which would fail, was not run
-
-
-@pytest.mark.parametrize(
-    ("said", "mask"),
-    [
-        ("(a < b) and (c >= d)", True),
-        ("rows[:, None] < m and (cols < n or rows == 0)", True),
-        ("inside and a < b", True),
-        ("FLAG and a < b", False),
-        ("MODE == 'x' and a < b", False),
-        ("x is None or y is None", False),
-    ],
-)
-def test_masks_are_told_from_conditions(said: str, mask: bool) -> None:
-    assert is_mask(ast.parse(said, mode="eval").body, {"inside"}) is mask

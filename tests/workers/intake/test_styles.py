@@ -18,7 +18,7 @@ from tilewright.workers.child.launch import ROOT
 STYLES = Path(__file__).with_name("styles.py")
 CALLS = {
     "shared": "f32[30, 20], i64[30] < 5", "kept_rows": "f32[30, 20], i64[30] < 5", "cubed": "f32[30, 50]",
-    "halved": "f32[30, 20]", "increased": "f32[30, 20]", "shared_out": "f32[30, 20], i64[5].offsets(30)",
+    "halved": "f32[30, 20]", "increased": "f32[30, 20]",
     "tripled": "f32[30, 20]", "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
 }  # fmt: skip
 

@@ -37,10 +37,9 @@ VARIANTS = {
         {"consumers": 1, "pin": False, "stages": 1, "programs": 1, "ahead": False, "ring": False},
         {"consumers": 3, "skew": True, "walk_rows": 1},
     ],
-    "matmul_bias_gelu.py": [
+    "matmul_masked.py": [
         {"pieces": 2, "in_flight": False, "parts": 4, "slots": 4},
         {"stages": 1, "consumers": 1, "slots": 1, "pieces": 2},
-        {"BLOCK_N": 32, "consumers": 3},
     ],
     "matmul_block_pointers.py": [{"pieces": 2, "consumers": 1}],
     "matmul_grouped.py": [{"pieces": 2, "stages": 2}],
@@ -144,7 +143,6 @@ def refusal(source: str) -> str:
         ("masked", "(0, BLOCK_M)\n", "(0, BLOCK_M) + 1\n", "no multiple of its extent"),
         ("masked", "        a_ptrs += BLOCK_K", "        tl.store(c_ptr, k)\n        a_ptrs += BLOCK_K",
          "a store before"),
-        ("bias_gelu", "tl.math.erf(", "tl.extra.erf(", "which Gluon does not have"),
         ("block_pointers", 'padding_option="zero")', 'padding_option="nan")', "padded with something other than zero"),
         ("block_pointers", "shape=(K, N)", "shape=(K // 2, N)", "whose shape is not its tensor's"),
         ("block_pointers", "strides=(1, w_row)", "strides=(w_row, w_row)", "without one contiguous axis"),
