@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -102,27 +101,3 @@ def test_an_operator_without_a_plan_leaves_the_layer_to_the_ops(monkeypatch: pyt
     layer.ready(training=False)
     assert torch_layer.entry(M, N, K, torch.device("cpu"), True) is None
     torch_layer._LAYERS.clear()
-
-
-def test_threads_share_a_layer(launcher: MemoryLauncher) -> None:
-    layer = Layer(M, N, K, torch.device("cpu"))
-    cases = [(operands(seed), None) for seed in range(4)]
-    wanted = [by_operators(*case) for case, _ in cases]
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        for turn in range(20):
-            at = (number + turn) % len(cases)
-            x, w, dy = cases[at][0]
-            y, kept_x, kept_w = layer.forward(x, w)
-            dx, dw = layer.backward(dy, kept_x, kept_w, True, True)
-            for ours, good in zip((y, kept_x, kept_w, dx, dw), wanted[at], strict=True):
-                if not torch.equal(ours, good):
-                    wrong.append(at)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong

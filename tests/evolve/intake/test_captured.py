@@ -78,24 +78,15 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_distinct_calls_are_noted_under_every_name_a_function_has(noted) -> None:
-    assert noted["functions"]["scaled"] == ["f32[10, 20]", "f32[10, 7], factor=3.0"]
-    assert noted["functions"]["Scale.apply"] == ["f32[10, 20]"]
-    assert set(noted["functions"]) == {"scaled", "Scale.apply"}  # what launches nothing is not
-
-
-def test_a_launch_says_grid_arguments_and_strides(noted) -> None:
-    (launch,) = noted["launches"]
+def test_calls_and_launches_are_noted_and_what_was_watched_is_as_before(noted) -> None:
+    assert noted["functions"] == {  # under every name that a function has; what launches nothing is not
+        "scaled": ["f32[10, 20]", "f32[10, 7], factor=3.0"],
+        "Scale.apply": ["f32[10, 20]"],
+    }
+    (launch,), (note,) = noted["launches"], noted["notes"]
     assert launch.startswith("scale_kernel[4](out=float32[10, 20] strides [20, 1]")
     assert "factor=2.0, n=200, BLOCK=64" in launch
-
-
-def test_gaps_are_said(noted) -> None:
-    (note,) = noted["notes"]
     assert "argument 0 has gaps (shape [10, 7], strides [20, 1])" in note and "go to the original" in note
-
-
-def test_what_was_watched_is_as_before(noted) -> None:
     assert noted["restored"]
 
 

@@ -137,7 +137,7 @@ def test_every_refusal_comes_at_once_with_line_and_remedy(files: Path) -> None:
 
 
 def test_without_a_reference_the_function_as_it_stands_is_the_judge(files: Path, tmp_path: Path) -> None:
-    request = tune.Request(files / "mine.py", "group_norm", SELF, (CALL,))
+    request = tune.Request(files / "mine.py", "group_norm", SELF, ("bf16[96, 64], eps=1e-6",))
     answer = tune.ask_intake(request, load_target("interpreter"))
     assert answer["precision"] in ("float64", "float32") and answer["call"] == "x=x"
     assert "the original kernel" in "\n".join(preflight.lines(answer, SELF, "here"))

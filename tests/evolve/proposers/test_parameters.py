@@ -47,23 +47,3 @@ def test_proposals_are_legal_new_and_say_what_they_change(table: Table) -> None:
         parent = run.history.candidate(candidate.parents[0]).genome
         for name, value in candidate.genome.params.items():
             assert (parent.params[name] != value) == (f"{name} " in candidate.mutation.detail)
-
-
-def test_a_small_space_is_exhausted_and_no_more(table: Table) -> None:
-    from tilewright.evolve.space.space import Space
-
-    space = Space({"a": (1, 2, 3), "b": (True, False)}, {"a != 2 or b": "no"})
-    archive = Archive(1, 10)
-    proposer = ParameterProposer(archive, lambda source: space)
-    from tilewright.evolve.record.history import Candidate, History, Mutation
-    from tilewright.evolve.space.genome import Genome
-
-    history = History()
-    first = Candidate(0, Genome("k", {"a": 1, "b": True}), (), Mutation(MutationKind.SEED, "s", ""), 0, 0)
-    history.propose(first)
-    for index in range(1, 20):
-        proposal = proposer.propose(history, 0, np.random.default_rng(index))
-        if proposal is None:
-            break
-        history.propose(Candidate(index, proposal.genome, proposal.parents, proposal.mutation, 1, 0))
-    assert len(history.candidates) == 5

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from tilewright.workers.intake.calls.call_text import parse
 from tilewright.workers.intake.calls.dimensions import operands, settle, tensor_places
-from tilewright.workers.intake.judge.inputs import draw
-from tilewright.workers.intake.operator import Operand
 
 Shapes = list[tuple[int | str, ...]]
 
@@ -81,13 +78,3 @@ def test_dimensions_are_as_different_as_the_function_bears(
         (n, size) for shape, of in zip(found, sizes, strict=True) for n, size in zip(shape, of, strict=True)
     ]
     assert all(dims[n] == size for n, size in plain if n in dims)
-
-
-@pytest.mark.parametrize("shape", [(1,), (1, 8), (1, 16, 8), (1, 1, 8), (6, 8), (2, 1, 1)])
-def test_a_batch_of_one_is_not_all_zero(shape: tuple[int, ...]) -> None:
-    for seed in range(8):
-        made = draw(Operand("x", "float32", shape), {}, "spread", 4, np.random.default_rng(seed))
-        assert made.shape == shape and np.abs(made).max() > 0
-    if shape == (1, 16, 8):
-        made = draw(Operand("x", "float32", shape), {}, "spread", 4, np.random.default_rng(0))
-        assert (np.abs(made[0]).max(axis=1) == 0).sum() == 1, "one row of zeros"
