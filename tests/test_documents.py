@@ -6,6 +6,7 @@ import ast
 import re
 import runpy
 import shlex
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -35,7 +36,7 @@ STUDY = re.compile(r"python -m (experiments[\w.]*\w)([^`\n#]*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 CAMPAIGN = re.compile(r"tilewright run ([\w-]+)(?![\w./-])")
 
-QUESTIONS = 38
+QUESTIONS = 42
 
 
 def _id(page: Path) -> str:
@@ -168,6 +169,17 @@ def test_the_readme_is_short_and_shows_the_shipped_quickstart() -> None:
     assert len(readme.splitlines()) <= 110
     (sample,) = re.findall(r"^```yaml\n(.*?)^```$", readme, re.M | re.S)
     assert yaml.safe_load(sample) == yaml.safe_load(_text(ROOT / "experiments/campaigns/quickstart.yaml"))
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=_id)
+def test_every_extra_that_a_page_installs_is_one(page: Path) -> None:
+    known = tomllib.loads(_text(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    asked = {
+        extra
+        for group in re.findall(r"'(?:tilewright|\.)\[([\w,]+)\]'", _text(page))
+        for extra in group.split(",")
+    }
+    assert asked <= set(known)
 
 
 def test_the_page_of_the_api_is_what_the_docstrings_and_commands_say() -> None:

@@ -1,4 +1,7 @@
-"""docs/tutorial.md as printed: run its ``sh`` and ``python`` blocks in order, compare what its ``text`` blocks show."""
+"""docs/tutorial.md as printed: run its ``sh`` and ``python`` blocks in order, compare what its ``text`` blocks show.
+
+Then delete the campaign as docs/campaign.md says.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,13 @@ import pytest
 from testkit import ROOT
 
 pytest.importorskip("libtpu")
+pytest.importorskip("triton")
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+DELETION = re.findall(
+    r"^   ```python\n(.*?)^   ```$", (ROOT / "docs" / "campaign.md").read_text(), re.M | re.S
+)
+LEFT = "import mlflow\nprint('left:', len(mlflow.search_runs(search_all_experiments=True, output_format='list')))\n"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = {
     "pip install '.[tpu]'": "the test's environment has it",
@@ -45,7 +54,9 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
         "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
     }
     printed, console = "", []
-    for language, text in BLOCK.findall(PAGE):
+    (deletion,) = map(textwrap.dedent, DELETION)
+    after = deletion.partition("for run")[0] + LEFT
+    for language, text in [*BLOCK.findall(PAGE), ("python", deletion), ("python", after)]:
         if language == "console":
             console += text.splitlines()
         elif language == "text":
@@ -65,3 +76,4 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
     (error,) = re.findall(r"largest error (\S+)", printed)
     assert float(gain) > 2 and float(error) < 1e-3
     assert "winner: {'block_rows':" in printed and "softmax-001 None" in printed
+    assert printed.endswith("left: 0\n")

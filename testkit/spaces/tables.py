@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from testkit import SPACES
+from testkit.evaluations import failed, figures, passed
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.space import Space, SpaceError
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
 
 
 @dataclass(frozen=True)
@@ -133,33 +134,13 @@ class TableEvaluator(AtOnce):
 
     def evaluate(self, job: Job) -> Evaluation:
         seconds = self.table.time(job.genome)
-        genome, suite, target = job.genome.id, self.table.name, f"recorded:{self.table.name}"
+        about = {"suite": self.table.name, "target": f"recorded:{self.table.name}"}
         if math.isnan(seconds):
-            return Evaluation(
-                genome=genome,
-                target=target,
-                suite=suite,
-                stage=Stage.COMPILE,
-                verdict=Verdict.COMPILE_ERROR,
-                reason="failed when recorded",
-            )
+            why = {"stage": Stage.COMPILE, "reason": "failed when recorded"}
+            return failed(job.genome, Verdict.COMPILE_ERROR, **why, **about)
         if self.noise:
             seconds *= math.exp(self.noise * np.random.default_rng(job.seed).standard_normal())
-        figures = WorkloadFigures(
-            workload=self.table.name,
-            seconds=seconds,
-            tflops=1.0 / seconds,
-            roofline_fraction=0.0,
-            kind=FigureKind.MEASURED,
-        )
+        read = figures(self.table.name, seconds, kind=FigureKind.MEASURED)
         spread = math.exp(1.96 * self.noise)
-        return Evaluation(
-            genome=genome,
-            target=target,
-            suite=suite,
-            stage=Stage.MEASURE,
-            verdict=Verdict.OK,
-            fitness=1.0 / seconds,
-            interval=(1.0 / seconds / spread, spread / seconds),
-            workloads=(figures,),
-        )
+        interval = (1.0 / seconds / spread, spread / seconds)
+        return passed(job.genome, read, fitness=1.0 / seconds, interval=interval, **about)

@@ -43,13 +43,6 @@ def test_sums_in_float32_rounded_once_are_explained(dtype, dims):
         assert objection((a @ b).astype(dtype), wanted, ALLOWED) is None
 
 
-def test_two_roundings_are_explained():
-    output, wanted = honest(1)
-    up = np.nextafter(output.astype(ml_dtypes.bfloat16), ml_dtypes.bfloat16(np.inf))
-    once = np.where(np.arange(output.size).reshape(output.shape) % 97 == 0, up, output)
-    assert objection(once, wanted, ALLOWED) is None
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_one_zero_is_found_wherever_it_stands(seed):
     output, wanted = honest(seed)
@@ -163,14 +156,6 @@ def test_integers_empty_outputs_and_values_beyond_the_range():
     held = np.array([[448.0, 1.0]]).astype(ml_dtypes.float8_e4m3fn)
     assert objection(held, high, Allowance(0.0, 0.0, rounded=False)) is None
     assert objection(np.float32(2.0).reshape(()), np.array(2.0), ALLOWED) is None
-
-
-def test_the_gate_says_which_element():
-    output, wanted = honest(3)
-    output[5, 6] = 0
-    readings = read_gates((GATE,), {"c": output}, {"exact": {"c": wanted}}, "randn")
-    assert readings[0].value > 45 and not readings[0].passed
-    assert failure(readings, (GATE,)).startswith("gate exact on randn: element [5, 6] is off by")
 
 
 def test_a_recipe_that_rounds_within_is_held_to_its_zeros_all_the_same():

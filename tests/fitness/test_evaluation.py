@@ -3,15 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tilewright.fitness.evaluation import (
-    Evaluation,
-    FigureKind,
-    GateReading,
-    Reached,
-    Stage,
-    Verdict,
-    WorkloadFigures,
-)
+from tilewright.fitness.evaluation import Evaluation, GateReading, Verdict, WorkloadFigures
 
 
 def figures(**changes):
@@ -116,15 +108,3 @@ def test_two_are_even_where_one_lies_in_the_other_s_interval():
     assert not failed.even_with(other(10.0)) and not evaluation().even_with(failed)
     measured = evaluation(workloads=(figures(kind="measured"),))
     assert not measured.even_with(measured), "what was measured has its own way to be compared"
-
-
-def test_what_is_not_said_is_empty():
-    found = evaluation(interval=None, workloads=(), gates=())
-    assert (found.wall_seconds, found.worker, found.log, found.reason) == (0.0, "", "", "")
-    assert found.artefact is found.reached is found.projected is None
-    assert found.descriptors == found.compiled == found.toolchain == found.spent == {}
-    assert Evaluation.model_validate_json(evaluation(reached=Reached.TRACE).model_dump_json()) == evaluation(
-        reached=Reached.TRACE
-    )
-    assert [stage.value for stage in Stage] == ["dialect", "compile", "check", "measure"]
-    assert figures().kind is FigureKind.MODELLED

@@ -25,18 +25,6 @@ def test_snr_is_ten_times_the_log_of_the_power_ratio():
     assert snr_db(np.zeros(3), np.zeros(3)) == math.inf
 
 
-def test_rounding_to_bfloat16_passes_and_a_zero_output_fails():
-    assert failure(reading(REFERENCE.astype(ml_dtypes.bfloat16)), GATES) is None
-    assert failure(reading(np.zeros((32, 32))), GATES) == "gate exact on randn: 0.0 dB, at least 45 dB needed"
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_one_non_finite_element_fails(poison):
-    output = REFERENCE.copy()
-    output[3, 4] = poison
-    assert failure(reading(output), GATES) is not None
-
-
 @given(st.floats(allow_nan=True, allow_infinity=True), st.integers(0, 1023))
 def test_a_wrong_element_never_raises_the_reading(value, place):
     output = REFERENCE.copy()

@@ -63,11 +63,6 @@ def test_schedules_agree_with_the_oracle(number, schedule):
     assert found["exact"].passed, (name, found)
 
 
-def test_the_plain_kernel_is_right():
-    found = readings("causal", {}, kernel="plain", kind="shifted", workload=shape(heads=1, size=64))
-    assert found["exact"].passed, found
-
-
 TWINS = {
     "sees_the_next_key": ("column - row <= edge", "column - row <= edge + 1", "randn"),
     "no_maximum": ("now = jnp.maximum(top,", "now = jnp.minimum(0.0 * top,", "shifted"),
@@ -81,13 +76,6 @@ def test_wrong_twins_fail(twin):
     workload = shape(heads=1, rows=128, keys=256)
     found = readings("causal", SMALL, edit=(before, after), kind=kind, workload=workload)
     assert not found["exact"].passed
-
-
-def test_scaled_queries_are_right_where_the_scale_is_a_power_of_two():
-    scaled = {**SMALL, "scale": "queries"}
-    for size, right in ((64, True), (128, False)):
-        workload = shape(heads=1, rows=128, keys=128, size=size)
-        assert readings("full", scaled, kind="peaked", workload=workload)["exact"].passed is right
 
 
 def test_work_and_floors():

@@ -10,13 +10,11 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.dialect import check
 from tilewright.fitness.gates import read_gates
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 
 SIX_TILES = Workload("768x512x256", {"M": 768, "N": 512, "K": 256})
-ONE_TILE = Workload("256x256x256", {"M": 256, "N": 256, "K": 256})
 STRICT = pltpu.InterpretParams(
     out_of_bounds_reads="raise", uninitialized_memory="nan", detect_races=True, dma_execution_mode="on_wait"
 )
@@ -56,10 +54,6 @@ def test_every_way_to_copy_passes_the_exact_gate(schedule):
     assert exact(SIX_TILES, SCHEDULES[schedule]).passed
 
 
-def test_one_tile_has_no_tile_before_or_after_it():
-    assert exact(ONE_TILE, SCHEDULES["row_loop_weights_moved"]).passed
-
-
 @pytest.mark.parametrize(
     ("schedule", "awaited"),
     [
@@ -73,30 +67,3 @@ def test_a_copy_that_is_not_waited_for_shows(schedule, awaited):
         return source.replace(awaited, "None")
 
     assert not exact(SIX_TILES, SCHEDULES[schedule], wrong).passed
-
-
-def test_it_starts_from_the_naive_schedule_and_every_gene_of_the_fused_kernel():
-    operator = load_operator("gemm_fp8_fused/g128")
-    streamed, fused = (operator.kernels[name].source for name in ("streamed", "fused"))
-    workload = {**operator.constants, "M": 4096, "N": 4096, "K": 4096}
-    wide, narrow = (Space.from_source(source, [workload]) for source in (streamed, fused))
-    assert check(streamed) == []
-    assert {name: wide.defaults[name] for name in narrow.defaults} == narrow.defaults
-    assert wide.defaults["copies"] == "grid"
-    assert not wide.violations(wide.defaults)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"copies": "kernel"},
-        {"first_rows": 128},
-        {"weights": "moved"},
-        {**AHEAD, "copies": "kernel", "block_k": 4096, "block_m": 256, "sub_m": 128, "first_rows": 512},
-    ],
-)
-def test_choices_without_effect_are_forbidden(change):
-    operator = load_operator("gemm_fp8_fused/g128")
-    constants = {**operator.constants, "M": 4096, "N": 4096, "K": 4096}
-    space = Space.from_source(operator.kernels["streamed"].source, [constants])
-    assert space.violations({**space.defaults, **change})

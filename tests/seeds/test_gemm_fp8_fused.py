@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
 from collections.abc import Mapping
@@ -10,17 +9,14 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tilewright.evolve.space.space import Space, nearest
+from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.gates import ill_formed, read_gates
-from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.gemm_fp8_fused.operator import (
     INPUT_KINDS,
     FusedFp8Gemm,
-    dequantise_weights,
     operators,
     quantise_activations,
 )
@@ -46,23 +42,19 @@ def case(recipe: str, kind: str, workload: Workload = SMALL):
     return inputs, operator.oracle(workload, inputs)
 
 
-def product(source: str, params: Mapping[str, object], operands, monkeypatch=None) -> np.ndarray:
-    """Run a kernel on the CPU; with ``monkeypatch`` by the plain interpreter, else by the strict one."""
+def product(source: str, params: Mapping[str, object], operands) -> np.ndarray:
+    """Run a kernel on the CPU under the strict interpreter."""
     module = types.ModuleType("kernel")
     exec(compile(source, "kernel.py", "exec"), module.__dict__)
-    mode = pltpu.force_tpu_interpret_mode(STRICT)
-    if monkeypatch is not None:
-        monkeypatch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
-        mode = contextlib.nullcontext()
-    with mode:
+    with pltpu.force_tpu_interpret_mode(STRICT):
         return np.asarray(jax.jit(module.build(dict(params)))(*operands))
 
 
-def readings(recipe, kind, source, params, workload=SMALL, monkeypatch=None) -> dict[str, GateReading]:
+def readings(recipe, kind, source, params, workload=SMALL) -> dict[str, GateReading]:
     operator = family()[recipe]
     inputs, references = case(recipe, kind, workload)
     operands = [inputs[spec.name] for spec in operator.inputs(workload)]
-    outputs = {"c": product(source, params, operands, monkeypatch)}
+    outputs = {"c": product(source, params, operands)}
     assert ill_formed(outputs, operator.outputs(workload)) is None
     return {r.gate: r for r in read_gates(operator.gates, outputs, references, kind)}
 
@@ -73,21 +65,14 @@ def kernel(name: str, **params: object) -> tuple[str, dict[str, object]]:
 
 
 SCHEDULES = {
-    "default": {},
     "small_blocks": BLOCKS,
     "winner": {**BLOCKS, **WINNER},
-    "winner_whole_k": {**BLOCKS, **WINNER, "block_k": 1024, "sub_m": 256},
     "row_loop": {**BLOCKS, **WINNER, "row_unroll": 1, "scales": "column"},
-    "row_loop_by_2": {**BLOCKS, "row_unroll": 2, "skew": 1},
     "sums_in_vmem": {**BLOCKS, "accumulate": "ref", "order": "groups", "block_k": 1024},
-    "sums_in_vmem_columns": {**BLOCKS, "accumulate": "ref", "order": "columns", "block_n": 512},
-    "columns_outermost": {**BLOCKS, "order": "columns", "skew": 2, "grid_order": "nm"},
     "bf16_operands": {**BLOCKS, "dequant": "operands_bf16"},
     "bf16_operands_f32_scaled": {**BLOCKS, "dequant": "operands_f32", "placement": "cached"},
     "ahead": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "skew": 1},
-    "ahead_columns": {**BLOCKS, "dequant": "operands_f32", "placement": "ahead", "order": "columns"},
     "ahead_row_loop": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_unroll": 1},
-    "row_maxima": {**BLOCKS, **WINNER, "row_scale": "absmax"},
     "row_maxima_bf16_operands": {
         **BLOCKS,
         "dequant": "operands_bf16",
@@ -109,31 +94,6 @@ def test_every_schedule_of_the_fused_kernel_passes_both_gates(schedule):
 @pytest.mark.parametrize("recipe", ["g128", pytest.param("g256", marks=pytest.mark.slow), "g512"])
 def test_naive_kernel_passes_on_every_kind_of_inputs(recipe, kind):
     found = readings(recipe, kind, *kernel("naive", block_m=256, block_n=256, block_k=512), TINY)
-    assert all(reading.passed for reading in found.values()), found
-
-
-@pytest.mark.parametrize("kind", INPUT_KINDS)
-def test_the_least_exact_honest_schedule_keeps_a_margin(kind):
-    found = readings("g128", kind, *kernel("fused", **SCHEDULES["ahead"]), TINY)
-    assert found["exact"].value > 46.0, found
-
-
-def test_no_few_elements_decide_a_reading_on_outliers():
-    operator = load_operator("gemm_fp8_fused/g512")
-    shape = Workload("x", {"M": 256, "N": 256, "K": 2048})
-    for seed in range(4):
-        inputs = operator.make_inputs(shape, seed, "outliers")
-        weights = dequantise_weights(inputs["w"], inputs["sw"])
-        energy = inputs["a"].astype(np.float64) ** 2 * (weights**2).sum(axis=1)
-        as_if_equal = energy.sum() ** 2 / (energy**2).sum()
-        assert as_if_equal > 1000, "rounding of one code would weigh as much as the gate allows"
-
-
-@pytest.mark.parametrize("name", ["naive", "fused"])
-def test_plain_interpreter_agrees(name, monkeypatch):
-    params = {"block_m": 256, "block_n": 256, "block_k": 512}
-    extra = {**BLOCKS, **WINNER} if name == "fused" else params
-    found = readings("g512", "outliers", *kernel(name, **extra), monkeypatch=monkeypatch)
     assert all(reading.passed for reading in found.values()), found
 
 
@@ -166,24 +126,6 @@ def test_wrong_twins_of_the_naive_kernel_fail_the_exact_gate(twin, recipe):
     assert not all(reading["exact"].passed for reading in found)
 
 
-def test_field_gate_alone_would_accept_a_coarser_scale():
-    right, wrong = TWINS["scale_of_the_whole_tile"]
-    source, params = kernel("naive", block_m=256, block_n=512, block_k=512)
-    found = readings("g128", "randn", source.replace(right, wrong), params, TINY)
-    assert found["field"].passed
-    assert not found["exact"].passed
-
-
-def test_a_cache_that_is_not_refilled_fails_on_the_check_shapes():
-    source, params = kernel("fused", **WINNER, block_m=1024, block_k=1024)
-    stale = source.replace("@pl.when(j == 0)", "@pl.when((j == 0) & (pl.program_id(0) == 0))")
-    assert stale != source
-    workload = family()["g512"].suites["quickstart"].check[0]
-    assert workload.dims["M"] > params["block_m"]
-    assert readings("g512", "randn", source, params, workload)["exact"].passed
-    assert not readings("g512", "randn", stale, params, workload)["exact"].passed
-
-
 def test_baselines_compute_the_product():
     operator = family()["g512"]
     inputs, references = case("g512", "randn")
@@ -197,27 +139,6 @@ def test_baselines_compute_the_product():
     found = product(source, params, (inputs["a"], wide)).astype(np.float64)
     weights = inputs["a"].astype(np.float64) @ wide.astype(np.float64)
     assert np.linalg.norm(found - weights) < 3e-3 * np.linalg.norm(weights)
-
-
-def test_defaults_are_legal_on_every_workload_of_every_suite():
-    for operator in family().values():
-        for suite in operator.suites.values():
-            workloads = (*suite.workloads, *suite.check, *suite.final)
-            constants = [{**operator.constants, **workload.dims} for workload in workloads]
-            for workload in workloads:
-                assert operator.inputs(workload)[1].shape == (workload.dims["K"], workload.dims["N"])
-            for seed in operator.kernels.values():
-                space = Space.from_source(seed.source, constants)
-                # A schedule written by hand for one shape has to fit that one; a seed's defaults fit all.
-                if suite.name == "quickstart" or not (seed.baseline or seed.overrides):
-                    start = {**space.defaults, **seed.overrides}
-                    where = (suite.name, seed.name)
-                    if (
-                        suite.name == "between"
-                    ):  # off the powers of two a seed starts at the nearest legal point
-                        assert nearest(space, start) is not None, where
-                    else:
-                        assert space.violations(start) == [], where
 
 
 LONG_PRODUCTS = {"block_m": 1024, "block_n": 1024, "block_k": 4096, "dequant": "operands_bf16"}
@@ -241,35 +162,3 @@ def test_illegal_schedules_are_refused_with_a_reason(constants, change, reason):
     source, params = kernel("fused", **change)
     found = Space.from_source(source, constants).violations(params)
     assert any(reason in violation for violation in found) if reason else found == [], found
-
-
-def test_blocks_shrink_to_a_divisor_of_the_extent():
-    source, params = kernel("fused", **{**BLOCKS, "block_n": 512, "block_k": 1024})
-    workload = Workload("256x768x1536", {"M": 256, "N": 768, "K": 1536})
-    assert Space.from_source(source, {**workload.dims, "group": 512}).violations(params) == []
-    found = readings("g512", "spread", source, params, workload)
-    assert found["exact"].passed, found
-
-
-def test_bad_requests_name_what_is_allowed():
-    operator = family()["g512"]
-    with pytest.raises(ValueError, match="randn, outliers, spread, zero_blocks"):
-        operator.make_inputs(SMALL, 0, "ones")
-    with pytest.raises(ValueError, match="'bf16' and 'prequant'"):
-        operator.inputs(SMALL, "int8")
-    with pytest.raises(ValueError, match="K a multiple of 512"):
-        operator.inputs(Workload("odd", {"M": 8, "N": 128, "K": 640}))
-
-
-def test_inputs_are_fresh_by_seed_and_repeatable():
-    operator = family()["g256"]
-    first, again = (operator.make_inputs(SMALL, 3, "spread") for _ in range(2))
-    other = operator.make_inputs(SMALL, 4, "spread")
-    assert all(np.array_equal(first[name], again[name]) for name in first)
-    assert not np.array_equal(first["a"], other["a"])
-
-
-def test_work_and_bytes():
-    operator = family()["g512"]
-    assert operator.flops(SMALL) == 2 * 512 * 512 * 1024
-    assert operator.bytes(SMALL) == 2 * 512 * 1024 + 512 * 1024 + 4 * 2 * 4 + 2 * 512 * 512

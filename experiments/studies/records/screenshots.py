@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.studies.records.mlflow_pages import PLAIN_PAGE, MlflowPages, mlflow_server
 from testkit.browser import browser_page, missing_browser
-from testkit.mlflow_pages import PLAIN_PAGE, MlflowPages, mlflow_server
 from tilewright.evolve.mlflow_mirror.process import ARTIFACTS, mirror_command, mirror_environment, store_uri
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from testkit.mistakes import HARMLESS, MISTAKES, planted
+from experiments.studies.tune.mistakes import HARMLESS, MISTAKES, planted
 
 POINTS = 8
 """Other points of the space that are tried."""

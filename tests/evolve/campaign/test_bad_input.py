@@ -1,8 +1,5 @@
 """Bad input: one sentence that names the cause, exit code 2, nothing left behind."""
 
-import json
-import os
-import signal
 import sqlite3
 import textwrap
 import time
@@ -11,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import testkit
-from testkit import twins
 from testkit.evaluations import failed
 from tilewright.evolve import run
 from tilewright.evolve.campaign.operator_check import check_operator
@@ -20,8 +16,7 @@ from tilewright.evolve.errors import JournalError, UserError
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.constraints import SpaceError
-from tilewright.evolve.space.space import Space, read_declarations
-from tilewright.fitness import dialect
+from tilewright.evolve.space.space import read_declarations
 from tilewright.seeds.catalogue import load_operator
 
 SMALL = Path(testkit.__file__).parent / "fixtures/small_gemm"
@@ -127,7 +122,6 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_an_operator_that_cannot_judge_is_refused_before_anything_is_spent(name):
     line, named = FAULTS[name]
-    import time
 
     import numpy as np
 
@@ -167,49 +161,6 @@ def test_a_space_that_nothing_can_hold_is_refused(declared, named):
     said.encode()
 
 
-ANSWERS = {
-    "an integer of thousands of digits": f"SPACE = {{'block_m': ({'9' * 5000}, 128)}}",
-    "the same in hexadecimal": f"SPACE = {{'block_m': (0x{'f' * 5000}, 128)}}",
-    "a lone surrogate": "SPACE = {'block_m': ('\\ud800', 'b')}",
-    "a lone surrogate as it is": "SPACE = {'block_m': ('\ud800', 'b')}",
-    "a set": "DEFAULTS = {'block_m': {1, 2}, 'block_n': 128, 'block_k': 128}",
-    "a list": "DEFAULTS = {'block_m': [1, 2], 'block_n': 128, 'block_k': 128}",
-    "infinity": "SPACE = {'block_m': (1e999, 128)}",
-    "a complex constraint": "CONSTRAINTS = {'(0 - block_m) ** 0.5 > 0': 'a root'}",
-    "a constraint of a complex literal": "CONSTRAINTS = {'block_m > 1j': 'a number'}",
-    "a constraint of a great power": "CONSTRAINTS = {'block_m ** block_m ** block_m ** 9 > 0': 'a number'}",
-    "keys that are none": "SPACE = {1: (1, 2)}",
-    "a null character": "SPACE = {'block_m': ('\\0', 128)}",
-}
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_a_model_s_answer_of_that_kind_is_a_rejected_proposal(name):
-    """What a language model writes is refused by the dialect or as a space, and raises nothing else."""
-    declared = ANSWERS[name].partition(" ")[0]
-    lines = [
-        ANSWERS[name] if line.startswith(f"{declared} =") else line for line in twins.HONEST.splitlines()
-    ]
-    source = "\n".join(lines) + "\n"
-    assert ANSWERS[name] in source
-    if dialect.check(source):
-        return
-    try:
-        space = Space.from_source(source, [{"M": 256, "N": 256, "K": 512}])
-    except SpaceError as error:
-        str(error).encode()
-    else:
-        json.dumps([dict(space.defaults), list(space.constraints)])
-        assert space.violations(space.defaults) == [] or name == "a null character"
-
-
-def test_a_constraint_of_a_complex_value_holds_nowhere():
-    with pytest.raises(SpaceError, match="empty"):
-        Space({"a": (1, 2)}, {"(0 - a) ** 0.5 > 0": "never"}, defaults={"a": 1})
-    space = Space({"a": (-1, 2)}, {"a ** 0.5 > 0": "a root"}, defaults={"a": 2})
-    assert not space.legal({"a": -1}) and space.legal({"a": 2})
-
-
 def test_the_status_of_others_is_told_beside_a_damaged_journal(tmp_path, capsys):
     for name in ("one-001", "two-001", "three-001"):
         folder = tmp_path / "campaigns" / name
@@ -245,25 +196,3 @@ def test_what_was_paid_for_is_kept_when_the_disk_is_full(tmp_path, capsys, monke
     assert main(["run", str(path), "--home", str(tmp_path / "home")]) == 2
     assert "disk full" in capsys.readouterr().err
     assert bool(list((tmp_path / "home").glob("campaigns/*/" + JOURNAL))) is paid
-
-
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, ImportError])
-def test_an_interrupt_is_one_line_whatever_it_makes_of_an_import(
-    raised: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(arguments: object) -> int:
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        except KeyboardInterrupt:
-            raise raised from None
-        return 0
-
-    monkeypatch.setattr("tilewright.evolve.intake.cli._check", interrupted)
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert main(["check", "x.py"]) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr().err == "tilewright: stopped\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import GATE_EPOCH, Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.record.history import Candidate, History, Proposal
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.run import _seed_failure
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
@@ -59,12 +57,6 @@ def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path: 
         verdicts = [evaluation.verdict for _, _, evaluation, _ in journal.evaluations()]
     duplicates = verdicts.count(Verdict.DUPLICATE)
     assert 0 < duplicates <= 30 and len(verdicts) - duplicates == 30
-
-
-def test_another_seed_changes_the_campaign(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        go(tmp_path / str(seed), plan(seed=seed), ShuffledEvaluator(np.random.default_rng(0)))
-    assert content(tmp_path / "1") != content(tmp_path / "2")
 
 
 @pytest.mark.parametrize("order", list(Order))
@@ -173,21 +165,3 @@ def test_seconds_end_a_campaign_whatever_is_still_in_flight(
         proposed = [candidate.index for candidate in journal.candidates()]
         evaluated = [index for _, index, _, _ in journal.evaluations()]
     assert sorted({*evaluated, 4}) == proposed and 4 not in evaluated
-
-
-@pytest.mark.parametrize(
-    ("stage", "verdict", "words"),
-    [
-        (Stage.CHECK, Verdict.INCORRECT, "seeds: fused fails its own gate: incorrect at check, too bad."),
-        (
-            Stage.COMPILE,
-            Verdict.RESOURCE_ERROR,
-            "seeds: fused cannot start a campaign on gfx950: resource_error at compile, too bad.",
-        ),
-    ],
-)
-def test_the_seed_the_target_and_the_reason_are_named(stage: Stage, verdict: Verdict, words: str) -> None:
-    found = failed(verdict=verdict, stage=stage, target="gfx950", reason="too bad.")
-    history = SimpleNamespace(evaluated=[(SimpleNamespace(index=0), found)])
-    campaign = SimpleNamespace(history=history, plan=SimpleNamespace(starts=[SimpleNamespace(name="fused")]))
-    assert _seed_failure(campaign) == words

@@ -10,11 +10,10 @@ import pytest
 from testkit.evaluations import failed, figures, passed
 from testkit.spaces.campaigns import Setting, table_campaign
 from testkit.spaces.tables import Table
-from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, LEAST_GAIN, Convergence, Outlook
+from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, Convergence
 from tilewright.evolve.campaign.loop import Budget, StopReason
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Evaluation
-from tilewright.fitness.score import headroom, mean_closed
 
 
 def evaluation(seconds: float | None) -> Evaluation:
@@ -60,21 +59,6 @@ def test_when_a_search_has_converged(
     assert after(*seconds, floor=floor).reached(lambda: foretold) is reached
 
 
-def test_less_is_expected_the_longer_a_search_and_the_less_its_model_expects() -> None:
-    outlook = Outlook()
-    aged = [outlook.expected_gain(count, 0.005) for count in (50, 100, 200, 400, 1600)]
-    trusted = [outlook.expected_gain(150, told) for told in (0.0, 1e-4, 1e-2, 1.0)]
-    assert aged == sorted(aged, reverse=True) and trusted == sorted(trusted)
-    assert outlook.expected_gain(1600, 1.0) < LEAST_GAIN, "no model keeps a search alive for ever"
-
-
-def test_the_closer_the_floor_the_less_is_expected() -> None:
-    silent = [2.0] * 99
-    far, near = after(1.0, *silent, floor=0.5), after(1.0, *silent, floor=0.98)
-    assert near.expected_gain(lambda: 0.005) < LEAST_GAIN < far.expected_gain(lambda: 0.005)
-    assert after(*NEAR, 1.001, floor=1.0).expected_gain() == pytest.approx(0.001, rel=1e-6)
-
-
 def test_a_search_stops_once_its_model_expects_nothing() -> None:
     """A space in which every parameter counts for itself: found soon, and hardly searched further."""
     space = Space(dict.fromkeys("abc", (1, 2, 4, 8, 16, 32, 64)), {})
@@ -90,11 +74,3 @@ def test_a_search_stops_once_its_model_expects_nothing() -> None:
     assert best is not None and table.fraction(best[0].genome) == 1.0
     told = campaign.foretell(campaign.history)
     assert told is not None and 0.0 <= told < 1e-3
-
-
-def test_headroom_is_the_share_of_the_gap_to_the_floor() -> None:
-    first, best = [figures(seconds=4.0)], [figures(seconds=2.0)]
-    rows = headroom(first, best, {"w": {"mxu": 1.0, "hbm": 0.5, "vector_two_ops": 3.0}})
-    assert [row.closed for row in rows] == [pytest.approx(2 / 3)]
-    assert rows[0].left == 2.0 and mean_closed(rows) == pytest.approx(2 / 3)
-    assert headroom(first, best, {}) == [] and mean_closed([]) is None

@@ -7,17 +7,12 @@ import json
 
 import pytest
 
-from testkit.evaluations import candidate, figures, passed
+from testkit.evaluations import figures
 from testkit.sample_campaign import write_sample
-from tilewright.evolve.cli import main
-from tilewright.evolve.export import block_fp8
 from tilewright.evolve.export.choice import Choice, Disagreement, SearchedCampaign
 from tilewright.evolve.export.tpu_tables import tokamax_files, tpu_inference_files
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
-from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import FigureKind, Verdict
-from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 
 GROUPED = {"M": 8192, "N": 512, "K": 2048, "G": 32}
@@ -101,24 +96,6 @@ def test_kernels_that_do_not_agree_are_refused(files, made, sentence):
         files([choice(*made)])
 
 
-def test_tiles_of_a_kernel_that_the_search_wrote_are_refused():
-    seed = load_operator("gmm_fp8/fwd-bf16").kernels["naive"].source
-    made = choice("gmm_fp8/fwd-bf16", GROUPED, TILES)
-    written = dataclasses.replace(made, source=seed.replace("import jax\n", "import jax\nUNROLLED = True\n"))
-    for files in (tokamax_files, tpu_inference_files):
-        assert files([dataclasses.replace(made, source=seed)]) == files([made])
-        with pytest.raises(Disagreement, match="that the search wrote"):
-            files([written])
-
-
-def test_the_command_refuses_with_one_sentence_and_writes_nothing(tmp_path, capsys):
-    write_sample(tmp_path / "home" / "campaigns" / "sample-001" / "journal.sqlite")
-    out = str(tmp_path / "out")
-    assert main(["--home", str(tmp_path / "home"), "export", "tpu-inference", "--out", out]) == 2
-    assert "one scale for a whole row" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_rows_of_a_promoted_winner_link_its_receipt(tmp_path):
     journal = write_sample(tmp_path / "sample-001" / "journal.sqlite")
     assert all("receipt" not in row.provenance for row in SearchedCampaign.read(journal).winner())
@@ -131,68 +108,3 @@ def test_rows_of_a_promoted_winner_link_its_receipt(tmp_path):
     row = dataclasses.replace(choice("gmm_fp8/fwd-bf16", GROUPED, TILES), provenance=found[0].provenance)
     assert receipt in next(iter(tokamax_files([row]).values()))
     assert receipt in next(iter(tpu_inference_files([row]).values()))
-
-
-def test_where_the_winner_is_another_kernel_the_fastest_accepted_one_is_written(tmp_path):
-    campaign = SearchedCampaign.read(write_sample(tmp_path / "sample-001" / "journal.sqlite"))
-    data = campaign.data
-    searched = {f.workload for e in data.evaluations.values() for f in e.workloads}
-    known = {name: Workload(name, {"M": 1, "N": 1, "K": 1}) for name in (*searched, "4096x4096x4096")}
-    campaign = dataclasses.replace(campaign, workloads=known)
-    winner = campaign.winner()[0].params
-
-    def write(rows):
-        if any(row.params == winner for row in rows):
-            raise Disagreement("another kernel.")
-        return {row.workload.id: repr(row.figures.seconds) for row in rows}
-
-    files, remarks = campaign.winner_or_fastest(write)
-    others = [
-        figures
-        for name, evaluation in data.evaluations.items()
-        if evaluation.verdict is Verdict.OK and data.candidates[name].genome.params != winner
-        for figures in evaluation.workloads
-    ]
-    assert files.keys() == searched and len(remarks) == len(searched)
-    for shape, seconds in files.items():
-        assert float(seconds) == min(figures.seconds for figures in others if figures.workload == shape)
-        assert any(f"{shape}: the winner is another kernel" in remark for remark in remarks)
-
-    def never(rows):
-        raise Disagreement("another kernel.")
-
-    with pytest.raises(Disagreement):
-        campaign.winner_or_fastest(never)
-
-
-def searched(path, kernels, operator=block_fp8.OPERATOR):
-    """A journal of candidates of the plain kernel: parameters beside its defaults, seconds on one shape."""
-    seed = load_operator(block_fp8.OPERATOR).kernels["pointer"]
-    path.parent.mkdir(parents=True)
-    with Journal(path, write=True, create=True) as journal:
-        facts = {"id": "c-001", "operator": operator, "target": "h200", "suite": "primus-core", "seeds": []}
-        journal.set_meta("campaign", {**facts, "target_kind": "measured"})
-        journal.set_meta("toolchain", {"triton": "3.6.0"})
-        journal.add_event("started")
-        for index, (params, seconds) in enumerate(kernels):
-            made = candidate(index, Genome(seed.source, {**PLAIN, **params}))
-            timed = figures("llama3.1-8b/25", seconds, kind=FigureKind.MEASURED)
-            journal.add_candidate(made)
-            found = passed(made.genome, timed, interval=(1.0, 1.0), toolchain={"device": "NVIDIA H200"})
-            journal.add_evaluation(index, found)
-    return path
-
-
-def test_rows_of_a_campaign_are_its_fastest_with_the_plain_kernel(tmp_path):
-    tried = [({"block_m": 64}, 3e-4), ({"block_m": 128}, 2e-4), ({"block_m": 128, "skew": True}, 1e-4)]
-    journal = searched(tmp_path / "c-001" / "journal.sqlite", tried)
-    rows, receipts = (json.loads(text) for text in block_fp8.of_campaign(journal, "vllm").values())
-    ((rows_of_m, row),) = rows.items()
-    assert rows_of_m == "8192" and row["BLOCK_SIZE_M"] == 128
-    assert receipts["8192"]["time_ms"] == pytest.approx(0.2) and receipts["8192"]["campaign"] == "c-001"
-    for name, kernels, operator, said in (
-        ("c-002", tried[2:], block_fp8.OPERATOR, "no candidate of c-002 is"),
-        ("c-003", tried, "gemm_fp8_blockwise/gemm_nt_rows", "for gemm_fp8_blockwise/gemm_nt alone"),
-    ):
-        with pytest.raises(Disagreement, match=said):
-            block_fp8.of_campaign(searched(tmp_path / name / "journal.sqlite", kernels, operator), "vllm")

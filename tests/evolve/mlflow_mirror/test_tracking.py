@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -293,26 +292,3 @@ def test_two_mirrors_take_turns(journal_path: Path) -> None:
         ):
             pass
     assert not mirror_process.being_mirrored(journal_path)
-
-
-def test_a_campaign_that_is_discarded_ends_its_mirror(journal_path: Path, uri: str) -> None:
-    sample_at(journal_path, 0).close()
-    follower = mirror_process.Follower(journal_path, uri, journal_path.parent, os.getppid())
-    journal_path.rename(journal_path.with_suffix(".gone"))
-    with pytest.raises(mirror_process.JournalError):
-        follower.run()
-
-
-def test_names_and_texts_fit_mlflow(journal_path: Path) -> None:
-    write_sample(journal_path, 2)
-    with Journal(journal_path) as journal:
-        facts = journal.meta("campaign")
-        seed, child = list(journal.candidates())[:2]
-        evaluation = next(journal.evaluations())[2]
-    figures = evaluation.workloads[0].model_copy(
-        update={"workload": "llama/4/nt", "diagnosis": {"a?b": 1, "c": "x"}}
-    )
-    odd = evaluation.model_copy(update={"workloads": (figures,), "reason": "x" * 9000})
-    content = candidate_run(facts, child, odd, [seed], ["r1"], {})
-    assert "a_b_modelled/llama.4.nt" in content.metrics and "seconds_modelled/llama.4.nt" in content.metrics
-    assert all(len(v) <= 5000 for v in content.tags.values()) and all(v != "" for v in content.tags.values())

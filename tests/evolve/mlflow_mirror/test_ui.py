@@ -1,4 +1,4 @@
-"""MLflow's own pages show campaign, candidates and parents; a server that comes late gets everything."""
+"""MLflow's server: its address, the campaigns its store lacks; a server that comes late gets everything."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from testkit.browser import browser_page, missing_browser
-from testkit.mlflow_pages import PLAIN_PAGE, MlflowPages
-from testkit.sample_campaign import SampleCampaign, write_sample
+from testkit.sample_campaign import write_sample
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.evolve.mlflow_mirror import ui
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.data import load
-
-needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
 
 
 def campaign(home: Path, name: str = "quickstart-001") -> Path:
@@ -80,83 +74,32 @@ def test_which_campaigns_are_late(tmp_path: Path) -> None:
         assert ui.late_campaigns(tmp_path, uri) == []
 
 
-@needs_browser
 @pytest.mark.slow
-def test_a_server_that_comes_late_shows_campaigns_and_ends_whole(tmp_path: Path) -> None:
-    """A mirror writes to a server that is not there yet; ``serve_ui`` then makes its store from other journals.
-
-    Pages show both campaigns; SIGTERM ends the server and all it started.
-    """
+def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path: Path) -> None:
+    """A mirror writes to a server that is not there yet; ``serve_ui`` makes its own store from other journals."""
     here, there = campaign(tmp_path / "here", "other-001"), campaign(tmp_path / "there")
     port = ui.free_port("127.0.0.1", 5700)
     address = f"http://127.0.0.1:{port}"
-    write_sample(here, 3, campaign="other-001")
-    there.parent.mkdir(parents=True)
-    sample = SampleCampaign(there)
-    env = {**os.environ, mirror_process.URI_VARIABLE: address}
-    mirror = mirror_process.start_mirror(there, tmp_path / "there", env)
-    sample.grow(8)
-    sample.finish()
-    sample.close()
+    for path, count in ((here, 3), (there, 8)):
+        write_sample(path, count, campaign=path.parent.name)
+    mirror = mirror_process.start_mirror(
+        there, tmp_path / "there", {**os.environ, mirror_process.URI_VARIABLE: address}
+    )
     _await(lambda: "trying again" in (there.parent / mirror_process.LOG).read_text())
-    assert mirror.lag() == 8
-    with _served(tmp_path / "here", port):
-        assert mirror_process.read_progress(here).complete
-        assert mirror.wait(120), (there.parent / mirror_process.LOG).read_text()
-        assert mirror.lag() == 0
-        with browser_page(1440, 1000, storage=PLAIN_PAGE) as browser, Journal(there) as journal:
-            data = load(journal)
-            pages = MlflowPages(browser, address, address, data, settle=0.0)
-            assert sorted(pages.candidates) == list(range(8))
-            _look(pages, browser, data)
-            own = (address, f"blob:{address}", "data:", "about:")
-            assert [r for r in browser.requests if not r.startswith(own)] == []
-    _await(lambda: not _answers(f"{address}/health"))
-
-
-@contextmanager
-def _served(home: Path, port: int) -> Iterator[None]:
     code = (
         "import sys, pathlib; from tilewright.evolve.mlflow_mirror.ui import serve_ui; "
         "sys.exit(serve_ui(pathlib.Path(sys.argv[1]), print, port=int(sys.argv[2])))"
     )
     env = {k: v for k, v in os.environ.items() if k != mirror_process.URI_VARIABLE}
-    server = subprocess.Popen(
-        [sys.executable, "-c", code, str(home), str(port)], env=env, stderr=subprocess.DEVNULL
-    )
+    server = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "here"), str(port)], env=env)
     try:
-        _await(lambda: server.poll() is not None or _answers(f"http://127.0.0.1:{port}/health"))
-        assert server.poll() is None
-        yield
+        _await(lambda: server.poll() is not None or _answers(f"{address}/health"))
+        assert mirror_process.read_progress(here).complete
+        assert mirror.wait(120) and mirror.lag() == 0, (there.parent / mirror_process.LOG).read_text()
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
-
-
-def _look(pages: MlflowPages, browser, data) -> None:  # type: ignore[no-untyped-def]
-    page = browser.page
-    pages.view()
-    pages.await_text(f"{len(pages.candidates)} matching runs")
-    links = page.locator("[role=row] a", has_text="00")
-    links.first.wait_for(timeout=60_000)
-    rows = links.all_inner_texts()
-    fittest = max(data.points, key=lambda point: point.evaluation.fitness or 0.0)
-    assert rows[0].startswith(f"{fittest.candidate.index:04d} "), rows
-    for column in ("gain_over_seed_modelled", "verdict", "mutation", "proposer"):
-        page.get_by_role("columnheader", name=column).first.wait_for(timeout=60_000)
-    pages.view(charts=True)
-    page.locator(".js-plotly-plot").nth(2).wait_for(timeout=60_000)
-    child = next(c for c in data.candidates.values() if c.parents)
-    pages.run(pages.candidates[child.index])
-    for part in (
-        page.get_by_text("Parent run"),
-        page.get_by_role("link", name="quickstart-001"),
-        page.get_by_text("lineage.parents"),
-    ):
-        part.first.wait_for(timeout=60_000)
-    pages.artifact(pages.campaign, "report.html")
-    frame = page.frame_locator("iframe[sandbox]").first
-    frame.get_by_role("heading", name="Lineage of the winner").wait_for(timeout=60_000)
+    _await(lambda: not _answers(f"{address}/health"))
 
 
 def _await(true: Callable[[], bool], timeout_seconds: float = 150.0) -> None:

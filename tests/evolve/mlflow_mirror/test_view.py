@@ -23,22 +23,6 @@ def test_parameters_that_explain_rates_come_first() -> None:
         assert view.influential_parameters(rated) == expected
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), st.floats(0.0, 1e9, allow_nan=False)
-        ),
-        max_size=12,
-    )
-)
-def test_any_candidates_have_an_order(rated: list[tuple[dict[str, int], float]]) -> None:
-    found = view.influential_parameters(rated)
-    assert sorted(found) == sorted(set(found))
-    assert all(
-        len({repr(genes[name]) for genes, rate in rated if name in genes and rate > 0}) > 1 for name in found
-    )
-
-
 @given(st.lists(st.text("abcdefgh_", min_size=1, max_size=200), unique=True, max_size=40))
 def test_the_view_fits_a_tag_however_many_genes(genes: list[str]) -> None:
     text = view.view_state("0123456789abcdef", "TFLOP/s", "modelled", genes)

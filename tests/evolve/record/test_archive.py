@@ -44,14 +44,6 @@ def test_bests_migrate_around_the_ring() -> None:
     assert [e.fitness for e in archive.cells.values()] == [5.0]
 
 
-def test_the_fastest_of_each_workload_is_kept_even_if_unfit() -> None:
-    archive = Archive(1, 10)
-    archive.add(*entry(0, 9.0, seconds=2.0))
-    archive.add(*entry(2, 1.0, seconds=1.5))
-    archive.add(*entry(1, 5.0, seconds=3.0))
-    assert {w: c.index for w, (c, _) in archive.per_workload.items()} == {"w0": 2, "w1": 1}
-
-
 def test_selection_prefers_the_fit_and_reaches_all() -> None:
     archive = Archive(1, 10)
     rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from testkit.evaluations import candidate, passed
-from tilewright.evolve.record.duplicates import OFTEN, VERIFIED, edits_of, is_verified
+from tilewright.evolve.record.duplicates import OFTEN, VERIFIED, is_verified
 from tilewright.evolve.record.history import History, MutationKind
 from tilewright.evolve.space.genome import Genome, Value
 
@@ -80,25 +80,6 @@ def test_the_nearest_point_decides_whether_two_sources_are_alike(compiler: Compi
     assert not compiler.passed_over("hinted", early=True, block=128)
 
 
-def test_of_a_value_that_was_never_seen_nothing_is_presumed_once_they_differed(compiler: Compiler) -> None:
-    for source in ("plain", "hinted"):
-        compiler.add(compiler.genome(source, early=True))
-        for block in range(OFTEN):
-            compiler.add(compiler.genome(source, block=block))
-    compiler.add(compiler.genome("plain", block=128))
-    assert not compiler.passed_over("hinted", block=128)
-
-
-def test_what_equals_an_equal_is_equal(compiler: Compiler) -> None:
-    for block in range(OFTEN):
-        compiler.add(compiler.genome("plain", block=block))
-        compiler.add(compiler.genome("hinted", block=block))
-        compiler.add(compiler.genome("hinted", block=block + 100))
-        compiler.add(compiler.genome("third", block=block + 100))
-    compiler.add(compiler.genome("plain", block=256))
-    assert compiler.passed_over("third", block=256)
-
-
 def test_values_of_a_parameter_that_did_not_matter_are_one(compiler: Compiler) -> None:
     for piped in (False, True):
         for stages in (1, 2, 3):
@@ -137,13 +118,6 @@ def test_one_of_so_many_is_compiled_whatever_is_presumed() -> None:
     genomes = [Genome("plain", {"block": n}) for n in range(800)]
     share = sum(map(is_verified, genomes)) / len(genomes)
     assert abs(share - 1 / VERIFIED) < 0.05
-
-
-def test_a_place_is_told_without_what_is_put_there() -> None:
-    first = edits_of(f"{HINT.format('.cg')}; then triton_range_option: loop: num_stages")
-    assert first == edits_of(f"{HINT.format('evict_first')}; then triton_range_option: loop: num_stages")
-    assert len(first) == 2
-    assert edits_of(HINT.format(".cg")) != edits_of("triton_cache_hint: produce: .cg on gl.load(after)")
 
 
 def test_long_campaigns_forget_what_is_old(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:

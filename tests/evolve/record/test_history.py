@@ -11,7 +11,7 @@ from testkit.evaluations import candidate, failed
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, plan
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.loop import Campaign
-from tilewright.evolve.record.history import LOG_CHARACTERS, History, LatestHeld, Mutation, MutationKind
+from tilewright.evolve.record.history import LOG_CHARACTERS, History, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 
 HELD = 3
@@ -94,12 +94,3 @@ def test_logs_are_as_short_when_they_come_back(tmp_path: Path) -> None:
             journal.evaluation(3)
         with pytest.raises(KeyError):
             journal.candidate(3)
-
-
-def test_a_shelf_without_recall_keeps_everything() -> None:
-    writer: LatestHeld[int] = LatestHeld(None, 1)
-    for index in range(5):
-        writer.put(index, index)
-    assert [writer.get(index) for index in range(5)] == list(range(5))
-    with pytest.raises(KeyError):
-        writer.get(5)

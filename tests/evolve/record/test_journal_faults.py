@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -134,34 +133,3 @@ def test_a_jumping_clock_changes_nothing(
     assert content(path) == wanted
     with Journal(path) as journal:
         assert [n for n, *_ in journal.evaluations()] == sorted(n for n, *_ in journal.evaluations())
-
-
-def test_a_damaged_row_is_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "j.sqlite"
-    with Journal(path, write=True, create=True) as journal:
-        journal.add_candidate(made(0))
-        journal.add_evaluation(0, failed())
-    db = sqlite3.connect(path)
-    with db:
-        db.execute("DROP TRIGGER evaluations_update")
-        db.execute("UPDATE evaluations SET evaluation = '{\"genome\": 1}'")
-    db.close()
-    with Journal(path) as journal, pytest.raises(JournalError, match="damaged row"):
-        list(journal.evaluations())
-
-
-def test_a_damaged_page_is_one_sentence_wherever_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "j.sqlite"
-    with Journal(path, write=True, create=True) as journal:
-        journal.add_event("started")
-        journal.add_exchange("k", "answer" * 2000)
-    whole = path.read_bytes()
-    said = set()
-    for page in range(1, len(whole) // 4096):
-        path.write_bytes(whole[: page * 4096] + b"\x5a" * 4096 + whole[(page + 1) * 4096 :])
-        try:
-            with Journal(path) as journal:
-                journal.events(), list(journal.exchanges()), list(journal.exchange_rows()), journal.content()
-        except JournalError as error:
-            said.add("readable" in str(error) or "damaged row" in str(error))
-    assert said == {True}

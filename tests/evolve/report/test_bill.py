@@ -14,7 +14,6 @@ from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.bill import SPENT, Bill, profile_of
 from tilewright.evolve.report.data import load
-from tilewright.evolve.report.text import money_text
 from tilewright.evolve.show.summary import status_lines
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
@@ -86,12 +85,6 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
         "(mean of workloads; h200, times measured, floors modelled)",
         "  w  66.7 %, ×2.00, at most ×2.00 left",
     ]
-
-
-def test_small_amounts_keep_two_digits_and_without_prices_there_is_no_money() -> None:
-    amounts = {0.0: "0.00", 17.0: "17.00", 0.0561: "0.056", 0.0013: "0.0013"}
-    assert {amount: money_text(amount) for amount in amounts} == amounts
-    assert Bill(device_seconds=3.0).money is None and "money" not in Bill(device_seconds=3.0).rows()
 
 
 def test_the_profile_says_where_the_workers_time_went() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from testkit.sample_campaign import DEFAULTS, SOURCE, SampleCampaign
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
-from tilewright.evolve.report.change import TERMINAL_LINES, WinnerChange, full_diff, winner_change
+from tilewright.evolve.report.change import TERMINAL_LINES, WinnerChange, winner_change
 from tilewright.evolve.report.data import load
 from tilewright.evolve.report.html import render
 from tilewright.evolve.show.summary import closing_lines
@@ -116,9 +116,3 @@ def test_a_seed_that_wins_is_unchanged_and_nobody_wins_without_figures(tmp_path:
     change = winner_change(data)
     assert change is not None and change.lines("c-001") == ["The winner is seed naive, unchanged"]
     assert winner_change(replace(data, candidates={}, winner=data.winner)) is None
-
-
-def test_full_diff_shows_parameters_and_source() -> None:
-    text = full_diff(Genome("a = 1\n", {"m": 1, "n": 2}), Genome("a = 2\n", {"m": 4, "k": 3}))
-    for line in ("m: 1 -> 4", "n: 2 -> -", "k: - -> 3", "-a = 1", "+a = 2"):
-        assert line in text.splitlines()

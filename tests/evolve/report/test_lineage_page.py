@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,6 @@ from testkit.sample_campaign import (
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.report.data import CampaignData
 from tilewright.evolve.report.lineage_page import render_lineage, write_lineage
-from tilewright.evolve.report.page import write_atomically
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.fitness.evaluation import Evaluation
 
@@ -80,12 +78,6 @@ def test_every_candidate_is_in_the_page_and_hostile_text_is_data(data: CampaignD
     assert text.count("<script") == 2 and "connect-src" not in text and "default-src 'none'" in text
     changed = [n for n, row in enumerate(payload["rows"]) if payload["texts"][row[2]] == "rewrite"]
     assert set(map(str, changed)) <= set(payload["diffs"])
-
-
-def test_an_empty_campaign_has_a_page(tmp_path: Path) -> None:
-    assert '"rows":[]' in render_lineage(replace(big_campaign(1), candidates={}, winner=None))
-    with pytest.raises(OSError, match="No such file"):
-        write_atomically(tmp_path / "missing" / "x.html", "x")
 
 
 @needs_browser

@@ -11,13 +11,11 @@ import pytest
 
 from testkit.sample_campaign import SampleCampaign
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
-from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.charts import Axis, convergence_svg
 from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.data import CampaignData, ancestry, load
-from tilewright.evolve.report.html import campaign_files, render
+from tilewright.evolve.report.html import campaign_files
 from tilewright.evolve.report.lineage import lineage_svg
-from tilewright.evolve.report.page import resource
 from tilewright.evolve.report.roofline import roofline, roofline_svg
 from tilewright.evolve.report.tables import speedup_section
 from tilewright.evolve.report.timeline import read_timeline, seed_and_winner_timelines, timeline_svg
@@ -49,11 +47,6 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data: Campai
     ):
         assert "GB/s" in text and "TFLOP/s" not in text
     assert roofline(in_bytes) is None, "no figure says its bytes"
-
-
-def test_a_journal_without_candidates_has_no_pictures(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
-        assert set(campaign_files(load(journal))) == {"report.html", "lineage.html"}
 
 
 def test_every_ancestor_has_a_row_and_every_failure_a_tick(data: CampaignData) -> None:
@@ -139,32 +132,6 @@ def test_no_mark_lies_above_the_roof(data: CampaignData) -> None:
     assert all(spot.intensity == pytest.approx(2 * 4096**3 / 1e8) for spot in moved.spots)
 
 
-def test_where_bytes_rank_memory_is_the_only_roof(data: CampaignData) -> None:
-    facts = {**data.facts, "unit": "GB/s", "target": "h200"}
-    found = roofline(replace(with_figures(data, gbytes=1500.0), facts=facts))
-    assert found is not None and found.peaks == {"HBM": 4800.0, "device copy": 4180.0}
-    assert {spot.rate for spot in found.spots} == {1500.0}
-    seconds = min(e.workloads[0].seconds for e in data.references["final"].values())
-    assert min(s.intensity for s in found.spots) == pytest.approx(1500.0 * 1e9 * seconds / 1e6)
-    text = words(roofline_svg(replace(data, facts=facts), found))
-    assert "device copy 4180 GB/s" in text and "MB that must be moved" in text and "FLOP" not in text
-
-
-def test_intervals_are_bands(data: CampaignData) -> None:
-    assert 'class="band' not in convergence_svg(data) and "repeat exactly" in render(data)
-    points = tuple(
-        replace(p, evaluation=p.evaluation.model_copy(update={"interval": (0.9 * f, 1.1 * f)}))
-        if (f := p.evaluation.fitness)
-        else p
-        for p in data.points
-    )
-    noisy = replace(data, points=points, evaluations={p.candidate.genome.id: p.evaluation for p in points})
-    for axis in Axis:
-        drawn = re.findall(r'height="([\d.]+)" class="band', convergence_svg(noisy, axis))
-        assert len(drawn) >= 2 and all(5 < float(height) < 300 for height in drawn)
-    assert "Bands, and bars at the right edge" in render(noisy)
-
-
 TIMELINE = {
     "unit": "cycles",
     "bins": [100, 200],
@@ -202,17 +169,3 @@ def test_the_strip_divides_each_bin_among_the_waits_of_the_critical_path() -> No
 )
 def test_a_malformed_timeline_is_no_timeline(timeline: object) -> None:
     assert read_timeline("x", {"timeline": timeline}) is None
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_text_is_readable_in_the_light_and_in_the_dark(scheme: int) -> None:
-    """Contrast after the Web Content Accessibility Guidelines 2.1, relative luminance."""
-    block = re.findall(r":root \{(.*?)\}", resource("picture.css"), re.S)[scheme]
-    luminance = {}
-    for name, code in re.findall(r"--([\w-]+): #([0-9a-f]{6})", block):
-        channels = [int(code[n : n + 2], 16) / 255 for n in (0, 2, 4)]
-        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        luminance[name] = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    for name in ("ink", "quiet", "winner", "seed", "baseline", "good", "bad", "second"):
-        high, low = sorted((luminance[name], luminance["ground"]), reverse=True)
-        assert (high + 0.05) / (low + 0.05) >= 4.5, name

@@ -16,15 +16,12 @@ from testkit.browser import browser_page, missing_browser
 from testkit.sample_campaign import HOSTILE, SampleCampaign
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.charts import ticks
 from tilewright.evolve.report.data import CampaignData, Point, load
 from tilewright.evolve.report.html import render, write_report
 from tilewright.evolve.report.lineage import lineage_svg
-from tilewright.evolve.report.page import clean
-from tilewright.evolve.report.text import duration_text, printable, speed_text, time_text
+from tilewright.evolve.report.text import printable
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.seeds.operator import Scope
 
 VOID = {"meta", "br", "img"}
 
@@ -109,21 +106,6 @@ def test_a_report_of_an_unfinished_or_empty_campaign(tmp_path: Path) -> None:
     sample.close()
 
 
-def test_pauses_are_no_campaign_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("tilewright.evolve.record.journal.time.time", lambda: now[0])
-    sample = SampleCampaign(tmp_path / "journal.sqlite")
-    now[0] = 1010.0
-    sample.grow(1)
-    now[0] = 5000.0
-    sample.journal.add_event("resumed")
-    now[0] = 5004.0
-    sample.grow(1)
-    assert [point.elapsed for point in load(sample.journal).points] == [10.0, 14.0]
-    assert load(sample.journal).elapsed == 14.0
-    sample.close()
-
-
 def test_writing_is_all_or_nothing(journal_path: Path, tmp_path: Path) -> None:
     with Journal(journal_path) as journal:
         path = write_report(journal, tmp_path / "report.html")
@@ -131,31 +113,6 @@ def test_writing_is_all_or_nothing(journal_path: Path, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No such file"):
             write_report(journal, tmp_path / "missing" / "report.html")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["report-lineage.html", "report.html"]
-
-
-def test_ranking_by_scope(data: CampaignData) -> None:
-    final = data.ranking(Scope.FINAL)
-    roles = [("winner", "winner"), ("bf16", "baseline"), ("naive", "seed")]
-    assert [(row.name, row.role) for row in final] == roles
-    assert {row.name for row in data.ranking(Scope.SUITE)} == {"winner", "bf16", "naive"}
-
-
-@given(st.floats(1e-10, 1e4), st.floats(1e-3, 1e6))
-def test_ticks_are_round_and_inside(low: float, width: float) -> None:
-    high = low + width
-    found = ticks(low, high)
-    assert 1 <= len(found) <= 12
-    assert all(low - width * 1e-6 <= value <= high + width * 1e-6 for value in found)
-
-
-def test_numbers_have_units() -> None:
-    texts = {
-        time_text(8.12e-5): "81.2 µs", time_text(0.0123): "12.3 ms", time_text(2e-8): "20.0 ns",
-        duration_text(74.2): "1 min 14 s", duration_text(3.21): "3.2 s",
-        speed_text(1.45, "bf16"): "1.45 × faster than bf16", speed_text(0.5, "it"): "2.00 × slower than it",
-        clean("<a>\x00"): "&lt;a&gt;\N{REPLACEMENT CHARACTER}",
-    }  # fmt: skip
-    assert list(texts) == list(texts.values())
 
 
 @given(st.text(st.characters(blacklist_categories=())))
@@ -187,26 +144,6 @@ def test_report_in_a_browser(journal_path: Path, tmp_path: Path, width: int, sch
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 29)")
         assert HOSTILE[:30] not in page.content()
-
-
-@needs_browser
-def test_report_in_a_sandboxed_frame(journal_path: Path, tmp_path: Path) -> None:
-    """The way MLflow previews HTML: a frame that may run scripts and nothing else."""
-    with Journal(journal_path) as journal:
-        path = write_report(journal, tmp_path / "report.html")
-    with browser_page() as browser:
-        browser.page.goto("about:blank")
-        browser.page.evaluate(
-            """text => { const frame = document.createElement('iframe'); frame.sandbox = 'allow-scripts';
-            frame.width = 1000; frame.height = 800;
-            frame.src = URL.createObjectURL(new Blob([text], {type: 'text/html'}));
-            document.body.append(frame); }""",
-            path.read_text(encoding="utf-8"),
-        )
-        frame = browser.page.frame_locator("iframe")
-        frame.get_by_role("button", name="by time").click()
-        assert frame.locator("[data-axis=time]").is_visible()
-        assert browser.errors == []
 
 
 def test_a_target_that_only_compiles_has_a_report_without_a_winner(tmp_path: Path) -> None:

@@ -112,17 +112,6 @@ def test_hostile_text_is_neither_markup_nor_a_terminal_sequence(journal: Journal
     assert "\\x1b]0;owned\\x07" in plain.getvalue()
 
 
-def test_a_campaign_without_a_candidate_has_a_panel() -> None:
-    stream, display = live()
-    for each in (PlainDisplay(stream), display):
-        each.stop()
-        each.start({})
-        each.update(Snapshot(0, None, 0.0, None))
-        each.stop()
-        each.stop()
-    assert "No candidate has passed every gate yet." in stream.getvalue()
-
-
 def test_importing_it_is_cheap() -> None:
     """Help, status and reports must not wait for MLflow or Ray."""
     code = (

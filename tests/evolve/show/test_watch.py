@@ -8,25 +8,20 @@ import itertools
 import os
 import pty
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
-import types
 from pathlib import Path
 
 import pytest
 
 from testkit.sample_campaign import SampleCampaign, write_sample
 from tilewright.evolve import cli
-from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import Follower, Progress
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.data import judge_lines
 from tilewright.evolve.show import watch
 from tilewright.evolve.show.display import PlainDisplay, Snapshot
-from tilewright.fitness.evaluation import Reached, Verdict
+from tilewright.fitness.evaluation import Verdict
 
 
 class Recorder(PlainDisplay):
@@ -88,38 +83,6 @@ def test_a_snapshot_counts_pending_candidates_and_what_mlflow_lacks(folder: Path
     assert sum(shown.verdicts.values()) == 3, "rows are read once"
 
 
-def test_the_display_names_silence_and_a_busy_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = SampleCampaign(folder / JOURNAL)
-    sample.grow(1)
-    began, polls, real = time.time(), 0, watch.JournalView.refresh
-    monkeypatch.setattr("tilewright.evolve.show.watch.time.time", lambda: began + 130 * polls)
-
-    def refresh(view: watch.JournalView) -> None:
-        if polls == 2:
-            raise sqlite3.OperationalError("database is locked")
-        real(view)
-
-    def later(seconds: float) -> None:
-        nonlocal polls
-        polls += 1
-        if polls == 3:
-            sample.journal.add_event("interrupted", reason="stopped")
-
-    monkeypatch.setattr(watch.JournalView, "refresh", refresh)
-    display = Recorder()
-    assert watch.watch(folder, display, later) == "interrupted"
-    sample.close()
-    text = display.text.getvalue()
-    assert "no new row for 2 min 0 s: the campaign is in a long step, or was killed" in text
-    assert "cannot read the journal at the moment: database is locked" in text and "\n\n" not in text
-
-
-def test_a_folder_that_disappears_is_one_sentence(folder: Path) -> None:
-    SampleCampaign(folder / JOURNAL).close()
-    with pytest.raises(UserError, match="quickstart-001 was removed while tilewright watched it"):
-        watch.watch(folder, Recorder(), lambda seconds: (folder / JOURNAL).unlink(missing_ok=True))
-
-
 def test_the_command_prints_how_it_ended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_sample(folder / JOURNAL, 6)
     before = (folder / JOURNAL).read_bytes()
@@ -161,21 +124,3 @@ def test_ctrl_c_on_a_terminal_ends_it_whole(folder: Path) -> None:
     os.close(leader)
     sample.grow(1)
     sample.close()
-
-
-@pytest.mark.parametrize(
-    ("ways", "lines"),
-    [
-        ([None], []),
-        ([Reached.TRACE, None], ["The gates judged answers from traced data"]),
-        (
-            [Reached.INTERPRETER],
-            [
-                "The gates judged answers by Triton's interpreter alone; "
-                "tilewright promotes nothing that is judged that way"
-            ],
-        ),
-    ],
-)
-def test_status_says_how_answers_were_judged(ways: list[Reached | None], lines: list[str]) -> None:
-    assert judge_lines(types.SimpleNamespace(reached=way) for way in ways) == lines  # type: ignore[misc]

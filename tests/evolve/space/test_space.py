@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.evolve.space.genome import Value
-from tilewright.evolve.space.space import Space, SpaceError, read_declarations
+from tilewright.evolve.space.space import Space, SpaceError
 
 SOURCE = '''
 """A kernel."""
@@ -59,13 +59,6 @@ def test_unknown_missing_and_unlisted_are_told() -> None:
     assert not space.legal({"a": 1, "b": 1})
 
 
-def test_reading_declarations_runs_nothing(tmp_path: object) -> None:
-    source = f"open({str(tmp_path)!r} + '/x', 'w')\nSPACE = {{'a': (1,)}}\nDEFAULTS = {{'a': 1}}\n"
-    assert read_declarations(source).space == {"a": (1,)}
-    with pytest.raises(SpaceError, match="SPACE must be a literal dict"):
-        read_declarations("SPACE = {'a': tuple(range(3))}")
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -106,11 +99,6 @@ def test_malformed_declarations_are_one_sentence(source: str) -> None:
 def test_what_a_constraint_may_not_say(expression: str, fault: str) -> None:
     with pytest.raises(SpaceError, match=fault.replace("(", r"\(")):
         Space({"a": (1, 2)}, {expression: "because"})
-
-
-def test_a_power_cannot_exhaust_the_driver() -> None:
-    with pytest.raises(SpaceError, match="empty"):
-        Space({"a": (9,)}, {"a ** a ** a ** a > 0": "big"})
 
 
 def test_an_empty_space_names_the_cause() -> None:

@@ -1,6 +1,5 @@
 """The modelled cascade on real children; what cheats get is tested in ``tests/exploits``."""
 
-import dataclasses
 import functools
 import sys
 
@@ -8,13 +7,11 @@ import numpy as np
 import pytest
 
 from testkit import FIXTURES, twins
-from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
-from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.fitness.tpu.time_model import VERSION
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.operator import Scope, Workload
+from tilewright.seeds.operator import Scope
 from tilewright.workers.cascade import verify_shapes
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.cascade.modelled_stages import TraceStage
@@ -26,10 +23,6 @@ FAMILY = FIXTURES / "small_gemm"
 LIMITS = Limits(trace=ChildLimits(60.0, 8 * GIB), compile=ChildLimits(90.0, 12 * GIB))
 UNBEATEN = sys.float_info.max
 """A best that nothing beats, so that no shape beside the checked ones is looked at."""
-SHAPES = [Workload(f"{m}x256x512", {"M": m, "N": 256, "K": 512}) for m in (256, 512)]
-CANDIDATE = Candidate(
-    0, Genome(twins.HONEST, twins.PARAMS), (), Mutation(MutationKind.SEED, "seed", "x"), 0, 0
-)
 
 
 @pytest.fixture(scope="module")
@@ -101,32 +94,6 @@ def test_what_does_not_fit_or_compile_has_a_verdict(name, verdict, reason):
     assert reason in found.reason and "\n" not in found.reason
 
 
-@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_kernel_that_is_exact_only_where_it_is_checked_never_becomes_the_best(whole, monkeypatch):
-    if not whole:  # every shape is too much work to be looked at but in samples
-        for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):
-            monkeypatch.setattr(verify_shapes, budget, 0)
-    found = judged(twins.CHEAP_WHEN_TIMED, best=0.0)
-    assert (found.verdict, found.stage) == (Verdict.INCORRECT, Stage.CHECK), found.reason
-    assert "at 256x256x512" in found.reason
-    (last,) = [reading for reading in found.gates if not reading.passed]
-    assert (last.workload, last.sampled) == ("256x256x512", not whole)
-
-
-def test_a_finalist_passes_the_gates_on_every_shape_that_is_not_too_large(operator, monkeypatch):
-    for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):
-        monkeypatch.setattr(verify_shapes, budget, 0)
-    found = judged(twins.HONEST, best=0.0, scope=Scope.FINAL)
-    assert found.verdict is Verdict.OK, found.reason
-    suite = operator.suites["tiny"]
-    assert {r.workload for r in found.gates if r.sampled} == {w.id for w in (*suite.workloads, *suite.final)}
-    assert verify_shapes.too_large(operator, suite.final[0]) is None
-    huge = Workload("huge", {"M": 1 << 20, "N": 256, "K": 4096})
-    assert "8.0 GiB" in verify_shapes.too_large(operator, huge)
-    slow = Workload("slow", {"M": 1 << 13, "N": 1 << 13, "K": 1 << 13})
-    assert "oracle_at" in verify_shapes.too_large(operator, slow)
-
-
 def test_steps_that_others_build_on_are_run_before_a_kernel_is_wrong(monkeypatch):
     for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):
         monkeypatch.setattr(verify_shapes, budget, 0)
@@ -158,39 +125,3 @@ def test_what_escapes_the_dialect_still_has_no_say(operator, name, tmp_path):
     )
     failure = TraceStage().run(request, Findings())
     assert failure is not None and failure.verdict is Verdict.CRASHED, failure
-
-
-def test_a_baseline_is_timed_without_gates(operator):
-    baseline = operator.kernels["whole"]
-    found = usual().evaluate("b", baseline.source, {}, seed=1, baseline=baseline)
-    assert found.verdict is Verdict.OK and found.gates == ()
-
-
-def test_bytes_that_must_move_are_those_of_the_operands_a_kernel_has(tmp_path):
-    fused = load_operator("gemm_fp8_fused/g512")
-    shape = fused.suites["quickstart"].workloads[0]
-    empty = Request(
-        operator=fused,
-        truth=Truth(fused),
-        target=load_target("tpu7x"),
-        limits=LIMITS,
-        source="",
-        params={},
-        seed=1,
-        timeline=False,
-        measured=(shape,),
-        checked=(),
-        baseline=None,
-        final=False,
-        folder=tmp_path,
-        is_known=lambda artefact: None,
-    )
-    assert empty.compulsory_bytes(shape) == fused.bytes(shape)
-    prequantised = dataclasses.replace(empty, baseline=fused.kernels["prequant"])
-    m, k = shape.dims["M"], shape.dims["K"]
-    assert prequantised.compulsory_bytes(shape) < fused.bytes(shape) - 0.9 * m * k
-
-
-def test_nothing_is_left_behind(operator, tmp_path):
-    cascade(operator, scratch=tmp_path).evaluate("g", twins.NAN, twins.PARAMS, seed=1)
-    assert list(tmp_path.iterdir()) == []

@@ -4,19 +4,16 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.profiler import ProfileData
 
 from testkit import FIXTURES, twins
 from tilewright.evolve.cli import main
 from tilewright.fitness.chips import CHIPS
-from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
-from tilewright.fitness.targets import MEASURED_TPUS, Target, load_target
+from tilewright.fitness.evaluation import FigureKind, Verdict
+from tilewright.fitness.targets import Target
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.sampled import Elements
 from tilewright.workers.cascade.measured import MeasuredCascade
-from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.comparison import compare
 from tilewright.workers.device.station import LocalStation
@@ -28,7 +25,6 @@ from tilewright.workers.runners.pallas.clock import (
     program_seconds,
     read_profile,
 )
-from tilewright.workers.runners.pallas.tpu_runner import _operands
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 
 jax.config.update("jax_platforms", "cpu")  # an installed libtpu would be asked for a TPU
@@ -123,21 +119,6 @@ def test_without_a_tpu_a_campaign_is_refused_in_one_sentence(tmp_path, capsys, t
     assert not home.exists() or not any(home.iterdir())
 
 
-def test_measured_tpus_are_targets_of_their_own():
-    for name, chip in MEASURED_TPUS.items():
-        target = load_target(name)
-        assert (target.measured, target.entry, target.chip) == (True, "build", CHIPS[chip])
-        assert target.label == f"{name} (measured)"
-
-
-def test_operands_come_from_the_same_stream_as_on_the_host():
-    table = np.arange(1 << 16, dtype=np.float32)
-    workload = {"id": "w", "inputs": [{"name": "a", "shape": [64, 48]}]}
-    (made,) = _operands(Frame("time", {"seed": 3}, {"table/a": table}), workload)
-    elements = Elements(3, "w", {"a": (64, 48)}, {"a": table})
-    assert np.array_equal(np.asarray(made), elements.at("a", np.arange(64), np.arange(48)))
-
-
 PATIENCE = 250.0
 """Seconds: the machine that runs the tests may be slow and busy."""
 
@@ -180,15 +161,3 @@ def test_the_whole_path_measures_an_honest_kernel_and_pairs_contenders(stand_in)
     )  # fmt: skip
     assert compared.genomes == ("first", "twin"), compared.failed
     assert 0 < compared.ratio("first", "twin").value < 1000
-
-
-@pytest.mark.parametrize(
-    ("name", "stage", "verdict", "why"),
-    [
-        ("CONSTANT", Stage.CHECK, Verdict.INCORRECT, ""),
-        ("VENDOR_DOT", Stage.COMPILE, Verdict.IMPLAUSIBLE, "work outside the Pallas kernel"),
-    ],
-)
-def test_cheats_meet_the_same_walls_as_on_modelled_targets(stand_in, name, stage, verdict, why):
-    found = judged(stand_in, getattr(twins, name))
-    assert (found.verdict, found.stage) == (verdict, stage) and why in found.reason

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from testkit import twins
-from tilewright.workers.child.descendants import descendants
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.launch import ROOT, Spawn
@@ -113,15 +112,6 @@ def left_after_a_while(folder):
     while left_in(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left_in(folder)
-
-
-def test_a_warden_ends_everything_when_asked(tmp_path):
-    process = warden(tmp_path, "time.sleep(600)")
-    assert process.stdout.readline() == b"scattered\n"
-    assert len(descendants(process.pid)) >= 9
-    process.terminate()
-    assert process.wait(30) == 128 + signal.SIGTERM
-    assert left_after_a_while(tmp_path) == []
 
 
 def test_a_warden_whose_parent_is_gone_starts_nothing(tmp_path):

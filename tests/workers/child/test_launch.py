@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,24 +57,6 @@ def test_a_forked_child_has_its_own_exit_code_log_and_folder(template, tmp_path)
     assert outcome.first("started").data["isolation"].keys() == {"network", "files"}
 
 
-def test_forked_children_start_in_milliseconds(template, tmp_path):
-    def seconds(number: int) -> float:
-        began = time.monotonic()
-        run_child(Frame("next"), LIMITS, tmp_path / str(number), launcher=template)
-        return time.monotonic() - began
-
-    for number in range(6):
-        (tmp_path / str(number)).mkdir()
-    assert min(map(seconds, range(6))) < 0.5, "the quickest, whatever else the machine does"
-
-
-def test_a_forked_child_that_hangs_is_killed_with_its_group(others, template, tmp_path):
-    job = Frame("pallas.trace", {"source": "while True: pass", "chip": {"kind": "TPU7x", "cores": 1}})
-    outcome = run_child(job, ChildLimits(2.5, memory_bytes=8 << 30), tmp_path, launcher=template)
-    assert outcome.ending is Ending.TIMEOUT
-    assert len(set(templates()) - others) == 1
-
-
 def test_a_lost_template_is_an_error_once(others, template, tmp_path):
     run_child(Frame("first"), LIMITS, tmp_path, launcher=template)
     (process,) = set(templates()) - others
@@ -84,12 +65,6 @@ def test_a_lost_template_is_an_error_once(others, template, tmp_path):
         run_child(Frame("second"), LIMITS, tmp_path, launcher=template)
     outcome = run_child(Frame("third"), LIMITS, tmp_path, launcher=template)
     assert outcome.first("started") is not None
-
-
-def test_closing_leaves_no_process(others, template, tmp_path):
-    run_child(Frame("first"), LIMITS, tmp_path, launcher=template)
-    template.close()
-    assert set(templates()) <= others
 
 
 @pytest.fixture

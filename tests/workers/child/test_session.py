@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from tilewright.workers.child import forked_children, session
+from tilewright.workers.child import session
 from tilewright.workers.child.drain import ByteLimits
-from tilewright.workers.child.ending import ChildOutcome, Ending
-from tilewright.workers.child.forked_children import ForkedChildren
+from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
@@ -120,19 +119,3 @@ def test_a_job_under_way_when_its_children_are_ended_starts_no_other(pool):
     thread.join(15)
     assert failures and not thread.is_alive()
     assert pool._current is None and pool._spare is None
-
-
-def test_each_job_of_fresh_children_has_folders_of_its_own(tmp_path, monkeypatch):
-    seen = []
-
-    def run_child(job, limits, folder, *, extra_environment, launcher):
-        seen.append((folder, extra_environment["CACHE"]))
-        assert folder.is_dir() and str(folder) in extra_environment["CACHE"]
-        return ChildOutcome(Ending.DONE)
-
-    monkeypatch.setattr(forked_children, "run_child", run_child)
-    children = ForkedChildren("x.", (), {}, {}, tmp_path, ("CACHE",))
-    for _ in range(2):
-        assert children.run(Frame("job"), LIMITS).ending is Ending.DONE
-    (one, cache), (other, again) = seen
-    assert one != other and cache != again and not one.exists() and not other.exists()

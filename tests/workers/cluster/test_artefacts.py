@@ -40,15 +40,3 @@ def test_a_worker_knows_what_was_there_when_the_job_was_made(steps):
             assert all((f"a{n}" in found) is (f"a{n}" in wanted) for n in range(31))
     if not any(restarts for *_, restarts in steps):
         assert sum(sizes) <= 3 * len(artefacts), "each worker receives an artefact once"
-
-
-def test_another_list_starts_over_and_a_plain_set_is_sent_whole():
-    one, other, note, heard = Artefacts(), Artefacts(), SentArtefacts(), ReceivedArtefacts()
-    one.add("x")
-    other.add("y")
-    assert set(heard.receive(sent(one.known(), note))) == {"x"}
-    assert set(heard.receive(sent({"p", "q"}, note))) == {"p", "q"}
-    assert set(heard.receive(sent(one.known(), note))) == {"x"}, "the worker still has its list"
-    assert set(heard.receive(sent(other.known(), note))) == {"y"}
-    assert heard.receive({**sent(one.known(), note), "from": 1}) is None, "the worker holds another list now"
-    assert list(heard.receive(sent((), note))) == []

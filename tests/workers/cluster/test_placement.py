@@ -78,19 +78,3 @@ def test_a_station_for_each_gpu_of_the_nodes_that_offer_the_target(monkeypatch: 
     assert len(ray_stations.start_stations(load_target("h200"), 0)) == 3
     assert [node for node, _ in found.placed] == [A, A, C]
     assert all(wanted["num_gpus"] == 1 for _, wanted in found.placed)
-
-
-def test_a_station_waits_for_a_node_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = cluster(monkeypatch, **{B: {"target:gfx950": 8, "GPU": 8}})
-    assert len(ray_stations.start_stations(load_target("h200"), 0)) == 1
-    assert found.placed == [(None, {**found.placed[0][1], "resources": {"target:h200": placement.SLIVER}})]
-
-
-def test_without_targets_every_gpu_will_do_and_a_machine_has_as_many_as_it_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = cluster(monkeypatch, **{A: {"GPU": 2}, B: {"CPU": 4}})
-    assert len(ray_stations.start_stations(load_target("h200"), 0)) == 2
-    assert len(ray_stations.start_stations(load_target("h200"), 4)) == 4
-    assert [node for node, _ in found.placed] == [A, A, None, None, None, None]
-    assert len(ray_stations.start_stations(load_target("interpreter"), 0)) == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from testkit.pool import FAMILY, drain, genome, pool_settings
@@ -53,29 +51,6 @@ def test_few_workers_and_one_device_are_threads_of_this_process(
 ) -> None:
     made = make_pool(pool_settings(**settings))
     assert isinstance(made, LocalPool if local else RayPool)
-
-
-def test_a_token_that_is_refused_is_told_at_once_and_a_slow_cluster_is_not(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    import ray
-    import ray._raylet
-
-    from tilewright.workers.cluster import ray_start
-
-    errors: list[Exception] = [ray.exceptions.AuthenticationError("no such token"), TimeoutError("slow")]
-
-    def client(address: str) -> None:
-        os.write(2, b"gcs_client.cc:210: Failed to get cluster ID\n")
-        os.write(2, b"something else\n")
-        raise errors.pop(0)
-
-    monkeypatch.setattr(ray._raylet, "GcsClient", client)
-    with pytest.raises(PoolUnavailable, match=r"10\.0\.0\.1:6379 refuses this machine's token"):
-        ray_start._require_token("10.0.0.1:6379")
-    ray_start._require_token("10.0.0.1:6379")
-    ray_start._require_token("auto")
-    assert not errors and capfd.readouterr().err == "something else\n" * 2
 
 
 @pytest.mark.parametrize("fault", ["raises", "hangs"])

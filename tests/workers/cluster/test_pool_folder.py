@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from testkit.pool import pool_settings
-from tilewright.workers.cluster import pool_folder, ray_start
-from tilewright.workers.cluster.local_pool import LocalPool
+from tilewright.workers.cluster import ray_start
 from tilewright.workers.cluster.pool_folder import PoolFolder, sweep
 from tilewright.workers.cluster.ray_pool import RayPool
 from tilewright.workers.cluster.settings import PoolUnavailable
@@ -98,32 +96,3 @@ os._exit(130)
     assert not list(base.iterdir())
     status = Path("/proc", ended.stdout.decode().strip(), "stat")
     assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
-
-
-def test_a_pool_is_left_before_it_has_closed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
-    monkeypatch.setattr(pool_folder, "LEAVE_SECONDS", 0.05)
-    began = time.monotonic()
-    PoolFolder().leave(lambda: over.wait(20) and None)
-    assert time.monotonic() - began < 5
-    over.set()
-
-
-def test_a_path_too_long_for_sockets_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "a" * 60)
-    assert pool_folder.temporary_base() == Path("/tmp")
-    monkeypatch.setenv("RAY_TMPDIR", "/tmp/own")
-    assert pool_folder.temporary_base() == Path("/tmp/own")
-
-
-@pytest.mark.parametrize(
-    ("pool", "match"), [(RayPool, "Ray cannot start: "), (LocalPool, "no folder for temp")]
-)
-def test_a_folder_that_cannot_be_made_is_one_sentence(
-    pool: type[RayPool | LocalPool], match: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", "/dev/null/ray")
-    made = pool(pool_settings())
-    with pytest.raises(PoolUnavailable, match=match):
-        made.start()
-    made.close()

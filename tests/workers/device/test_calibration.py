@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.ray_stations import RemoteStation
-from tilewright.workers.device.calibration import CARRIED, in_service, reference_shapes, scale_here
+from tilewright.workers.device.calibration import CARRIED, in_service, scale_here
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio
 
@@ -61,10 +60,3 @@ def test_an_uncalibrated_device_gives_no_figures(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(station, "hello", lambda: {"identity": "gpu c"})
     with pytest.raises(SessionDied, match="gpu c was never calibrated"):
         station.scale()
-
-
-def test_reference_shapes_span_the_suite() -> None:
-    operator = load_operator("gemm_fp8_blockwise/gemm_nt")
-    work = [operator.flops(shape) for shape in reference_shapes(operator, operator.suites["primus84"])]
-    every = sorted(map(operator.flops, operator.suites["primus84"].workloads))
-    assert len(work) == 4 and work == sorted(work) and (work[0], work[-1]) == (every[0], every[-1])

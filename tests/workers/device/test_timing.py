@@ -6,15 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from testkit.scripted import (
-    INTERPRETED,
-    TARGET,
-    Doubler,
-    ScriptedStation,
-    answers,
-    done,
-    shape,
-)
+from testkit.scripted import INTERPRETED, TARGET, Doubler, ScriptedStation, answers, done, shape
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.seeds.operator import SeedKernel, SnrGate, TensorSpec
 from tilewright.seeds.sampled import Sample
@@ -366,13 +358,6 @@ def test_a_child_that_does_not_end_well_is_late_or_crashed(ending):
         return
     verdict = Verdict.TIMEOUT if ending is Ending.TIMEOUT else Verdict.CRASHED
     assert found == Failure(verdict, "timing: no word", "log", Stage.CHECK)
-
-
-def test_an_error_without_a_trace_is_said_without_one():
-    outcome = ChildOutcome(Ending.CRASHED, [Frame("error", {"type": "X", "message": "y", "phase": "run"})])
-    assert timing.failed(outcome, "timing", Stage.MEASURE) == Failure(
-        Verdict.CRASHED, "X: y", "", Stage.MEASURE
-    )
 
 
 def test_an_error_that_says_nothing_is_a_crash():

@@ -12,7 +12,6 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits, SessionDied
 from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Champion, Entry, LocalStation, entry_id
-from tilewright.workers.device.warm_device import warm_device
 
 
 def champion(name: str, fitness: float) -> Champion:
@@ -26,15 +25,6 @@ def test_a_station_inherits_the_better_champion() -> None:
     assert station.champion().entry.id == "first"
     station.inherit(champion("faster", 3.0))
     assert station.champion().entry.id == "faster"
-
-
-def test_what_is_started_ahead_ends_with_it() -> None:
-    device = warm_device(load_target("interpreter"))
-    assert device.address is None, "the interpreter compiles nothing"
-    started = device.station.cpu_seconds
-    device.close()
-    assert started >= 0.0 and device.station.cpu_seconds == 0.0
-    device.close()
 
 
 class Deaf:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tilewright.fitness.gates import read_gates
-from tilewright.seeds.operator import SnrGate
+from tilewright.fitness.score import product_flops
+from tilewright.seeds.operator import SnrGate, Workload
 from tilewright.workers.intake.judge import bounds as judge
 from tilewright.workers.intake.judge.input_kinds import (
     CheckedShape,
@@ -209,6 +210,20 @@ def test_checked_shapes_take_several_tiles_with_and_without_a_tail() -> None:
     assert not list(looped(dims, [3], lambda small: True))
     chunked = next(looped(dims, [64], lambda small: small["M"] % 256 == 0))
     assert chunked["M"] == 512 and chunked["N"] < 512, "a size that does not hold keeps the others small"
+
+
+def test_products_are_asked_only_of_a_reference_that_multiplies_matrices() -> None:
+    result = Result("o0", "float32", ("M", "N", "K"))
+    called, small = (Workload(name, {"M": m, "N": 8, "K": 16}) for name, m in (("called", 4), ("small", 2)))
+
+    def least(**work: int) -> list[int]:
+        operator = TakenOperator("a/taken", "refs.py:f", "x", (ROWS,), (result,), {}, {}, work=work)
+        return [product_flops(operator, workload) for workload in (called, small)]
+
+    assert least() == least(called=0) == [0, 0], "element by element on three axes"
+    assert least(called=10**6) == [2 * 4 * 8 * 16, 2 * 8 * 16], (
+        "of a shape that was not counted, its elements"
+    )
 
 
 def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those() -> None:

@@ -142,9 +142,15 @@ FEW_ROWS = {"swap": True, "block_m": 8, "block_n": 64, "stages": 4, "teams": 2, 
 
 def test_gluon_seeds_pass_their_gates_in_the_emulator() -> None:
     small = Workload("check/small", {"M": 136, "N": 256, "K": 384})
+    grouped = Workload("check/grouped", {"M": 28, "N": 72, "K": 256})
     cases = [
         ("gemm_fp8_blockwise/gemm_nt", "few_rows", {**FEW_ROWS, "unroll": 1}),
         ("gemm_fp8_blockwise/quant_mixed_dual", "quant_mixed_dual", {}),
+        (
+            "gemm_fp8_blockwise/grouped4x8192",
+            "grouped",
+            {"block_m": 64, "block_n": 128, "stages": 3, "slots": 1},
+        ),
         ("gemm_mxfp8_out/normal", "fused_ws", {"split": 2, "block_n": 128}),
         ("mx_cast/mxfp8_both", "cast8_tma", {"leave": "tma", "slots": 2, "group_m": 4}),
     ]
@@ -153,7 +159,7 @@ def test_gluon_seeds_pass_their_gates_in_the_emulator() -> None:
         for name, kernel, params in cases:
             operator = load_operator(name)
             own = next(iter(operator.suites.values())).check[0]
-            workload = small if name.endswith("gemm_nt") else own
+            workload = small if name.endswith("gemm_nt") else grouped if kernel == "grouped" else own
             kind = operator.input_kinds[0]
             source = few_rows_of_two_programs() if kernel == "few_rows" else operator.kernels[kernel].source
             found = objection(station, operator, workload, kind, source=source, kernel=kernel, params=params)

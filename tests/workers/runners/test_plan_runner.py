@@ -5,8 +5,6 @@ Python kernel that a plan names.
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -223,12 +221,3 @@ def test_a_plan_for_other_tensors_or_damaged_is_refused() -> None:
     assert found[-1].kind == "error" and "not for the tensors of w" in found[-1].data["message"]
     runner.run(Frame("check", data, arrays, {"plan/doubled/w": b"TWPLAN01"}), found.append)
     assert found[-1].data["type"] == "PlanError"
-
-
-def test_the_runner_needs_no_triton_and_no_module_loader() -> None:
-    program = (
-        "import sys, tilewright.workers.runners.triton.plan_runner; "
-        "print(*sorted({'triton', 'tilewright.workers.runners.triton.candidate'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""

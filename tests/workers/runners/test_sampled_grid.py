@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 
-from tilewright.seeds.operator import TensorSpec
-from tilewright.seeds.sampled import WINDOW, windows
-
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
@@ -89,14 +86,6 @@ def summed(x):
     )
 
 
-def in_a_row(x):
-    """Two kernels, the second on the transposed result of the first; rows split in two beside them."""
-    first = places_told(x)
-    return _call(
-        lambda a, o: o.__setitem__(..., a[...] * 2), first.T, ("parallel", "parallel"), grid=(2, 8)
-    ).reshape(2, 128, 1000)
-
-
 def looked_up(x):
     """Blocks in an order that a table on the device says."""
     table = jnp.arange(8)[::-1] * 1
@@ -108,13 +97,6 @@ def looked_up(x):
         ),
         out_shape=jax.ShapeDtypeStruct(x.shape, F32),
     )(table, x)
-
-
-def in_one_step(x):
-    """No grid: a kernel that walks its blocks by itself, or has one."""
-    return pl.pallas_call(
-        lambda a, o: o.__setitem__(..., a[...] * 2), out_shape=jax.ShapeDtypeStruct(x.shape, F32)
-    )(x)
 
 
 def _found(function, where, **options):
@@ -146,9 +128,7 @@ def steps(monkeypatch):
         (places_told, (ROWS, COLUMNS), [4]),
         (filled_first, (ROWS, COLUMNS[1:]), [6]),
         (summed, (ROWS, COLUMNS[:1]), [4]),
-        (in_a_row, (np.array([1]), COLUMNS[:1], ROWS), [2, 2]),
         (looked_up, (ROWS, COLUMNS), [2]),
-        (in_one_step, (ROWS, COLUMNS), [1]),
     ],
 )
 def test_chosen_elements_are_those_of_the_whole_run_for_the_steps_they_need(function, where, run, steps):
@@ -163,13 +143,3 @@ def test_what_builds_on_steps_left_out_is_seen_and_right_when_none_is_left_out(s
     found, whole, program = _found(running, (ROWS, COLUMNS), whole=True)
     assert not program.carries and np.array_equal(found, whole)
     assert steps == [6, 16]
-
-
-def test_windows_hold_the_tail_and_lie_at_the_same_part_of_every_output():
-    specs = [TensorSpec("codes", (4096, 100), "int8"), TensorSpec("scales", (4096, 4), "int8")]
-    found = windows(specs, np.random.default_rng(1))
-    rows, columns = found["codes"]
-    assert len(rows) <= 3 * WINDOW and rows[-WINDOW:].tolist() == list(range(4096 - WINDOW, 4096))
-    assert columns.tolist() == list(range(100)) and np.array_equal(found["scales"][0], rows)
-    other = windows(specs, np.random.default_rng(2))
-    assert not np.array_equal(other["codes"][0], rows)

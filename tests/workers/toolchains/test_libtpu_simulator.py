@@ -20,8 +20,7 @@ def test_a_missing_package_is_named_with_its_cure(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flag", "why"),
-    [("--xla_no_such_flag=1", "does not know a flag"), ("", "wrote no simulator profile")],
+    ("flag", "why"), [("--xla_no_such_flag=1", "does not know a flag"), ("", "wrote no simulator profile")]
 )
 def test_another_libtpu_is_recognised(monkeypatch, flag, why):
     real = libtpu_simulator.compile_environment

@@ -62,13 +62,10 @@ def _await(address: str, server: subprocess.Popen[bytes], timeout_seconds: float
 class MlflowPages:
     """MLflow's pages of one campaign, in an open browser."""
 
-    def __init__(
-        self, browser: Watched, base: str, uri: str, data: CampaignData, settle: float = SETTLE_SECONDS
-    ) -> None:
-        """``settle``: seconds to wait for each page; 0 for a caller that waits for elements."""
+    def __init__(self, browser: Watched, base: str, uri: str, data: CampaignData) -> None:
         from mlflow import MlflowClient
 
-        self._browser, self._base, self._settle = browser, base, settle
+        self._browser, self._base = browser, base
         client = MlflowClient(uri)
         started = next(event.at for event in data.events if event.kind == "started")
         self._uid = uid = campaign_uid(str(data.facts.get("id")), started)
@@ -92,14 +89,14 @@ class MlflowPages:
     def artifact(self, run_id: str, name: str) -> None:
         self.run(run_id, "artifacts")
         self._browser.page.get_by_text(name, exact=True).first.click()
-        time.sleep(self._settle / 2)
+        time.sleep(SETTLE_SECONDS / 2)
 
     def await_text(self, text: str) -> None:
         """Wait until the page shows ``text``, and a moment more."""
         self._browser.page.get_by_text(text).first.wait_for(timeout=SLOWEST_SECONDS * 1e3)
-        time.sleep(self._settle / 2)
+        time.sleep(SETTLE_SECONDS / 2)
 
     def _open(self, path: str) -> None:
         self._browser.page.goto("about:blank")
         self._browser.page.goto(self._base + path, wait_until="load")
-        time.sleep(self._settle)
+        time.sleep(SETTLE_SECONDS)
