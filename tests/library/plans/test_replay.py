@@ -216,8 +216,6 @@ def test_addresses_that_do_not_fit_are_refused(library: Library, plan: Plan, add
     assert not library.calls["cuLaunchKernelEx"]
 
 
-
-
 def test_the_folder_works_alone(tmp_path: Path, plan: Plan) -> None:
     """As it is shipped: under another name, without the project, torch, numpy or Triton."""
     import shutil
