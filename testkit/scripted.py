@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame, FrameReader, encode
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import Champion, DeviceRatio
+from tilewright.workers.request import Limits, Request, Truth
 
 DEVICE = dataclasses.replace(GPUS["h200"], peaks={"bf16": 1e9, "f8": 2e9}, hbm=1e9, copy=5e8)
 TARGET = Target("slow", FigureKind.MEASURED, DEVICE)
@@ -75,6 +77,23 @@ class Doubler:
 def shape(rows: int) -> Workload:
     """Of ``Doubler``."""
     return Workload(f"m{rows}", {"M": rows})
+
+
+def request(operator: Doubler | None = None, **changes: Any) -> Request:
+    """One evaluation of ``SOURCE`` on a device; ``changes`` are fields of the request."""
+    operator = operator or Doubler()
+    suite = operator.suites["tiny"]
+    fields: dict[str, Any] = {
+        "target": TARGET,
+        "limits": Limits(),
+        "seed": 7,
+        "measured": suite.workloads,
+        "source": SOURCE,
+        "params": {"x": 1},
+        "checked": suite.check,
+        "folder": Path("nowhere"),
+    }
+    return Request(operator=operator, truth=Truth(operator), **{**fields, **changes})
 
 
 def travelled(frame: Frame) -> Frame:

@@ -1,13 +1,8 @@
-"""Seed kernels in children, for tests: through the one that runs candidates, by the real gates, and in a plain one."""
+"""Seed kernels in the child that interprets candidates, held to the real gates."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.space.space import read_declarations
@@ -19,7 +14,6 @@ from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import LocalStation
 
 PATIENCE = JobLimits(120.0, 120.0)
-CHILD = Path(__file__).with_name("fp8_blockwise_children.py")
 
 
 def interpreter() -> LocalStation:
@@ -67,18 +61,3 @@ def objection(
         return fault
     references = operator.oracle(workload, inputs)
     return failure(read_gates(operator.gates, outputs, references, kind), operator.gates)
-
-
-def interpreted(cases: list) -> list:
-    """The JSON lines that ``fp8_blockwise_children`` prints, one for each case."""
-    done = subprocess.run(
-        [sys.executable, str(CHILD), json.dumps(cases)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert len(found) == len(cases)
-    return found

@@ -78,13 +78,6 @@ def test_wrong_twins_fail(twin):
     assert not found["exact"].passed
 
 
-def test_scaled_queries_are_right_where_the_scale_is_a_power_of_two():
-    scaled = {**SMALL, "scale": "queries"}
-    for size, right in ((64, True), (128, False)):
-        workload = shape(heads=1, rows=128, keys=128, size=size)
-        assert readings("full", scaled, kind="peaked", workload=workload)["exact"].passed is right
-
-
 def test_work_and_floors():
     operator, workload = family()["causal"], shape(heads=2, shared=1, rows=2, keys=3, size=128)
     assert operator.visible(workload) == 2 + 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testkit.seeds.triton_station import interpreted
 from tilewright.evolve.space.space import Space, read_declarations
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.score import floors
@@ -16,10 +15,6 @@ from tilewright.seeds.gemm_fp8_blockwise.shapes import CORE, core, primus84
 from tilewright.seeds.operator import Workload
 
 OPERATORS = {name: found for name, found in operators().items() if "primus-core" in found.suites}
-INTERPRETED_STEP_DB = 18.0
-"""The interpreter's fp8 cast loses the carry when it rounds up to a power of two (127 becomes 64, 3 % of the
-payloads), which leaves 20 to 23 dB. A swapped operand or scale reads below 5 dB on these inputs."""
-TAILS = {"M": 200, "N": 384, "K": 640}
 
 
 def test_the_84_shapes_follow_their_rule() -> None:
@@ -68,47 +63,6 @@ def test_right_answers_pass_and_wrong_ones_fail(recipe: str, kind: str) -> None:
         flipped[-1, -1] ^= 1
         wrong["q"] = flipped.view(right["q"].dtype)
     assert failure(read_gates(operator.gates, wrong, references, kind), operator.gates) is not None
-
-
-@pytest.mark.parametrize("recipe", ["gemm_nt", "gemm_nt_rows"])
-def test_any_number_of_rows_and_columns_is_a_workload(recipe: str) -> None:
-    operator = OPERATORS[recipe]
-    workload = Workload("w", {"M": 37, "N": 200, "K": 256})
-    inputs = operator.make_inputs(workload, 2, "randn")
-    assert {spec.name: spec.shape for spec in operator.inputs(workload)} == {
-        n: a.shape for n, a in inputs.items()
-    }
-    reference = operator.oracle(workload, inputs)["exact"]
-    assert reference["c"].shape == (37, 200)
-    with pytest.raises(ValueError, match="needs K a multiple of 128"):
-        operator.inputs(Workload("w", {"M": 8, "N": 128, "K": 200}))
-
-
-def test_interpreted_seed_kernels_pass() -> None:
-    """Triton's interpreter loses carries in its fp8 casts (94 to 97 % of payloads equal); scales must be equal bits."""
-    pytest.importorskip("triton")
-    small = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2, "group_m": 4}
-    cases = [
-        ["gemm_nt", "pointer", {**small, "skew": skew}, TAILS, kind]
-        for skew, kind in ((True, "spread"), (False, "outliers"))
-    ]
-    cases += [
-        ["gemm_nt", "tma", {**small, "store": store, "programs": 132}, TAILS, "spread"]
-        for store in ("descriptor", "pointer")
-    ]
-    cases += [
-        ["quant_1x128", "quant_rows", {}, {"M": 200, "K": 384}, "spread"],
-        ["quant_128x128", "quant_blocks", {}, {"M": 256, "K": 384}, "zero_blocks"],
-        ["quant_dual", "quant_dual_plain", {}, {"M": 256, "K": 384}, "spread"],
-        ["quant_128x128_dual", "quant_blocks_dual_plain", {}, {"M": 256, "K": 384}, "spread"],
-        ["gemm_nt", "split_k", {"split": 4}, {"M": 40, "N": 128, "K": 768}, "spread"],
-        ["gemm_nt_rows", "pointer", {**small, "skew": True}, {"M": 72, "N": 128, "K": 384}, "spread"],
-        ["step", "plain", {}, {"M": 128, "N": 256, "K": 384}, "spread"],
-    ]
-    for recipe, _, _, _, values in interpreted(cases):
-        for name, value in values.items():
-            least = 45.0 if name == "c" else 1.0 if name.startswith("s") else 0.9
-            assert value >= (INTERPRETED_STEP_DB if recipe == "step" else least), (recipe, name, value)
 
 
 def test_a_step_is_held_to_the_rate_of_fp8() -> None:

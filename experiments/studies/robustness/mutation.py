@@ -67,19 +67,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "fitness/tpu/llo.py": ("tests/fitness/tpu/test_llo.py", "tests/fitness/tpu/test_model.py"),
     "fitness/dialect.py": DIALECT,
     "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
-    "workers/cascade/measured_stages.py": (
-        "tests/workers/cascade/test_measured_stages.py",
-        "tests/workers/cascade/test_contenders.py",
-    ),
-    "workers/cascade/modelled_stages.py": tuple(
-        f"tests/workers/cascade/test_{stage}_stage.py" for stage in ("trace", "check", "compile", "measure")
-    ),
+    "workers/cascade/measured_stages.py": ("tests/workers/cascade/test_measured_stages.py",),
+    "workers/cascade/modelled_stages.py": ("tests/workers/cascade/test_modelled_stages.py",),
     "workers/cascade/verify_shapes.py": ("tests/workers/cascade/test_verify_shapes.py",),
     "workers/cascade/base.py": ("tests/workers/cascade/test_base.py",),
     "workers/cascade/common_stages.py": ("tests/workers/cascade/test_base.py",),
     "workers/cascade/measured.py": (
-        "tests/workers/cascade/test_contenders.py",
-        "tests/workers/cascade/test_background_tasks.py",
+        "tests/workers/cascade/test_measured_stages.py",
+        "tests/workers/cascade/test_base.py",
     ),
     "workers/cascade/modelled.py": ("tests/workers/cascade/test_modelled.py",),
     "workers/cascade/compile_only.py": ("tests/workers/cascade/test_compile_only_stages.py",),

@@ -1,24 +1,28 @@
 """What all cascades share: what is asked, in which order stages run, where seconds go, what an evaluation says."""
 
+from __future__ import annotations
+
 import dataclasses
-import os
+import functools
 import socket
-from pathlib import Path
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from testkit.scripted import TARGET, Doubler, shape
+from testkit import scripted
+from testkit.scripted import SOURCE, TARGET, Doubler, shape
 from tilewright.fitness.evaluation import FigureKind, Reached, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import Scope, SeedKernel
 from tilewright.workers.cascade import base
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, dealt_kinds, run_steps
+from tilewright.workers.cascade.measured import BackgroundTasks
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.child.template import Template
-from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
+from tilewright.workers.request import Failure, Findings, Limits
 
 OPERATOR = Doubler()
 SUITE = OPERATOR.suites["tiny"]
@@ -229,13 +233,7 @@ class Step:
         return self._failure
 
 
-def request(**changes):
-    fields = {
-        "operator": OPERATOR, "truth": Truth(OPERATOR), "target": TARGET, "limits": Limits(), "seed": 7,
-        "measured": (shape(64), shape(32), shape(16)), "source": "text", "params": {}, "checked": SUITE.check,
-        "folder": Path(os.curdir),
-    }  # fmt: skip
-    return Request(**{**fields, **changes})
+request = functools.partial(scripted.request, measured=(shape(64), shape(32), shape(16)))
 
 
 def test_stages_run_until_one_fails():
@@ -254,30 +252,18 @@ def test_stages_run_until_one_fails():
     )
 
 
-HONEST = """import triton
-
-SPACE = {"x": (1,)}
-DEFAULTS = {"x": 1}
-CONSTRAINTS = {}
-
-
-def launch(inputs, params):
-    return (inputs["a"],)
-"""
-
-
 def test_the_dialect_is_the_first_wall():
     stage = DialectStage("launch")
-    assert stage.run(request(source=HONEST), Findings()) is None and stage.stage is Stage.DIALECT
-    one = stage.run(request(source=HONEST + "import os\n"), Findings())
+    assert stage.run(request(source=SOURCE), Findings()) is None and stage.stage is Stage.DIALECT
+    one = stage.run(request(source=SOURCE + "import os\n"), Findings())
     assert one.verdict is Verdict.REJECTED and "os" in one.reason and "more)" not in one.reason
     assert one.log == one.reason
-    two = stage.run(request(source=HONEST + "import os\nimport sys\n"), Findings())
+    two = stage.run(request(source=SOURCE + "import os\nimport sys\n"), Findings())
     assert two.reason == f"{one.reason} (and 1 more)" and two.log.count("\n") == 1
     assert two.log.startswith(one.reason + "\n")
-    three = stage.run(request(source=HONEST + "import os\nimport sys\nimport re\n"), Findings())
+    three = stage.run(request(source=SOURCE + "import os\nimport sys\nimport re\n"), Findings())
     assert three.reason.endswith(" (and 2 more)")
-    assert DialectStage("build").run(request(source=HONEST), Findings()).verdict is Verdict.REJECTED
+    assert DialectStage("build").run(request(source=SOURCE), Findings()).verdict is Verdict.REJECTED
 
 
 def race(*rungs, bar=1.0):
@@ -351,13 +337,35 @@ def test_kinds_of_inputs_are_dealt_over_shapes():
     for shapes in (1, 2, 3, 4):
         seen = set()
         for seed in range(shapes):
-            asked = request(
-                operator=operator, seed=seed, checked=tuple(shape(16 * n) for n in range(1, shapes + 1))
-            )
+            asked = request(operator, seed=seed, checked=tuple(shape(16 * n) for n in range(1, shapes + 1)))
             dealt = [list(dealt_kinds(asked, place)) for place in range(shapes)]
             assert sorted(kind for kinds in dealt for kind in kinds) == ["a", "b", "c"], "each on one shape"
             assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
             seen.add(str(dealt))
         assert len(seen) == shapes
-    asked = request(operator=operator, seed=1, checked=(shape(16), shape(32)))
+    asked = request(operator, seed=1, checked=(shape(16), shape(32)))
     assert [list(dealt_kinds(asked, place)) for place in (0, 1)] == [["b"], ["a", "c"]]
+
+
+def test_tasks_are_done_in_turn_and_tell_their_errors_where_they_are_waited_for() -> None:
+    go, seen = threading.Event(), []
+
+    def first() -> None:
+        go.wait()
+        seen.append("first")
+        raise OSError("no room")
+
+    tasks = BackgroundTasks([first, lambda: seen.append("second")])
+    assert seen == []
+    go.set()
+    tasks.wait(1)
+    assert seen == ["first", "second"]
+    tasks.wait_all()
+    with pytest.raises(OSError, match="no room"):
+        tasks.wait(0)
+
+
+def test_it_does_not_keep_a_process_from_ending() -> None:
+    waiting = BackgroundTasks([threading.Event().wait])  # type: ignore[list-item]
+    (thread,) = (t for t in threading.enumerate() if getattr(t, "_target", None) == waiting._run)
+    assert thread.daemon

@@ -94,18 +94,6 @@ def test_what_does_not_fit_or_compile_has_a_verdict(name, verdict, reason):
     assert reason in found.reason and "\n" not in found.reason
 
 
-@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_kernel_that_is_exact_only_where_it_is_checked_never_becomes_the_best(whole, monkeypatch):
-    if not whole:  # every shape is too much work to be looked at but in samples
-        for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):
-            monkeypatch.setattr(verify_shapes, budget, 0)
-    found = judged(twins.CHEAP_WHEN_TIMED, best=0.0)
-    assert (found.verdict, found.stage) == (Verdict.INCORRECT, Stage.CHECK), found.reason
-    assert "at 256x256x512" in found.reason
-    (last,) = [reading for reading in found.gates if not reading.passed]
-    assert (last.workload, last.sampled) == ("256x256x512", not whole)
-
-
 def test_steps_that_others_build_on_are_run_before_a_kernel_is_wrong(monkeypatch):
     for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):
         monkeypatch.setattr(verify_shapes, budget, 0)

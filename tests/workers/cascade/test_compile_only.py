@@ -49,17 +49,6 @@ def kernel_of(found: Evaluation) -> dict:
     return kernel
 
 
-@pytest.mark.slow
-def test_turning_the_tile_widens_the_stores_of_the_weight_gradient(compiler: ForkedChildren) -> None:
-    direct = judged(compiler)
-    turned = judged(compiler, epilogue="turned")
-    assert kernel_of(direct)["stores"] == {"buffer_store_short": 64}
-    assert kernel_of(turned)["stores"] == {"buffer_store_dwordx4": 8}
-    assert (direct.descriptors["stores"], turned.descriptors["stores"]) == ("2B", "16B")
-    assert direct.fitness == turned.fitness == 1.0 and not direct.workloads, "nothing is ranked as time"
-    assert direct.unit == "passes" and direct.artefact != turned.artefact
-
-
 def test_the_matrix_instruction_and_its_accumulators_follow_the_option(compiler: ForkedChildren) -> None:
     wide = {"block_k": 256, "epilogue": "turned"}
     large, small = (kernel_of(judged(compiler, **wide, nonkdim=n)) for n in (0, 16))
@@ -117,10 +106,3 @@ def test_a_kernel_that_crashes_the_compiler_is_a_verdict_and_the_next_compiles(
         assert found.verdict is Verdict.COMPILE_ERROR and "SIGABRT" in found.reason, found.reason
         assert found.stage is Stage.COMPILE and found.fitness is None
     assert kernel_of(judged(compiler))["stores"] == {"buffer_store_short": 64}
-
-
-def test_blackwell_from_the_disassembler(compiler: ForkedChildren) -> None:
-    point = {**POINT, "block_n": 64, "nonkdim": 16, "epilogue": "turned"}
-    kernel = kernel_of(cascade_for("sm_100", compiler).evaluate("one", SOURCE, point, seed=1))
-    assert kernel["matrix"].keys() == {"UTCQMMA"}, "the option of the other vendor is left out"
-    assert 0 < kernel["registers"] <= 255 and kernel["store_bytes"] == 16

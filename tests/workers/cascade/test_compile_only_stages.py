@@ -3,19 +3,18 @@
 import dataclasses
 import hashlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from testkit.scripted import SOURCE, Doubler, answers, shape, travelled
+from testkit.scripted import SOURCE, Doubler, answers, request, shape, travelled
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cascade import compile_only, compile_only_stages
 from tilewright.workers.cascade.compile_only import CompileOnlyCascade, descriptors
 from tilewright.workers.cascade.compile_only_stages import CrossCompileStage
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
+from tilewright.workers.request import Failure, Findings
 
 OPERATOR = Doubler()
 SUITE = OPERATOR.suites["tiny"]
@@ -51,17 +50,13 @@ class Compiler:
         self.closed = True
 
 
-def request(**changes):
-    fields = {
-        "target": TARGET, "limits": Limits(), "seed": 7, "measured": SUITE.workloads, "source": SOURCE,
-        "params": {}, "checked": SUITE.check, "folder": Path("nowhere"),
-    }  # fmt: skip
-    return Request(operator=OPERATOR, truth=Truth(OPERATOR), **{**fields, **changes})
-
-
 def compiled(monkeypatch, said, **changes):
     found, compiler = Findings(), Compiler(monkeypatch, said)
-    return CrossCompileStage(compiler).run(request(**changes), found), found, compiler
+    return (
+        CrossCompileStage(compiler).run(request(OPERATOR, target=TARGET, **changes), found),
+        found,
+        compiler,
+    )
 
 
 def test_code_is_read_in_the_parent(monkeypatch):

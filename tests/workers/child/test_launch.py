@@ -57,13 +57,6 @@ def test_a_forked_child_has_its_own_exit_code_log_and_folder(template, tmp_path)
     assert outcome.first("started").data["isolation"].keys() == {"network", "files"}
 
 
-def test_a_forked_child_that_hangs_is_killed_with_its_group(others, template, tmp_path):
-    job = Frame("pallas.trace", {"source": "while True: pass", "chip": {"kind": "TPU7x", "cores": 1}})
-    outcome = run_child(job, ChildLimits(2.5, memory_bytes=8 << 30), tmp_path, launcher=template)
-    assert outcome.ending is Ending.TIMEOUT
-    assert len(set(templates()) - others) == 1
-
-
 def test_a_lost_template_is_an_error_once(others, template, tmp_path):
     run_child(Frame("first"), LIMITS, tmp_path, launcher=template)
     (process,) = set(templates()) - others

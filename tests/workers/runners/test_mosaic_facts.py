@@ -6,7 +6,6 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from testkit import ir, twins
-from testkit.exploits import pallas
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +66,6 @@ def test_work_outside_the_kernel_and_dead_operands_are_found(facts, traced):
     assert "does not use its operand b" in traced(unused).data["message"]
 
 
-def test_the_fingerprint_is_that_of_the_program_not_of_the_text(facts):
-    text = twins.HONEST
-    moved = "\n\n\n# moved\n" + text.replace("acc_ref", "total").replace("def body", "def body")
-    prints = [facts(source)["fingerprint"] for source in (text, moved, twins.SCALED_TWIN)]
-    assert prints[0] == prints[1] != prints[2]
-    other = facts(text, params={**twins.PARAMS, "block_k": 256})["fingerprint"]
-    assert other != prints[0]
-
-
 def test_damaged_modules_are_refused(away, traced):
     module = traced(twins.HONEST).blobs["module"]
     for damaged in (b"", b"ML\xefR", module[: len(module) // 2]):
@@ -122,13 +112,6 @@ def test_a_loop_goes_on_while_known_tables_say_so(away):
     assert found["matmul_flops"] == sum(turns) * 2 * 128**3
     found = away(ir.walked, [0, 128, 512, 256], by_data=True)
     assert found["data_loops"] == 1 and found["matmul_flops"] is None
-
-
-def test_races_are_looked_for_where_a_kernel_copies_by_hand(away):
-    """Each access is then compared with all before it: quadratic in the steps of a grid."""
-    assert not away(ir.looks_for_races, twins.HONEST) and not away(ir.looks_for_races, twins.FORI_TWIN)
-    for source in (pallas.WAITED, pallas.NEVER_WAITED):
-        assert away(ir.looks_for_races, source)
 
 
 def test_blocks_that_stride_twice_lie_side_by_side_where_a_kernel_is_alone(away):

@@ -86,14 +86,6 @@ def summed(x):
     )
 
 
-def in_a_row(x):
-    """Two kernels, the second on the transposed result of the first; rows split in two beside them."""
-    first = places_told(x)
-    return _call(
-        lambda a, o: o.__setitem__(..., a[...] * 2), first.T, ("parallel", "parallel"), grid=(2, 8)
-    ).reshape(2, 128, 1000)
-
-
 def looked_up(x):
     """Blocks in an order that a table on the device says."""
     table = jnp.arange(8)[::-1] * 1
@@ -105,13 +97,6 @@ def looked_up(x):
         ),
         out_shape=jax.ShapeDtypeStruct(x.shape, F32),
     )(table, x)
-
-
-def in_one_step(x):
-    """No grid: a kernel that walks its blocks by itself, or has one."""
-    return pl.pallas_call(
-        lambda a, o: o.__setitem__(..., a[...] * 2), out_shape=jax.ShapeDtypeStruct(x.shape, F32)
-    )(x)
 
 
 def _found(function, where, **options):
@@ -143,9 +128,7 @@ def steps(monkeypatch):
         (places_told, (ROWS, COLUMNS), [4]),
         (filled_first, (ROWS, COLUMNS[1:]), [6]),
         (summed, (ROWS, COLUMNS[:1]), [4]),
-        (in_a_row, (np.array([1]), COLUMNS[:1], ROWS), [2, 2]),
         (looked_up, (ROWS, COLUMNS), [2]),
-        (in_one_step, (ROWS, COLUMNS), [1]),
     ],
 )
 def test_chosen_elements_are_those_of_the_whole_run_for_the_steps_they_need(function, where, run, steps):

@@ -1,4 +1,4 @@
-"""Seeds of mx_cast, gridquant and gemm_mxfp8_out in Triton's interpreter: right ones pass, wrong twins are refused."""
+"""Triton seeds in Triton's interpreter: right ones pass, wrong twins are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from testkit.seeds.triton_station import interpreter, objection
+from tilewright.seeds.gemm_fp8_blockwise.operator import operators as blockwise
 from tilewright.seeds.gemm_mxfp8_out.operator import operators as mxfp8_out
 from tilewright.seeds.gridquant.operator import operators as gridquant
 from tilewright.seeds.mx_cast.operator import operators as mx_cast
@@ -16,7 +17,7 @@ from tilewright.workers.device.station import LocalStation
 
 pytest.importorskip("triton")
 
-EVERY, GRIDS, FUSED = mx_cast(), gridquant(), mxfp8_out()
+EVERY, GRIDS, FUSED, BLOCKWISE = mx_cast(), gridquant(), mxfp8_out(), blockwise()
 CASTS = {name: operator for name, operator in EVERY.items() if not name.startswith("gemm")}
 MATRIX = Workload("w", {"M": 136, "K": 144})
 PRODUCT = Workload("w", {"M": 40, "N": 136, "K": 384})
@@ -41,6 +42,8 @@ def station() -> Iterator[LocalStation]:
 
 SCALED = Workload("w", {"M": 40, "N": 72, "K": 256})
 TILES = {"block_m": 64, "block_n": 64}
+TAILS = Workload("w", {"M": 200, "N": 384, "K": 640})
+SMALL = {**TILES, "num_warps": 4, "num_stages": 2, "group_m": 4}
 
 RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     *((CASTS[recipe], "", shape_of(recipe), "edges", {}) for recipe in CASTS),
@@ -58,6 +61,23 @@ RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     (FUSED["grouped4"], "fused", MANY, "randn", {}),
     *((FUSED["masked6x20"], "masked", ROOM, kind, {"programs": 3}) for kind in ("spread", "edges")),
     *((FUSED["kgrouped4"], "k_grouped", DEEP, kind, {}) for kind in ("spread", "edges")),
+    (BLOCKWISE["gemm_nt"], "pointer", TAILS, "spread", {**SMALL, "skew": True}),
+    (BLOCKWISE["gemm_nt"], "pointer", TAILS, "outliers", {**SMALL, "skew": False}),
+    (BLOCKWISE["gemm_nt"], "tma", TAILS, "spread", {**SMALL, "store": "descriptor", "programs": 132}),
+    (BLOCKWISE["gemm_nt"], "tma", TAILS, "spread", {**SMALL, "store": "pointer", "programs": 132}),
+    (BLOCKWISE["gemm_nt"], "split_k", Workload("w", {"M": 40, "N": 128, "K": 768}), "spread", {"split": 4}),
+    (BLOCKWISE["gemm_nt_rows"], "pointer", TAILS, "spread", {**SMALL, "skew": True}),
+    (BLOCKWISE["quant_1x128"], "quant_rows", Workload("w", {"M": 200, "K": 384}), "spread", {}),
+    (BLOCKWISE["quant_128x128"], "quant_blocks", Workload("w", {"M": 256, "K": 384}), "zero_blocks", {}),
+    (BLOCKWISE["quant_dual"], "quant_dual_plain", Workload("w", {"M": 256, "K": 384}), "spread", {}),
+    (
+        BLOCKWISE["quant_128x128_dual"],
+        "quant_blocks_dual_plain",
+        Workload("w", {"M": 256, "K": 384}),
+        "spread",
+        {},
+    ),
+    (BLOCKWISE["step"], "plain", Workload("w", {"M": 128, "N": 256, "K": 384}), "spread", {}),
     *((EVERY[f"gemm_{form}"], "", SCALED, "spread", TILES) for form in ("mxfp8", "mxfp4", "nvfp4")),
 ]
 
