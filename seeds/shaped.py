@@ -1,14 +1,19 @@
-"""Parts that operators over a few matrix dimensions share: sizes, what a workload must obey, and specs that follow.
+"""Parts that operators over a few matrix dimensions share: sizes, what a workload must obey, specs, bytes and suites.
 
 A family's operator derives from ``Shaped`` (or ``Product``) and says ``operands`` and ``results`` of its dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
-from tilewright.seeds.operator import TensorSpec, Workload
+import ml_dtypes
+import numpy as np
+
+from tilewright.seeds.operator import Suite, TensorSpec, Workload
 
 
 class Shaped:
@@ -48,13 +53,43 @@ class Shaped:
         """``results`` of the workload."""
         return self.results(*self.dims(workload))
 
+    def bytes(self, workload: Workload) -> int:
+        """Operands and scales once, results once."""
+        specs = (*self.inputs(workload), *self.outputs(workload))
+        return sum(math.prod(spec.shape) * _item_bytes(spec.dtype) for spec in specs)
+
 
 class Product(Shaped):
     """C [M, N] from A [M, K] and B [N, K]."""
 
     axes: ClassVar[str] = "MNK"
 
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """The product ``c`` [M, N] in bfloat16."""
+        m, n, _ = dims
+        return (TensorSpec("c", (m, n), "bfloat16"),)
+
     def flops(self, workload: Workload) -> int:
         """2 M N K."""
         m, n, k = self.dims(workload)
         return 2 * m * n * k
+
+
+def gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:
+    """A product's workload, named by its sizes."""
+    return Workload(f"{prefix}{m}x{n}x{k}", {"M": m, "N": n, "K": k})
+
+
+def matrix(m: int, k: int, prefix: str = "") -> Workload:
+    """The workload of an operator over one matrix, named by its sizes."""
+    return Workload(f"{prefix}{m}x{k}", {"M": m, "K": k})
+
+
+def suites_of(lists: Mapping[str, Iterable[Workload]], check: tuple[Workload, ...]) -> Mapping[str, Suite]:
+    """Suites by name, all checked on the same shapes."""
+    return MappingProxyType({name: Suite(name, tuple(timed), check) for name, timed in lists.items()})
+
+
+def _item_bytes(dtype: str) -> int:
+    kind = np.dtype(getattr(ml_dtypes, dtype)) if hasattr(ml_dtypes, dtype) else np.dtype(dtype)
+    return int(kind.itemsize)

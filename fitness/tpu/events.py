@@ -72,22 +72,6 @@ class Events:
         """Cycles in which the core did not wait for a copy."""
         return int(self.work.sum())
 
-    def until_first_wait(self) -> Events:
-        """What happens before the first wait is over: a pipeline fills."""
-        waits = np.flatnonzero(self.kinds == Kind.WAIT)
-        if not len(waits):
-            return Events.idle(0)
-        end = int(waits[0]) + 1
-        work = np.append(self.work[:end], 0)
-        return Events(work, self.kinds[:end], self.sizes[:end], self.ready[:end])
-
-    def without_last_waits(self) -> Events:
-        """The same, but that nothing is waited for once the last copy was started: a pipeline goes on."""
-        starts = np.flatnonzero(self.kinds != Kind.WAIT)
-        ready = self.ready.copy()
-        ready[starts[-1] + 1 if len(starts) else 0 :] = -1
-        return Events(self.work, self.kinds, self.sizes, ready)
-
     @classmethod
     def idle(cls, cycles: int) -> Events:
         """An operation without copies."""

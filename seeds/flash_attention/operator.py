@@ -28,6 +28,7 @@ import numpy as np
 
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.shaped import Shaped
 
 WORST = 0.1
 """Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it."""
@@ -54,7 +55,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool) -> n
 
 
 @dataclass(frozen=True)
-class FlashAttention:
+class FlashAttention(Shaped):
     """One recipe of the family; see the module's docstring for the contract."""
 
     name: str
@@ -81,20 +82,18 @@ class FlashAttention:
             "loop": SeedKernel("loop", schedule, loop),
         }
 
-    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
-        """Operands in call order. Raises ValueError for a variant, or a shape the operator does not have."""
-        if variant is not None:
-            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
-        heads, shared, rows, keys, size = self._dims(workload)
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``q``, ``k``, ``v``."""
+        heads, shared, rows, keys, size = dims
         return (
             TensorSpec("q", (heads, rows, size), "bfloat16"),
             TensorSpec("k", (shared, keys, size), "bfloat16"),
             TensorSpec("v", (shared, keys, size), "bfloat16"),
         )
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``out`` [H, S, D] in bfloat16."""
-        heads, _, rows, _, size = self._dims(workload)
+        heads, _, rows, _, size = dims
         return (TensorSpec("out", (heads, rows, size), "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
@@ -130,18 +129,13 @@ class FlashAttention:
 
     def visible(self, workload: Workload) -> int:
         """Scores of one head that count: pairs of a query and a key that it sees."""
-        _, _, rows, keys, _ = self._dims(workload)
+        _, _, rows, keys, _ = self.dims(workload)
         return rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
 
     def flops(self, workload: Workload) -> int:
         """Two products of 2 D a visible score and head; the exponentials are overhead, not work."""
-        heads, _, _, _, size = self._dims(workload)
+        heads, _, _, _, size = self.dims(workload)
         return 4 * heads * size * self.visible(workload)
-
-    def bytes(self, workload: Workload) -> int:
-        """Operands once, the result once."""
-        heads, shared, rows, keys, size = self._dims(workload)
-        return 4 * size * (heads * rows + shared * keys)
 
     def lane_work(self, workload: Workload) -> Mapping[str, float]:
         """Element operations that no schedule avoids, by unit: a score is compared, and its maximum taken off.
@@ -157,7 +151,8 @@ class FlashAttention:
         assert count == 1, f"{name}.py has no CAUSAL"
         return body
 
-    def _dims(self, workload: Workload) -> tuple[int, int, int, int, int]:
+    def dims(self, workload: Workload) -> tuple[int, ...]:
+        """H, KV, S, T, D. Raises ValueError for heads or keys that the operator does not have."""
         heads, shared, rows, keys, size = (workload.dims[name] for name in ("H", "KV", "S", "T", "D"))
         if not shared or heads % shared or (self.causal and keys < rows):
             raise ValueError(

@@ -35,7 +35,7 @@ from tilewright.seeds.operator import (
     Workload,
 )
 from tilewright.seeds.sampled import Elements, Sample, normal_table, spread_picks
-from tilewright.seeds.shaped import Shaped
+from tilewright.seeds.shaped import Shaped, matrix, suites_of
 
 EPSILON = 1e-6
 INPUT_KINDS = (*MATRIX_KINDS, "faint")
@@ -142,34 +142,24 @@ class FusedQuant(Shaped):
         m, k = self.dims(workload)
         return 8 * m * k
 
-    def bytes(self, workload: Workload) -> int:
-        """Activations read once, codes and scales written once."""
-        m, k = self.dims(workload)
-        read = 4 * m * k if self.gated else 2 * m * k + 2 * k
-        return read + m * k + 4 * m * (k // BLOCK)
-
 
 LAYERS = {"rmsnorm": (3584, 4096, 5120, 7168, 8192), "swiglu": (2048, 7168, 11008, 14336, 18944)}
 """K of published layers: hidden sizes, and widths of the gated part."""
 
 
 def _suites(kind: str, tpu: bool) -> Mapping[str, Suite]:
-    def shapes(*pairs: tuple[int, int], prefix: str = "") -> tuple[Workload, ...]:
-        return tuple(Workload(f"{prefix}{m}x{k}", {"M": m, "K": k}) for m, k in pairs)
-
     check = ((128, 1024), (256, 512)) if tpu else ((72, 384), (33, 640))
-    checked = shapes(*check, prefix="check/")
     wide = 4096 if kind == "rmsnorm" else 14336
     # a TPU stores scales in whole rows of eight
     widths = [k for k in LAYERS[kind] if not tpu or kind == "rmsnorm" or k % (8 * BLOCK) == 0]
     lists = {
-        "layers": shapes(*((m, k) for k in widths for m in (2048, 8192))),
-        "llama3.1-8b": shapes((2048, wide), (8192, wide)),
-        "tiny": shapes((256, 1024)),
+        "layers": [matrix(m, k) for k in widths for m in (2048, 8192)],
+        "llama3.1-8b": [matrix(2048, wide), matrix(8192, wide)],
+        "tiny": [matrix(256, 1024)],
     }
     if not tpu:
-        lists["few-rows"] = shapes(*((m, wide) for m in (1, 8, 64, 256)))
-    return MappingProxyType({name: Suite(name, timed, checked) for name, timed in lists.items()})
+        lists["few-rows"] = [matrix(m, wide) for m in (1, 8, 64, 256)]
+    return suites_of(lists, tuple(matrix(*shape, "check/") for shape in check))
 
 
 def operators() -> dict[str, FusedQuant]:

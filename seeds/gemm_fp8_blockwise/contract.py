@@ -16,7 +16,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.operator import Workload
 from tilewright.seeds.sampled import TABLE, normal_table
 
 BLOCK = 128
@@ -101,14 +100,6 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
 def generator(seed: int, kind: str) -> np.random.Generator:
     """The random numbers of one seed and kind of inputs."""
     return np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
-
-
-def product_dims(name: str, workload: Workload) -> tuple[int, int, int]:
-    """M, N and K of a product. Raises ValueError where K is cut off within a block."""
-    m, n, k = (workload.dims[axis] for axis in ("M", "N", "K"))
-    if k % BLOCK:
-        raise ValueError(f"workload {workload.id}: {name} needs K a multiple of {BLOCK}")
-    return m, n, k
 
 
 def usual_sizes(a: np.ndarray, b: np.ndarray) -> np.ndarray:

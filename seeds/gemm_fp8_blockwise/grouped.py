@@ -28,7 +28,6 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     dequantise_rows,
     draw,
     generator,
-    product_dims,
     product_tables,
     quantise_blocks,
     quantise_rows,
@@ -36,6 +35,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 )
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import TABLE, Elements, Sample, spread_picks
+from tilewright.seeds.shaped import Product
 
 LEAST, MOST = 0.7, 1.3
 """Shares of the expected rows between which a group's rows lie where big workloads are timed."""
@@ -51,7 +51,7 @@ LAYERS_235B = ((3072, 4096), (4096, 1536))
 
 
 @dataclass(frozen=True)
-class RowGroups:
+class RowGroups(Product):
     """C = A . B[g]^T in bf16 for the rows of every group; ``expected`` rows of a group, on average."""
 
     name: str
@@ -71,11 +71,14 @@ class RowGroups:
         """The number of groups, and whether each has a room of its own."""
         return {"block": BLOCK, "groups": self.groups, "masked": int(self.masked)}
 
-    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
-        """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``. Raises ValueError for what the operator lacks."""
-        m, n, k = product_dims(self.name, workload)
-        if variant is not None:
-            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Scale blocks along K are whole."""
+        return {"K": BLOCK}
+
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""
+        m, n, k = dims
         rooms = (self.groups,) if self.masked else ()
         return (
             TensorSpec("a_q", (*rooms, m, k), "float8_e4m3fn"),
@@ -85,14 +88,14 @@ class RowGroups:
             TensorSpec("count", (self.groups,), "int32"),
         )
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``c`` [M, N], or [G, M, N] with rooms, in bfloat16."""
-        m, n, _ = product_dims(self.name, workload)
+        m, n, _ = dims
         return (TensorSpec("c", (self.groups, m, n) if self.masked else (m, n), "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands. Counts by kind: cut anywhere, nearly all rows in one group, fewer rows than there are."""
-        m, n, k = product_dims(self.name, workload)
+        m, n, k = self.dims(workload)
         rng = generator(seed, kind)
         rooms = self.groups if self.masked else 1
         rows = [quantise_rows(draw(rng, m, k, kind)) for _ in range(rooms)]
@@ -124,7 +127,7 @@ class RowGroups:
 
         ``usual``: how large the elements usually are.
         """
-        m, n, _ = product_dims(self.name, workload)
+        m, n, _ = self.dims(workload)
         exact = np.zeros((self.groups, m, n) if self.masked else (m, n))
         usual = np.zeros(exact.shape, np.float32)
         counted = (
@@ -149,7 +152,7 @@ class RowGroups:
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact`` at rows of one group that has any, crossing columns."""
-        _, n, k = product_dims(self.name, workload)
+        _, n, k = self.dims(workload)
         count = elements.at("count", np.arange(self.groups))
         g = int(rng.choice(np.flatnonzero(count)))
         columns = spread_picks(n, SAMPLED, rng)
@@ -169,12 +172,12 @@ class RowGroups:
 
     def flops(self, workload: Workload) -> int:
         """2 N K for every row that counts, on average."""
-        m, n, k = product_dims(self.name, workload)
+        m, n, k = self.dims(workload)
         return 2 * self._rows(m) * n * k
 
     def bytes(self, workload: Workload) -> int:
         """Rows that count once (on average), every B once, results once."""
-        m, n, k = product_dims(self.name, workload)
+        m, n, k = self.dims(workload)
         b = n * k + 4 * -(-n // BLOCK) * (k // BLOCK)
         return self._rows(m) * (k + 4 * (k // BLOCK) + 2 * n) + self.groups * (b + 4)
 
@@ -183,7 +186,7 @@ class RowGroups:
 
 
 @dataclass(frozen=True)
-class DepthGroups:
+class DepthGroups(Product):
     """C[g] = A . B^T in bf16 over the steps of every group; ``expected`` columns of K are a group's, on average.
 
     ``mixed``: B's scales are of 128 x 128 blocks.
@@ -206,11 +209,14 @@ class DepthGroups:
         """The number of groups."""
         return {"block": BLOCK, "groups": self.groups}
 
-    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
-        """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``. Raises ValueError for what the operator lacks."""
-        m, n, k = product_dims(self.name, workload)
-        if variant is not None:
-            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Scale blocks along K are whole."""
+        return {"K": BLOCK}
+
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""
+        m, n, k = dims
         return (
             TensorSpec("a_q", (m, k), "float8_e4m3fn"),
             TensorSpec("a_s", (k // BLOCK, m), "float32"),
@@ -219,14 +225,14 @@ class DepthGroups:
             TensorSpec("count", (self.groups,), "int32"),
         )
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``c`` [G, M, N] in bfloat16."""
-        m, n, _ = product_dims(self.name, workload)
+        m, n, _ = dims
         return (TensorSpec("c", (self.groups, m, n), "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands; steps are dealt out anywhere, so that some groups have none, and a few to nobody."""
-        m, n, k = product_dims(self.name, workload)
+        m, n, k = self.dims(workload)
         rng = generator(seed, kind)
         a_q, a_s = quantise_rows(draw(rng, m, k, kind))
         b_q, b_s = (quantise_blocks if self.mixed else quantise_rows)(draw(rng, n, k, kind))
@@ -251,7 +257,7 @@ class DepthGroups:
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact`` of one group that has steps, at crossing rows and columns."""
-        m, n, _ = product_dims(self.name, workload)
+        m, n, _ = self.dims(workload)
         count = elements.at("count", np.arange(self.groups))
         g = int(rng.choice(np.flatnonzero(count)))
         rows, columns = spread_picks(m, SAMPLED, rng), spread_picks(n, SAMPLED, rng)
@@ -268,12 +274,12 @@ class DepthGroups:
 
     def flops(self, workload: Workload) -> int:
         """2 M N for every column of K that is some group's, on average."""
-        m, n, k = product_dims(self.name, workload)
+        m, n, k = self.dims(workload)
         return 2 * m * n * min(k, self.groups * self.expected)
 
     def bytes(self, workload: Workload) -> int:
         """Operands and scales of the groups' steps once, results once."""
-        m, n, k = product_dims(self.name, workload)
+        m, n, k = self.dims(workload)
         depth = min(k, self.groups * self.expected)
         return (m + n) * (depth + 4 * (depth // BLOCK)) + self.groups * (2 * m * n + 4)
 

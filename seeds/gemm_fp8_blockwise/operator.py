@@ -29,7 +29,6 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     dequantise_rows,
     draw,
     generator,
-    product_dims,
     product_tables,
     quantise_blocks,
     quantise_rows,
@@ -51,6 +50,7 @@ from tilewright.seeds.operator import (
     Workload,
 )
 from tilewright.seeds.sampled import Elements, Sample, members, normal_table, spread_picks
+from tilewright.seeds.shaped import Product, Shaped
 
 SAMPLED = 96
 """Rows, and columns, of a big product that are checked."""
@@ -62,7 +62,7 @@ _KERNELS = Path(__file__).parent / "kernels"
 
 
 @dataclass(frozen=True)
-class BlockwiseGemm:
+class BlockwiseGemm(Product):
     """C [M, N] = A . B^T in bf16 from e4m3 operands; A has 1 x 128 scales, B 128 x 128 or 1 x 128 (``columns``)."""
 
     name: str
@@ -80,11 +80,14 @@ class BlockwiseGemm:
         """``columns`` is 1 when B's scales are per row of B (per column of C)."""
         return {"block": BLOCK, "columns": self.columns}
 
-    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
-        """``a_q``, ``a_s``, ``b_q``, ``b_s``. Raises ValueError for a variant or shape the operator lacks."""
-        m, n, k = self._dims(workload)
-        if variant is not None:
-            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Scale blocks along K are whole."""
+        return {"K": BLOCK}
+
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``a_q``, ``a_s``, ``b_q``, ``b_s``."""
+        m, n, k = dims
         b_scales = (k // BLOCK, n) if self.columns else (-(-n // BLOCK), k // BLOCK)
         return (
             TensorSpec("a_q", (m, k), "float8_e4m3fn"),
@@ -93,14 +96,9 @@ class BlockwiseGemm:
             TensorSpec("b_s", b_scales, "float32"),
         )
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
-        """The product ``c`` [M, N] in bfloat16."""
-        m, n, _ = self._dims(workload)
-        return (TensorSpec("c", (m, n), "bfloat16"),)
-
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands, quantised by the contract from matrices that ``draw`` distributes as ``kind``."""
-        m, n, k = self._dims(workload)
+        m, n, k = self.dims(workload)
         rng = generator(seed, kind)
         a_q, a_s = quantise_rows(draw(rng, m, k, kind))
         b_q, b_s = (quantise_rows if self.columns else quantise_blocks)(draw(rng, n, k, kind))
@@ -118,7 +116,7 @@ class BlockwiseGemm:
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact``: the float64 product at crossing rows and columns, in nearly every tile row and column."""
-        m, n, k = self._dims(workload)
+        m, n, k = self.dims(workload)
         rows, columns = spread_picks(m, SAMPLED, rng), spread_picks(n, SAMPLED, rng)
         depth, steps = np.arange(k), np.arange(k // BLOCK)
         a_s = elements.at("a_s", steps, rows)
@@ -132,23 +130,9 @@ class BlockwiseGemm:
         exact = a @ dequantise_rows(b_q, b_s).T
         return Sample({"c": (rows, columns)}, {"exact": {"c": exact}})
 
-    def flops(self, workload: Workload) -> int:
-        """2 M N K."""
-        m, n, k = self._dims(workload)
-        return 2 * m * n * k
-
-    def bytes(self, workload: Workload) -> int:
-        """Operands and scales once, result once."""
-        m, n, k = self._dims(workload)
-        b_scales = k // BLOCK * n if self.columns else -(-n // BLOCK) * (k // BLOCK)
-        return m * k + n * k + 4 * (k // BLOCK * m + b_scales) + 2 * m * n
-
-    def _dims(self, workload: Workload) -> tuple[int, int, int]:
-        return product_dims(self.name, workload)
-
 
 @dataclass(frozen=True)
-class Quantiser:
+class Quantiser(Shaped):
     """bf16 ``x`` [M, K] -> e4m3 copies and scales. ``rows``/``blocks``: one copy; ``*_dual``: a transposed one too.
 
     ``mixed_dual``: rows as it lies, blocks transposed.
@@ -177,15 +161,18 @@ class Quantiser:
         """The block edge."""
         return {"block": BLOCK}
 
-    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
-        """``x`` [M, K] in bfloat16. Raises ValueError for a variant or shape the operator lacks."""
-        if variant is not None:
-            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
-        return (TensorSpec("x", self._dims(workload), "bfloat16"),)
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Blocks along K are whole, and, but for 1 x 128 rows, along M."""
+        return {"K": BLOCK} if self.shape == "rows" else {"M": BLOCK, "K": BLOCK}
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``x`` [M, K] in bfloat16."""
+        return (TensorSpec("x", dims, "bfloat16"),)
+
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``q`` [M, K], ``s``; for a dual quantiser also ``q_t`` [K, M] (transposed) and ``s_t``."""
-        m, k = self._dims(workload)
+        m, k = dims
         blocks = self.shape.startswith("blocks")
         s = (m // BLOCK, k // BLOCK) if blocks else (k // BLOCK, m)
         first = (TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", s, "float32"))
@@ -196,7 +183,7 @@ class Quantiser:
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """A fresh ``x``, distributed as ``kind`` (see ``draw``)."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         return {"x": draw(generator(seed, kind), m, k, kind)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
@@ -216,7 +203,7 @@ class Quantiser:
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``bits`` where a few blocks of rows and of columns cross."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         down = spread_picks(-(-m // BLOCK), SAMPLED_BLOCKS, rng)
         across = spread_picks(k // BLOCK, SAMPLED_BLOCKS, rng)
         rows, cols = members(down, BLOCK), members(across, BLOCK)
@@ -233,25 +220,8 @@ class Quantiser:
 
     def flops(self, workload: Workload) -> int:
         """One multiplication per element and copy."""
-        m, k = self._dims(workload)
+        m, k = self.dims(workload)
         return m * k * (2 if self.dual else 1)
-
-    def bytes(self, workload: Workload) -> int:
-        """``x`` read once, every copy and its scales written once."""
-        m, k = self._dims(workload)
-        written = 0
-        for spec in self.outputs(workload):
-            size = 1 if spec.dtype == "float8_e4m3fn" else 4
-            written += size * int(np.prod(spec.shape))
-        return 2 * m * k + written
-
-    def _dims(self, workload: Workload) -> tuple[int, int]:
-        m, k = workload.dims["M"], workload.dims["K"]
-        if k % BLOCK or (self.shape != "rows" and m % BLOCK):
-            raise ValueError(
-                f"workload {workload.id}: {self.name} needs K (and, but for 1 x 128 rows, M) multiples of {BLOCK}"
-            )
-        return m, k
 
 
 def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroups | DepthGroups]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from tilewright.seeds.operator import Suite, Workload
+from tilewright.seeds.shaped import matrix, suites_of
 
 HEAD_DIM = 128
 
@@ -107,7 +108,7 @@ def matrix_suites(*, few_rows: bool = False) -> Mapping[str, Suite]:
 
     def matrices(workloads: Iterable[Workload]) -> tuple[Workload, ...]:
         seen = {(w.dims["M"], w.dims["K"]) for w in workloads}
-        return tuple(_matrix(f"{m}x{k}", m, k) for m, k in sorted(seen))
+        return tuple(matrix(m, k) for m, k in sorted(seen))
 
     check = _matrix("check", 384, 640)
     suites = _suites((check,), matrices)
@@ -135,4 +136,4 @@ def _suites(
     """The training suites, their workloads as ``shaped`` makes them of the forward product's, and ``others``."""
     training = {"primus84": primus84(), "primus-core": core(), "primus-few": few()}
     suites = {**{name: shaped(workloads) for name, workloads in training.items()}, **others}
-    return MappingProxyType({name: Suite(name, workloads, check) for name, workloads in suites.items()})
+    return suites_of(suites, check)

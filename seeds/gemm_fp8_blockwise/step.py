@@ -36,6 +36,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, members, normal_table, spread_picks
+from tilewright.seeds.shaped import Product
 
 SAMPLED = 96
 """Rows, and columns, of each product that are checked."""
@@ -89,7 +90,7 @@ def _step_seed(name: str, modules: Mapping[str, str], mixed: bool) -> SeedKernel
 
 
 @dataclass(frozen=True)
-class TrainingStep:
+class TrainingStep(Product):
     """bf16 ``x`` [M, K], ``w`` [N, K], ``dy`` [M, N] -> bf16 ``y`` [M, N], ``dx`` [M, K], ``dw`` [N, K]."""
 
     name: str
@@ -114,16 +115,19 @@ class TrainingStep:
         """The block edge."""
         return {"block": BLOCK}
 
-    def inputs(self, workload: Workload, variant: str | None = None) -> tuple[TensorSpec, ...]:
-        """``x``, ``w``, ``dy`` in bfloat16. Raises ValueError for a variant or shape the operator lacks."""
-        m, n, k = self._dims(workload)
-        if variant is not None:
-            raise ValueError(f"{self.name} has no inputs variant {variant!r}")
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Every dimension is contracted by some product."""
+        return dict.fromkeys("MNK", BLOCK)
+
+    def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
+        """``x``, ``w``, ``dy`` in bfloat16."""
+        m, n, k = dims
         return tuple(TensorSpec(s, d, "bfloat16") for s, d in (("x", (m, k)), ("w", (n, k)), ("dy", (m, n))))
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
+    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``y``, ``dx``, ``dw`` in bfloat16."""
-        m, n, k = self._dims(workload)
+        m, n, k = dims
         return tuple(TensorSpec(s, d, "bfloat16") for s, d in (("y", (m, n)), ("dx", (m, k)), ("dw", (n, k))))
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
@@ -148,7 +152,7 @@ class TrainingStep:
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact`` at crossing rows and columns; those of y and dx that meet w lie in a few of its blocks."""
-        m, n, k = self._dims(workload)
+        m, n, k = self.dims(workload)
         all_m, all_n, all_k = np.arange(m), np.arange(n), np.arange(k)
         rows, wide, deep = spread_picks(m, SAMPLED, rng), _in_blocks(n, rng), _in_blocks(k, rng)
         n_blocks, n_at = _whole_blocks(wide)
@@ -165,23 +169,11 @@ class TrainingStep:
 
     def flops(self, workload: Workload) -> int:
         """6 M N K: three products."""
-        m, n, k = self._dims(workload)
-        return 6 * m * n * k
-
-    def bytes(self, workload: Workload) -> int:
-        """x, w, dy read once, y, dx, dw written once."""
-        m, n, k = self._dims(workload)
-        return 4 * (m * k + n * k + m * n)
+        return 3 * super().flops(workload)
 
     def _turned(self, x: np.ndarray) -> np.ndarray:
         """``x`` as the weight gradient has it, float64."""
         return dequantise_blocks(*quantise_blocks(x)) if self.mixed else _turned_rows(x)
-
-    def _dims(self, workload: Workload) -> tuple[int, int, int]:
-        m, n, k = (workload.dims[name] for name in ("M", "N", "K"))
-        if m % BLOCK or n % BLOCK or k % BLOCK:
-            raise ValueError(f"workload {workload.id}: {self.name} needs M, N and K multiples of {BLOCK}")
-        return m, n, k
 
 
 def step_suites(suites: Mapping[str, Suite]) -> Mapping[str, Suite]:

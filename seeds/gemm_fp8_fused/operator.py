@@ -35,6 +35,7 @@ import numpy as np
 
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.shaped import Product, gemm
 
 FP8_MAX = 448.0
 """Largest finite e4m3fn value."""
@@ -86,7 +87,7 @@ def dequantise_weights(w: np.ndarray, sw: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class FusedFp8Gemm:
+class FusedFp8Gemm(Product):
     """One recipe of the family; see the module's docstring for the contract."""
 
     name: str
@@ -106,7 +107,7 @@ class FusedFp8Gemm:
 
         Raises ValueError for a variant or a shape the operator does not have.
         """
-        m, n, k = self._dims(workload)
+        m, n, k = self.dims(workload)
         a = TensorSpec("a", (m, k), "bfloat16")
         w = TensorSpec("w", (k, n), "float8_e4m3fn")
         sw = TensorSpec("sw", (k // self.group, 1, n), "float32")
@@ -119,11 +120,6 @@ class FusedFp8Gemm:
             return (q, TensorSpec("sa", (m, k // self.group), "float32"), w, sw)
         raise ValueError(f"{self.name} has no inputs variant {variant!r}; it has 'bf16' and 'prequant'")
 
-    def outputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
-        """The product ``c`` [M, N] in bfloat16."""
-        m, n, _ = self._dims(workload)
-        return (TensorSpec("c", (m, n), "bfloat16"),)
-
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands ``a``, ``w``, ``sw``.
 
@@ -133,7 +129,7 @@ class FusedFp8Gemm:
         blocks of A and of W are zero.
         Raises ValueError for another kind.
         """
-        m, n, k = self._dims(workload)
+        m, n, k = self.dims(workload)
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
         a = rng.standard_normal((m, k), dtype=np.float32)
         w = rng.standard_normal((k, n), dtype=np.float32)
@@ -169,25 +165,16 @@ class FusedFp8Gemm:
         sw = inputs["sw"][..., columns]
         return self.oracle(workload, {"a": inputs["a"][rows], "w": inputs["w"][:, columns], "sw": sw})
 
-    def flops(self, workload: Workload) -> int:
-        """2 M N K: the product only; quantisation is overhead, not work."""
-        m, n, k = self._dims(workload)
-        return 2 * m * n * k
-
     def bytes(self, workload: Workload) -> int:
         """Operands once, with one weight scale per g x 128 block (expanded scales are a convenience), result once."""
-        m, n, k = self._dims(workload)
+        m, n, k = self.dims(workload)
         scales = (k // self.group) * (n // WEIGHT_BLOCK_N)
         return 2 * m * k + k * n + 4 * scales + 2 * m * n
 
-    def _dims(self, workload: Workload) -> tuple[int, int, int]:
-        m, n, k = (workload.dims[name] for name in ("M", "N", "K"))
-        if k % self.group or n % WEIGHT_BLOCK_N:
-            raise ValueError(
-                f"workload {workload.id}: {self.name} needs K a multiple of {self.group} "
-                f"and N a multiple of {WEIGHT_BLOCK_N}"
-            )
-        return m, n, k
+    @property
+    def multiples(self) -> Mapping[str, int]:
+        """Scale blocks of ``w`` are whole."""
+        return {"K": self.group, "N": WEIGHT_BLOCK_N}
 
     def _scale_blocks(self, a: np.ndarray, w: np.ndarray, draw: Callable[..., np.ndarray]) -> None:
         """Multiply every scale block of ``a`` and of ``w`` in place by its own factor; ``draw(shape)`` -> factors."""
@@ -222,10 +209,6 @@ def _amplify(rng: np.random.Generator, x: np.ndarray, rows: float, cols: float) 
     x *= np.maximum(factors[0][:, None], factors[1][None, :])
 
 
-def _workload(m: int, n: int, k: int, prefix: str = "") -> Workload:
-    return Workload(f"{prefix}{m}x{n}x{k}", {"M": m, "N": n, "K": k})
-
-
 def _suites() -> dict[str, Suite]:
     """``quickstart`` evaluates in seconds and ends at 4096^3; ``llm``: Llama-3.1-8B projections of 2048 tokens.
 
@@ -246,21 +229,19 @@ def _suites() -> dict[str, Suite]:
     The check shapes make every block size of the seed kernels take several row blocks and column blocks (the
     first) and several K blocks (the second), so that a cache that is not refilled or a K block left out shows.
     """
-    check = (_workload(2048, 2048, 1024), _workload(256, 512, 4096))
+    check = (gemm(2048, 2048, 1024), gemm(256, 512, 4096))
     quick = Suite(
         "quickstart",
-        workloads=(_workload(1024, 4096, 4096), _workload(512, 4096, 2048)),
+        workloads=(gemm(1024, 4096, 4096), gemm(512, 4096, 2048)),
         check=check,
-        final=(_workload(4096, 4096, 4096),),
+        final=(gemm(4096, 4096, 4096),),
     )
     layers = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-    shapes = tuple(_workload(2048, n, k, f"llama3.1-8b/{layer}/") for layer, (n, k) in layers.items())
-    first = Suite("first", (_workload(1024, 4096, 2048),), check, quick.final)
-    small = Suite("small", (_workload(1024, 2048, 4096),), (_workload(512, 1024, 2048),), quick.final)
-    between = Suite(
-        "between", (_workload(1536, 2560, 2048), _workload(512, 3584, 1536)), (_workload(1536, 1024, 1536),)
-    )
-    shallow = Suite("shallow", (_workload(2048, 2048, 1024),), check[1:])
+    shapes = tuple(gemm(2048, n, k, f"llama3.1-8b/{layer}/") for layer, (n, k) in layers.items())
+    first = Suite("first", (gemm(1024, 4096, 2048),), check, quick.final)
+    small = Suite("small", (gemm(1024, 2048, 4096),), (gemm(512, 1024, 2048),), quick.final)
+    between = Suite("between", (gemm(1536, 2560, 2048), gemm(512, 3584, 1536)), (gemm(1536, 1024, 1536),))
+    shallow = Suite("shallow", (gemm(2048, 2048, 1024),), check[1:])
     llm = Suite("llm", shapes, check)
     return {suite.name: suite for suite in (quick, first, small, between, shallow, llm)}
 

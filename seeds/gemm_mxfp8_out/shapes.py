@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 
 from tilewright.seeds.operator import Suite, Workload
+from tilewright.seeds.shaped import gemm, suites_of
 
 ALIGNED = 128
 """Rows of every group are a multiple of this."""
@@ -71,14 +71,14 @@ def rows_of_groups(groups: int, expected: int, seed: int = 0) -> int:
 
 def normal_suites() -> Mapping[str, Suite]:
     """``motif-normal``, ``deepgemm-normal``, ``tiny``."""
-    check = (_gemm(72, 384, 640, "check/"), _gemm(33, 160, 256, "check/"))
+    check = (gemm(72, 384, 640, "check/"), gemm(33, 160, 256, "check/"))
     deepgemm = [(m, n, k) for m in DEEPGEMM_M for n, k in DEEPGEMM_NK]
     lists = {
-        "motif-normal": [_gemm(*shape) for shape in MOTIF],
-        "deepgemm-normal": [_gemm(*shape) for shape in deepgemm],
-        "tiny": [_gemm(64, 128, 128)],
+        "motif-normal": [gemm(*shape) for shape in MOTIF],
+        "deepgemm-normal": [gemm(*shape) for shape in deepgemm],
+        "tiny": [gemm(64, 128, 128)],
     }
-    return MappingProxyType({name: Suite(name, tuple(shapes), check) for name, shapes in lists.items()})
+    return suites_of(lists, check)
 
 
 def grouped_suites() -> dict[int, Mapping[str, Suite]]:
@@ -89,42 +89,32 @@ def grouped_suites() -> dict[int, Mapping[str, Suite]]:
     for groups, expected in DEEPGEMM_GROUPS:
         shapes = [_grouped(groups, expected, n, k) for n, k in DEEPGEMM_GROUPED_NK]
         found[groups]["deepgemm-grouped"] = shapes
-    check = (_gemm(384, 256, 384, "check/"),)
+    check = (gemm(384, 256, 384, "check/"),)
     return {
-        groups: MappingProxyType(
-            {
-                name: Suite(name, tuple(shapes), check)
-                for name, shapes in {**lists, "tiny": [_gemm(256, 128, 128)]}.items()
-            }
-        )
-        for groups, lists in found.items()
+        groups: suites_of({**lists, "tiny": [gemm(256, 128, 128)]}, check) for groups, lists in found.items()
     }
 
 
 def masked_suites() -> Mapping[str, Suite]:
     """``deepgemm-masked`` and ``tiny``; M is the room of a group."""
-    check = (_gemm(160, 160, 256, "check/"),)
+    check = (gemm(160, 160, 256, "check/"),)
     lists = {
-        "deepgemm-masked": [_gemm(MASKED_ROWS, n, k) for n, k in DEEPGEMM_GROUPED_NK],
-        "tiny": [_gemm(64, 128, 128)],
+        "deepgemm-masked": [gemm(MASKED_ROWS, n, k) for n, k in DEEPGEMM_GROUPED_NK],
+        "tiny": [gemm(64, 128, 128)],
     }
-    return MappingProxyType({name: Suite(name, tuple(shapes), check) for name, shapes in lists.items()})
+    return suites_of(lists, check)
 
 
 def k_grouped_suites(groups: int) -> Mapping[str, Suite]:
     """``k-grouped`` and ``tiny``; K is the room for all groups together."""
-    check = (_gemm(72, 160, 1024, "check/"),)
+    check = (gemm(72, 160, 1024, "check/"),)
     shapes = [
-        _gemm(m, n, groups * int(MOST * expected) // ALIGNED * ALIGNED)
+        gemm(m, n, groups * int(MOST * expected) // ALIGNED * ALIGNED)
         for count, m, n, expected in K_GROUPED
         if count == groups
     ]
-    lists = {"k-grouped": shapes, "tiny": [_gemm(64, 128, 256)]}
-    return MappingProxyType({name: Suite(name, tuple(some), check) for name, some in lists.items()})
-
-
-def _gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:
-    return Workload(f"{prefix}{m}x{n}x{k}", {"M": m, "N": n, "K": k})
+    lists = {"k-grouped": shapes, "tiny": [gemm(64, 128, 256)]}
+    return suites_of(lists, check)
 
 
 def _grouped(groups: int, expected: int, n: int, k: int) -> Workload:

@@ -37,7 +37,7 @@ from tilewright.seeds.operator import (
     Workload,
 )
 from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
-from tilewright.seeds.shaped import Product, Shaped
+from tilewright.seeds.shaped import Product, Shaped, gemm, matrix, suites_of
 
 STEP = 128
 """K is a multiple of this."""
@@ -128,11 +128,6 @@ class GridQuant(Shaped):
         m, k = self.dims(workload)
         return m * k
 
-    def bytes(self, workload: Workload) -> int:
-        """``x`` read once, payload and scales written once: 3 bytes an element (5 when the second pass misses L2)."""
-        m, k = self.dims(workload)
-        return 3 * m * k + 4 * -(-m // self.edge) * -(-k // self.edge)
-
 
 @dataclass(frozen=True)
 class GridGemm(Product):
@@ -167,11 +162,6 @@ class GridGemm(Product):
             ]
         return tuple(found)
 
-    def results(self, *dims: int) -> tuple[TensorSpec, ...]:
-        """The product ``c`` [M, N] in bf16."""
-        m, n, _ = dims
-        return (TensorSpec("c", (m, n), "bfloat16"),)
-
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands, quantised by the contract."""
         m, n, k = self.dims(workload)
@@ -203,13 +193,6 @@ class GridGemm(Product):
             parts.append(elements.at(f"{name}_q", picked, depth).astype(np.float64) / scale)
         return Sample({"c": (rows, columns)}, {"exact": {"c": parts[0] @ parts[1].T}})
 
-    def bytes(self, workload: Workload) -> int:
-        """Operands and scales once, result once."""
-        m, n, k = self.dims(workload)
-        wide = -(-k // self.edge)
-        scales = (-(-m // self.edge) + -(-n // self.edge)) * wide
-        return m * k + n * k + 4 * scales + 2 * m * n
-
 
 MATRICES = (
     *((n, n) for n in (2048, 4096, 8192, 16384, 32768)),
@@ -223,25 +206,17 @@ SQUARES = (2048, 4096, 8192)
 
 
 def _matrix_suites() -> Mapping[str, Suite]:
-    def matrices(*shapes: tuple[int, int]) -> tuple[Workload, ...]:
-        return tuple(Workload(f"{m}x{k}", {"M": m, "K": k}) for m, k in shapes)
-
-    check = tuple(Workload(f"check/{m}x{k}", {"M": m, "K": k}) for m, k in ((300, 272), (256, 512)))
-    lists = {"published": matrices(*MATRICES), "tiny": matrices((256, 256))}
-    return MappingProxyType({name: Suite(name, shapes, check) for name, shapes in lists.items()})
+    check = (matrix(300, 272, "check/"), matrix(256, 512, "check/"))
+    return suites_of({"published": [matrix(*shape) for shape in MATRICES], "tiny": [matrix(256, 256)]}, check)
 
 
 def _gemm_suites() -> Mapping[str, Suite]:
-    def gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:
-        return Workload(f"{prefix}{m}x{n}x{k}", {"M": m, "N": n, "K": k})
-
-    check = (gemm(72, 320, 640, "check/"), gemm(264, 128, 256, "check/"))
     lists = {
-        "few-rows": tuple(gemm(m, 8192, 8192) for m in FEW_ROWS),
-        "squares": tuple(gemm(n, n, n) for n in SQUARES),
-        "tiny": (gemm(16, 128, 256),),
+        "few-rows": [gemm(m, 8192, 8192) for m in FEW_ROWS],
+        "squares": [gemm(n, n, n) for n in SQUARES],
+        "tiny": [gemm(16, 128, 256)],
     }
-    return MappingProxyType({name: Suite(name, shapes, check) for name, shapes in lists.items()})
+    return suites_of(lists, (gemm(72, 320, 640, "check/"), gemm(264, 128, 256, "check/")))
 
 
 def operators() -> dict[str, GridQuant | GridGemm]:
@@ -250,8 +225,8 @@ def operators() -> dict[str, GridQuant | GridGemm]:
     for edge in (256, 128):
         quant = _seeds(edge, "two_pass", "held", "whole", whole={"num_warps": 16})
         found[f"quant_{edge}"] = GridQuant(f"gridquant/quant_{edge}", edge, _matrix_suites(), quant)
-        gemm = _seeds(edge, "persistent", "persistent_ws", "splitk")
-        found[f"gemm_{edge}"] = GridGemm(f"gridquant/gemm_{edge}", edge, _gemm_suites(), gemm)
+        product = _seeds(edge, "persistent", "persistent_ws", "splitk")
+        found[f"gemm_{edge}"] = GridGemm(f"gridquant/gemm_{edge}", edge, _gemm_suites(), product)
     return found
 
 

@@ -25,7 +25,7 @@ from tilewright.seeds.mx_cast.formats import BLOCK, E2M1, E4M3, NV_BLOCK, RULES,
 from tilewright.seeds.mx_cast.product import FORMS, NV_LARGEST, MxGemm
 from tilewright.seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
-from tilewright.seeds.shaped import Shaped
+from tilewright.seeds.shaped import Shaped, gemm, matrix, suites_of
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "edges")
 
@@ -181,37 +181,28 @@ class MxCast(Shaped):
         return m * k * (2 if self.layout == "both" else 1)
 
     def bytes(self, workload: Workload) -> int:
-        """``x`` read once, every copy and its scales written once."""
+        """``x`` read once, every copy and its scales written once; the tensor scale is nothing beside them."""
         m, k = self.dims(workload)
         return 2 * m * k + sum(math.prod(spec.shape) for spec in self.outputs(workload))
 
 
-def _matrices(*shapes: tuple[int, int]) -> tuple[Workload, ...]:
-    return tuple(Workload(f"{m}x{k}", {"M": m, "K": k}) for m, k in shapes)
-
-
 def _suites(check: tuple[tuple[int, int], ...]) -> Mapping[str, Suite]:
     """``cast``: the published square and training shapes; ``moe``: tokens of experts; ``tiny``: for interpreters."""
-    held = tuple(Workload(f"check/{m}x{k}", {"M": m, "K": k}) for m, k in check)
     lists = {
-        "cast": _matrices((16384, 16384), (8192, 8192), (8192, 7168), (32768, 2048)),
-        "moe": _matrices(*((m, k) for m in (8192, 32768, 131072) for k in (2048, 7168))),
-        "extras": _matrices((128, 128), (384, 1408), (1152, 3456)),
-        "tiny": _matrices((64, 128), (96, 256)),
+        "cast": ((16384, 16384), (8192, 8192), (8192, 7168), (32768, 2048)),
+        "moe": tuple((m, k) for m in (8192, 32768, 131072) for k in (2048, 7168)),
+        "extras": ((128, 128), (384, 1408), (1152, 3456)),
+        "tiny": ((64, 128), (96, 256)),
     }
-    return MappingProxyType({name: Suite(name, shapes, held) for name, shapes in lists.items()})
+    timed = {name: [matrix(*shape) for shape in shapes] for name, shapes in lists.items()}
+    return suites_of(timed, tuple(matrix(*shape, "check/") for shape in check))
 
 
 def _product_suites() -> Mapping[str, Suite]:
     """``products``: squares and a feed-forward layer's; ``tiny``: for interpreters."""
     shapes = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
-
-    def gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:
-        return Workload(f"{prefix}{m}x{n}x{k}", {"M": m, "N": n, "K": k})
-
-    check = (gemm(72, 136, 256, "check/"), gemm(33, 64, 128, "check/"))
     lists = {"products": [gemm(*shape) for shape in shapes], "tiny": [gemm(64, 64, 128)]}
-    return MappingProxyType({name: Suite(name, tuple(some), check) for name, some in lists.items()})
+    return suites_of(lists, (gemm(72, 136, 256, "check/"), gemm(33, 64, 128, "check/")))
 
 
 def operators() -> dict[str, MxCast | MxGemm]:

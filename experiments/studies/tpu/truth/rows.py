@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from experiments.studies.tpu.truth.grouped import grouped_events
 from experiments.studies.tpu.truth.simulated import Operation, Run, simulate
 from tilewright.fitness.tpu.events import Events, Kind
@@ -105,8 +107,8 @@ class Row:
             return (
                 float(sizes[Kind.READ] / rules.read + sizes[Kind.WRITE] / rules.write) * self.units * op.count
             )
-        fill = replay(op.events.until_first_wait(), rules).seconds
-        drain = whole - replay(op.events.without_last_waits(), rules).seconds
+        fill = replay(_until_first_wait(op.events), rules).seconds
+        drain = whole - replay(_without_last_waits(op.events), rules).seconds
         return (fill + (whole - fill - drain) * self.units * op.ratio + drain) * op.count
 
 
@@ -114,3 +116,21 @@ def read_rows(folder: Path) -> list[Row]:
     """All rows of a truth set."""
     with (folder / "rows.jsonl").open(encoding="utf-8") as lines:
         return [Row(**json.loads(line)) for line in lines if line.strip()]
+
+
+def _until_first_wait(events: Events) -> Events:
+    """What happens before the first wait is over: a pipeline fills."""
+    waits = np.flatnonzero(events.kinds == Kind.WAIT)
+    if not len(waits):
+        return Events.idle(0)
+    end = int(waits[0]) + 1
+    work = np.append(events.work[:end], 0)
+    return Events(work, events.kinds[:end], events.sizes[:end], events.ready[:end])
+
+
+def _without_last_waits(events: Events) -> Events:
+    """The same, but that nothing is waited for once the last copy was started: a pipeline goes on."""
+    starts = np.flatnonzero(events.kinds != Kind.WAIT)
+    ready = events.ready.copy()
+    ready[starts[-1] + 1 if len(starts) else 0 :] = -1
+    return Events(events.work, events.kinds, events.sizes, ready)
