@@ -50,10 +50,7 @@ HLO_LOOP = edited(
 )
 LARGEST = "jnp.max(a_ref[...].astype(jnp.float32))"
 BRANCH_ON_DATA = edited(
-    (
-        DOT,
-        f"@pl.when({LARGEST} > -1e30)\n            def multiply():\n                {DOT}",
-    )
+    (DOT, f"@pl.when({LARGEST} > -1e30)\n            def multiply():\n                {DOT}")
 )
 LOOP_ON_DATA = edited(
     (
@@ -90,7 +87,7 @@ COUNTS_STEPS = edited(
 """Right in a whole run alone: what it stores depends on how many steps ran before."""
 
 HALF_WHEN_TIMED = edited(
-    ("        steps = k // bk\n", "        steps = k // bk if m == 128 else k // bk // 2\n"),
+    ("        steps = k // bk\n", "        steps = k // bk if m == 128 else k // bk // 2\n")
 )
 ENDLESS_TRACE = with_body(["while k > 0:", "    n = k"])
 HUGE_LIST = with_body(["huge = [0.0] * (1 << 36)", "m = m + len(huge) * 0"])

@@ -296,17 +296,5 @@ def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: 
     refuse(tmp_path, "wrong fails its own gate: incorrect", "run", campaign_file(tmp_path, **changes))
 
 
-def test_a_missing_libtpu_is_one_sentence(tmp_path: Path) -> None:
-    """A finder that hides libtpu stands in for an environment without it."""
-    (tmp_path / "hide").mkdir()
-    (tmp_path / "hide" / "sitecustomize.py").write_text(
-        "import importlib.util as u\n"
-        "find = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if name == 'libtpu' else find(name, *rest)\n"
-    )
-    path = f"{tmp_path / 'hide'}:{ROOT}"
-    refuse(tmp_path, "libtpu is not installed", "run", campaign_file(tmp_path), PYTHONPATH=path)
-
-
 def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     refuse(tmp_path, "workers", "run", campaign_file(tmp_path), "--address", "127.0.0.1:1")

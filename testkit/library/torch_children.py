@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -209,23 +208,6 @@ def damaged() -> dict[str, Any]:
             y, messages = warned(lambda library=library, x=x, w=w: library.gemm_fp8_blockwise(x, w))
         found[folder.name] = {"snr": snr(y, x.double() @ w.double().t()), "warnings": messages}
     return found
-
-
-def overhead() -> dict[str, Any]:
-    """Seconds a call of the look-up alone, after the first call of its shape."""
-    from tilewright_library import torch_layer
-    from tilewright_library.torch_launch import Served
-
-    x = torch.zeros(256, 256, dtype=torch.bfloat16)
-    operator = ("gemm_fp8_blockwise/gemm_nt", (256, 256, 256), x.device)
-    torch_layer.LAUNCHER._served[operator] = Served("module", lambda inputs: ())
-    inputs, calls, best = {"x": x}, 20_000, float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        for _ in range(calls):
-            torch_layer.run("gemm_nt", (256, 256, 256), inputs)
-        best = min(best, (time.perf_counter() - began) / calls)
-    return {"seconds": best}
 
 
 def pages() -> dict[str, Any]:

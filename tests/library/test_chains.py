@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from testkit.library.memory_plans import MemoryLauncher, MemoryPlan  # noqa: E402
+from testkit.library.memory_plans import MemoryLauncher  # noqa: E402
 from tilewright.library import (  # noqa: E402
     store,
-    torch_contract,
-    torch_launch,
     torch_layer,
     torch_operators,
 )
@@ -85,50 +82,6 @@ def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(
     assert torch.equal(y, torch_operators.linear_forward_only(x[:rows], w))
 
 
-def test_a_plan_s_launches_are_kept_for_addresses_that_come_again(launcher: MemoryLauncher) -> None:
-    x = operands()[0]
-    plan = MemoryPlan(f"{torch_contract.FAMILY}/quant_1x128", (M, K), scratch=False)
-    run = torch_launch.runner(plan, torch.device("cpu"))
-    wanted = torch_contract.quantise_rows(x)
-    held = []
-    for _ in range(8):
-        held.append(run([x], [x.data_ptr()]) if len(held) % 2 else run([x]))
-        assert all(torch.equal(a, b) for a, b in zip(held[-1], wanted, strict=True))
-        if len(held) > 1:
-            held.pop(0)
-    assert len(plan.calls) == 8
-    assert len({tuple(addresses) for addresses, _ in plan.calls}) > 1, "results that are held are left alone"
-
-
-def test_only_what_is_needed_runs(launcher: MemoryLauncher) -> None:
-    x, w, dy = operands()
-    layer = Layer(M, N, K, torch.device("cpu"))
-    _, kept_x, kept_w = layer.forward(x, w)
-    wanted = layer.backward(dy, kept_x, kept_w, True, True)
-    before = len(launcher.plans["gemm_nt_rows", (N, K, M)].calls)
-    dx, nothing = layer.backward(dy, kept_x, kept_w, True, False)
-    assert torch.equal(dx, wanted[0]) and nothing.numel() == 0
-    assert len(launcher.plans["gemm_nt_rows", (N, K, M)].calls) == before
-    nothing, dw = layer.backward(dy, kept_x, kept_w, False, True)
-    assert torch.equal(dw, wanted[1]) and nothing.numel() == 0
-
-
-def test_weights_quantised_before_serve_forward_and_backward(launcher: MemoryLauncher) -> None:
-    x, w, dy = operands()
-    layer = Layer(M, N, K, torch.device("cpu"))
-    both = torch_operators.quantise_weight(w)
-    assert both.numel() == torch_layer.both_weight_bytes(N, K)
-    y, kept_x, kept_w = layer.forward(x, w)
-    y_kept, kept_again = layer.forward_kept(x, both)
-    assert torch.equal(y, y_kept) and torch.equal(kept_x, kept_again)
-    for one, other in zip(
-        layer.backward(dy, kept_x, both, True, True),
-        layer.backward(dy, kept_x, kept_w, True, True),
-        strict=True,
-    ):
-        assert torch.equal(one, other)
-
-
 def test_autograd_takes_the_same_way(launcher: MemoryLauncher) -> None:
     x, w, dy = operands()
     layer = Layer(M, N, K, torch.device("cpu"))
@@ -148,49 +101,3 @@ def test_an_operator_without_a_plan_leaves_the_layer_to_the_ops(monkeypatch: pyt
     layer.ready(training=False)
     assert torch_layer.entry(M, N, K, torch.device("cpu"), True) is None
     torch_layer._LAYERS.clear()
-
-
-def test_threads_share_a_layer(launcher: MemoryLauncher) -> None:
-    layer = Layer(M, N, K, torch.device("cpu"))
-    cases = [(operands(seed), None) for seed in range(4)]
-    wanted = [by_operators(*case) for case, _ in cases]
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        for turn in range(20):
-            at = (number + turn) % len(cases)
-            x, w, dy = cases[at][0]
-            y, kept_x, kept_w = layer.forward(x, w)
-            dx, dw = layer.backward(dy, kept_x, kept_w, True, True)
-            for ours, good in zip((y, kept_x, kept_w, dx, dw), wanted[at], strict=True):
-                if not torch.equal(ours, good):
-                    wrong.append(at)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_addresses_that_come_again_are_prepared_once_and_bounded(
-    launcher: MemoryLauncher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_launch, "MOST_PREPARED", 4)
-    layer = Layer(M, N, K, torch.device("cpu"))
-    layer.ready(training=False)
-    chain, size = layer._chain("infer")
-    held = []
-    for seed in range(6):
-        x, w, _ = operands(seed)
-        y, work = torch.empty(M, N, dtype=torch.bfloat16), torch.empty(size, dtype=torch.uint8)
-        bases = (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0, work.data_ptr())
-        for turn in range(3):
-            x.copy_(operands(seed + turn)[0])  # other values at the same addresses
-            chain(bases, 7)
-            assert torch.equal(y, torch_operators.linear_forward_only(x, w))
-        held.append((x, w, y, work))
-    assert len(chain._prepared) == 4
-    chain(bases, 8)
-    assert (bases, 8) not in chain._prepared, "another stream is another set"

@@ -1,13 +1,10 @@
 """The dispatch rule to its edges: what is legal, what is nearest, what is out of reach, and what is said."""
 
-import dataclasses
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.library.dispatch_rule import REACH, Legality, Unserved, all_told, nearest, steps
+from tilewright.library.dispatch_rule import REACH, Legality, Unserved, nearest
 
 ANYWHERE = Legality((), {})
 
@@ -46,22 +43,6 @@ def test_a_constraint_has_no_builtins():
         Legality(("import os",), {})
 
 
-def test_legality_is_told_by_its_texts_and_names():
-    one = Legality(("M > 0",), {"tile": 1})
-    assert one == Legality(("M > 0",), {"tile": 1}) != Legality(("M > 0",), {"tile": 2})
-    assert repr(one) == "Legality(constraints=('M > 0',), names={'tile': 1})"
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        one.names = {}
-
-
-def test_steps_are_of_log2_in_each_dimension():
-    assert steps([8, 16, 3], [2, 64, 3]) == [2.0, 2.0, 0.0]
-    assert steps([3], [1]) == [pytest.approx(1.5849625)]
-    for dims, other in (([1, 2], [1]), ([1], [1, 2])):
-        with pytest.raises(ValueError, match=r"zip\(\)"):
-            steps(dims, other)
-
-
 def test_the_nearest_is_by_the_sum_over_dimensions():
     far_in_one, near_in_two, large = (512, 64, 64), (256, 256, 64), (64, 64, 64 * 33)
     assert nearest(known(far_in_one, near_in_two, large), {"M": 64, "N": 64, "K": 64}) == 0
@@ -78,13 +59,6 @@ def test_a_tie_goes_to_the_earlier_in_whatever_order_a_sum_is_taken(order, size)
     ]
     dims = dict.fromkeys(order, size)
     assert nearest(entries, dims) == 0 and nearest(entries[::-1], dims) == 0
-
-
-def test_a_step_beyond_the_slack_is_no_tie():
-    size = 10**12
-    entries = known((size * 2,), (size * 2 - 10**4,))
-    assert nearest(entries, {"M": size}) == 1
-    assert nearest(known((size * 2,), (size * 2 - 100,)), {"M": size}) == 0
 
 
 def test_reach_is_counted_in_each_dimension_and_by_what_is_nearest():
@@ -113,19 +87,6 @@ def test_a_halving_of_the_share_is_three_doublings_of_a_size():
     assert nearest(entries, {"M": 64, "N": 1024}) == 1 and nearest(entries, {"M": 64, "N": 128}) == 0
 
 
-def test_shares_bring_nothing_within_reach_and_nothing_illegal_in():
-    never = Legality(("M < 0",), {})
-    assert nearest([*known((1, 1)), *known((2, 1), legality=never)], {"M": 2, "N": 1}, shares=[0.1, 1.0]) == 0
-    assert nearest(known((1,), (100,)), {"M": 65}, shares=[1.0, 0.01]) == 1, "the only one within reach"
-    with pytest.raises(Unserved, match="64 times away"):
-        nearest(known((1,), (2,)), {"M": 129}, shares=[1.0, 0.5])
-
-
-def test_shares_count_only_where_all_are_told():
-    assert all_told([0.5, 0.25]) == [0.5, 0.25]
-    assert all_told([0.5, None]) is None and all_told([0.0]) is None
-
-
 def test_only_the_legal_serve():
     even, odd = Legality(("M % 2 == 0",), {}), Legality(("M % 2 == 1",), {})
     entries = [({"M": 8}, even), ({"M": 64}, odd), ({"M": 32}, odd)]
@@ -141,16 +102,3 @@ def test_an_empty_product_is_said_to_be_one(size):
     with pytest.raises(Unserved, match=rf"^an empty product \(M {size}, N 5\) has no kernel$"):
         nearest(known((1, 5)), {"M": size, "N": 5})
     assert nearest(known((1, 5)), {"M": 1, "N": 5}) == 0
-
-
-@given(st.lists(st.tuples(*[st.integers(1, 1 << 16)] * 2), min_size=1, max_size=6), st.data())
-def test_what_serves_is_no_farther_than_any_other(shapes, data):
-    dims = data.draw(st.tuples(*[st.integers(1, 1 << 16)] * 2))
-    try:
-        best = nearest(known(*shapes), dict(zip("MN", dims, strict=True)))
-    except Unserved:
-        near = [s for s in shapes if all(1 / 63 < d / k < 63 for d, k in zip(dims, s, strict=True))]
-        assert not near or len(shapes) > 1
-        return
-    far = [sum(abs(math.log2(d / k)) for d, k in zip(dims, s, strict=True)) for s in shapes]
-    assert far[best] <= min(far) + 1e-8

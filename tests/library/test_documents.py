@@ -118,11 +118,3 @@ def test_every_command_of_the_library_page_works(home: Path, capsys: pytest.Capt
         done.append(line)
     assert len(done) >= 9
     assert LibraryWriter(home / "models", "my_kernels").operators() == [OPERATOR]
-
-
-def test_the_pages_python_parses() -> None:
-    """``test_torch_library`` executes it."""
-    blocks = python_blocks()
-    assert blocks
-    for block in blocks:
-        compile(block, "page", "exec")

@@ -79,12 +79,6 @@ def test_an_operator_a_user_brought_is_callable_and_falls_back_on_its_own_refere
     assert not found["tilewright"], "the reference comes with the version"
 
 
-def test_a_version_tells_its_operands_and_brings_its_reference(brought: LibraryWriter) -> None:
-    _, receipt, dispatch = brought.version("small_gemm/good")
-    assert dispatch["operands"]["inputs"][0] == {"name": "a", "dtype": "bfloat16", "shape": ["M", "K"]}
-    assert "reference.zip" in receipt["files"] and dispatch["rule"].startswith("the entry of the shape")
-
-
 def test_served_tells_kernel_time_and_interval_for_every_shipped_family() -> None:
     kernels = ROOT / "library" / "tilewright_library" / "kernels"
     families = set()
@@ -181,16 +175,13 @@ def test_a_pack_that_is_not_what_was_promoted_is_refused(
     place = writer.place(PRODUCT) / "versions" / version
     (name,) = [n for n in receipt["files"] if n.startswith("plans_")]
     good = (place / name).read_bytes()
-    for bad in (good[:-20], good[:200] + bytes([good[200] ^ 1]) + good[201:], b""):
-        (place / name).write_bytes(bad)
-        with pytest.raises(store.UnsoundLibrary, match="is not what was promoted"):
-            plan_shelf.packs(place, "h200")
+    (place / name).write_bytes(good[:-20])
+    with pytest.raises(store.UnsoundLibrary, match="is not what was promoted"):
+        plan_shelf.packs(place, "h200")
     (place / name).unlink()
     with pytest.raises(store.UnsoundLibrary, match="cannot be read"):
         plan_shelf.packs(place, "h200")
     (place / name).write_bytes(good)
-    plans = plan_shelf.Pack(good, name).everything()
-    assert plan_shelf.Pack(plan_shelf.packed(plans, {"triton": "x"}), name).everything() == plans
     with zipfile.ZipFile(place / name) as archive:
         index = json.loads(archive.read("index.json"))
         parts = {n: archive.read(n) for n in archive.namelist()}
@@ -311,23 +302,6 @@ def test_the_cache_knows_a_plan_by_what_it_was_made_from(
     monkeypatch.setenv(plan_shelf.CACHE_VARIABLE, "/proc/none")
     plan_shelf.keep(key, plan)
     assert plan_shelf.cached(key) is None
-
-
-def test_bad_shapes_are_one_sentence(
-    warmed: tuple[LibraryWriter, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    writer, _ = warmed
-    before = writer.version(PRODUCT)[0]
-    capsys.readouterr()
-    for text in (f"{PRODUCT} 12 x", "{", '{"a/b": [[0]]}', "gemm_fp8_blockwise 1 2", '{"a/b": 3}'):
-        path = tmp_path / "shapes"
-        path.write_text(text)
-        assert cli.main(["library", "warm", "--shapes", str(path), "--library", str(writer.library)]) == 2, (
-            text
-        )
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert "--shapes" in line and "Traceback" not in line
-    assert writer.version(PRODUCT)[0] == before
 
 
 def test_a_wheel_holds_what_is_current_and_is_the_same_twice(

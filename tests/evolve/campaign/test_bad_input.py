@@ -48,13 +48,10 @@ def answer(tmp_path, capsys, text):
         ("baselines: [whole, whole]", "names 'whole' twice"),
         ("budget: {wall_seconds: .inf}", "budget.wall_seconds"),
         ("budget: {evaluations: 1, fitness: .nan}", "budget.fitness"),
-        ("workers: {memory_gib: .inf}", "workers.memory_gib"),
         ("workers: {count: 100000000}", "workers.count"),
         (f"seed: {'9' * 5000}", "YAML cannot read"),
-        (f"seed: 0x{'f' * 5000}", "seed"),
         (f"budget: {{evaluations: 0x{'f' * 5000}}}", "budget.evaluations"),
         (f"operator: {'x' * 5000}/good", "neither a known family"),
-        (f"operator: ./{'x' * 300}/good", "neither a known family"),
     ],
 )
 def test_a_configuration_is_refused_in_one_sentence(tmp_path, capsys, change, named):
@@ -67,8 +64,6 @@ def test_a_configuration_is_refused_in_one_sentence(tmp_path, capsys, change, na
 OPERATORS = {
     "a syntax error": ("def operators(:\n", "SyntaxError"),
     "raises": ("raise RuntimeError('no luck')\n", "RuntimeError: no luck"),
-    "leaves": ("import sys\nsys.exit(3)\n", "SystemExit"),
-    "gives none": ("def operators():\n    return None\n", "returns no operators"),
     "gives no operator": ("def operators():\n    return {'good': 3}\n", "returns no operators"),
     "has none": ("X = 1\n", "AttributeError"),
 }
@@ -86,11 +81,9 @@ def test_a_module_of_operators_is_refused_in_one_sentence(tmp_path, capsys, name
 
 FAULTS = {
     "no gates": ("gates = ()", "has no gates"),
-    "no kinds": ("input_kinds = ()", "has no input_kinds"),
     "a bar of nothing": ("gates = (SnrGate('exact', 'exact', float('nan')),)", "min_db"),
     "another reference": ("gates = (SnrGate('exact', 'other', 45.0),)", "on 'other'"),
     "no work": ("def flops(self, w): return 0", "flops() 0"),
-    "negative work": ("def flops(self, w): return -5", "flops() -5"),
     "work that is none": ("def flops(self, w): return 1.5", "flops() 1.5"),
     "no bytes": ("def bytes(self, w): return 0", "bytes() 0"),
     "zeros": (
@@ -100,13 +93,11 @@ FAULTS = {
     "the same inputs": ("def make_inputs(self, w, s, k): return super().make_inputs(w, 1, k)", "for every seed"),
     "other inputs": ("def make_inputs(self, w, s, k): return {'x': 1}", "other names than its inputs (a, b)"),
     "an oracle that raises": ("def oracle(self, w, i): raise ValueError('lost')", "raises ValueError: lost"),
-    "an oracle that leaves": ("def oracle(self, w, i): raise SystemExit(0)", "raises SystemExit"),
     "an oracle of other keys": (
         "def oracle(self, w, i): return {'exact': {'d': super(Bad, self).oracle(w, i)['exact']['c']}}",
         "'d', which is no output",
     ),
     "an empty oracle": ("def oracle(self, w, i): return {}", "gives none"),
-    "an oracle of nothing": ("def oracle(self, w, i): return None", "no mapping"),
     "another shape": ("def oracle(self, w, i): return {'exact': {'c': i['a'].astype(float)}}", "of shape"),
     "not finite": (
         "def oracle(self, w, i): return {'exact': {'c': super(Bad, self).oracle(w, i)['exact']['c'] * np.nan}}",
@@ -144,11 +135,8 @@ def test_an_operator_that_cannot_judge_is_refused_before_anything_is_spent(name)
         (f"SPACE = {{'a': (0x{'f' * 5000}, 1)}}\nDEFAULTS = {{'a': 1}}", "SPACE: a"),
         (f"SPACE = {{'a': ({'9' * 5000}, 1)}}\nDEFAULTS = {{'a': 1}}", "does not parse"),
         ("SPACE = {'a': (1, 2)}\nDEFAULTS = {'a': {1, 2}}", "DEFAULTS: a: {1, 2}"),
-        ("SPACE = {'a': (1, 2)}\nDEFAULTS = {'a': (1, 2)}", "DEFAULTS: a"),
         ("SPACE = {'a': ('\\ud800', 'b')}\nDEFAULTS = {'a': 'b'}", "SPACE: a"),
         ("SPACE = {'a': (1e999, 2)}\nDEFAULTS = {'a': 2}", "SPACE: a"),
-        ("SPACE = {'a': (1j, 2)}\nDEFAULTS = {'a': 2}", "SPACE: a"),
-        ("SPACE = {'a': (b'x', 2)}\nDEFAULTS = {'a': 2}", "SPACE: a"),
         (f"SPACE = {{'a': ('{'x' * 300}', 'b')}}\nDEFAULTS = {{'a': 'b'}}", "SPACE: a"),
         ("SPACE = {'a': [1, 2], 'b': {1, 2}}\nDEFAULTS = {'a': 1, 'b': 1}", "SPACE: b"),
     ],

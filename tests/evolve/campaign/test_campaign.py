@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from testkit.evaluations import failed
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, judge, plan
@@ -23,17 +21,13 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 
-@settings(max_examples=6, deadline=None)
-@given(st.integers(0, 2**31), st.integers(0, 2**31), st.integers(1, 7))
-def test_which_worker_was_faster_changes_nothing(
-    tmp_path_factory: pytest.TempPathFactory, one: int, other: int, lag: int
-) -> None:
-    folder = tmp_path_factory.mktemp("c")
-    for name, arrival in (("a", one), ("b", other)):
+@pytest.mark.parametrize("lag", [1, 4, 7])
+def test_which_worker_was_faster_changes_nothing(tmp_path: Path, lag: int) -> None:
+    for name, arrival in (("a", 1), ("b", 2)):
         evaluator = ShuffledEvaluator(np.random.default_rng(arrival))
-        assert go(folder / name, plan(lag=lag), evaluator) is StopReason.EVALUATIONS
+        assert go(tmp_path / name, plan(lag=lag), evaluator) is StopReason.EVALUATIONS
         assert evaluator.most_in_flight <= lag
-    assert content(folder / "a") == content(folder / "b")
+    assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
 class Deduplicating(ShuffledEvaluator):
@@ -49,7 +43,7 @@ class Deduplicating(ShuffledEvaluator):
 
 
 def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path: Path) -> None:
-    for arrival in range(4):
+    for arrival in range(2):
         evaluator = Deduplicating(np.random.default_rng(arrival))
         assert go(tmp_path / str(arrival), plan(), evaluator) is StopReason.EVALUATIONS
         assert content(tmp_path / str(arrival)) == content(tmp_path / "0")
@@ -60,7 +54,7 @@ def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path: 
 
 
 @pytest.mark.parametrize("order", list(Order))
-@pytest.mark.parametrize("kills", [(0,), (1,), (7,), (29,), (3, 3, 3), (1, 1, 1, 1, 1, 1)])
+@pytest.mark.parametrize("kills", [(0,), (29,), (1, 3, 3)])
 def test_a_killed_campaign_ends_as_an_unbroken_one(
     tmp_path: Path, order: Order, kills: Sequence[int]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from tilewright.evolve.campaign.conclusion import contenders
 from tilewright.evolve.record.history import History, MutationKind
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import FigureKind
-from tilewright.fitness.intervals import median_seconds, paired_ratio
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 from tilewright.workers.device.comparison import CONTROL, Comparison
@@ -75,19 +73,6 @@ def test_the_file_and_shapes_outside_it(tmp_path):
         "the nearest entry in logarithms"
     )
     assert len(dispatch_table.lines(read)) == 4
-
-
-def test_paired_ratios():
-    drift = np.linspace(1.0, 1.3, 8)
-    slow = {"w": [[1.05 * d, 1.05 * d] for d in drift]}
-    fast = {"w": [[1.0 * d, 1.0 * d] for d in drift]}
-    ratio = paired_ratio(slow, fast)
-    assert ratio.value == pytest.approx(1.05) and ratio.low > 1.04, "clock drift cancels"
-    assert paired_ratio(fast, fast).value == 1.0
-    assert paired_ratio({"w": [[1.0]]}, {"w": [[2.0]]}).high == math.inf, "one round proves nothing"
-    assert median_seconds([[3.0, 1.0], [2.0]]) == 2.0
-    with pytest.raises(ValueError, match="same workloads"):
-        paired_ratio(slow, {"other": slow["w"]})
 
 
 def test_contenders_are_the_fittest_and_the_fastest_of_each_shape():

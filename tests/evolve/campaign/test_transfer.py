@@ -10,10 +10,7 @@ import pytest
 
 from testkit.spaces.campaigns import Setting, table_campaign
 from testkit.spaces.tables import SPACES, Table, read_table, read_tables
-from tilewright.evolve.campaign.loop import Campaign
 from tilewright.evolve.campaign.transfer import Earlier, leads_of, read_earlier, records_of, related
-from tilewright.evolve.proposers.surrogate.proposer import ANEW
-from tilewright.evolve.proposers.surrogate.records import LEAST_RECORDS
 from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
@@ -86,30 +83,13 @@ def test_a_home_offers_what_it_finished_of_the_same_source_or_operator(
 
 
 def test_earlier_points_whose_fitness_is_inverted_are_dropped() -> None:
-    """Kept, they would hold the search where it was worst; it begins anew. Right ones are kept."""
+    """Kept, they would hold the search where it was worst."""
     table = read_table(SPACES / "conv_rtx3090_fail.json")
     rows = table.space.points[np.random.default_rng(9).choice(len(table.space.points), 80, replace=False)]
     genomes = [Genome(table.kernel, table.space.decode(row)) for row in rows]
-
-    def searched(sign: int, seed: int) -> tuple[float, int, set[int]]:
-        points = [(g, -sign * math.log(table.time(g))) for g in genomes]  # NaN for a failure
-        campaign = table_campaign(table, seed, Setting(budget=60), [Earlier("before", table.kernel, points)])
-        (proposer,) = [p for p in campaign.searcher.then.proposers if p.name == "surrogate"]
-        anew: set[int] = set()
-
-        def look(running: Campaign) -> None:
-            if not proposer._earlier and proposer._view is None:
-                anew.add(len(running.history.evaluated))
-
-        campaign.on_progress = look
-        campaign.run()
-        best = max(table.fraction(c.genome) for c in campaign.history.candidates)
-        return best, len(proposer._earlier), anew
-
-    right, wrong = searched(1, 1), [searched(-1, seed) for seed in (1, 2)]
-    assert right[1] == 1 and right[0] > 0.95
-    assert [kept for _, kept, _ in wrong] == [0, 0]
-    assert max(best for best, *_ in wrong) > 0.95
-    for *_, anew in wrong:
-        assert min(anew) >= LEAST_RECORDS and ANEW <= len(anew) <= ANEW + 1
-    assert not right[2]
+    points = [(g, math.log(table.time(g))) for g in genomes]  # NaN for a failure
+    campaign = table_campaign(table, 2, Setting(budget=60), [Earlier("before", table.kernel, points)])
+    campaign.run()
+    (proposer,) = [p for p in campaign.searcher.then.proposers if p.name == "surrogate"]
+    assert not proposer._earlier
+    assert max(table.fraction(c.genome) for c in campaign.history.candidates) > 0.95

@@ -64,11 +64,6 @@ def scale_(x, factor):
     return x
 
 
-def scaled_columns(x, factor):
-    turned = x.t().contiguous()
-    return scale_(turned, factor).t()
-
-
 @triton.jit
 def _noisy(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -106,126 +101,15 @@ def group_norm(x, eps=1e-6):
     return (groups * torch.rsqrt((groups * groups).mean(-1, keepdim=True) + eps)).view(x.shape)
 
 
-def scale(x, factor):
-    return x * factor
-
-
 def column_means(x):
     left, right = x.chunk(2, dim=1)
     turned = 2 * left + right
     return turned.mean(0) + torch.logsumexp(turned.clamp(min=-1.0, max=4.0) ** 2, dim=0)
 """
 
-PALLAS = '''
-import functools
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
-
-_BLOCK = 128
-
-
-def _body(x_ref, w_ref, o_ref, acc_ref, *, steps):
-    @pl.when(pl.program_id(1) == 0)
-    def _():
-        acc_ref[...] = jnp.zeros_like(acc_ref)
-
-    acc_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
-
-    @pl.when(pl.program_id(1) == steps - 1)
-    def _():
-        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
-
-
-@functools.partial(jax.jit, static_argnames=("block_rows", "interpret"))
-def product(x: jax.Array, w: jax.Array, block_rows: int = 128, interpret: Any = False) -> jax.Array:
-    """x @ w, whole columns of w at a time."""
-    (m, k), n = x.shape, w.shape[1]
-    if k % _BLOCK:
-        raise TypeError(f"k is {k}")
-    return pl.pallas_call(
-        functools.partial(_body, steps=k // _BLOCK),
-        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=0,
-            grid=(m // block_rows, k // _BLOCK),
-            in_specs=[
-                pl.BlockSpec((block_rows, _BLOCK), lambda i, k: (i, k)),
-                pl.BlockSpec((_BLOCK, n), lambda _, k: (k, 0)),
-            ],
-            out_specs=pl.BlockSpec((block_rows, n), lambda i, _: (i, 0)),
-            scratch_shapes=[pltpu.VMEM((block_rows, n), jnp.float32)],
-        ),
-        interpret=interpret,
-    )(x, w)
-'''
-
-
-WRAPPED = """
-import dataclasses
-import functools
-
-import jax
-from jax.experimental import pallas as pl
-import a_package_that_is_not_here
-
-logger = a_package_that_is_not_here.logger()
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    block_rows: int
-    block_cols: int = 256
-
-    @classmethod
-    def default(cls):
-        return cls(128)
-
-
-def _scaled(x_ref, o_ref, *, bias, **flags):
-    value = x_ref[...] * 2.0
-    o_ref[...] = value if bias is None else value + bias[...]
-
-
-def _body(*refs, **flags):
-    _scaled(*refs, **flags)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _doubled(x, bias, sizes):
-    def place(i, j):
-        return i, j
-
-    spec = pl.BlockSpec((sizes.block_rows, sizes.block_cols), place)
-    grid = (x.shape[0] // sizes.block_rows, x.shape[1] // sizes.block_cols)
-
-    def kernel(*refs):
-        _body(*refs, bias=bias)
-
-    return pl.pallas_call(
-        kernel, grid=grid, in_specs=[spec], out_specs=spec, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype)
-    )(x)
-
-
-_doubled.defvjp(lambda x, bias, sizes: (_doubled(x, bias, sizes), None), lambda bias, sizes, kept, g: (2 * g,))
-
-
-def doubled(x, bias=None, sizes=None):
-    logger.warning("slow")
-    if bias is not None:
-        if not isinstance(bias, jax.Array):
-            raise TypeError("bias")
-    if sizes is None:
-        sizes = Sizes.default()
-    return _doubled(x, bias, sizes)
-"""
-
 
 def write(folder: Path) -> Path:
-    """The files ``mine.py``, ``plain.py``, ``tpu.py`` and ``wrapped.py`` in a folder."""
-    for name, text in (("mine", TRITON), ("plain", REFERENCE), ("tpu", PALLAS), ("wrapped", WRAPPED)):
+    """The files ``mine.py`` and ``plain.py`` in a folder."""
+    for name, text in (("mine", TRITON), ("plain", REFERENCE)):
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
     return folder

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tilewright.evolve.intake.winner import Tuned, gaps_of, plain_arguments
+from tilewright.evolve.intake.winner import Tuned
 
 ROOT = Path(__file__).parents[3]
 
@@ -78,24 +78,15 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_distinct_calls_are_noted_under_every_name_a_function_has(noted) -> None:
-    assert noted["functions"]["scaled"] == ["f32[10, 20]", "f32[10, 7], factor=3.0"]
-    assert noted["functions"]["Scale.apply"] == ["f32[10, 20]"]
-    assert set(noted["functions"]) == {"scaled", "Scale.apply"}  # what launches nothing is not
-
-
-def test_a_launch_says_grid_arguments_and_strides(noted) -> None:
-    (launch,) = noted["launches"]
+def test_calls_and_launches_are_noted_and_what_was_watched_is_as_before(noted) -> None:
+    assert noted["functions"] == {  # under every name that a function has; what launches nothing is not
+        "scaled": ["f32[10, 20]", "f32[10, 7], factor=3.0"],
+        "Scale.apply": ["f32[10, 20]"],
+    }
+    (launch,), (note,) = noted["launches"], noted["notes"]
     assert launch.startswith("scale_kernel[4](out=float32[10, 20] strides [20, 1]")
     assert "factor=2.0, n=200, BLOCK=64" in launch
-
-
-def test_gaps_are_said(noted) -> None:
-    (note,) = noted["notes"]
     assert "argument 0 has gaps (shape [10, 7], strides [20, 1])" in note and "go to the original" in note
-
-
-def test_what_was_watched_is_as_before(noted) -> None:
     assert noted["restored"]
 
 
@@ -141,24 +132,3 @@ def test_calls_it_was_not_tuned_for_go_to_the_original(arguments, keywords, own:
     )  # fmt: skip
     monkeypatch.setattr(tuned, "_loaded", lambda: lambda x: "winner")
     assert (tuned(*arguments, **keywords) == "winner") is own
-
-
-def test_arguments_are_named_by_the_signature_and_those_of_the_reference_alone_are_left_out() -> None:
-    said = plain_arguments(_original, (_Tensor(2, 2),), {"dim": 1})
-    assert said == {"factor": "2.0", "mode": "'plain'"}
-
-
-def test_a_transposed_tensor_has_no_gaps() -> None:
-    assert gaps_of("x", _Tensor(4, 8, strides=(1, 4))) == ""
-    assert "strides [16, 1]" in gaps_of("x", _Tensor(4, 8, strides=(16, 1)))
-
-
-def test_the_gain_is_over_the_seed_in_whatever_order_candidates_came() -> None:
-    rows = [
-        {"mutation": "parameter", "fitness": 3.0},
-        {"mutation": "seed", "fitness": 2.0},
-        {"mutation": "rewrite", "fitness": None},
-        {"mutation": "rewrite", "fitness": 5.0},
-    ]
-    tuned = Tuned(SimpleNamespace(history=rows, winner=rows[-1]), _original, Path("none"), "scaled", [], [])
-    assert tuned.gain == 2.5

@@ -10,16 +10,12 @@ import pytest
 from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.campaign.searcher import build_searcher
-from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import folder, tune
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.targets import load_target
-from tilewright.workers.intake.source.knobs import Knob
-from tilewright.workers.intake.triton.kernel_module import MOST_CONFIGURATIONS, KernelModule
-from tilewright.workers.intake.triton.kernel_text import Kernels
 
 TUNED = """
 import torch
@@ -83,41 +79,3 @@ def test_they_are_tried_before_anything_else(made, tmp_path: Path) -> None:
     assert [p.genome.id for p in tried[:2]] == [g.id for g in given]
     assert [p.mutation.proposer == "points" for p in tried] == [True, True, False]
     assert all(p.parents == (start.genome.id,) for p in tried[:2])
-
-
-def test_a_parameter_that_the_kernel_has_not_is_told(made, tmp_path: Path) -> None:
-    request, _, where = made
-    text = (where / "operator.py").read_text()
-    wrong = tmp_path / "scale_tuned"
-    wrong.mkdir()
-    (wrong / "kernels").symlink_to(where / "kernels")
-    (wrong / "operator.py").write_text(text.replace('{"BLOCK": 64,', '{"BLOK": 64,'))
-    config = tune.config_of(request, load_target("interpreter"), wrong, {})
-    with pytest.raises(UserError, match=r"points: BLOK is no parameter \(allowed: BLOCK, num_warps"):
-        resolve(config)
-
-
-def test_of_a_long_list_a_spread_is_tried() -> None:
-    values = tuple(range(1, 101))
-    knob = Knob("BLOCK", 50, values, "configurations", "a", True, (*values, *values))
-    plain = Knob("num_warps", 4, (2, 4), "an option", "b", True)
-    taken = KernelModule("", [knob, plain], [], Kernels())
-    points = taken.configurations({"BLOCK": values, "num_warps": (2, 4)}, {"BLOCK": 50, "num_warps": 4})
-    blocks = [p["BLOCK"] for p in points]
-    assert len(points) == MOST_CONFIGURATIONS and 50 not in blocks and blocks == sorted(set(blocks))
-    assert blocks[0] == 1 and blocks[-1] > 90 and {p["num_warps"] for p in points} == {4}
-    assert taken.configurations({"num_warps": (2, 4)}, {"num_warps": 4}) == []
-
-
-def test_the_screen_is_folded_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.evolve.intake import preflight
-
-    line = (
-        "  knob       BLOCK_M = 32 of " + " ".join(str(1 << n) for n in range(3, 20)) + " (literal at line 7)"
-    )
-    monkeypatch.setattr(preflight, "lines", lambda *_: iter([line, "  target     here"]))
-    made = list(preflight.screen({}, "", ""))
-    assert len(made) == 3 and max(map(len, made)) <= 80 and made[0].startswith("  knob       BLOCK_M")
-    assert made[1].startswith(" " * 13) and " ".join(made[0].split() + made[1].split()) == " ".join(
-        line.split()
-    )

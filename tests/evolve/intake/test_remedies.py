@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-from tilewright.evolve.intake.remedies import _REMEDIES, refused, remedy
+from tilewright.evolve.intake.remedies import refused
 
 SAID = (
     "--reference: torch.sofmax names nothing",
@@ -53,38 +50,7 @@ SAID = (
 )
 
 
-@pytest.mark.parametrize(("pattern", "advice"), _REMEDIES)
-def test_each_remedy_is_what_some_refusal_gets(pattern: str, advice: str) -> None:
-    found = [what for what in SAID if (first := _first(what)) is not None and first == pattern]
-    assert found, f"no refusal of this list gets: {advice}"
-    assert all(remedy(what).split(" ")[0] == advice.split(" ")[0] for what in found)
-
-
-def _first(what: str) -> str | None:
-    return next((pattern for pattern, _ in _REMEDIES if re.search(pattern, what)), None)
-
-
 @pytest.mark.parametrize("what", SAID)
 def test_no_refusal_goes_without_a_remedy_of_its_own(what: str) -> None:
     (told,) = refused([{"line": 3, "what": what}], "mine.py")
     assert not told.remedy.startswith("see docs") and told.text().startswith("mine.py:3: ")
-
-
-def test_a_benchmarks_problem_with_weights_is_told_what_to_do(tmp_path: Path) -> None:
-    import torch
-
-    from tilewright.workers.intake.formats.template import read
-    from tilewright.workers.intake.judge.reference import function_of
-
-    path = tmp_path / "level1_23.py"
-    path.write_text(
-        "import torch\n\n\nclass Model(torch.nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
-        "        self.dim, self.w = dim, torch.nn.Parameter(torch.ones(3))\n\n    def forward(self, x, n):\n"
-        "        return torch.softmax(x * self.w, self.dim)\n\n\ndef get_inputs():\n"
-        "    return [torch.rand(9, 3), torch.randint(0, 1, (4,))]\n\n\ndef get_init_inputs():\n    return [1]\n"
-    )
-    problem = read(path)
-    assert (problem.call, "weights" in problem.why) == ("f32[9, 3], i64[4] < 1", True)
-    x = torch.randn(2, 3, dtype=torch.float64)
-    found = function_of(f"{path}:Model")(x, None)
-    assert found.dtype == torch.float64 and torch.equal(found, torch.softmax(x, 1))

@@ -12,7 +12,6 @@ from tilewright.evolve.intake.child import calls_of_file
 from tilewright.evolve.intake.tune import COMPILE_SECONDS, IN_FLIGHT, Request, config_of
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cluster.pool import MEASURING_THREADS
-from tilewright.workers.device.warm_device import device_for
 
 REQUEST = Request(Path("kernels.py"), "Row.apply", "torch.softmax", ("f32[8, 8]",))
 
@@ -27,14 +26,6 @@ def test_a_gpu_is_kept_fed_and_an_interpreter_is_not(tmp_path: Path) -> None:
     assert (changed.search.lag, changed.search.order, changed.budget.evaluations) == (3, Order.ARRIVAL, 5)
     interpreted = config_of(REQUEST, load_target("interpreter"), tmp_path)
     assert (interpreted.search.lag, interpreted.search.order, interpreted.suite) == (4, Order.INDEX, "small")
-
-
-def test_a_modelled_target_has_no_device_to_start() -> None:
-    with device_for(load_target("tpu7x")) as device:
-        assert device is None
-    with device_for(load_target("interpreter")) as device:
-        assert device is not None and device.address is None
-    assert device.station.cpu_seconds == 0.0, "ended with the block"
 
 
 def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path: Path) -> None:

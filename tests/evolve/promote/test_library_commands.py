@@ -12,12 +12,11 @@ from tilewright.evolve import cli
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.promote import library_writer as library_writer
 from tilewright.evolve.promote.command import Options
-from tilewright.evolve.promote.library_commands import check, collect, diff_lines, rollback
+from tilewright.evolve.promote.library_commands import collect, diff_lines, rollback
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.library import store
-from tilewright.workers.toolchains import triton
 
 
 @pytest.fixture
@@ -82,33 +81,6 @@ def test_sabotage_is_reported_refused_and_never_served(
 
     with pytest.raises(store.UnsoundLibrary, match=words):
         serve()
-
-
-def test_a_stale_toolchain_is_reported_and_not_served(
-    campaign: Path, writer: LibraryWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(campaign, writer)
-    installed = {"jax": "0.11.0", "libtpu": "0.0.51"}
-    monkeypatch.setattr(store, "_installed", installed.get)
-    assert cli.main(["library", "verify", "--files", "--library", str(writer.library)]) == 2
-    (bad,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no")]
-    assert "verified with jax 0.10.2 up to below 0.11, and 0.11.0 is installed" in bad
-    with pytest.raises(store.NotServed, match=r"jax 0\.10\.2 up to below 0\.11"):
-        store.load_table(OPERATOR, "tpu:TPU7x", writer.kernels)
-    installed["jax"] = "0.10.9"
-    assert (
-        store.load_table(OPERATOR, "tpu:TPU7x", writer.kernels).choose((512, 512, 512)).kernel.name
-        == CHILD.id
-    )
-
-
-def test_a_changed_runtime_module_is_reported_and_restored(campaign: Path, writer: LibraryWriter) -> None:
-    run(campaign, writer)
-    (writer.root / "store.py").write_text("raise SystemExit\n")
-    findings = list(check(writer, None, files_only=True, make=None, say=print))  # type: ignore[arg-type]
-    assert next(f.sentence for f in findings if not f.good).startswith("tilewright_library/store.py differs")
-    collect(writer, 5)
-    assert not writer.runtime_faults()
 
 
 def test_a_promotion_behind_the_back_of_another_is_refused(campaign: Path, writer: LibraryWriter) -> None:
@@ -227,18 +199,3 @@ def test_unknown_versions_and_folders_are_one_sentence(
         captured = capsys.readouterr()
         assert one_sentence(captured.err.strip()), captured.err
     assert SEED.id != CHILD.id
-
-
-def test_a_device_that_is_not_here_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And nobody waits for workers that could never measure."""
-    monkeypatch.setattr(
-        triton, "missing_parts", lambda gpu, remote: "this machine has no NVIDIA GPU in sight"
-    )
-    write_campaign(tmp_path / "home", target="h200")
-    arguments = ["--home", str(tmp_path / "home"), "promote", "--library", str(tmp_path / "library")]
-    assert cli.main(arguments) == 2
-    captured = capsys.readouterr().err.strip()
-    assert one_sentence(captured) and "h200 cannot be used here: this machine has no NVIDIA GPU" in captured
-    assert not (tmp_path / "library").exists()

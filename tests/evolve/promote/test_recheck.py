@@ -23,7 +23,6 @@ from testkit.promote_campaign import (
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote import library_commands
-from tilewright.evolve.promote import recheck as recheck_module
 from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_commands import Finding
 from tilewright.evolve.promote.library_writer import LibraryWriter
@@ -149,19 +148,6 @@ def test_where_nothing_passes_nothing_is_served(writer: LibraryWriter) -> None:
     assert writer.index(OPERATOR)["history"][-1]["dropped"] == list(SHAPES)
 
 
-def test_a_damaged_kernel_gives_way_as_a_wrong_one_does(writer: LibraryWriter) -> None:
-    version, _, dispatch = writer.version(OPERATOR)
-    path = (
-        writer.place(OPERATOR)
-        / "versions"
-        / version
-        / dispatch["targets"]["tpu7x"]["kernels"][OTHER.id]["file"]
-    )
-    path.write_bytes(path.read_bytes() + b"\n")
-    broken, _ = recheck(writer)
-    assert "is not what was promoted" in broken.sentence and set(table(writer).values()) == {CHILD.id}
-
-
 def test_a_loss_is_told_and_refilled(writer: LibraryWriter, tmp_path: Path) -> None:
     """With the newer tools the served kernel takes 60 us; a campaign finds the earlier one at 50 again."""
 
@@ -184,30 +170,6 @@ def test_a_loss_is_told_and_refilled(writer: LibraryWriter, tmp_path: Path) -> N
     assert all(f.good for f in (*slow, summary, refilled)) and set(table(writer).values()) == {CHILD.id}
     actions = [e["action"] for e in writer.index(OPERATOR)["history"]]
     assert actions == ["promote", "promote", "recheck", "promote"]
-
-
-def test_a_shape_that_no_suite_has_any_more_is_no_entry(
-    writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = SHAPES[1]
-    known = recheck_module._suite_of
-    monkeypatch.setattr(
-        recheck_module, "_suite_of", lambda resolved, r: None if r.workload == gone else known(resolved, r)
-    )
-    told, summary = recheck(writer)
-    assert told.good and summary.good and f"{gone} is in no suite any more" in told.sentence
-    assert list(table(writer)) == [SHAPES[0]]
-
-
-def test_figures_of_another_time_model_are_renewed_and_not_compared(writer: LibraryWriter) -> None:
-    def older(job: Job, evaluation: Evaluation) -> Evaluation:
-        figures = [f.model_copy(update={"model_version": 99}) for f in evaluation.workloads]
-        return evaluation.model_copy(update={"workloads": tuple(figures)})
-
-    (summary,) = recheck(writer, older, seconds=lambda genome, workload: 1.0)
-    assert "2 without a figure to compare with" in summary.sentence and summary.good
-    shapes = writer.version(OPERATOR)[1]["targets"]["tpu7x"]["shapes"]
-    assert [(s["change"], s["seconds"], s["model_version"]) for s in shapes] == [(None, 1.0, 99)] * 2
 
 
 def test_what_was_promoted_elsewhere_or_changed_meanwhile_is_refused(

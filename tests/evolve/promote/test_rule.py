@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,12 +149,3 @@ def test_operands_are_functions_of_the_dimensions() -> None:
         shapes_off[-1][-1] += 1
         with pytest.raises(operands.NoFit):
             found.dims(shapes_off)
-
-
-def test_what_is_no_size_is_refused() -> None:
-    for text in ("__import__('os')", "M if N else K", "M**9", "(M)", ""):
-        with pytest.raises(operands.NoFit):
-            operands.Operand("x", "float32", (text,))
-    spec = SimpleNamespace(name="x", dtype="float32", shape=(6,))
-    other = SimpleNamespace(name="x", dtype="float32", shape=(11,))
-    assert operands.fitted(["M"], [({"M": 2}, [spec], []), ({"M": 5}, [other], [])]) is None

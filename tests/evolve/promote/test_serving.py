@@ -13,16 +13,12 @@ from testkit.promote_campaign import (
     CHILD,
     FAMILY,
     OPERATOR,
-    FormulaPool,
     one_sentence,
-    quick_child,
     run,
     write_campaign,
 )
-from tests.evolve.promote.test_verify import CascadePool
 from tilewright.evolve.campaign.evaluator import Job
-from tilewright.evolve.promote import library_commands
-from tilewright.evolve.promote.command import Options, promote
+from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.evolve.space.genome import Genome
@@ -66,29 +62,6 @@ def promoted(
     return folder, winner, other
 
 
-@pytest.mark.slow
-def test_an_incumbent_is_evaluated_only_where_it_serves(family: Path, tmp_path: Path) -> None:
-    pytest.importorskip("libtpu")
-    writer = LibraryWriter(tmp_path / "library", "small")
-    folder, winner, other = promoted(family, tmp_path / "home", writer)
-    options = Options(candidate="2", suite="mixed", rounds=1, force_reason="its speed is not the point here")
-    pools: list[CascadePool] = []
-
-    def make(resolved):
-        pools.append(CascadePool(resolved))
-        return pools[-1]
-
-    outcome = promote(folder, writer, options, lambda line: None, make)
-    assert [shape.incumbent for shape in outcome.judgement.shapes] == [f"library's {winner.id}", "whole"]
-    kept = {job.genome.id: job.only for job in pools[0].jobs}
-    assert kept[winner.id] == {SHORT, "128x128x512"}, "one of the checked shapes is not for it, either"
-    assert kept[other.id] == {SHORT, ODD, "128x128x512", "128x128x256"}
-    receipt = writer.version(OPERATOR)[1]["targets"]["tpu7x"]
-    assert receipt["incumbents"][f"library's {winner.id}"]["workloads"] == [SHORT]
-    assert receipt["incumbents"]["whole"]["workloads"] == [ODD]
-    assert receipt["candidates"][0]["workloads"] == [SHORT, ODD]
-
-
 def test_on_a_device_everyone_is_compared_where_it_serves(family: Path, tmp_path: Path) -> None:
     writer = LibraryWriter(tmp_path / "library")
     folder, winner, other = promoted(family, tmp_path / "home", writer, "h200")
@@ -112,31 +85,6 @@ def test_a_nominated_kernel_must_serve_what_it_is_promoted_for(family: Path, tmp
     assert one_sentence(text) and not refused.value.forceable
     assert f"candidate 1 does not serve {ODD}: whole steps (K % block_k == 0)" in text
     assert writer.index(OPERATOR)["current"] == before
-
-
-def test_a_receipt_is_repeated_where_its_kernels_serve(
-    family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        library_commands,
-        "_run_test",
-        lambda operator, folder: library_commands.Finding(True, "not run here"),
-    )
-    writer = LibraryWriter(tmp_path / "library")
-    folder, winner, other = promoted(family, tmp_path / "home", writer)
-    table = tmp_path / "table.json"
-    entries = f'[{{"workload": "{SHORT}", "genome": "{winner.id}"}}, {{"workload": "{ODD}", "genome": "{other.id}"}}]'
-    table.write_text(f'{{"entries": {entries}}}')
-    run(folder, writer, Options(suite="mixed", table=table, against="whole"))
-    pools: list[FormulaPool] = []
-
-    def make(resolved):
-        pools.append(FormulaPool(resolved, quick_child))
-        return pools[-1]
-
-    findings = list(library_commands.check(writer, None, files_only=False, make=make, say=str))
-    assert any(f"{ODD} takes" in f.sentence for f in findings), findings
-    assert all(ODD not in job.only for job in pools[0].jobs if job.genome.params == winner.params)
 
 
 def test_shapes_of_a_candidate_that_fails_go_to_the_next_best(family: Path, tmp_path: Path) -> None:

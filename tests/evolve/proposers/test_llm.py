@@ -1,28 +1,15 @@
-"""The model path end to end against a local server: good and bad answers, limits, and replay."""
+"""What a model is told, what of its reply is used, and what a call costs; ``test_llm_cli`` runs campaigns."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 
-from testkit.llm_server import Answer, ScriptedServer, scripted_server
-from tilewright.evolve.campaign.evaluator import Job
-from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
-from tilewright.evolve.proposers.llm.client import ChatClient, OpenAIEndpoint, TokenBudget
+from tilewright.evolve.proposers.llm.client import TokenBudget
+from tilewright.evolve.proposers.llm.edit import EditError, read_reply
 from tilewright.evolve.proposers.llm.facts import facts_of
 from tilewright.evolve.proposers.llm.prompt import Contract, improve
-from tilewright.evolve.proposers.llm.proposer import LlmProposer
-from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
-from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
-from tilewright.evolve.space.space import Space
-from tilewright.fitness import dialect
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import SnrGate
@@ -42,121 +29,6 @@ def build(params):
 
     return run
 """
-
-
-def faster(old: int, new: int) -> Answer:
-    edit = f"<<<<<<< SEARCH\n    speed = {old}\n=======\n    speed = {new}\n>>>>>>> REPLACE\n"
-    return Answer(f"SUMMARY: speed {new}\n{edit}")
-
-
-def whole(speed: int) -> Answer:
-    return Answer(f"SUMMARY: speed {speed}\n```python\n{SEED.replace('speed = 10', f'speed = {speed}')}```")
-
-
-def judge(genome: Genome) -> Evaluation:
-    """Fitness is the module's speed; 66 is incorrect, with an error a model could mend."""
-    speed = int(genome.source.split("speed = ")[1].split("\n")[0])
-    common = {"genome": genome.id, "target": "t", "suite": "s"}
-    if speed == 66:
-        return Evaluation(
-            **common,
-            stage=Stage.CHECK,
-            verdict=Verdict.INCORRECT,
-            reason="exact gate reads 12 dB",
-            log="trace of 66",
-        )
-    figures = WorkloadFigures(
-        workload="w",
-        seconds=1.0,
-        tflops=speed,
-        roofline_fraction=0.1,
-        kind=FigureKind.MODELLED,
-        diagnosis={"spills": 77, "critical_path": {"spill": 60, "mxu": 40}},
-    )
-    return Evaluation(**common, stage=Stage.MEASURE, verdict=Verdict.OK, fitness=speed, workloads=(figures,))
-
-
-@dataclass
-class Inline:
-    """Evaluates at once, one at a time."""
-
-    slots: int = 1
-    done: tuple = ()
-
-    def submit(self, job: Job) -> None:
-        self.done = (*self.done, (job.index, judge(job.genome)))
-
-    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        done, self.done = list(self.done), ()
-        return done
-
-    def drop(self, indices: Collection[int]) -> None: ...
-
-    def activity(self) -> list[str]:
-        return []
-
-    def close(self) -> None: ...
-
-
-def campaign(
-    path: Path,
-    server: ScriptedServer | None,
-    evaluations: int,
-    tokens: int = 10**6,
-    islands: int = 1,
-    alone: bool = False,
-    **limits: float,
-) -> History:
-    """Run a model-only campaign; ``server`` None replays what the journal at ``path`` holds of exchanges."""
-    with Journal(path, write=True, create=not path.exists()) as journal:
-        endpoint = None
-        if server is not None:
-            endpoint = OpenAIEndpoint(
-                server.url, "secret-key", **{"timeout_seconds": 5.0, "retries": 2, **limits}
-            )
-        client = ChatClient(journal, "m", TokenBudget(tokens), max_completion_tokens=1000, endpoint=endpoint)
-        archive = Archive(islands, 10)
-        contract = Contract("op/r", "C = A", "tpu7x (modelled)", ("w",))
-        proposer = LlmProposer(client, contract, archive, lambda s: Space.from_source(s, []), check)
-        proposer.alone = alone
-        plan = Plan(
-            [Start("seed", Genome(SEED, {"tile": 1}))], Budget(evaluations=evaluations), 1, 1, islands
-        )
-        run = Campaign(plan, proposer, archive, Inline(), Sink())
-        run.run()
-        return run.history
-
-
-class Sink:
-    def add_candidate(self, candidate: Candidate) -> None: ...
-    def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
-
-
-def check(source: str) -> Sequence[str]:
-    return [str(violation) for violation in dialect.check(source)]
-
-
-def lineage(history: History) -> list:
-    return [(c.index, c.genome.id, c.parents, c.mutation) for c in history.candidates]
-
-
-def test_good_edits_climb_and_replay_without_the_server(tmp_path: Path) -> None:
-    answers = [
-        faster(10, 11),
-        faster(11, 12),
-        Answer(f"SUMMARY: whole\n```python\n{SEED.replace('10', '20')}```"),
-    ]
-    with scripted_server(answers) as server:
-        first = campaign(tmp_path / "j", server, 4)
-    assert [c.mutation.detail for c in first.candidates[1:]] == ["speed 11", "speed 12", "whole"]
-    assert first.best and first.best[1].fitness == 20
-    assert server.keys == ["Bearer secret-key"] * 3
-    asked = server.requests[1]["messages"][1]["content"]
-    assert "spills" in asked and "op/r" in asked and "speed = 11" in asked
-    assert "60% are register spills" in asked
-    replayed = campaign(tmp_path / "j", None, 4)
-    assert lineage(replayed) == lineage(first)
-    assert b"secret-key" not in (tmp_path / "j").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -190,82 +62,36 @@ def test_a_model_is_told_the_device_the_gates_and_the_imports(
     assert found in asked[-1]["content"]
 
 
-def test_a_model_alone_is_asked_on_islands_that_are_still_empty(tmp_path: Path) -> None:
-    with scripted_server([faster(10, 11), faster(10, 12)]) as server:
-        history = campaign(tmp_path / "j", server, 3, islands=2)
-    assert len(history.candidates) == 3
-    assert [c.island for c in history.candidates] == [0, 1, 0]
+PARENT = "import math\n\n\ndef build(params):\n    x = 1\n    y = 2\n    x = 1\n    return x\n"
 
 
-def test_a_model_alone_is_asked_anew_where_its_answers_cannot_be_used(tmp_path: Path) -> None:
-    refusal = Answer("I cannot help with that.")
-    with scripted_server([refusal, refusal, refusal, faster(10, 11)]) as server:
-        history = campaign(tmp_path / "j", server, 2, alone=True)
-    assert [c.mutation.detail for c in history.candidates[1:]] == ["speed 11"]
-    assert [len(r["messages"]) for r in server.requests] == [2, 4, 2, 4], (
-        "two answers, then from the beginning"
-    )
-    with scripted_server([refusal]) as server:
-        history = campaign(tmp_path / "k", server, 2, alone=True)
-    assert len(history.candidates) == 1 and len(server.requests) == 8
+def block(search: str, replace: str) -> str:
+    return f"<<<<<<< SEARCH\n{search}=======\n{replace}>>>>>>> REPLACE\n"
+
+
+def test_a_reply_is_blocks_in_order_or_a_whole_module() -> None:
+    blocks = block("    y = 2\n", "    y = 3\n") + "and\n" + block("    return x\n", "    return y\n")
+    edit = read_reply(f"SUMMARY: more\n{blocks}", PARENT)
+    assert edit.source == PARENT.replace("y = 2", "y = 3").replace("return x", "return y")
+    assert edit.summary == "more"
+    assert read_reply("Here.\n```python\nx = 3\n```\n", PARENT).source == "x = 3\n"
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("reply", "words"),
     [
-        (faster(99, 100), "is not in the module"),
-        (Answer("```python\ndef build(:\n```"), "does not parse"),
-        (Answer(f"```python\nimport os\n{SEED}```"), "not allowed"),
-        (Answer("no idea"), "neither a SEARCH/REPLACE block"),
-        (Answer(f"```python\n{SEED}```"), "tried before"),
-        (Answer("```python\n" + SEED.replace("(1, 2, 4)", "()") + "```"), "tile"),
+        (block("    x = 1\n", "    x = 2\n"), "occurs 2 times"),
+        (block("    y = 2\n", "") + block("    y = 2\n", ""), "block 2 is not in the module"),
+        (block("    y", "    y"), "not closed"),
+        (block("\n", "x = 1\n"), "empty SEARCH"),
+        ("I would rather not.", "neither a SEARCH/REPLACE block nor"),
+        ("```python\ndef build(:\n```", "does not parse"),
+        ("x" * 300_000, "at most"),
     ],
 )
-def test_an_unusable_answer_is_told_to_the_model_and_never_evaluated(
-    tmp_path: Path, bad: Answer, told: str
-) -> None:
-    with scripted_server([bad, faster(10, 11)]) as server:
-        history = campaign(tmp_path / "j", server, 2)
-    assert [c.mutation.detail for c in history.candidates[1:]] == ["speed 11"]
-    assert told in server.requests[1]["messages"][-1]["content"]
-
-
-def test_a_rate_limit_is_waited_out(tmp_path: Path) -> None:
-    busy = Answer(status=429, raw=b'{"error": {"message": "slow down"}}', headers={"Retry-After": "1"})
-    with scripted_server([busy, faster(10, 11)]) as server:
-        history = campaign(tmp_path / "j", server, 2)
-    assert len(server.requests) == 2
-    assert history.best and history.best[1].fitness == 11
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        Answer(raw=b"this is not JSON"),
-        Answer(raw=b'{"choices": []}'),
-        Answer(raw=b"[1, 2]"),
-        Answer(raw=b'{"choices": [{"message": {"content": null}}]}'),
-        Answer(status=401, raw=b'{"error": {"message": "who are you"}}'),
-        Answer("late", delay_seconds=2.0),
-    ],
-)
-def test_a_broken_endpoint_yields_no_proposal_and_the_campaign_ends_cleanly(
-    tmp_path: Path, bad: Answer
-) -> None:
-    with scripted_server([bad]) as server:
-        history = campaign(tmp_path / "j", server, 3, timeout_seconds=0.5, retries=0)
-    assert len(history.candidates) == 1
-    with Journal(tmp_path / "j") as journal:
-        stored = [json.loads(text) for _, text in journal.exchanges()]
-    assert stored and all(exchange["error"] for exchange in stored)
-
-
-def test_the_token_budget_counts_what_is_in_flight(tmp_path: Path) -> None:
-    with scripted_server([faster(10 + n, 11 + n) for n in range(9)]) as server:
-        history = campaign(tmp_path / "j", server, 9, tokens=2000)
-    # Each call reserves its prompt (about 700 tokens) and 1,000 for the answer, and uses 150.
-    assert 1 <= len(server.requests) < 8
-    assert len(history.candidates) == 1 + len(server.requests)
+def test_an_unusable_reply_says_why(reply: str, words: str) -> None:
+    with pytest.raises(EditError, match=words):
+        read_reply(reply, PARENT)
 
 
 def test_a_call_without_an_answer_is_charged_in_full() -> None:
@@ -273,11 +99,3 @@ def test_a_call_without_an_answer_is_charged_in_full() -> None:
     budget.reserve(600)
     budget.settle(600, None)
     assert (budget.spent, budget.reserved) == (600, 0)
-
-
-def test_a_failed_child_is_shown_its_error(tmp_path: Path) -> None:
-    with scripted_server([faster(10, 66), *(whole(speed) for speed in range(20, 40))]) as server:
-        campaign(tmp_path / "j", server, 12)
-    asked = [r["messages"][1]["content"] for r in server.requests]
-    mending = [text for text in asked if "Kernel that failed" in text]
-    assert mending and "exact gate reads 12 dB" in mending[0] and "trace of 66" in mending[0]

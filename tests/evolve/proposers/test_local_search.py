@@ -7,8 +7,6 @@ import itertools
 import numpy as np
 import pytest
 
-from testkit.spaces.campaigns import Setting, run_search
-from testkit.spaces.tables import SPACES, Table, read_table
 from tilewright.evolve.proposers.local_search import LocalSearch
 from tilewright.evolve.proposers.portfolio import FLOOR, RISING, RISING_AFTER, RISING_MOST, Portfolio
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
@@ -69,17 +67,6 @@ def test_follows_the_rim_of_a_constraint_to_the_top() -> None:
         assert len(climb.history.candidates) < 40
 
 
-def test_a_hop_leaves_a_peak_that_has_no_better_neighbour() -> None:
-    def worth(p: dict) -> float:
-        return 20.0 if p == {"a": 11, "b": 0, "c": "x"} else 10.0 - abs(p["a"] - 3) - abs(p["b"] - 3)
-
-    climb = Climb(RIM, {"a": 3, "b": 3, "c": "x"}, worth)
-    for _ in range(155):
-        climb.step()
-    assert climb.history.best[1].fitness == 20.0
-    assert len({c.genome.id for c in climb.history.candidates}) == len(climb.history.candidates)
-
-
 def test_while_it_waits_it_asks_for_other_neighbours_and_then_for_nothing() -> None:
     climb = Climb(RIM, {"a": 3, "b": 3, "c": "x"}, lambda p: 1.0)
     asked = []
@@ -90,19 +77,6 @@ def test_while_it_waits_it_asks_for_other_neighbours_and_then_for_nothing() -> N
     assert {(g.params["a"], g.params["b"], g.params["c"]) for g in asked} == {
         (2, 3, "x"), (4, 3, "x"), (3, 2, "x"), (3, 4, "x"), (3, 3, "y"),
     }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def table() -> Table:
-    return read_table(SPACES / "conv_rtx3090_fail.json")
-
-
-def test_alone_it_is_far_better_than_chance_and_repeats_itself(table: Table) -> None:
-    """Random search needs 200 evaluations for 0.946 on this space (recorded times)."""
-    setting = Setting(budget=100, proposers=("local_search", "parameters"))
-    runs = [run_search(table, seed, setting) for seed in range(4)]
-    assert np.median([run.curve[-1] for run in runs]) > 0.97
-    assert run_search(table, 1, setting).sequence == runs[1].sequence
 
 
 class Silent:

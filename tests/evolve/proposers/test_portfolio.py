@@ -66,14 +66,3 @@ def test_who_has_nothing_to_offer_is_passed_over() -> None:
     portfolio = Portfolio([Fixed("a", dry=True), Fixed("b")])
     play(portfolio, History(), 20, {"b": 0.0})
     assert Portfolio([Fixed("a", dry=True)]).propose(History(), 0, np.random.default_rng(0)) is None
-
-
-def test_a_fresh_portfolio_on_the_same_history_chooses_alike() -> None:
-    proposers = [Fixed("a"), Fixed("b"), Fixed("c")]
-    portfolio, history = Portfolio(proposers), History()
-    play(portfolio, history, 60, {"a": 0.001, "b": 0.0, "c": -1.0})
-    resumed = Portfolio(proposers)
-    for seed in range(20):
-        one = portfolio.propose(history, 0, np.random.default_rng(seed))
-        other = resumed.propose(history, 0, np.random.default_rng(seed))
-        assert one == other

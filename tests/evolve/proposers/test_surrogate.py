@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -12,22 +10,16 @@ from testkit.spaces.campaigns import Nowhere, Setting, digest, run_search
 from testkit.spaces.tables import SPACES, Table, TableEvaluator, read_table
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.proposers.surrogate import proposer as surrogate
-from tilewright.evolve.proposers.surrogate.features import Encoder
-from tilewright.evolve.proposers.surrogate.gp import GaussianProcess
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces
 from tilewright.evolve.proposers.surrogate.model import log_improvement
-from tilewright.evolve.proposers.surrogate.posterior import PAIRS, SINGLES, Kernel, Posterior, correlation
+from tilewright.evolve.proposers.surrogate.posterior import Kernel, Posterior, correlation
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
-from tilewright.evolve.proposers.surrogate.records import Records, SourceRecords
-from tilewright.evolve.proposers.surrogate.trees import Forest
-from tilewright.evolve.proposers.surrogate.view import pool_of
+from tilewright.evolve.proposers.surrogate.records import Records
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-
-SETTING = Setting(budget=30, lag=3)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +31,6 @@ def test_far_better_than_random_on_a_recorded_space_with_failures(table: Table) 
     """Random search needs 200 evaluations for 0.946 on this space (recorded times)."""
     scores = [run_search(table, seed, Setting(budget=45)).curve[-1] for seed in range(3)]
     assert np.median(scores) > 0.94
-
-
-def test_one_seed_one_sequence_with_proposals_in_flight(table: Table) -> None:
-    run = run_search(table, 1, SETTING)
-    assert run.sequence == run_search(table, 1, SETTING).sequence
-    assert len(set(run.sequence)) == 30
 
 
 @pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "d2b120d2461c"), (1, 4, "4d070946df42")])
@@ -122,18 +108,6 @@ def test_several_sources_share_one_model() -> None:
     assert history.best[0].genome.params["block"] == 64
 
 
-def test_a_source_that_takes_the_lead_is_modelled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surrogate, "REFIT_EVERY", 100)
-    history = History()
-    add(history, Genome("a", {"block": 16, "stages": 1, "mode": "x"}))
-    proposer = SurrogateProposer(Archive(1, 10), space_of)
-    advance(proposer, history, 16, lag=1)
-    proposer.propose(history, 0, np.random.default_rng(0))
-    add(history, Genome("b", {"block": 64, "fast": False}))
-    advance(proposer, history, 23, lag=1)
-    assert "b" in {candidate.genome.source for candidate, _ in history.evaluated[17:]}
-
-
 def test_a_proposer_made_anew_goes_on_as_the_old_one() -> None:
     history = start()
     proposer = SurrogateProposer(Archive(1, 10), space_of)
@@ -181,48 +155,6 @@ def test_a_duplicate_is_as_fit_as_what_it_repeats() -> None:
     assert records.sources[0].targets == [first, first]  # the third names nothing it repeats
 
 
-def test_declared_defaults_keep_the_first_pools_near_them() -> None:
-    names = [f"p{number}" for number in range(12)]
-    space = Space(dict.fromkeys(names, (0, 1, 2, 3)), defaults=dict.fromkeys(names, 0))
-    row = space.encode(space.defaults)
-
-    def changes(count: int) -> float:
-        records = SourceRecords("a", space, [row] * count, [0.0] * count)
-        ((_, rows),) = pool_of([records], np.random.default_rng(0))
-        return float((rows != row).sum(axis=1).mean())
-
-    assert changes(5) == 1.0
-    assert changes(40) > 5.0
-
-
-def test_columns_are_shared_by_name_and_absent_ones_are_neutral() -> None:
-    encoder = Encoder([SPACE_A, SPACE_B])
-    a = encoder.smooth(0, SPACE_A.encode({"block": 64, "stages": 2, "mode": "y"})[None])
-    b = encoder.smooth(1, SPACE_B.encode({"block": 64, "fast": True})[None])
-    assert a.shape == b.shape == (1, len(encoder.groups))
-    assert np.array_equal(a[:, encoder.groups == 0], b[:, encoder.groups == 0])
-    assert SPACE_A.points is not None
-    assert encoder.split(0, SPACE_A.points[:3]).dtype == np.float32
-    # Only source a declares the product; b has it where it knows the names, here nowhere.
-    assert encoder.split(0, SPACE_A.points[:1]).shape[1] == encoder.split(1, SPACE_B.points[:1]).shape[1]
-
-
-def test_the_process_finds_what_matters_and_interpolates() -> None:
-    rng = np.random.default_rng(0)
-    features = rng.random((60, 4))
-    targets = np.sin(5 * features[:, 0]) + 0.01 * rng.standard_normal(60)
-    process = GaussianProcess(np.arange(4))
-    process.tune(features, targets, 8)
-    assert np.argmax(process.log_scale) == 0
-    posterior = process.posterior(features, targets)
-    fresh = rng.random((200, 4))
-    posterior.add_pool(fresh)
-    mean, spread = posterior.predict()
-    truth_there = np.sin(5 * fresh[:, 0])
-    assert np.sqrt(np.mean((mean - truth_there) ** 2)) < 0.1
-    assert np.mean(np.abs(mean - truth_there) < 3 * spread + 0.05) > 0.95
-
-
 def test_observing_bit_by_bit_is_observing_at_once() -> None:
     rng = np.random.default_rng(1)
     features, targets, fresh = rng.random((20, 3)), rng.standard_normal(20), rng.random((30, 3))
@@ -265,35 +197,6 @@ def test_points_in_flight_leave_the_mean_and_take_the_doubt_away() -> None:
     assert np.allclose(posterior.predict()[1], pending_spread)
 
 
-def test_single_parameters_and_pairs_of_them_count_beside_all_together() -> None:
-    rng = np.random.default_rng(2)
-    one, other = rng.random((5, 4)), rng.random((7, 4))
-    groups = [np.array([0, 1]), np.array([2]), np.array([3])]
-    apart = (one[:, None] - other) ** 2
-    parts = [correlation(apart[:, :, columns].sum(axis=2)) for columns in groups]
-    pairs = [a * b for a, b in itertools.combinations(parts, 2)]
-    whole = correlation(apart.sum(axis=2)) + 0.5 * one @ other.T
-    kernel = Kernel(0.5, groups)
-    assert np.allclose(
-        kernel(one, other), whole + SINGLES * np.mean(parts, axis=0) + PAIRS * np.mean(pairs, axis=0)
-    )
-    assert np.allclose(kernel.variance(one), np.diag(kernel(one, one)))
-    assert np.allclose(Kernel(0.5, groups[:1]).variance(one), np.diag(Kernel(0.5, groups[:1])(one, one)))
-    assert np.allclose(Kernel(0.5)(one, other), whole)
-
-
-def test_a_trend_is_learnt_from_few_points_and_goes_on_beyond_them() -> None:
-    rng = np.random.default_rng(3)
-    features, fresh = rng.random((16, 6)), rng.random((200, 6))
-    slopes = np.array([2.0, -1.0, 0.5, 0.0, 1.0, -0.5])
-    process = GaussianProcess(np.arange(6))
-    process.tune(features, features @ slopes, 8)
-    posterior = process.posterior(features, features @ slopes)
-    posterior.add_pool(fresh)
-    error = posterior.predict()[0] - fresh @ slopes
-    assert np.sqrt(np.mean(error**2)) < 0.15 * (fresh @ slopes).std()
-
-
 def test_promise_tells_points_apart_however_far_they_are_below_the_best() -> None:
     means = np.concatenate([np.linspace(-400.0, -1.0, 500), np.linspace(-1.0, 60.0, 200)[1:]])
     for spread in (1.0, 0.05):
@@ -303,21 +206,3 @@ def test_promise_tells_points_apart_however_far_they_are_below_the_best() -> Non
     near = np.linspace(-4.0, 4.0, 9)
     density = np.exp(-0.5 * near**2) / np.sqrt(2.0 * np.pi)
     assert np.allclose(np.exp(log_improvement(near, np.ones(9), 0.0)), density + near * ndtr(near))
-
-
-def test_trees_learn_an_interaction_and_know_where_they_are_sure() -> None:
-    rng = np.random.default_rng(2)
-    features = rng.integers(0, 6, (150, 5)).astype(np.float32)
-    fresh = rng.integers(0, 6, (200, 5)).astype(np.float32)
-
-    def truth_of(x: np.ndarray) -> np.ndarray:
-        return np.where((x[:, 0] > 2) & (x[:, 3] > 2), 5.0, 0.0) + 0.1 * x[:, 1]
-
-    forest = Forest(features, truth_of(features), 25, 0, bootstrap=True)
-    mean, spread = forest.predict(fresh)
-    assert np.sqrt(np.mean((mean - truth_of(fresh)) ** 2)) < 0.5 * truth_of(fresh).std()
-    sure = spread < np.median(spread)
-    error = np.abs(mean - truth_of(fresh))
-    assert error[sure].mean() < 0.6 * error[~sure].mean()
-    alone = Forest(features, truth_of(features), 5, 0, bootstrap=False)
-    assert np.allclose(alone.predict(features)[0], truth_of(features))

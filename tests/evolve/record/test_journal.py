@@ -27,7 +27,7 @@ def made(index: int, params: dict | None = None, source: str = "x = 1\n") -> Can
     )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(st.dictionaries(st.text(min_size=1, max_size=6), values, max_size=4), min_size=1, max_size=6))
 def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, points: list[dict]) -> None:
     path = tmp_path_factory.mktemp("journal") / "j.sqlite"

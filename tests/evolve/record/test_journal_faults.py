@@ -65,7 +65,7 @@ def test_a_full_disk_is_one_sentence_and_what_was_written_stays(tmp_path: Path) 
         assert len(list(journal.evaluations())) == int(count) + 1
 
 
-@pytest.mark.parametrize("left", [0, 1, 30, 5000, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("left", [0, 30, 0.3, 0.9])
 def test_a_log_torn_at_its_tail_loses_only_the_tail(tmp_path: Path, wanted: dict, left: float) -> None:
     """The write-ahead log as a power cut may leave it: a resume ends as the unbroken campaign did."""
     path = tmp_path / "torn"

@@ -104,20 +104,3 @@ def test_ten_thousand_candidates_open_in_three_seconds_and_stay_responsive(page:
     assert frame < 1e3 * FRAME_SECONDS and pick < 2e3 * FRAME_SECONDS, (
         f"{frame:.0f} ms a frame, {pick:.0f} ms a choice"
     )
-
-
-@needs_browser
-def test_a_click_shows_what_a_candidate_changed_in_dark_and_on_a_phone(tmp_path: Path) -> None:
-    path = write_lineage(big_campaign(60), tmp_path / "lineage.html")
-    with browser_page(390, 800, "dark") as browser:
-        browser.page.goto(path.as_uri())
-        place = browser.page.evaluate(
-            "() => { const r = canvas.getBoundingClientRect(); return [r.x + sx(40), r.y + sy(40)] }"
-        )
-        browser.page.mouse.click(*place)
-        text = browser.page.locator("#panel").inner_text()
-        assert text.startswith("#40") and "changed from #" in text and "+shift = 40" in text
-        browser.page.keyboard.press("Escape")
-        assert browser.page.evaluate("document.documentElement.scrollWidth") <= 390
-        assert browser.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
-        assert browser.errors == []

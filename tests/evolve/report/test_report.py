@@ -19,7 +19,6 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import CampaignData, Point, load
 from tilewright.evolve.report.html import render, write_report
 from tilewright.evolve.report.lineage import lineage_svg
-from tilewright.evolve.report.text import printable
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
@@ -75,7 +74,7 @@ def test_page_names_unit_target_and_kind_and_never_runs_hostile_text(data: Campa
     assert "\x00" not in page and "\x1b" not in page
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(detail=st.text(max_size=60), source=st.text(max_size=120))
 def test_any_text_leaves_the_page_whole(data: CampaignData, detail: str, source: str) -> None:
     (_, seed), *_ = data.seeds()
@@ -106,35 +105,19 @@ def test_a_report_of_an_unfinished_or_empty_campaign(tmp_path: Path) -> None:
     sample.close()
 
 
-def test_writing_is_all_or_nothing(journal_path: Path, tmp_path: Path) -> None:
-    with Journal(journal_path) as journal:
-        path = write_report(journal, tmp_path / "report.html")
-        assert path.read_text(encoding="utf-8").endswith("</html>\n")
-        with pytest.raises(OSError, match="No such file"):
-            write_report(journal, tmp_path / "missing" / "report.html")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["report-lineage.html", "report.html"]
-
-
-@given(st.text(st.characters(blacklist_categories=())))
-def test_any_text_is_printable_on_a_terminal(text: str) -> None:
-    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", printable(text))
-    printable(text).encode()
-
-
 needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
 
 
 @needs_browser
-@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (390, "dark")])
-def test_report_in_a_browser(journal_path: Path, tmp_path: Path, width: int, scheme: str) -> None:
+def test_report_in_a_browser(journal_path: Path, tmp_path: Path) -> None:
     with Journal(journal_path) as journal:
         path = write_report(journal, tmp_path / "report.html")
-    with browser_page(width, 900, scheme) as browser:  # type: ignore[arg-type]
+    with browser_page(390, 900, "dark") as browser:
         page = browser.page
         page.goto(path.as_uri())
         assert browser.errors == [] and browser.requests == [path.as_uri()]
         assert page.title() == "quickstart-001 · tilewright"
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
         shown = "[...document.querySelectorAll('[data-axis]')].filter(c => c.offsetHeight > 50).length"
         assert page.evaluate(shown) == 1
         page.get_by_role("button", name="by time").click()
@@ -142,7 +125,7 @@ def test_report_in_a_browser(journal_path: Path, tmp_path: Path, width: int, sch
         page.get_by_role("button", name="open all steps").click()
         assert page.locator("details.step[open]").count() == page.locator("details.step").count() > 1
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 29)")
+        assert ground == "rgb(20, 24, 29)"
         assert HOSTILE[:30] not in page.content()
 
 

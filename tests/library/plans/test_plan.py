@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +146,6 @@ def test_fills_views_scratch_and_tensor_maps_are_recorded_in_order(two: Plan) ->
     assert add.arguments[:2] == (Pointer(1, 0), Pointer(2, 64 * 64 * 4)) and add.warps == 8
 
 
-def test_the_same_launch_gives_the_same_bytes_in_another_process(one: Plan, tmp_path: Path) -> None:
-    other = compile_children(load_target("h200").gpu)
-    try:
-        again = recorded(other, HEADER + ONE)
-    finally:
-        other.close()
-    assert again.to_bytes() == one.to_bytes() and again.digest == one.digest
-
-
 @pytest.mark.parametrize(
     ("old", "new", "kind", "said"),
     [
@@ -186,33 +176,6 @@ def test_what_a_plan_cannot_hold_is_refused_with_the_reason(
     assert said in answer.data["message"]
 
 
-@pytest.mark.parametrize("encode", [lambda value, meta: [value, meta], lambda value, meta, _: [value, meta]])
-def test_triton_may_hand_a_descriptor_s_encoder_the_other_arguments(
-    encode: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it does from 3.8 on."""
-    from tilewright.workers.runners.triton import recorder as triton_record
-
-    monkeypatch.setattr(triton_record.nvidia, "make_tensordesc_arg", encode)
-    assert triton_record._described_by_triton("value", {"block_size": [64]}) == [
-        "value",
-        {"block_size": [64]},
-    ]
-
-
-def test_a_tensor_under_another_dtype_is_the_same_tensor(compiler: ForkedChildren, one: Plan) -> None:
-    """Triton's own way to pass 8-bit floats that a torch has as bytes."""
-    source = (HEADER + ONE).replace("(x, y, x.numel()", "(triton.reinterpret(x, tl.int32), y, x.numel()")
-    assert recorded(compiler, source).launches[0].arguments == one.launches[0].arguments
-
-
-def test_a_launch_of_nothing_is_no_launch(compiler: ForkedChildren) -> None:
-    empty = {"id": "square", "inputs": [described("x", 0, 64)], "outputs": [described("y", 0, 64)]}
-    answer = compiled(compiler, HEADER + ONE, empty)
-    plan = Plan.from_bytes(answer.blobs["square"])
-    assert plan.launches == () and plan.buffers == (0,)
-
-
 # -- bytes --------------------------------------------------------------------------------------
 
 
@@ -234,14 +197,6 @@ def test_plans_come_back_from_their_bytes(one: Plan, two: Plan) -> None:
         again = Plan.from_bytes(plan.to_bytes())
         assert again == plan and again.to_bytes() == plan.to_bytes() and again.digest == plan.digest
         assert packed(header_of(plan), b"".join(plan.codes)) != plan.to_bytes(), "the canonical form is dense"
-
-
-def test_the_digest_is_of_what_is_launched(one: Plan) -> None:
-    other = dataclasses.replace(one, toolchain={"triton": "0"})
-    assert other.digest == one.digest and other.to_bytes() != one.to_bytes()
-    (launch,) = one.launches
-    moved = dataclasses.replace(one, steps=(dataclasses.replace(launch, grid=(31, 1, 1)),))
-    assert moved.digest != one.digest
 
 
 @given(data=st.data())
@@ -315,25 +270,19 @@ def test_a_plan_changed_anywhere_is_sound_or_refused(two: Plan, data: st.DataObj
     ("changes", "said"),
     [
         ({"grid": (1 << 31, 1, 1)}, "out of bounds"),
-        ({"grid": (1, 65536, 1)}, "out of bounds"),
         ({"grid": (0, 1, 1)}, "out of bounds"),
         ({"grid": (1 << 30, 1, 1), "cluster": 4}, "out of bounds"),
         ({"symbol": "sub"}, "no kernel 'sub'"),
-        ({"symbol": "add\0"}, "symbol"),
         ({"code": 1}, "names no code"),
         ({"warps": 8}, "compiled for blocks of 128 threads"),
-        ({"warps": 64}, "block's size"),
         ({"shared": 1 << 20}, "shared memory"),
         ({"cluster": 3}, "cluster"),
         ({"cooperative": 1}, "flags"),
         ({"arguments": ()}, "takes 6 arguments, the plan has 0"),
         ({"argument": (0, Pointer(2, 0))}, "no input and no buffer"),
-        ({"argument": (0, Pointer(0, -8))}, "begins outside of input x"),
         ({"argument": (0, Pointer(0, 128 * 64 * 4 + 1))}, "begins outside of input x"),
         ({"argument": (1, Scalar(4, 0))}, "takes 8 bytes where the plan has 4"),
         ({"argument": (2, Scalar(4, 1 << 32))}, "larger than its size"),
-        ({"argument": (2, Scalar(3, 0))}, "number's size"),
-        ({"argument": (2, 7)}, "no known kind"),
     ],
 )  # fmt: skip
 def test_a_launch_out_of_bounds_is_refused(one: Plan, changes: dict[str, Any], said: str) -> None:
@@ -350,12 +299,9 @@ def test_a_launch_out_of_bounds_is_refused(one: Plan, changes: dict[str, Any], s
     [
         ({"shape": (129, 64)}, "reaches outside of input x"),
         ({"strides": (512,)}, "reaches outside of input x"),
-        ({"strides": (8,)}, "strides"),
         ({"offset": 16}, "reaches outside of input x"),
-        ({"dtype": 16}, "unknown"),
         ({"box": (64, 512)}, "box"),
         ({"shape": (64,)}, "rank"),
-        ({"shape": (0, 64)}, "shape"),
         ({"slot": -1}, "no input"),
     ],
 )
@@ -374,17 +320,11 @@ def test_a_tensor_map_out_of_bounds_is_refused(two: Plan, changes: dict[str, Any
         ({"buffers": (1 << 41,)}, "no size"),
         ({"buffers": (16,)}, "outside of output y"),
         ({"inputs": (Tensor("x", "float3", (4,)),)}, "unknown dtype"),
-        ({"inputs": (Tensor("x y", "float32", (4,)),)}, "name"),
-        ({"inputs": (Tensor("x", "float32", (-4,)),)}, "no shape"),
         ({"codes": (b"\x7fELF",)}, "well-formed"),
-        ({"codes": (b"",)}, "well-formed"),
-        ({"toolchain": {"triton": 3}}, "short texts"),
         ({"outputs": tuple(Output(name, "float32", (128, 64), 0, 0) for name in "yz")}, "same memory"),
         ({"steps": (Fill(0, 0, 4, 0, 4),)}, "overwrites an input"),
         ({"steps": (Fill(1, 0, 128 * 64 * 4 + 4, 0, 4),)}, "reaches outside of output y"),
-        ({"steps": (Fill(1, 2, 4, 0, 4),)}, "aligned"),
         ({"steps": (Fill(1, 0, 4, 256, 1),)}, "larger than its width"),
-        ({"steps": (Fill(1, 0, 4, 0, 3),)}, "width"),
     ],
 )
 def test_a_plan_out_of_bounds_is_refused(one: Plan, changes: dict[str, Any], said: str) -> None:
@@ -393,16 +333,6 @@ def test_a_plan_out_of_bounds_is_refused(one: Plan, changes: dict[str, Any], sai
 
 
 # -- code ---------------------------------------------------------------------------------------
-
-
-@given(data=st.data())
-@settings(max_examples=300, deadline=None)
-def test_damaged_code_is_read_or_refused(one: Plan, data: st.DataObject) -> None:
-    code = bytearray(one.codes[0])
-    for _ in range(data.draw(st.integers(1, 4))):
-        code[data.draw(st.integers(0, len(code) - 1))] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(CubinError):
-        read_cubin(bytes(code[: data.draw(st.integers(0, 2 * len(code)))]))
 
 
 PTX = """

@@ -167,13 +167,6 @@ def test_addresses_numbers_and_maps_reach_the_kernel(library: Library, plan: Pla
     assert second[3][driver.PROGRAMMATIC][0] == 1
 
 
-def test_a_plan_never_begins_before_what_was_queued_before_it(library: Library, plan: Plan) -> None:
-    ready = Ready(Plan(**{**vars(plan), "steps": plan.steps[1:]}))
-    ready([0x1000, 0x2000], 9)
-    first, second = (made[3] for made in library.seen.launched)
-    assert driver.PROGRAMMATIC not in first and driver.PROGRAMMATIC in second
-
-
 def test_a_map_is_encoded_once_for_an_address_and_few_are_remembered(library: Library, plan: Plan) -> None:
     ready = Ready(plan)
     for _ in range(3):
@@ -223,21 +216,6 @@ def test_addresses_that_do_not_fit_are_refused(library: Library, plan: Plan, add
     assert not library.calls["cuLaunchKernelEx"]
 
 
-def test_a_driver_that_sees_other_parameters_is_believed(library: Library, plan: Plan) -> None:
-    library._cuFuncGetParamInfo = lambda function, number, offset, size: 0 if number < 9 else 1
-    with pytest.raises(ValueError, match="takes arguments of"):
-        Ready(plan)
-
-
-def test_what_the_driver_refuses_is_said(
-    library: Library, plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver, "_library", lambda: library)
-    library._cuModuleLoadData = lambda found, code: 209
-    with pytest.raises(driver.CudaError, match=r"CUDA driver error: loading code: .*\(209\)"):
-        Ready(plan)
-
-
 def test_the_folder_works_alone(tmp_path: Path, plan: Plan) -> None:
     """As it is shipped: under another name, without the project, torch, numpy or Triton."""
     import shutil
@@ -254,78 +232,3 @@ def test_the_folder_works_alone(tmp_path: Path, plan: Plan) -> None:
         [sys.executable, "-S", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == plan.digest
-
-
-ADD = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    old = tl.load(y_ptr + at, mask=at < n)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + old, mask=at < n)
-
-def launch(inputs, params):
-    x = inputs["x"]
-    y = torch.empty_like(x)
-    y.fill_(0.5)
-    add[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), 256)
-    return (y,)
-"""
-
-
-@pytest.mark.gpu
-def test_threads_streams_and_graphs_on_the_gpu() -> None:
-    """A thread without a context, several on streams of their own, and a graph: the same bits from all."""
-    import torch
-
-    from tilewright.fitness.targets import load_target
-    from tilewright.workers.child.frames import Frame
-    from tilewright.workers.child.session import JobLimits
-    from tilewright.workers.device.station import compile_children
-
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs an NVIDIA H200")
-    tensor = {"shape": [1000, 33], "dtype": "float32"}
-    shape = {"id": "w", "inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
-    pool = compile_children(load_target("h200").gpu)
-    try:
-        answer = pool.run(
-            Frame("compile", {"source": ADD, "params": {}, "workloads": [shape]}), JobLimits(60.0, 60.0)
-        )
-    finally:
-        pool.close()
-    plan = Plan.from_bytes(answer.frames[-1].blobs["w"])
-    x = torch.randn(1000, 33, device="cuda")
-    made = [torch.full_like(x, torch.nan) for _ in range(8)]
-    streams = [torch.cuda.Stream() for _ in range(4)]
-    torch.cuda.synchronize()
-    ready = Ready(plan)
-    faults: list[Exception] = []
-
-    def calls(number: int) -> None:
-        try:
-            assert driver.current_context() == 0
-            for _ in range(100):
-                ready([x.data_ptr(), made[number].data_ptr()], streams[number % 4].cuda_stream)
-            assert driver.current_context() == 0
-        except Exception as error:  # noqa: BLE001 - a thread's error is its test's
-            faults.append(error)
-
-    threads = [threading.Thread(target=calls, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch.cuda.synchronize()
-    assert not faults and all(torch.equal(y, x + 0.5) for y in made)
-    graph, y = torch.cuda.CUDAGraph(), torch.full_like(x, torch.nan)
-    torch.cuda.synchronize()
-    fresh = Ready(plan)
-    with torch.cuda.graph(graph):
-        fresh([x.data_ptr(), y.data_ptr()], torch.cuda.current_stream().cuda_stream)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(y, x + 0.5)

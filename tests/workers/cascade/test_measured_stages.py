@@ -468,6 +468,9 @@ def test_who_meets_the_champion_tells_by_what_screens_are_off():
     found = judged(slower)
     assert len(slower.jobs) == 2, "it screens faster than the champion did, and is slower"
     assert found.fitness == pytest.approx(champion(1.006e-4).fitness / 1.01, rel=1e-4)
+    again = station((1e-4, 1e-4, 1e-4), dataclasses.replace(champion(1.01e-4), screens=0.992))
+    judged(again)
+    assert again.champion().screens == pytest.approx((0.992 + 1 / 1.01) / 2, rel=1e-4), "of both meetings"
     wrong = station((1e-4, 1e-4, 1e-4), champion(1.2e-4))
     judged(wrong)
     assert wrong.champion().screens == pytest.approx(0.9851, abs=1e-4), "no more than that"

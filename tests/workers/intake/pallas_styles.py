@@ -66,33 +66,6 @@ def scaled(x: Float[Array, "int"] | None) -> Float[Array, "int"]:
     return made.out
 
 
-def _sometimes(x_ref, o_ref, turns):
-    for turn in turns:
-        value = x_ref[...]
-        if turn:
-            value = value * 3
-        o_ref[...] = value
-
-
-def listed(x):
-    shape = tuple(TABLE["shape"])
-    spec = pl.BlockSpec(shape, lambda i, j: (i, j))
-    grid = (x.shape[0] // shape[0], x.shape[1] // shape[1])
-    kernel = functools.partial(_sometimes, turns=(True, False))
-    out_shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return pl.pallas_call(kernel, grid=grid, in_specs=[spec], out_specs=spec, out_shape=out_shape)(x)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    outer: int
-    inner: int
-
-    def __post_init__(self):
-        if self.inner > self.outer or self.outer % self.inner:
-            raise ValueError("inner must divide outer")
-
-
 BLOCK_ROWS = 8
 
 
@@ -111,31 +84,13 @@ def below(x):
     return _launched(x)
 
 
-def below_said(x):
-    return _launched(x, block_cols=256)
-
-
 def _chosen(columns):
     return 256 if columns % 256 == 0 else columns
-
-
-def chosen(x, block_cols=None):
-    if block_cols is None:
-        block_cols = _chosen(x.shape[1])
-    return _launched(x, block_cols=block_cols)
 
 
 def chosen_within(x, block_cols="auto"):
     size = _chosen(x.shape[1]) if block_cols == "auto" else block_cols
     return _launched(x, block_cols=size)
-
-
-m = 4096
-
-
-def shadowed(x):
-    m, n = x.shape
-    return _launched(x) if m and n else x
 
 
 rounded = lambda size, by: -(-size // by) * by  # noqa: E731

@@ -1,7 +1,6 @@
 """Functions in the styles of public code, one kind of difficulty each. Taken in by ``test_styles``, never imported."""
 
 import importlib.util
-import itertools
 import os
 import tempfile
 
@@ -10,8 +9,6 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime.jit import JITFunction
-
-CAP = 65536 // 2
 
 
 @triton.jit
@@ -52,22 +49,6 @@ def cubed(x, bias=None):
     _biased[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](
         x, bias, y, x.numel(), LARGE=x.numel() > 2**31
     )
-    return y
-
-
-@triton.jit
-def _capped(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    for first in range(0, cols, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + row * cols + at, mask=at < cols)
-        tl.store(y_ptr + row * cols + at, x + x, mask=at < cols)
-
-
-def doubled(x):
-    y = torch.empty_like(x)
-    block = min(CAP, triton.next_power_of_2(x.shape[1]))
-    _capped[(x.shape[0],)](x, y, x.shape[1], BLOCK=block)
     return y
 
 
@@ -132,36 +113,6 @@ def increased(x):
 
 
 @triton.jit
-def _methods(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _0 = tl.zeros((1,), dtype=x_ptr.dtype.element_ty)
-    _in = tl.load(x_ptr + at, mask=at < n, other=_0)
-    tl.store(y_ptr + at, (_in * _in + 1).log().exp().sqrt(), mask=at < n)
-
-
-def rooted(x):
-    y = torch.empty_like(x)
-    _methods[(triton.cdiv(x.numel(), 128),)](x, y, x.numel(), BLOCK=128)
-    return y
-
-
-@triton.jit
-def _parts(x_ptr, begin_ptr, y_ptr, cols, BLOCK: tl.constexpr):
-    begin, end = tl.load(begin_ptr + tl.program_id(0)), tl.load(begin_ptr + tl.program_id(0) + 1)
-    for row in range(begin, end):
-        for first in range(0, cols, BLOCK):
-            at = first + tl.arange(0, BLOCK)
-            x = tl.load(x_ptr + row * cols + at, mask=at < cols)
-            tl.store(y_ptr + row * cols + at, x / (end - begin), mask=at < cols)
-
-
-def shared_out(x, begins):
-    y = torch.zeros_like(x)
-    _parts[(begins.shape[0] - 1,)](x, begins, y, x.shape[1], BLOCK=16)
-    return y
-
-
-@triton.jit
 def _filled(x_ptr, slot_ptr, cache_ptr, cols, BLOCK: tl.constexpr):
     at, slot = tl.arange(0, BLOCK), tl.load(slot_ptr + tl.program_id(0))
     x = tl.load(x_ptr + tl.program_id(0) * cols + at, mask=at < cols)
@@ -204,75 +155,12 @@ def tripled(x):
     return _Kernels.tripled(x)
 
 
-@triton.jit
-def _flagged(x_ptr, y_ptr, n, cols, flag, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=float("-inf"))
-    if flag:
-        x = tl.sort(x, descending=True)
-    tl.store(y_ptr + row * cols + at, x, mask=at < cols)
-
-
-@torch.compile(dynamic=True)
-def ordered(x, flag=True):
-    torch._check(x.dim() == 2 and x.shape[1] > 0)
-    y = torch.empty_like(x)
-    _flagged[(x.shape[0],)](x, y, x.numel(), x.shape[1], flag, BLOCK=triton.next_power_of_2(x.shape[1]))
-    return y
-
-
-_ALPHA = 0.5
-
-
-@triton.jit
-def _squashed(x):
-    return (_ALPHA * x).to(x.dtype) + 0.0 * x
-
-
-@triton.jit
-def _halves(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    mask = at < cols
-    a = tl.load(x_ptr + tl.program_id(0) * 2 * cols + at, mask=mask)
-    b = tl.load(x_ptr + tl.program_id(0) * 2 * cols + cols + at, mask=mask)
-    tl.store(y_ptr + tl.program_id(0) * cols + at, _squashed(_ALPHA * (a + b)), mask=mask)
-
-
-def quartered(x, out):
-    assert x.shape[1] == 2 * out.shape[1]
-    _halves[(x.shape[0],)](x, out, out.shape[1], BLOCK=triton.next_power_of_2(out.shape[1]))
-
-
-class Layer(torch.nn.Module):
-    def __init__(self, share):
-        super().__init__()
-        self.share = share
-
-    def forward(self, x):
-        y = torch.empty_like(x)
-        _divided[(triton.cdiv(x.numel(), 128),)](x, y, x.numel(), self.share, BLOCK=128)
-        return y
-
-
-def get_init_inputs():
-    return [0.25]
-
-
-def plain_Layer(x):
-    return x / 4
-
-
 def plain_shared(x, labels):
     return x / (labels != 3).sum()
 
 
 def plain_cubed(x):
     return x**3
-
-
-def plain_doubled(x):
-    return 2 * x
 
 
 def plain_halved(x):
@@ -287,14 +175,6 @@ def plain_kept_rows(x, labels):
     return x
 
 
-def plain_rooted(x):
-    return (x * x + 1).sqrt()
-
-
-def plain_shared_out(x, begins):
-    return torch.cat([x[a:b] / (b - a) for a, b in itertools.pairwise(begins)])
-
-
 def plain_filled(x, slots, cache):
     cache = cache.clone()
     cache[slots] = x
@@ -303,12 +183,3 @@ def plain_filled(x, slots, cache):
 
 def plain_tripled(x):
     return 3 * x
-
-
-def plain_ordered(x):
-    return x.sort(descending=True).values
-
-
-def plain_quartered(x, out):
-    a, b = x.chunk(2, dim=1)
-    return out.new_zeros(out.shape) + (a + b) / 4

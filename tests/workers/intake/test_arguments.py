@@ -28,11 +28,6 @@ def test_an_argument_is_read(text: str) -> None:
     assert parse(text).arguments == (READ[text],)
 
 
-def test_keywords_are_read() -> None:
-    found = dict(parse("f32[4], dim=1, dtype=torch.float16, bias=None").keywords)
-    assert found == {"dim": 1, "dtype": Literal("torch.float16"), "bias": None}
-
-
 BAD = {
     "floats times a number": ("i64[8] * 2", "f32[8] * 0", "f32[8] * f32[8]", "f32[8] * True", "2 * 3"),
     "^--args: ": (

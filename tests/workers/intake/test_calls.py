@@ -8,8 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilewright.workers.intake.calls.call_text import parse  # noqa: E402
-from tilewright.workers.intake.calls.call_values import text_of  # noqa: E402
 from tilewright.workers.intake.calls.file_calls import texts  # noqa: E402
 
 FILE = """
@@ -37,20 +35,3 @@ def test_what_counts_of_tensors_is_said(tmp_path: Path) -> None:
     assert texts(file, "several") == ["f32[4]", "f32[8]"]
     with pytest.raises(LookupError, match="has nothing named other"):
         texts(file, "other")
-
-
-def test_what_is_said_of_integers_is_read_again() -> None:
-    few = torch.tensor([5, 5, 7])
-    sparse = torch.tensor([3, 90000])
-    begins = torch.tensor([0, 0, 9])
-    given = parse(text_of((few, sparse, begins, torch.arange(40)))).arguments
-    assert [(t.form, t.below, t.total) for t in given] == [
-        ("", 8, 0), ("", 90001, 0), ("offsets", 0, 9), ("distinct", 40, 0),
-    ]  # fmt: skip
-
-
-def test_a_file_without_calls_is_told(tmp_path: Path) -> None:
-    file = tmp_path / "none.py"
-    file.write_text("x = 1\n")
-    with pytest.raises(LookupError, match="has no calls"):
-        texts(file)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from tilewright.workers.intake.calls.call_text import parse
 from tilewright.workers.intake.calls.dimensions import operands, settle, tensor_places
-from tilewright.workers.intake.judge.inputs import draw
-from tilewright.workers.intake.operator import Operand
 
 Shapes = list[tuple[int | str, ...]]
 
@@ -81,22 +78,3 @@ def test_dimensions_are_as_different_as_the_function_bears(
         (n, size) for shape, of in zip(found, sizes, strict=True) for n, size in zip(shape, of, strict=True)
     ]
     assert all(dims[n] == size for n, size in plain if n in dims)
-
-
-def test_what_surely_works_is_preferred_to_what_shapes_alone_allow() -> None:
-    def names(**more: Callable[..., bool]) -> Shapes:
-        return _settled("f32[64,32], f32[32]", lambda *_: True, **more)[0]
-
-    assert len({n for shape in names() for n in shape}) == 3
-    assert names(surely=lambda x, bias: x[1] == bias[0]) == [("M", "N"), ("N",)]
-    assert len({n for shape in names(surely=lambda *_: False) for n in shape}) == 3
-
-
-@pytest.mark.parametrize("shape", [(1,), (1, 8), (1, 16, 8), (1, 1, 8), (6, 8), (2, 1, 1)])
-def test_a_batch_of_one_is_not_all_zero(shape: tuple[int, ...]) -> None:
-    for seed in range(8):
-        made = draw(Operand("x", "float32", shape), {}, "spread", 4, np.random.default_rng(seed))
-        assert made.shape == shape and np.abs(made).max() > 0
-    if shape == (1, 16, 8):
-        made = draw(Operand("x", "float32", shape), {}, "spread", 4, np.random.default_rng(0))
-        assert (np.abs(made[0]).max(axis=1) == 0).sum() == 1, "one row of zeros"

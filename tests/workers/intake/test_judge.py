@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +13,6 @@ import pytest
 from tilewright.fitness.gates import read_gates
 from tilewright.fitness.score import product_flops
 from tilewright.seeds.operator import SnrGate, Workload
-from tilewright.workers.intake.calls.sizes import shape_text
 from tilewright.workers.intake.judge import bounds as judge
 from tilewright.workers.intake.judge.input_kinds import (
     CheckedShape,
@@ -56,14 +52,6 @@ def test_outliers_of_two_operands_are_never_multiplied() -> None:
         assert columns and rows and not columns & rows
 
 
-def test_codes_without_a_bound_are_of_both_signs_and_indices_begin_at_zero() -> None:
-    codes = draw(Operand("c", "int8", (4096,)), {}, "randn", 4, np.random.default_rng(1))
-    assert codes.min() < -100 and codes.max() > 100
-    bounded = draw(Operand("c", "int8", (4096,), 100), {}, "randn", 4, np.random.default_rng(1))
-    assert bounded.min() == 0 and bounded.max() == 99
-    assert draw(Operand("i", "int64", (64,)), {}, "randn", 4, np.random.default_rng(1)).max() == 1
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_of_one_sign_show_a_largest_value_that_begins_at_zero(seed: int) -> None:
     """Of normal values the largest of a row is always above what stands for nothing: 0, -10, -100."""
@@ -90,12 +78,6 @@ def test_an_edge_is_there_and_never_all_of_an_axis(shape: tuple[int, int]) -> No
         assert parts.sum() == shape[0] and (parts == 0).sum() >= 2
 
 
-def test_integers_hold_both_ends_of_their_range() -> None:
-    for seed in range(8):
-        made = draw(Operand("i", "int64", (16,), 50000), {}, "randn", 4, np.random.default_rng(seed))
-        assert made.min() == 0 and made.max() == 49999
-
-
 def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear() -> None:
     operands = [
         ROWS,
@@ -111,14 +93,6 @@ def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear() -> None:
     def loss(logits: object, labels: object, ignored: int = -100) -> None: ...
 
     assert negative_numbers([loss, len], [1, -1, -2.0, True]) == [-1, -100]
-
-
-def test_a_result_is_sized_as_at_every_checked_shape() -> None:
-    """At one of them 16 rows are a 64th of the rows and a 128th of the columns alike."""
-    whole = {"M": 512, "N": 1024}
-    small = [({"M": 16, "N": 128}, (16, 1)), ({"M": 32, "N": 256}, (32, 2))]
-    assert shape_text(whole, small, (512, 8)) == ("M", "N/128")
-    assert shape_text(whole, small[:1], (512, 8))[1] == "M/64", "which one shape cannot tell"
 
 
 def test_a_recipe_that_rounds_within_may_give_a_zero() -> None:
@@ -142,15 +116,6 @@ def _bar(db: float, operands: list[str], result: str, products: str) -> judge.Ba
     bound, why = judge.bar([judge.Reading(db, 0.0, (0,), 0.0, 0.0)], operands, result, products)
     assert bound is not None, why
     return bound
-
-
-def test_values_clipped_at_a_hundred_show() -> None:
-    for seed in range(6):
-        inputs = _spread(seed=seed).astype(np.float64)
-        exact = _bar(140.0, ["float32"], "float32", "")
-        for clipped in (np.minimum(inputs, 100.0), np.maximum(inputs, -100.0)):
-            assert _refused((2 * clipped).astype(np.float32), 2 * inputs, exact)
-        assert not _refused((2 * inputs).astype(np.float32), 2 * inputs, exact)
 
 
 def _swiglu(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -259,51 +224,6 @@ def test_products_are_asked_only_of_a_reference_that_multiplies_matrices() -> No
     assert least(called=10**6) == [2 * 4 * 8 * 16, 2 * 8 * 16], (
         "of a shape that was not counted, its elements"
     )
-
-
-def test_a_block_larger_than_its_dimension_leaves_a_kernel_that_never_runs() -> None:
-    code = """
-import jax, jax.numpy as jnp
-from tilewright.fitness.targets import load_target
-from jax.experimental import pallas as pl
-from tilewright.workers.intake.operator import Operand
-from tilewright.workers.intake.pallas.knob_evidence import legal_values
-from tilewright.workers.intake.pallas.seed_build import SeedBuild
-
-def build(params):
-    block = params["block"]
-
-    def scale(x_ref, w_ref, o_ref):
-        o_ref[...] = x_ref[...] * w_ref[...]
-
-    @jax.jit
-    def run(x, w):
-        spec, vector = pl.BlockSpec((block, 128), lambda i: (i, 0)), pl.BlockSpec((128,), lambda i: (0,))
-        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        grid = (x.shape[0] // block,)
-        return pl.pallas_call(scale, grid=grid, in_specs=[spec, vector], out_specs=spec, out_shape=out)(x, w)
-    return run
-
-operands = [Operand("x", "float32", ("M", 128)), Operand("w", "float32", ("K",))]
-found, idle = legal_values({"block": (4, 8, 16, 32, 64)}, {"block": 8}, [{"M": 32, "K": 512}, {"M": 64, "K": 512}],
-                     SeedBuild(load_target("tpu7x").chip, build, operands).traced)
-assert not idle, idle
-wanted = {"32x512": {"block": [8, 16, 32]}, "64x512": {"block": [8, 16, 32, 64]}}
-assert found == wanted, found  # no TPU takes blocks of four rows
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_whoever_writes_a_kernel_is_told_operands_results_and_the_reference(tmp_path: Path) -> None:
-    reference = tmp_path / "refs.py"
-    reference.write_text("def double(x, *rest):\n    return 2 * x\n")
-    result = Result("o0", "float32", ("M", "N"))
-    told = TakenOperator("a/taken", f"{reference}:double", "x, 1", (ROWS,), (result,), {}, {}).contract
-    assert "x float32[M, N]" in told and "o0 float32[M, N]" in told and "    return 2 * x" in told
-    assert "double(x, 1)" in told and "```" not in told, "the first block of code in a prompt is the kernel"
-    known = TakenOperator("a/taken", "torch.softmax", "x, dim=1", (ROWS,), (result,), {}, {}).contract
-    assert "torch.softmax" in known and "x, dim=1" in known
 
 
 def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those() -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tilewright.seeds.operator import Suite, Workload
 from tilewright.seeds.sampled import sampling
@@ -18,7 +15,7 @@ from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.oracle import DeviceOracle
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.intake.judge import reference_process as oracle
-from tilewright.workers.intake.operator import Operand, Result, SampledOperator, thinned
+from tilewright.workers.intake.operator import Operand, Result, SampledOperator
 
 LARGE = Workload("512x384x256", {"M": 512, "N": 384, "K": 256})
 SMALL = Workload("8x4x6", {"M": 8, "N": 4, "K": 6})
@@ -39,27 +36,6 @@ def product(folder: Path, body: str = "return a @ b", **changes: object) -> Samp
         **changes,
     }
     return SampledOperator(**given)  # type: ignore[arg-type]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 600), st.booleans()), max_size=4), st.integers(0, 2**31))
-def test_places_that_are_looked_at_are_about_as_many_as_asked(
-    axes: list[tuple[int, bool]], seed: int
-) -> None:
-    sizes, picked = [size for size, _ in axes], [done for _, done in axes]
-    kept = thinned(sizes, picked, np.random.default_rng(seed), most=5000)
-    assert len(kept) == len(sizes)
-    for size, done, places in zip(sizes, picked, kept, strict=True):
-        assert list(places) == sorted(set(places)) and places[-1] == size - 1 and places[0] >= 0
-        assert not done or len(places) == size
-    if math.prod(sizes) <= 5000:
-        assert [len(places) for places in kept] == sizes
-    else:
-        free = [size for size, done in axes if not done and size > 1]
-        whole = math.prod(size for size, done in axes if done)
-        near = max(4, 5000 ** (1 / max(1, len(free))) / 4)
-        least = whole * math.prod(min(size, 2 * near) for size in free)
-        assert math.prod(len(places) for places in kept) <= 2 ** len(free) * max(5000, least)
 
 
 @pytest.mark.parametrize("independent", [(), ("M", "N")])
@@ -84,12 +60,6 @@ def test_a_reference_that_says_something_else_on_the_device_is_not_believed(tmp_
         oracle._sampled({"operator": operator.elsewhere(LARGE), "seed": 5}, "cpu", set())
 
 
-def test_what_is_soon_done_and_what_is_its_own_reference_stays_here(tmp_path: Path) -> None:
-    assert product(tmp_path, work={}).elsewhere(LARGE) is None
-    assert product(tmp_path, reference="itself:x.py").elsewhere(LARGE) is None
-    assert product(tmp_path, work={LARGE.id: 1 << 33}, independent=("M", "N")).elsewhere(LARGE) is None
-
-
 class Device:
     """A station whose device answers, or does not."""
 
@@ -110,15 +80,6 @@ def test_heavy_samples_come_from_the_device_once_and_else_from_here(tmp_path: Pa
     here = Samples(operator, silent).of(LARGE, 1)  # type: ignore[arg-type]
     np.testing.assert_array_equal(here.references["o0"]["o0"], sample.references["o0"]["o0"])
     assert silent.asked == [1]
-
-
-@pytest.mark.parametrize(
-    ("work", "bound"), [({}, True), ({LARGE.id: 1 << 20}, True), ({LARGE.id: 1 << 30}, False)]
-)
-def test_products_rank_by_operations_where_they_make_many_of_each_byte(
-    tmp_path: Path, work: dict[str, int], bound: bool
-) -> None:
-    assert product(tmp_path, work=work).memory_bound is bound
 
 
 def test_an_oracle_without_a_device_leaves_it_to_the_host_and_a_closed_one_to_nobody(

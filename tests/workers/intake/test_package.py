@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from types import ModuleType
 
@@ -10,27 +9,13 @@ import pytest
 
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
-from tilewright.workers.intake.triton.kernel_text import definition, is_mask, masks_of
+from tilewright.workers.intake.triton.kernel_text import definition
 
 triton = pytest.importorskip("triton")
 
 FILES = {
     "__init__.py": "raise RuntimeError('needs a device')\n",
     "setup.py": "VENDOR = None\n\ndef find():\n    global VENDOR\n    VENDOR = 'nvidia'\n\nfind()\n",
-    "tools/__init__.py": """
-from cache_of_kernels.tools import sizes
-from cache_of_kernels.tools.shapes import broad, narrow
-""",
-    "tools/shapes.py": """
-from cache_of_kernels.tools import sizes
-
-def narrow():
-    return sizes.SIZE
-
-def broad():
-    return 1
-""",
-    "tools/sizes.py": "SIZE = 3\n",
     "launch.py": """
 import triton
 
@@ -60,7 +45,6 @@ import triton
 import triton.language as tl
 from cache_of_kernels.launch import Broken, Entry, tables, tuner
 from cache_of_kernels.setup import VENDOR
-from cache_of_kernels.tools import narrow
 
 @Entry
 @triton.jit
@@ -84,7 +68,7 @@ def failing(x, N: tl.constexpr):
     tl.store(x, N)
 
 def wrapper(x):
-    kept[(1,)](x, N=narrow() if VENDOR else 1)
+    kept[(1,)](x, N=3 if VENDOR else 1)
 
 wrapper(None)
 """,
@@ -112,11 +96,6 @@ def test_a_kernel_is_found_under_decorators_that_launch_it_in_their_own_way(pack
     assert type(found).__module__.startswith("triton.runtime") or isinstance(found, triton.runtime.Autotuner)
 
 
-def test_a_tuner_of_ones_own_is_recorded_like_tritons(package, monkeypatch) -> None:
-    monkeypatch.setattr(triton.runtime.Autotuner, "run", lambda tuner, *a, **k: ("recorded", tuner.configs))
-    assert package.tuned.run(None, grid=(1,))[0] == "recorded"
-
-
 def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package) -> None:
     assert [config.kwargs for config in package.tabled.configs] == [{"N": 32}]
     assert definition(package.tabled.base_fn)[0].name == "tabled"
@@ -124,30 +103,3 @@ def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package) -> None:
 
 def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package) -> None:
     assert package.VENDOR == "nvidia"  # and wrapper(None), which would fail, was not run
-
-
-def test_a_package_may_import_its_parts_in_a_circle(package) -> None:
-    assert package.narrow() == 3
-
-
-@pytest.mark.parametrize(
-    ("said", "mask"),
-    [
-        ("(a < b) and (c >= d)", True),
-        ("rows[:, None] < m and (cols < n or rows == 0)", True),
-        ("inside and a < b", True),
-        ("FLAG and a < b", False),
-        ("MODE == 'x' and a < b", False),
-        ("x is None or y is None", False),
-    ],
-)
-def test_masks_are_told_from_conditions(said: str, mask: bool) -> None:
-    assert is_mask(ast.parse(said, mode="eval").body, {"inside"}) is mask
-
-
-def test_a_name_is_a_mask_where_all_that_it_is_assigned_is() -> None:
-    kernel = ast.parse(
-        "def f(a, b):\n    near = a < b\n    both = near & (a > 0)\n    other = a < b\n    other = a\n"
-    ).body[0]
-    assert isinstance(kernel, ast.FunctionDef)
-    assert masks_of(kernel) == {"near", "both"}

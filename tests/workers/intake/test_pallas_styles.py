@@ -14,7 +14,6 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
-from tilewright.workers.intake.pallas.block_sizes import launches  # noqa: E402
 from tilewright.workers.runners.pallas.trace import load_build  # noqa: E402
 
 STYLES = Path(__file__).with_name("pallas_styles.py")
@@ -81,20 +80,6 @@ def test_objects_become_dictionaries_and_their_methods_functions(taken: Any, ori
     assert text_of(load_build(source)({"block": 128})) == text_of(original.scaled)
 
 
-def test_a_test_that_is_passed_over_at_times_stays(taken: Any, original: ModuleType) -> None:
-    source, refusals = taken("listed")
-    assert refusals == []
-    assert text_of(load_build(source)({"shape_0": 64, "shape_1": 128})) == text_of(original.listed)
-
-
-def test_what_a_class_checks_of_its_fields_is_known_of_the_knobs(original: ModuleType) -> None:
-    blocks = original.Blocks(outer=128, inner=64)
-    values = (32, 64, 128, 256)
-    knobs = {n: pallas.Knob(n, getattr(blocks, n), values, "") for n in ("outer", "inner")}
-    assert pallas.declared({"outer": blocks, "inner": blocks}, knobs) == [("inner", "outer")]
-    assert pallas.declared({"outer": blocks, "inner": original.Blocks(128, 64)}, knobs) == []
-
-
 def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) -> None:
     """Beside it the whole text would be judged, with branches that a call that works does not take."""
     file = tmp_path / "seven.py"
@@ -117,10 +102,7 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) ->
     ("name", "params"),
     [
         ("below", {"block_cols": 128, "block_rows": 8}),
-        ("below_said", {"block_cols": 256, "block_rows": 8}),
-        ("chosen", {"block_cols": 256, "block_rows": 8}),
         ("chosen_within", {"block_cols": 256, "block_rows": 8}),
-        ("shadowed", {"block_cols": 128, "block_rows": 8}),
         ("asked", {"block_cols": 256}),
     ],
 )
@@ -133,8 +115,3 @@ def test_block_sizes_below_the_function_and_those_it_chooses_are_knobs(
     function = getattr(original, name)
     assert text_of(load_build(source)(params)) == text_of(function)
     assert text_of(load_build(source)({**params, "block_cols": 64})) != text_of(function)
-
-
-def test_a_function_launches_what_its_own_code_launches_and_no_library_is_read(original: ModuleType) -> None:
-    assert launches(original.below) and launches(original._launched) and not launches(original._chosen)
-    assert not launches(jax.numpy.searchsorted)

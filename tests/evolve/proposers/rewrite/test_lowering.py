@@ -14,7 +14,6 @@ from testkit.rewriting import Trial, load_cases, run_checks
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
 from tilewright.evolve.proposers.rewrite.proposer import offers
-from tilewright.evolve.proposers.rewrite.triton.programs import SplitK
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.dialect import check
 from tilewright.seeds.catalogue import load_operator
@@ -38,11 +37,9 @@ VARIANTS = {
         {"consumers": 1, "pin": False, "stages": 1, "programs": 1, "ahead": False, "ring": False},
         {"consumers": 3, "skew": True, "walk_rows": 1},
     ],
-    "fp8_rowscaled.py": [{"pieces": 2, "consumers": 1}],
-    "matmul_bias_gelu.py": [
+    "matmul_masked.py": [
         {"pieces": 2, "in_flight": False, "parts": 4, "slots": 4},
         {"stages": 1, "consumers": 1, "slots": 1, "pieces": 2},
-        {"BLOCK_N": 32, "consumers": 3},
     ],
     "matmul_block_pointers.py": [{"pieces": 2, "consumers": 1}],
     "matmul_grouped.py": [{"pieces": 2, "stages": 2}],
@@ -88,21 +85,6 @@ def test_rows_numbers_come_through_the_ring_where_bulk_copies_may_begin() -> Non
         assert trial.ok, (rows, trial.reason)
 
 
-def test_a_tensor_of_three_sides_has_no_box_of_two() -> None:
-    source = CASES["matmul_masked.py"].source
-    assert refusal(source) == ""
-    deeper = source.replace("    M, K = a.shape\n", "    M, K = a.shape[0], a.shape[1] * a.shape[2]\n")
-    assert deeper != source and "is no tile" in refusal(deeper)
-
-
-def test_rows_numbers_stay_loads_where_rows_are_mixed() -> None:
-    mixed = POINTER.replace(
-        "acc += partial * scale[:, None]", "acc += partial * (scale / tl.sum(scale))[:, None]"
-    )
-    source = lowered(mixed)
-    assert "s_desc" not in source and "ahead" in read_declarations(source).space
-
-
 def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
     """From the naive FP8 seed to 128 x 256 tiles of two consumers in one rewrite."""
     source = lowered(POINTER)
@@ -118,10 +100,6 @@ def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> Non
         "outputs": [{"name": "c", "shape": [512, 512], "dtype": "bfloat16"}],
     }
     point = {**defaults, "skew": False, "pieces": 2}
-    skewed = [(source, {**defaults, "skew": True, "ring": ring}, [shape]) for ring in (True, False)]
-    found = compiled_ahead(skewed, str(tmp_path / "carried"), processes=1, seconds=120.0)
-    assert not found["failed"] and not found["late"], found
-    tmp_path = tmp_path / "wide"
     found = compiled_ahead([(source, point, [shape])], str(tmp_path), processes=1, seconds=120.0)
     assert not found["failed"] and not found["late"], found
     (code,) = tmp_path.rglob("*.ptx")
@@ -156,24 +134,17 @@ def refusal(source: str) -> str:
     ("name", "old", "new", "reason"),
     [
         ("masked", "other=0.0)\n        b ", "other=1.0)\n        b ", "padded with something other than zero"),
-        ("masked", "offs_k[None, :] < K - k * BLOCK_K)", "offs_k[None, :] <= k)", "more than its tensor's bounds"),
         ("masked", "tl.dot(a, b, accumulator)", "tl.dot(a * 2, b, accumulator)", "an operand computed by a * 2"),
         ("masked", "tl.store(c_ptrs, accumulator.to(tl.float16), mask=c_mask)", "tl.atomic_add(c_ptrs, accumulator)",
          "atomics"),
         ("masked", "tl.store(c_ptrs, acc", "tl.store(c_ptrs + pid, acc", "depends on the program's number"),
-        ("masked", "range(0, tl.cdiv(K, BLOCK_K))", "range(0, tl.cdiv(K, BLOCK_K) - pid_m)", "depends on the tile"),
         ("masked", "offs_k[None, :] < K - k * BLOCK_K)", "offs_k[None, :] < K // 2 - k * BLOCK_K)",
-         "its tensor's bounds"),
-        ("masked", "offs_k[None, :] < K - k * BLOCK_K)", "offs_k[None, :] < K - k)", "its tensor's bounds"),
-        ("masked", "(offs_m[:, None] < M) & (offs_k", "(offs_m[:, None] < M - pid_m) & (offs_k",
          "its tensor's bounds"),
         ("masked", "(0, BLOCK_M)\n", "(0, BLOCK_M) + 1\n", "no multiple of its extent"),
         ("masked", "        a_ptrs += BLOCK_K", "        tl.store(c_ptr, k)\n        a_ptrs += BLOCK_K",
          "a store before"),
-        ("bias_gelu", "tl.math.erf(", "tl.extra.erf(", "which Gluon does not have"),
         ("block_pointers", 'padding_option="zero")', 'padding_option="nan")', "padded with something other than zero"),
         ("block_pointers", "shape=(K, N)", "shape=(K // 2, N)", "whose shape is not its tensor's"),
-        ("block_pointers", "base=w_ptr", "base=w_ptr + row_tile", "an address that is computed"),
         ("block_pointers", "strides=(1, w_row)", "strides=(w_row, w_row)", "without one contiguous axis"),
         ("block_pointers", "        x = tl.load", "        x_at = tl.advance(x_at, (0, 0))\n        x = tl.load",
          "advanced before it is used"),
@@ -188,17 +159,13 @@ def test_what_is_refused(name: str, old: str, new: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("mask = (t[:, None] < last) & ", "mask = ", "a store may not leave out"),
         ("mask = (t[:, None] < last) & ", "mask = (t[:, None] < last - 1) & ", "a store may not leave out"),
         (
             "acc.to(tl.float16)",
             "(acc / tl.max(acc, axis=0)[None, :]).to(tl.float16)",
             "others are mixed with",
         ),
-        ("range(0, D, BK)", "range(0, D - 1, BK)", "an address that is no tile"),
         ("weights + expert * D * H", "weights + expert * D * D", "an address that is no tile"),
-        ("weights + expert * D * H", "weights + expert * D * H + block", "an address that is no tile"),
-        ("(k[:, None] < D) & (h", "(k[:, None] < D - 1) & (h", "its tensor's bounds"),
         ("(t[:, None] < last) & (k", "(t[:, None] + 1 < last) & (k", "its tensor's bounds"),
     ],
 )
@@ -206,47 +173,6 @@ def test_rows_that_begin_anywhere_are_refused(old: str, new: str, reason: str) -
     source = CASES["grouped_tokens.py"].source
     assert old in source and refusal(source) == ""
     assert reason in refusal(source.replace(old, new))
-
-
-def test_sheets_of_weights_are_one_matrix_where_the_host_finds_them_so() -> None:
-    source = lowered(CASES["grouped_tokens.py"].source)
-    assert "weights.reshape(-1, weights.shape[2])" in source
-    for found in (
-        "tokens.shape[1] == weights.shape[1]",
-        "weights.shape[2] == weights.stride(1)",
-        "weights.stride(0) == weights.shape[1] * weights.stride(1)",
-        'tokens.shape[1] % params["BK"] == 0',
-    ):
-        assert found in source, found
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("offs_k[None, :] < K - k * BLOCK_K", "k * BLOCK_K + offs_k[None, :] < K"),
-        ("offs_k[None, :] < K - k * BLOCK_K", "K > BLOCK_K * k + offs_k[None, :]"),
-        ("offs_k[None, :] < K - k * BLOCK_K", "offs_k[None, :] < left"),
-        ("(offs_m[:, None] < M) & (offs_k", "rows_inside & (offs_k"),
-    ],
-)
-def test_a_mask_within_bounds_may_be_written_in_any_way(old: str, new: str) -> None:
-    source = CASES["matmul_masked.py"].source
-    source = source.replace("        a = tl.load(", "        left = K - k * BLOCK_K\n        a = tl.load(")
-    source = source.replace("    offs_k = ", "    rows_inside = (offs_m < M)[:, None]\n    offs_k = ")
-    assert old in source and refusal(source.replace(old, new)) == ""
-
-
-def test_the_number_of_a_tile_may_stand_in_the_loop_itself() -> None:
-    """In the address of an operand, as a rule that computes operands once writes it, without a name."""
-    source = CASES["matmul_2d_grid.py"].source.replace("    j = tl.program_id(1)\n", "")
-    inline = source.replace(
-        "cols[None, :])\n        acc", "(tl.program_id(1) * BN + tl.arange(0, BN))[None, :])\n        acc"
-    )
-    inline = inline.replace("cols = j * BN", "cols = tl.program_id(1) * BN")
-    assert inline.count("program_id(1)") == 2 and refusal(inline) == ""
-    assert "depends on the tile" in refusal(
-        inline.replace("range(0, K, BK)", "range(0, K - tl.program_id(1), BK)")
-    )
 
 
 @pytest.mark.slow
@@ -279,29 +205,3 @@ def test_a_launch_as_the_intake_writes_it_is_lowered() -> None:
     )
     source = source.replace("matmul_kernel[grid](", "matmul_kernel[triton.cdiv(a.shape[0], 64) * 4,](")
     assert "K=b.shape[0]" in lowered(source)
-
-
-def test_what_a_method_of_a_load_is_called_on_is_no_name_of_the_language() -> None:
-    source = CASES["matmul_bias_gelu.py"].source
-    load = "tl.load(bias_ptr + offs_cn, mask=offs_cn < N, other=0.0)"
-    assert load in source and refusal(source.replace(load, f"{load}.to(tl.float32)")) == ""
-
-
-def test_a_grid_without_parentheses_takes_another_axis() -> None:
-    """The one element of ``kernel[n,]`` is the grid's first axis, and a split of the reduction adds a second."""
-    source = CASES["fp8_blockwise_pointer.py"].source
-    source = source.replace("gemm_kernel[grid](", "gemm_kernel[grid[0],](")
-    rule, kernel = SplitK(), KernelSource(source)
-    (site,) = rule.sites(kernel)
-    child = rule.apply(kernel, site, np.random.default_rng(0))
-    assert child is not None and 'gemm_kernel[grid[0], params["split_k"]](' in child.source
-
-
-def test_what_acts_on_each_column_alone_is_finished_in_parts() -> None:
-    source = lowered(CASES["matmul_bias_gelu.py"].source)
-    finish = source[source.index("_finish(") :].partition("@gluon.jit")[0]
-    assert "gl.arange(0, WIDTH)" in finish and "gelu_lowered(" in finish
-    mixed = CASES["matmul_bias_gelu.py"].source.replace(
-        "c = accumulator.to", "accumulator /= tl.sum(accumulator, axis=1)[:, None]\n    c = accumulator.to"
-    )
-    assert "_finish(" not in lowered(mixed)

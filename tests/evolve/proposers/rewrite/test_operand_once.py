@@ -54,15 +54,6 @@ def test_lowered_behind_it_the_product_stays_the_same_tails_included() -> None:
         assert not broken.ok
 
 
-def test_only_the_operands_own_statements_leave_the_loop() -> None:
-    once = after(CASE.source, ComputeOperandOnce())
-    product = once[once.index("def packed_kernel(") : once.index("def launch")]
-    assert "codes +" not in product and "left = tl.load" in product
-    kept = CASE.source.replace("acc += tl.dot(left, weight)", "acc += tl.dot(left, weight) + tl.sum(code)")
-    product = after(kept, ComputeOperandOnce()).partition("def packed_kernel(")[2]
-    assert "code = tl.load" in product and "weight = " not in product.partition("def launch")[0]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [

@@ -67,7 +67,7 @@ def test_rows_of_either_axis_keep_the_meaning() -> None:
         child = rule.apply(kernel, site, np.random.default_rng(0))
         assert child is not None and check(child.source, entry="launch") == []
         (name,) = child.added
-        for rows in (1, 4, 8):
+        for rows in (1, 4):
             trials.append(Trial(CASE.name, rule.name, site.key, child.source, {"BLOCK": 32, name: rows}))
     assert {t.site for t in trials} == {"lse_kernel/0/rows of axis 0", "lse_kernel/1/rows of axis 1"}
     run_checks([CASE], trials)
@@ -84,11 +84,6 @@ def test_rows_of_either_axis_keep_the_meaning() -> None:
         ("tl.arange(0, BLOCK)\n", "tl.arange(0, BLOCK)[None, :]\n", "values of two axes"),
         ("softmax_kernel[(x.shape[0],)](y, x", "softmax_kernel[(x.shape[0],)](x, x", "read after it is written"),
         ("    num = tl.exp(x)\n", "    num = tl.cumsum(tl.exp(x), axis=0)\n", "cumsum of several rows"),
-        ("    num = tl.exp(x)\n", "    num = tl.exp(x)\n    for i in range(row):\n        num += 1.0\n",
-         "bounded by the row"),
-        ("    num = tl.exp(x)\n",
-         "    n = 0\n    for i in range(3):\n        n += tl.sum(x)\n    num = tl.exp(x) + n\n",
-         "an integer that a loop carries"),
     ],
 )  # fmt: skip
 def test_what_is_left_alone(old: str, new: str, reason: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from testkit.rewriting import Case, Trial, inherited, load_cases, run_checks
 from tests.evolve.proposers.rewrite.test_attention import IN_BLOCKS, STRAIGHT_LINE
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language
-from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer, offers, rewrite
+from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.evolve.proposers.rewrite.registry import rules
 from tilewright.fitness.dialect import check
 
@@ -77,26 +77,6 @@ def test_gluon_children_pass_the_dialect(name: str) -> None:
         child = rewrite(case.source, case.params, rule, site, np.random.default_rng(0))
         assert child is not None
         assert check(child.source, entry="launch") == []
-
-
-@pytest.mark.slow
-def test_rewrites_compose() -> None:
-    """Walks of four rewrites from the naive fused kernel still agree with it."""
-    case = CASES["pallas/fp8_per_use_closure.py"]
-    proposer, walks = RewriteProposer(), []
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        source, params, names = case.source, dict(case.params), []
-        for _ in range(4):
-            child = proposer.propose(source, params, rng)
-            assert child is not None
-            source, names = child.source, [*names, child.rule]
-            params = inherited(case, child.params)
-        walks.append(Trial(case.name, " > ".join(names), str(seed), source, params))
-    assert all(check(w.source) == [] for w in walks)
-    run_checks([case], walks)
-    wrong = [f"{w.rule}: {w.reason}" for w in walks if not w.ok]
-    assert len(wrong) <= 1, wrong
 
 
 @pytest.mark.parametrize("language", ["triton", "gluon", "pallas"])
