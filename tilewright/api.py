@@ -270,7 +270,9 @@ def tune(
     from tilewright.evolve.intake import child
 
     with child.started_intake(target) as intake:
-        return _tuned(function, reference, calls, budget or Budget(), target, out, overwrite, home, overrides, intake)
+        return _tuned(
+            function, reference, calls, budget or Budget(), target, out, overwrite, home, overrides, intake
+        )
 
 
 def _tuned(

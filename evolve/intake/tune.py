@@ -195,7 +195,9 @@ def prepare(
 ) -> Mapping[str, Any]:
     """Read the function in, show what was found, and write the folder. Raises IntakeRefused, UserError."""
     answer = ask_intake(request, target, intake, lambda: _warm_up(request))
-    say(f"{request.path.name}:{request.function} -> {where}/: operator.py, kernels/{folder.SEED}.py, {folder.CAMPAIGN}")
+    say(
+        f"{request.path.name}:{request.function} -> {where}/: operator.py, kernels/{folder.SEED}.py, {folder.CAMPAIGN}"
+    )
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
     try:
