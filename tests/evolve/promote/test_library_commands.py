@@ -216,7 +216,5 @@ def test_the_extras_pin_the_toolchains_that_the_shipped_library_was_verified_wit
             for package, (least, below) in entry["toolchain"].items():
                 found = [store.version_numbers(pin) for name, pin in pins if name == package]
                 assert len(found) == 2, f"{package} is pinned once by an extra and once by constraints.txt"
-                inside = [
-                    store.version_numbers(least) <= pin < store.version_numbers(below) for pin in found
-                ]
+                inside = [store.version_numbers(least) <= pin < store.version_numbers(below) for pin in found]
                 assert all(inside), f"{path.parts[-4]} for {target}: {package} {least} up to below {below}"
