@@ -116,17 +116,18 @@ class Runner(DeviceRunner):
             programs = [self._program(job, entry, workload, answer, state) for entry in entries]
             operands = _operands(job, workload)
             timed = self._workload(job, workload, programs, operands, state, far_behind(behind), answer)
+            arrays = dict(timed.arrays)
             for kind in job.data.get("kinds", {}).get(workload["id"], ()):
                 others = _operands(job, workload, kind)
                 for place, program in enumerate(programs):
                     state["entry"] = entries[place]["id"]
                     results = jax.block_until_ready(program.call(*others))
-                    timed.arrays.update(_sampled(job, workload, results, place, kind))
+                    arrays.update(_sampled(job, workload, results, place, kind))
                     answer(Frame("alive"))
             if workload["id"] in pace:
                 first = statistics.median(timed.data["rounds"][0][0])
                 behind.append(first / float(pace[workload["id"]]))
-            answer(timed)
+            answer(Frame("timed", timed.data, arrays=arrays))
 
     def _workload(
         self,
