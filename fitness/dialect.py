@@ -130,6 +130,11 @@ def _size(tree: ast.AST) -> int:
     raise RecursionError
 
 
+def is_cuda(source: str) -> bool:
+    """Whether a source of the dialect is a module in CUDA C++."""
+    return f"\n{names.DEVICE_CODE} = " in f"\n{source}"
+
+
 def _device_code(tree: ast.Module) -> ast.Constant | None:
     """The text of a module in CUDA C++, which Python never runs: the constant ``CUDA``."""
     for node in tree.body:

@@ -277,7 +277,8 @@ class _Recording:
 
 def _scratch(name: Any, value: Any) -> Tensor:
     dtype, shape = value if isinstance(value, tuple | list) and len(value) == 2 else (None, ())
-    _require(isinstance(dtype, str) and dtype in DTYPE_BYTES, f"scratch {name!r} is no (dtype, shape)")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise NotRecorded(f"scratch {name!r} is no (dtype, shape)")
     sizes = _parts(shape, f"the shape of scratch {name!r}")
     _require(all(type(n) is int and n >= 0 for n in sizes), f"the shape of scratch {name!r} is none")
     return Tensor(str(name), dtype, sizes)

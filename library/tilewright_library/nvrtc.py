@@ -21,6 +21,9 @@ NAME = "kernel.cu"
 
 PACKAGE = "nvidia-cuda-nvrtc"
 
+MOST_LOG = 4000
+"""Characters of a compiler's log that an error keeps."""
+
 SPECIFIC = (90, 100, 103, 120)
 """Compute capabilities whose own instructions (``wgmma``, ``tcgen05``) need the ``a`` behind the number."""
 
@@ -34,11 +37,12 @@ class NoCompiler(RuntimeError):
 
 
 class CompileError(RuntimeError):
-    """Device code that does not compile: ``line 12: identifier "y" is undefined``. ``log`` is the compiler's."""
+    """Device code that does not compile: ``line 12: identifier "y" is undefined``. The compiler's log is a note."""
 
     def __init__(self, message: str, log: str) -> None:
-        super().__init__(f"{message}\n{log}" if log else message)
-        self.log = log
+        super().__init__(message)
+        if log:
+            self.add_note(log[-MOST_LOG:])
 
 
 @dataclass(frozen=True)

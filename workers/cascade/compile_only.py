@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tilewright.fitness.dialect import is_cuda
 from tilewright.fitness.evaluation import Stage
 from tilewright.fitness.gpus import GPUS
 from tilewright.fitness.targets import Target
@@ -22,7 +23,6 @@ from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.device.station import LocalStation
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
-from tilewright.workers.runners.cuda import is_cuda
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 LEAST_YIELDS = 0.25

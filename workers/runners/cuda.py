@@ -8,15 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.library.cuda_record import DEVICE_CODE, recorded
+from tilewright.library.cuda_record import recorded
 from tilewright.library.launch_numbers import NotRecorded
 from tilewright.library.plans.format import Launch, Plan, Tensor
 from tilewright.workers.runners import bare_module
-
-
-def is_cuda(source: str) -> bool:
-    """Whether a source of the dialect is a module in CUDA C++."""
-    return source.startswith(f"{DEVICE_CODE} = ") or f"\n{DEVICE_CODE} = " in source
 
 
 def plans_of(

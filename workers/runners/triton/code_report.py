@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 
+from tilewright.fitness.dialect import is_cuda
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners import cuda
 from tilewright.workers.runners.failures import error_frame
@@ -96,7 +97,7 @@ class Runner:
     def run(self, job: Frame, answer: Answer) -> None:
         """Serve one job; failures of the candidate become an ``error`` frame."""
         target = job.data["target"]
-        if cuda.is_cuda(job.data["source"]):
+        if is_cuda(job.data["source"]):
             self._cuda(job, answer)
             return
         self._driver.target = GPUTarget(target["backend"], target["arch"], int(target["lanes"]))

@@ -21,6 +21,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tilewright.fitness.dialect import is_cuda
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners import cuda
 from tilewright.workers.runners.failures import error_frame
@@ -72,7 +73,7 @@ class Runner:
         phase = "import"
         try:
             source, workloads = job.data["source"], job.data["workloads"]
-            if cuda.is_cuda(source):
+            if is_cuda(source):
                 phase = "compile"
                 made, notes = cuda.plans_of(source, job.data["params"], workloads, *self._limits)
                 blobs = {name: plan.to_bytes() for name, plan in made.items()}
