@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.text import duration_text, gain_text, money_text, percent_text
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage
+from tilewright.evolve.report.text import duration_text, gain_text, money_text, number_text, percent_text
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
@@ -86,6 +86,44 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class ModelUse:
+    """Answers of a language model: ``accepted`` as candidates, ``passed`` of them every gate, ``refused`` before an
+    evaluation; ``failed`` calls had no answer. Tokens are those of accepted answers, and of all the rest.
+    """
+
+    accepted: int = 0
+    passed: int = 0
+    refused: int = 0
+    failed: int = 0
+    tokens_accepted: int = 0
+    tokens_refused: int = 0
+
+    def text(self, token_price: float, currency: str) -> str:
+        """One line; ``token_price`` in ``currency``, 0 if unknown. Empty without a call."""
+        if not self.accepted + self.refused + self.failed:
+            return ""
+
+        def cost(tokens: int) -> str:
+            money = f", {money_text(tokens * token_price)} {currency}" if token_price else ""
+            return f"({number_text(tokens)} tokens{money})"
+
+        parts = [
+            f"{self.accepted} answers accepted {cost(self.tokens_accepted)}, {self.passed} passed every gate",
+            f"{self.refused} refused" + (f", {self.failed} calls failed" if self.failed else ""),
+        ]
+        return f"{'; '.join(parts)} {cost(self.tokens_refused)}"
+
+    def tags(self, token_price: float, currency: str) -> dict[str, str]:
+        """Facts by name; empty without a call."""
+        if not self.accepted + self.refused + self.failed:
+            return {}
+        tokens = self.tokens_accepted + self.tokens_refused
+        found = {name: str(getattr(self, name)) for name in ("accepted", "passed", "refused", "failed")}
+        cost = {"cost": f"{money_text(tokens * token_price)} {currency}"} if token_price else {}
+        return {**found, "tokens": str(tokens), **cost}
+
+
+@dataclass(frozen=True)
 class Bill:
     """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
@@ -104,6 +142,12 @@ class Bill:
     first_verdict: float | None = None
     profile: Profile = field(default_factory=Profile)
     prices: Mapping[str, float | str] = field(default_factory=dict)
+    model: ModelUse = field(default_factory=ModelUse)
+
+    @property
+    def token_price(self) -> float:
+        """Of one token, in ``currency``; 0 if it has none."""
+        return float(self.prices.get("million_tokens") or 0.0) / 1e6
 
     @property
     def parts(self) -> dict[str, float]:
@@ -146,6 +190,8 @@ class Bill:
         if self.first_verdict is not None:
             rows["first verdict"] = f"after {duration_text(self.first_verdict)}"
         rows |= self.profile.rows()
+        if model := self.model.text(self.token_price, self.currency):
+            rows["language model"] = model
         money = self.money
         if money is not None:
             each = ", ".join(f"{name} {money_text(part)}" for name, part in self.parts.items())
@@ -208,11 +254,12 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
             spent["device"] += float(event.detail.get("device_seconds", 0.0))
     last = max([event.at for event in events] + [at for _, at in ended], default=0.0)
     config, facts = journal.meta("config") or {}, journal.meta("campaign") or {}
+    exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
     kind = str(facts.get("target_kind", ""))
     return Bill(
         device_seconds=spent["device"],
         cpu_seconds=spent["cpu"],
-        tokens=sum(Exchange.from_json(text).tokens for _, text in journal.exchanges()),
+        tokens=sum(exchange.tokens for exchange in exchanges),
         wall_seconds=clock(last),
         evaluations=len(rows),
         gain=None if kind == FigureKind.COMPILED.value else _gain(journal),
@@ -221,6 +268,25 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
         first_verdict=clock(rows[0][3]) if rows else None,
         profile=profile_of(ended, clock),
         prices={k: v for k, v in (config.get("prices") or {}).items() if v is not None},
+        model=_model_use(journal, exchanges),
+    )
+
+
+def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
+    """An answer's salt begins with the number of the candidate it was asked for; the last answer made the candidate."""
+    made = (
+        {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.LLM} if exchanges else set()
+    )
+    answers = [exchange for exchange in exchanges if not exchange.error]
+    used = {n: e for e in answers if (n := int(e.salt.partition(".")[0] or -1)) in made}
+    tokens = sum(exchange.tokens for exchange in used.values())
+    return ModelUse(
+        accepted=len(used),
+        passed=sum(e.verdict is Verdict.OK for _, index, e, _ in journal.evaluations() if index in used),
+        refused=len(answers) - len(used),
+        failed=len(exchanges) - len(answers),
+        tokens_accepted=tokens,
+        tokens_refused=sum(exchange.tokens for exchange in exchanges) - tokens,
     )
 
 
