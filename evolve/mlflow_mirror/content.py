@@ -249,11 +249,11 @@ def model_tags(data: CampaignData) -> dict[str, str]:
 def cost_line(data: CampaignData) -> str:
     """The bill and the mean headroom in one line of Markdown."""
     rows = data.bill.rows()
-    named = ("wall clock", "processors", "device", "tokens", "language model", "money", "per % gained")
+    named = ("wall clock", "processors", "device", "tokens", "money", "per % gained")
     parts = [f"{name} {rows[name]}" for name in named if name in rows]
     closed = mean_closed(data.headroom())
     if closed is not None:
-        parts.append(f"{closed:.1%} of the way from the first seed to the modelled floor (mean of workloads)")
+        parts.append(f"{closed:.1%} of the way from the best seed to the modelled floor (mean of workloads)")
     return "Bill: " + "; ".join(_plain(part) for part in parts) + "."
 
 
@@ -324,7 +324,10 @@ def candidate_note(
     parents: Sequence[Candidate],
     link: Callable[[int], str],
 ) -> str:
-    """Description of a candidate in Markdown. ``link``: the page of a candidate's run by number, empty if unknown."""
+    """Description of a candidate in Markdown; ``with_children`` completes its first paragraph.
+
+    ``link``: the page of a candidate's run by number, empty if unknown.
+    """
     mutation = candidate.mutation
     origin = " and ".join(_linked(f"candidate {p.index}", link(p.index)) for p in parents)
     note = f"{_plain(mutation.detail)}: {mutation.kind.value} by {_plain(mutation.proposer)}"
@@ -337,11 +340,12 @@ def candidate_note(
     return f"{note}\n\n{_figures_table(head, rows)}"
 
 
-def children_note(children: Sequence[int], link: Callable[[int], str]) -> str:
-    """The last paragraph of a candidate's description: links to what was made of it."""
+def with_children(note: str, children: Sequence[int], link: Callable[[int], str]) -> str:
+    """A candidate's description with links to what was made of the candidate."""
     shown = ", ".join(_linked(str(n), link(n)) for n in children[:MOST_LINKS])
     more = f" and {len(children) - MOST_LINKS} more" if len(children) > MOST_LINKS else ""
-    return f"\n\nChildren: {shown}{more}." if children else ""
+    first, gap, rest = note.partition("\n\n")
+    return f"{first} Children: {shown}{more}.{gap}{rest}"[:TAG_LENGTH]
 
 
 def _linked(text: str, address: str) -> str:

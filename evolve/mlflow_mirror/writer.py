@@ -274,8 +274,7 @@ class Mirror:
     def _link_children(self, index: int) -> None:
         """Write the links to the children that a candidate has so far into its description."""
         if index in self._notes and index in self._children:
-            made = run_content.children_note(list(self._offspring[index]), self._link)
-            text = self._notes[index][: run_content.TAG_LENGTH - len(made)] + made
+            text = run_content.with_children(self._notes[index], list(self._offspring[index]), self._link)
             self._client.set_tag(self._children[index].run_id, NOTE, text)
 
     def _link(self, index: int) -> str:

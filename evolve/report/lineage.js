@@ -133,7 +133,7 @@ function names(w) {
   pen.font = "600 12px system-ui, sans-serif"; pen.textAlign = "center"; pen.fillStyle = palette.ink;
   pen.strokeStyle = palette.ground; pen.lineWidth = 3;
   for (const n of [...line].sort((a, b) => b - a)) {
-    const text = "#" + rows[n][INDEX], x = sx(n), y = sy(n) - radius() - 7;
+    const text = "#" + rows[n][INDEX], x = sx(n), above = sy(n) - radius() - 7, y = above > 26 ? above : sy(n) + radius() + 17;
     if (x < 0 || x > w || placed.some(([px, py]) => Math.abs(px - x) < 34 && Math.abs(py - y) < 14)) continue;
     placed.push([x, y]); pen.strokeText(text, x, y); pen.fillText(text, x, y);
   }

@@ -69,11 +69,11 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
     assert {
         "money": "17.00 EUR: device 5.00, processors 2.00, tokens 10.00",
-        "gain": "×2.00 over the first seed (h200, measured)",
+        "gain": "×2.00 over the best seed (h200, measured)",
         "per % gained": "0.2 s of CPU time, 0.1 s of device, 10000 tokens, 0.17 EUR",
     }.items() <= bill.rows().items()
-    used = "1 answers accepted (400 000 tokens, 4.00 EUR), 0 passed every gate; 2 refused, 1 calls failed"
-    assert bill.rows()["language model"] == f"{used} (600 000 tokens, 6.00 EUR)"
+    used = "1 000 000, 4 questions: 1 accepted as candidates (400 000 tokens, 4.00 EUR), 0 of them passed every gate"
+    assert bill.rows()["tokens"] == f"{used}; 2 refused, 1 unanswered (600 000 tokens, 6.00 EUR)"
     tags = {
         "accepted": "1",
         "passed": "0",
@@ -100,8 +100,10 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
     lines = status_lines(tmp_path / "journal.sqlite")
     assert lines[1].endswith("budget 2 evaluations, until converged")
     assert any("17.00 EUR" in line for line in lines)
+    short = [line.split()[0] for line in data.bill.lines()[1:]]
+    assert len(short) <= 5 and "per" not in short and len(data.bill.lines(verbose=True)) > 6
     assert lines[-2:] == [
-        "headroom: 66.7 % of the way from the first seed to the floor, ×2.00 "
+        "headroom: 66.7 % of the way from the best seed to the floor, ×2.00 "
         "(mean of workloads; h200, times measured, floors modelled)",
         "  w  66.7 %, ×2.00, at most ×2.00 left",
     ]
