@@ -1,9 +1,10 @@
 """Which rows the linear layer multiplies in FP8: what kernels take, and where FP8 was measured to be faster.
 
-``kernels/gemm_fp8_blockwise/layer_gains.json`` holds gains (bf16's time over FP8's, measured) by mode, way, layer and
-rows. Modes: ``kept`` (inference, weight quantised before), ``infer`` (weight quantised in the call), ``train`` (forward
-and both gradients). Ways: ``eager``, ``graph``. Another layer than those measured is judged by the nearest, in the sum
-of |log2 n| and |log2 k|; rows in between by a straight line over log2 of the rows. Standard library only.
+``kernels/gemm_fp8_blockwise/layer_times.json`` holds microseconds of a call in FP8 and in bf16, measured in a CUDA
+graph, by mode, layer and rows, and the host's time of an eager call. Modes: ``kept`` (inference, weight quantised
+before), ``infer`` (weight quantised in the call), ``train`` (forward and both gradients). An ``eager`` inference takes
+the longer of both times. A gain is bf16's time over FP8's. Another layer than those measured is judged by the nearest,
+in the sum of |log2 n| and |log2 k|; rows in between by a straight line over log2 of the rows. Standard library only.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def whole_rows(m: int, trains: bool = True) -> int:
 
 @functools.lru_cache(maxsize=1)
 def measured(folder: Path = store.KERNELS) -> dict[str, Any]:
-    """The table of gains; empty where there is none, or where another version of a kernel serves than was measured."""
+    """The table of times; empty where there is none, or where another version of a kernel serves than was measured."""
     try:
-        table: dict[str, Any] = json.loads((folder / FAMILY / "layer_gains.json").read_text(encoding="utf-8"))
+        table: dict[str, Any] = json.loads((folder / FAMILY / "layer_times.json").read_text(encoding="utf-8"))
         same = all(
             store.current_version(f"{FAMILY}/{op}", folder).name == v for op, v in table["versions"].items()
         )
@@ -59,7 +60,7 @@ def measured(folder: Path = store.KERNELS) -> dict[str, Any]:
 def gains(mode: str, way: str, n: int, k: int, device: str) -> dict[int, float]:
     """Gains by rows of the measured layer that is nearest to w [N, K]; empty where nothing is known of the device."""
     table = measured()
-    layers = table.get("gain", {}).get(mode, {}).get(way, {}) if table.get("device") == device else {}
+    layers = table.get("us", {}).get(mode, {}) if table.get("device") == device else {}
     if not layers:
         return {}
 
@@ -67,7 +68,10 @@ def gains(mode: str, way: str, n: int, k: int, device: str) -> dict[int, float]:
         other_n, other_k = map(int, name.split("x"))
         return abs(math.log2(n / other_n)) + abs(math.log2(k / other_k))
 
-    return {int(rows): gain for rows, gain in layers[min(layers, key=far)].items()}
+    # a training step queues many layers ahead of the device
+    host = table["host_us"][mode] if way == "eager" and mode != "train" else (0.0, 0.0)
+    times = layers[min(layers, key=far)]
+    return {int(m): max(bf16, host[1]) / max(fp8, host[0]) for m, (fp8, bf16) in times.items()}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ Per layer (N x K), rows and mode, the microseconds of a call of both: ``kept`` (
 ``infer`` (inference, weights quantised in the call) and ``train`` (forward and both gradients), each ``eager`` (wall
 clock over many calls in a row) and as a CUDA ``graph``. Calls walk over copies of the weights, more than the L2 holds.
 Contenders take turns in reversed order; medians of rounds. ``--table FILE IN`` writes
-``tilewright_library``'s ``layer_gains.json`` from such a file, and needs no GPU.
+``tilewright_library``'s ``layer_times.json`` from such a file, and needs no GPU.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def numbers_hold(m: int, n: int, k: int) -> list[float]:
 
 
 def table(found: dict[str, Any]) -> dict[str, Any]:
-    """The gains of a result, as ``tilewright_library.layer_rows`` reads them."""
+    """The times of a result, as ``tilewright_library.layer_rows`` reads them."""
     from tilewright_library import layer_rows, store
 
     operators = (
@@ -143,19 +143,25 @@ def table(found: dict[str, Any]) -> dict[str, Any]:
         "quant_dual",
         "quant_128x128_dual",
     )
-    gain: dict[str, Any] = {}
-    for row in found["rows"]:
-        for way in ("eager", "graph") if "error" not in row else ():
-            layer = (
-                gain.setdefault(row["mode"], {}).setdefault(way, {}).setdefault(f"{row['n']}x{row['k']}", {})
-            )
-            layer[str(row["m"])] = round(row[way]["bf16"] / row[way]["fp8"], 3)
+    rows = [row for row in found["rows"] if "error" not in row]
+    times: dict[str, Any] = {}
+    for row in rows:
+        layer = times.setdefault(row["mode"], {}).setdefault(f"{row['n']}x{row['k']}", {})
+        layer[str(row["m"])] = [row["graph"]["fp8"], row["graph"]["bf16"]]
+    few = [row for row in rows if row["m"] <= 16 and row["n"] * row["k"] <= 1 << 24]
     return {
         **{key: found[key] for key in ("kind", "torch", "date")},
         "measured_on": found["device"],
         "device": "cuda:9.0",
         "versions": {op: store.current_version(f"{layer_rows.FAMILY}/{op}").name for op in operators},
-        "gain": gain,
+        "host_us": {
+            mode: [
+                statistics.median(row["eager"][c] for row in few if row["mode"] == mode)
+                for c in ("fp8", "bf16")
+            ]
+            for mode in times
+        },
+        "us": times,
     }
 
 
