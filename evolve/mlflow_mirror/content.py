@@ -237,7 +237,7 @@ def cost_line(data: CampaignData) -> str:
     parts = [f"{name} {rows[name]}" for name in named if name in rows]
     closed = mean_closed(data.headroom())
     if closed is not None:
-        parts.append(f"{closed:.1%} of the way from the first seed to the modelled floor (mean of workloads)")
+        parts.append(f"{closed:.1%} of the way from the best seed to the modelled floor (mean of workloads)")
     return "Bill: " + "; ".join(_plain(part) for part in parts) + "."
 
 

@@ -11,8 +11,8 @@ from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.text import duration_text, gain_text, money_text, percent_text
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage
-from tilewright.fitness.targets import target_text
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
+from tilewright.fitness.targets import UnknownTarget, load_target, target_text
 from tilewright.seeds.operator import Scope
 
 SPENT = "spent"
@@ -20,6 +20,9 @@ SPENT = "spent"
 
 _HOUR = 3600.0
 _DEVICE = "device"
+_SHORT = ("wall clock", "device", "tokens", "money", "gain")
+"""Rows of the bill for whoever does not ask for more."""
+
 _ON_DEVICE = (Stage.CHECK.value, Stage.MEASURE.value)
 _STAGES = {"dialect": "reading", "compile": "compiling", "check": "checking", "measure": "measuring"}
 
@@ -89,8 +92,9 @@ class Profile:
 class Bill:
     """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
-    Seconds and tokens are counted, whatever the target. ``gain`` is the best fitness over the first seed's, ``None``
-    before there are both; ``target`` and ``kind`` are what it holds for. ``first_verdict`` in seconds from the start.
+    Seconds and tokens are counted, whatever the target. ``gain`` is the best fitness over the best seed's, ``None``
+    before there are both and where times mean nothing; ``target`` and ``kind`` are what it holds for.
+    ``first_verdict`` in seconds from the start.
     """
 
     device_seconds: float = 0.0
@@ -98,6 +102,12 @@ class Bill:
     tokens: int = 0
     wall_seconds: float = 0.0
     evaluations: int = 0
+    duplicates: int = 0
+    """Of the evaluations: they cost no figure, and the budget does not count them."""
+
+    model: str = ""
+    """What became of the questions to a language model."""
+
     gain: float | None = None
     target: str = ""
     kind: str = ""
@@ -130,16 +140,16 @@ class Bill:
 
     @property
     def percents(self) -> float | None:
-        """Per cent gained over the first seed; None without a gain."""
+        """Per cent gained over the best seed; None without a gain."""
         return None if not self.gain or self.gain <= 1.0 else 100.0 * (self.gain - 1.0)
 
     def rows(self) -> dict[str, str]:
         """Names and texts for a table, every figure with its unit."""
         rows = {
-            "wall clock": f"{duration_text(self.wall_seconds)}, {self.evaluations} evaluations",
+            "wall clock": f"{duration_text(self.wall_seconds)}, {count_text(self.evaluations, self.duplicates)}",
             "processors": f"{duration_text(self.cpu_seconds)} of CPU time",
             "device": duration_text(self.device_seconds) if self.device_seconds else "none used",
-            "tokens": f"{self.tokens:,}".replace(",", " ") if self.tokens else "none",
+            "tokens": (f"{self.tokens:,}".replace(",", " ") if self.tokens else "none") + self.model,
         }
         if self.device_seconds and self.wall_seconds:
             rows["device busy"] = f"{percent_text(self.device_seconds / self.wall_seconds)} of the wall clock"
@@ -152,7 +162,7 @@ class Bill:
             rows["money"] = f"{money_text(money)} {self.currency}: {each}"
         if self.gain is not None:
             where = f" ({self.target}, {self.kind})" if self.kind else ""
-            rows["gain"] = f"{gain_text(self.gain)} over the first seed{where}"
+            rows["gain"] = f"{gain_text(self.gain)} over the best seed{where}"
         if (percents := self.percents) is not None:
             each_percent = [f"{self.cpu_seconds / percents:.1f} s of CPU time"]
             each_percent += (
@@ -163,9 +173,11 @@ class Bill:
             rows["per % gained"] = ", ".join(each_percent)
         return rows
 
-    def lines(self) -> list[str]:
-        """The rows for a terminal."""
+    def lines(self, verbose: bool = False) -> list[str]:
+        """The rows for a terminal: what was paid and gained, unless ``verbose`` nothing else."""
         rows = self.rows()
+        if not verbose:
+            rows = {n: text for n, text in rows.items() if n in _SHORT and text not in ("none", "none used")}
         wide = max(map(len, rows))
         return ["bill (seconds are measured):", *(f"  {name:<{wide}}  {text}" for name, text in rows.items())]
 
@@ -215,7 +227,9 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
         tokens=sum(Exchange.from_json(text).tokens for _, text in journal.exchanges()),
         wall_seconds=clock(last),
         evaluations=len(rows),
-        gain=None if kind == FigureKind.COMPILED.value else _gain(journal),
+        duplicates=sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows),
+        model=_model_text(journal),
+        gain=_gain(journal) if kind != FigureKind.COMPILED.value and timed(facts.get("target")) else None,
         target=target_text(facts.get("target", "")),
         kind=kind,
         first_verdict=clock(rows[0][3]) if rows else None,
@@ -252,11 +266,38 @@ def profile_of(ended: Sequence[tuple[Evaluation, float]], clock: Callable[[float
 
 
 def _gain(journal: Journal) -> float | None:
-    """The best fitness over that of the first seed that passed."""
+    """The best fitness over that of the best seed."""
     seeds = {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.SEED}
     passed = [(index, e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
-    first = next((fitness for index, fitness in sorted(passed) if index in seeds), None)
-    return max(fitness for _, fitness in passed) / first if first else None
+    best = max((fitness for index, fitness in passed if index in seeds), default=None)
+    return max(fitness for _, fitness in passed) / best if best else None
+
+
+def _model_text(journal: Journal) -> str:
+    """``, 3 questions: 1 became a candidate, 1 was not used, 1 unanswered``; empty where no model was asked."""
+    exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
+    if not exchanges:
+        return ""
+    used = sum(candidate.mutation.kind is MutationKind.LLM for candidate in journal.candidates())
+    failed = sum(bool(exchange.error) for exchange in exchanges)
+    refused = max(0, len(exchanges) - failed - used)
+    return (
+        f", {len(exchanges)} questions: {used} accepted as candidates, {refused} refused, {failed} unanswered"
+    )
+
+
+def timed(target: object) -> bool:
+    """Whether the times of a target mean anything: those of an interpreter do not."""
+    try:
+        return not load_target(str(target)).gpu_interpreter
+    except UnknownTarget:
+        return True
+
+
+def count_text(evaluations: int, duplicates: int) -> str:
+    """``12 evaluations, 1 of them a duplicate``."""
+    free = f", {duplicates} of them duplicates" if duplicates else ""
+    return f"{evaluations} evaluations{free}"
 
 
 def _overlap(spans: Sequence[tuple[float, float]]) -> tuple[int, float]:

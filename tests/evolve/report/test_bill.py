@@ -60,7 +60,7 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
     assert {
         "money": "17.00 EUR: device 5.00, processors 2.00, tokens 10.00",
-        "gain": "×2.00 over the first seed (h200, measured)",
+        "gain": "×2.00 over the best seed (h200, measured)",
         "per % gained": "0.2 s of CPU time, 0.1 s of device, 10000 tokens, 0.17 EUR",
     }.items() <= bill.rows().items()
     expected = {
@@ -80,8 +80,10 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
     lines = status_lines(tmp_path / "journal.sqlite")
     assert lines[1].endswith("budget 2 evaluations, until converged")
     assert any("17.00 EUR" in line for line in lines)
+    short = [line.split()[0] for line in data.bill.lines()[1:]]
+    assert len(short) <= 5 and "per" not in short and len(data.bill.lines(verbose=True)) > 6
     assert lines[-2:] == [
-        "headroom: 66.7 % of the way from the first seed to the floor, ×2.00 "
+        "headroom: 66.7 % of the way from the best seed to the floor, ×2.00 "
         "(mean of workloads; h200, times measured, floors modelled)",
         "  w  66.7 %, ×2.00, at most ×2.00 left",
     ]
