@@ -18,7 +18,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-SHAPES = ((1024, 4096, 4096), (256, 512, 1024), (128, 2048, 512), (512, 384, 768), (384, 1024, 128), (1100, 512, 384))
+SHAPES = (
+    (1024, 4096, 4096),
+    (256, 512, 1024),
+    (128, 2048, 512),
+    (512, 384, 768),
+    (384, 1024, 128),
+    (1100, 512, 384),
+)
 
 
 def operands(m: int, n: int, k: int, device: str = "cuda", seed: int = 0) -> tuple[torch.Tensor, ...]:
