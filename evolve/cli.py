@@ -16,7 +16,16 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.export.command import add_command as add_export_command
 from tilewright.evolve.intake.cli import add_commands as add_intake_commands
 from tilewright.evolve.promote.cli import add_commands
-from tilewright.evolve.record.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
+from tilewright.evolve.record.home import (
+    JOURNAL,
+    REPORT,
+    bytes_of,
+    campaigns,
+    discard,
+    find_campaign,
+    home_folder,
+)
+from tilewright.evolve.report.text import bytes_text
 
 if TYPE_CHECKING:
     from tilewright.evolve.promote.command import PromotionOutcome
@@ -30,6 +39,8 @@ EXAMPLES = {
     "run": "run quickstart --evaluations 8 --set search.lag=8",
     "resume": "resume quickstart-001",
     "status": "status quickstart-001",
+    "rm": "rm quickstart-001",
+    "du": "du",
     "watch": "watch quickstart-001",
     "report": "report quickstart-002 --against quickstart-001",
     "doctor": "doctor --target h200",
@@ -150,6 +161,11 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--address", help="Ray cluster to run on instead of this machine")
     status = add("status", _status, "list all campaigns, or show the state of one")
     watch = add("watch", _watch, "follow a campaign that runs in another process")
+    remove = add("rm", _remove, "delete a campaign: journal, report and logs")
+    remove.add_argument("campaigns", nargs="+", metavar="CAMPAIGN", help="id or folder of the campaign")
+    add("du", _sizes, "list what campaigns and MLflow take of the disk")
+    for command in (run, resume, status):
+        command.add_argument("--verbose", action="store_true", help="show the whole bill")
     report = add("report", _report, "write the report of a campaign as one HTML file")
     report.add_argument(
         "--against", metavar="CAMPAIGN", help="write a comparison with this campaign (id or folder) instead"
@@ -253,7 +269,7 @@ def _tell(outcome: CampaignOutcome, arguments: argparse.Namespace) -> int:
         _say(f"stopped; resume with: tilewright resume {outcome.campaign}")
         return INTERRUPTED
     folder = find_campaign(home, outcome.campaign)
-    _say(*closing_lines(folder / JOURNAL))
+    _say(*closing_lines(folder / JOURNAL, getattr(arguments, "verbose", False)))
     if not outcome.mirrored:
         _say("MLflow has not caught up yet; 'tilewright ui' brings it up to date, and no result is lost")
     _say(f"report: {folder / REPORT}")
@@ -279,7 +295,35 @@ def _status(arguments: argparse.Namespace) -> int:
                 damaged += 1
                 _say(f"{folder.name}  cannot be read: {error}")
         return 2 if damaged else 0
-    _say(*status_lines(find_campaign(home, arguments.campaign) / JOURNAL))
+    _say(*status_lines(find_campaign(home, arguments.campaign) / JOURNAL, arguments.verbose))
+    return 0
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.record.journal import is_running
+
+    home = home_folder(arguments.home)
+    folders = [find_campaign(home, name) for name in arguments.campaigns]
+    for folder in folders:
+        if is_running(folder / JOURNAL):
+            raise UserError(f"campaign {folder.name} is running; stop it first.")
+    for folder in folders:
+        size = bytes_text(bytes_of(folder))
+        discard(folder)
+        if folder.exists():
+            raise UserError(f"campaign {folder.name}: {folder} cannot be deleted; delete it by hand.")
+        _say(f"deleted {folder.name} ({size})")
+    _say("MLflow keeps its own copy of runs, figures and sources; docs/campaign.md says how to delete it")
+    return 0
+
+
+def _sizes(arguments: argparse.Namespace) -> int:
+    home = home_folder(arguments.home)
+    for folder in campaigns(home):
+        _say(f"{bytes_text(bytes_of(folder)):>10}  {folder.name}")
+    kept = [home / "mlflow.db", *(home / "mlartifacts").rglob("*")]
+    size = sum(path.lstat().st_size for path in kept if path.is_file())
+    _say(f"{bytes_text(size):>10}  MLflow of all campaigns")
     return 0
 
 

@@ -58,7 +58,7 @@ class Launcher:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self._lock = threading.RLock()
-        self._served: dict[tuple[str, tuple[int, ...], torch.device], Served] = {}
+        self._served: dict[tuple[str, tuple[int, ...], torch.device, int | None], Served] = {}
         self._codes: dict[int, Codes] = {}
         self._packs: dict[tuple[str, str], list[plan_shelf.Pack]] = {}
 
@@ -69,16 +69,33 @@ class Launcher:
         device: torch.device,
         reference: Call,
         operands: Operands | None = None,
+        rows: int | None = None,
     ) -> Served:
-        """What runs an operator at a shape; its reference, with one warning, where no promoted kernel does."""
-        key = (operator, dims, device)
+        """What runs an operator at a shape; its reference, with one warning, where no promoted kernel does.
+
+        ``rows``: so many of the first input's rows are there, the others count as zeros. Only a plan that reads the
+        input through the copy engine serves that, and what is returned holds no plan where there is none.
+        """
+        key = (operator, dims, device, rows)
         found = self._served.get(key)
         if found is None:
             with self._lock:
                 found = self._served.get(key)
                 if found is None:
                     found = self._served[key] = self._resolve(operator, dims, device, reference, operands)
+                    if rows is not None:
+                        found = self._served[key] = self._with_rows(found, rows, device)
         return found
+
+    def _with_rows(self, served: Served, rows: int, device: torch.device) -> Served:
+        if served.plan is None:
+            return served
+        try:
+            plan = served.plan.plan.with_rows(0, rows)
+        except PlanError:
+            return Served("reference", served.call)
+        ready = Ready(plan, device.index or 0, self._device_codes(device.index or 0))
+        return Served("plan", _planned(ready, device), ready)
 
     def _resolve(
         self,

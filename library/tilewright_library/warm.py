@@ -17,26 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from . import plan_shelf, store
+from .layer_rows import FAMILY as LINEAR
+from .layer_rows import takes_rows, whole_rows
 
 Shape = tuple[str, tuple[int, ...]]
-
-LINEAR = "gemm_fp8_blockwise"
-BLOCK = 128
 
 
 def linear(m: int, n: int, k: int) -> list[Shape]:
     """The operators of ``gemm_fp8_blockwise(x, w)`` with x [M, K], w [N, K], and of its gradient."""
+    rows, whole = whole_rows(m, False), whole_rows(m)
     wanted: dict[str, list[tuple[int, ...]]] = {
-        "quant_1x128": [(m, k)],
+        "quant_1x128": [(rows, k)],
         "quant_128x128": [(n, k)],
-        "gemm_nt": [(m, n, k)],
+        "gemm_nt": [(rows, n, k)],
     }
-    if m % BLOCK == 0:
-        wanted["gemm_nt"].append((m, k, n))
+    if takes_rows(m, True):
+        wanted["gemm_nt"] += [(whole, n, k), (whole, k, n)]
         wanted |= {
-            "quant_dual": [(m, k), (m, n)],
+            "quant_dual": [(whole, k), (whole, n)],
             "quant_128x128_dual": [(n, k)],
-            "gemm_nt_rows": [(n, k, m)],
+            "gemm_nt_rows": [(n, k, whole)],
         }
     return [(f"{LINEAR}/{name}", dims) for name, shapes in wanted.items() for dims in shapes]
 

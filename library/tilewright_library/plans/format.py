@@ -200,6 +200,39 @@ class Plan:
         names = [o.name for o in self.outputs if o.buffer == buffer]
         return f"output {', '.join(names)}" if names else f"scratch {buffer}"
 
+    def with_rows(self, slot: int, rows: int) -> Plan:
+        """The same plan for an input that holds only the first ``rows`` rows; the others read as zeros.
+
+        Only the copy engine may read the input: its tensor maps then end at ``rows``, and the hardware fills in what
+        lies beyond. Raises PlanError where a kernel takes the input's address, or a map is not over its rows.
+        """
+        tensor = self.inputs[slot]
+        whole = tensor.shape[0]
+
+        def shorter(argument: Argument) -> Argument:
+            if isinstance(argument, Scalar) or argument.slot != slot:
+                return argument
+            if (
+                isinstance(argument, Pointer)
+                or argument.fill_nan
+                or argument.shape[0] != whole
+                or argument.offset
+            ):
+                raise PlanError(f"input {tensor.name} is read otherwise than by rows through the copy engine")
+            return dataclasses.replace(argument, shape=(rows, *argument.shape[1:]))
+
+        _require(_whole(rows, 1, whole), f"input {tensor.name} has {whole} rows, not {rows}")
+        steps = tuple(
+            dataclasses.replace(step, arguments=tuple(shorter(a) for a in step.arguments))
+            if isinstance(step, Launch)
+            else step
+            for step in self.steps
+        )
+        held = dataclasses.replace(tensor, shape=(rows, *tensor.shape[1:]))
+        return dataclasses.replace(
+            self, inputs=(*self.inputs[:slot], held, *self.inputs[slot + 1 :]), steps=steps
+        )
+
     @cached_property
     def digest(self) -> str:
         """Identity of what is launched, 64 hex digits; the toolchain's versions are no part of it."""
