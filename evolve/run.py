@@ -29,6 +29,7 @@ from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
 from tilewright.evolve.campaign.targets import require_usable
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
+from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL, REPORT, discard, logbook, new_campaign
@@ -199,7 +200,7 @@ class _Run:
         budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness, limits.until == "converged")
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
-        built = build_searcher(self.resolved, archive, self.journal, self.home)
+        built = build_searcher(self.resolved, archive, self.journal, self.home, self.display.note)
         campaign = Campaign(
             plan,
             built.searcher,
@@ -242,6 +243,12 @@ class _Run:
             )
         if reason is StopReason.INTERRUPTED:
             return self._end_interrupted()
+        if (silence := self._model_silence(reason)) is not None:
+            self._note_spent()
+            self.journal.add_event("interrupted", reason=silence)
+            raise InfrastructureFault(
+                f"llm: the only proposer never answered: {silence}; 'tilewright resume {name}' asks it again."
+            )
         winner = self._winner(campaign, pool, references)
         if self._interrupted:
             return self._end_interrupted()
@@ -252,6 +259,13 @@ class _Run:
         mirrored = self._mirror is None or self._await_mirror(self._mirror)
         finals = self.journal.references(Scope.FINAL.value)
         return CampaignOutcome(name, reason, winner.id if winner else None, finals, mirrored)
+
+    def _model_silence(self, reason: StopReason) -> str | None:
+        """The last error of a language model that alone proposes and has never answered."""
+        if reason is not StopReason.EXHAUSTED or self.resolved.config.search.proposers:
+            return None
+        exchanges = [Exchange.from_json(text) for _, text in self.journal.exchanges()]
+        return exchanges[-1].error if exchanges and all(e.error for e in exchanges) else None
 
     def _await_mirror(self, mirror: MirrorProcess) -> bool:
         """Wait until MLflow has every row; returns whether it has. An interrupt ends only this wait."""
@@ -277,7 +291,13 @@ class _Run:
         self._note_spent()
         if not any(event.kind == "finished" for event in self.journal.events()):
             self.journal.add_event("finished", reason=reason.value, winner=winner.id if winner else None)
-        write_report(self.journal, self.folder / REPORT)
+        try:
+            write_report(self.journal, self.folder / REPORT)
+        except OSError as error:
+            raise InfrastructureFault(
+                f"report: cannot write {self.folder / REPORT}: {error.strerror}; the campaign has finished, and "
+                f"'tilewright report {self.folder.name}' writes it."
+            ) from error
 
     def _note_spent(self) -> None:
         """Record for the bill the CPU time of this process and the device time of the last comparison."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import queue
 import sys
 import threading
@@ -392,7 +393,8 @@ def tune(
         calls: how the function is called: tuples of arguments, of which tensors give dtype and shape, or texts such as
             ``"f32[4096, 1024], dim=1"``. A dictionary at the end of a tuple holds keyword arguments.
         budget: the limits; 64 evaluations by default.
-        target: where candidates run; by default ``cuda`` if there is a GPU, otherwise ``interpreter``.
+        target: where candidates run; by default ``tpu7x`` for a file of Pallas, ``cuda`` if there is a GPU, or
+            ``interpreter``.
         out: the folder of the operator; by default ``<function>_tuned``, with a number if that is taken.
         overwrite: replace what an earlier call wrote there.
         home: the folder that keeps campaigns.
@@ -411,7 +413,10 @@ def tune(
         y = best(x)
     """
     from tilewright.evolve.intake import child
+    from tilewright.evolve.intake.tune import default_target
 
+    if target is None and not isinstance(function, Captured):  # what Triton launches is captured
+        target = default_target(function if isinstance(function, str) else _file_of(function))
     with child.started_intake(target) as intake:
         return _tuned(
             function, reference, calls, budget or Budget(), target, out, overwrite, home, overrides, intake
@@ -464,6 +469,11 @@ def _tuned(
         (row[0], row[1], len(row[2]), order) for row, order in zip(answer["operands"], orders, strict=True)
     ]
     return winner.Tuned(campaign, original, module, request.name, operands, request.calls)
+
+
+def _file_of(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return str(getattr(code, "co_filename", ""))
 
 
 def _noted(line: str) -> None:

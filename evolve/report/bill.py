@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.text import duration_text, gain_text, money_text, percent_text
+from tilewright.evolve.report.text import duration_text, gain_text, money_text, number_text, percent_text
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
 from tilewright.fitness.targets import UnknownTarget, load_target, target_text
 from tilewright.seeds.operator import Scope
@@ -89,6 +89,43 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class ModelUse:
+    """Answers of a language model: ``accepted`` as candidates, ``passed`` of them every gate, ``refused`` before an
+    evaluation; ``failed`` calls had no answer. Tokens are those of accepted answers, and of all the rest.
+    """
+
+    accepted: int = 0
+    passed: int = 0
+    refused: int = 0
+    failed: int = 0
+    tokens_accepted: int = 0
+    tokens_refused: int = 0
+
+    def text(self, token_price: float, currency: str) -> str:
+        """One line; ``token_price`` in ``currency``, 0 if unknown. Empty without a question."""
+        if not (asked := self.accepted + self.refused + self.failed):
+            return ""
+
+        def cost(tokens: int) -> str:
+            money = f", {money_text(tokens * token_price)} {currency}" if token_price else ""
+            return f"({number_text(tokens)} tokens{money})"
+
+        return (
+            f"{asked} questions: {self.accepted} accepted as candidates {cost(self.tokens_accepted)}, {self.passed} of "
+            f"them passed every gate; {self.refused} refused, {self.failed} unanswered {cost(self.tokens_refused)}"
+        )
+
+    def tags(self, token_price: float, currency: str) -> dict[str, str]:
+        """Facts by name; empty without a call."""
+        if not self.accepted + self.refused + self.failed:
+            return {}
+        tokens = self.tokens_accepted + self.tokens_refused
+        found = {name: str(getattr(self, name)) for name in ("accepted", "passed", "refused", "failed")}
+        cost = {"cost": f"{money_text(tokens * token_price)} {currency}"} if token_price else {}
+        return {**found, "tokens": str(tokens), **cost}
+
+
+@dataclass(frozen=True)
 class Bill:
     """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
@@ -105,15 +142,18 @@ class Bill:
     duplicates: int = 0
     """Of the evaluations: they cost no figure, and the budget does not count them."""
 
-    model: str = ""
-    """What became of the questions to a language model."""
-
     gain: float | None = None
     target: str = ""
     kind: str = ""
     first_verdict: float | None = None
     profile: Profile = field(default_factory=Profile)
     prices: Mapping[str, float | str] = field(default_factory=dict)
+    model: ModelUse = field(default_factory=ModelUse)
+
+    @property
+    def token_price(self) -> float:
+        """Of one token, in ``currency``; 0 if it has none."""
+        return float(self.prices.get("million_tokens") or 0.0) / 1e6
 
     @property
     def parts(self) -> dict[str, float]:
@@ -149,8 +189,10 @@ class Bill:
             "wall clock": f"{duration_text(self.wall_seconds)}, {count_text(self.evaluations, self.duplicates)}",
             "processors": f"{duration_text(self.cpu_seconds)} of CPU time",
             "device": duration_text(self.device_seconds) if self.device_seconds else "none used",
-            "tokens": (f"{self.tokens:,}".replace(",", " ") if self.tokens else "none") + self.model,
+            "tokens": number_text(self.tokens) if self.tokens else "none",
         }
+        if model := self.model.text(self.token_price, self.currency):
+            rows["tokens"] += f", {model}"
         if self.device_seconds and self.wall_seconds:
             rows["device busy"] = f"{percent_text(self.device_seconds / self.wall_seconds)} of the wall clock"
         if self.first_verdict is not None:
@@ -220,21 +262,40 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
             spent["device"] += float(event.detail.get("device_seconds", 0.0))
     last = max([event.at for event in events] + [at for _, at in ended], default=0.0)
     config, facts = journal.meta("config") or {}, journal.meta("campaign") or {}
+    exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
     kind = str(facts.get("target_kind", ""))
     return Bill(
         device_seconds=spent["device"],
         cpu_seconds=spent["cpu"],
-        tokens=sum(Exchange.from_json(text).tokens for _, text in journal.exchanges()),
+        tokens=sum(exchange.tokens for exchange in exchanges),
         wall_seconds=clock(last),
         evaluations=len(rows),
         duplicates=sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows),
-        model=_model_text(journal),
         gain=_gain(journal) if kind != FigureKind.COMPILED.value and timed(facts.get("target")) else None,
         target=target_text(facts.get("target", "")),
         kind=kind,
         first_verdict=clock(rows[0][3]) if rows else None,
         profile=profile_of(ended, clock),
         prices={k: v for k, v in (config.get("prices") or {}).items() if v is not None},
+        model=_model_use(journal, exchanges),
+    )
+
+
+def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
+    """An answer's salt begins with the number of the candidate it was asked for; the last answer made the candidate."""
+    made = (
+        {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.LLM} if exchanges else set()
+    )
+    answers = [exchange for exchange in exchanges if not exchange.error]
+    used = {n: e for e in answers if (n := int(e.salt.partition(".")[0] or -1)) in made}
+    tokens = sum(exchange.tokens for exchange in used.values())
+    return ModelUse(
+        accepted=len(used),
+        passed=sum(e.verdict is Verdict.OK for _, index, e, _ in journal.evaluations() if index in used),
+        refused=len(answers) - len(used),
+        failed=len(exchanges) - len(answers),
+        tokens_accepted=tokens,
+        tokens_refused=sum(exchange.tokens for exchange in exchanges) - tokens,
     )
 
 
@@ -271,19 +332,6 @@ def _gain(journal: Journal) -> float | None:
     passed = [(index, e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
     best = max((fitness for index, fitness in passed if index in seeds), default=None)
     return max(fitness for _, fitness in passed) / best if best else None
-
-
-def _model_text(journal: Journal) -> str:
-    """``, 3 questions: 1 became a candidate, 1 was not used, 1 unanswered``; empty where no model was asked."""
-    exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
-    if not exchanges:
-        return ""
-    used = sum(candidate.mutation.kind is MutationKind.LLM for candidate in journal.candidates())
-    failed = sum(bool(exchange.error) for exchange in exchanges)
-    refused = max(0, len(exchanges) - failed - used)
-    return (
-        f", {len(exchanges)} questions: {used} accepted as candidates, {refused} refused, {failed} unanswered"
-    )
 
 
 def timed(target: object) -> bool:

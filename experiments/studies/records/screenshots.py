@@ -46,7 +46,6 @@ def report_pictures(report: Path, out: Path) -> None:
                 section.first.screenshot(path=str(out / f"{name}.png"))
     with browser_page(1280, 720, scale=1.5) as browser:
         browser.page.goto(report.with_name(f"{report.stem}-{PAGE}").as_uri())
-        browser.page.get_by_role("button", name="winner's line").click()
         browser.shot(out / "lineage-page.png")
     with browser_page(390, 844, "dark", scale=2) as browser:
         browser.page.goto(report.as_uri())
