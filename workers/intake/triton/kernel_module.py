@@ -10,6 +10,7 @@ import torch
 
 from tilewright.workers.intake.source.knobs import Knob, with_params
 from tilewright.workers.intake.triton.kernel_text import Kernels
+from tilewright.workers.intake.triton.wrapper_text import WrapperText
 
 MOST_CONFIGURATIONS = 16
 """Of a long list as many are tried as a campaign of 64 evaluations can spare a quarter for."""
@@ -26,6 +27,9 @@ class KernelModule:
     kernels: Kernels
     notes: list[str] = field(default_factory=list)
     ties: dict[str, str] = field(default_factory=dict)
+    wrapper: WrapperText | None = None
+    left_out: list[str] = field(default_factory=list)
+    """What the wrapper does and the module does not."""
 
     def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
         """The module with the knobs that are in ``space``; the others as constants of their default."""

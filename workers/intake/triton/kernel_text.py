@@ -51,6 +51,7 @@ class Kernels:
     functions: dict[str, Text] = field(default_factory=dict)
     parameters: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     refusals: list[tuple[int, str]] = field(default_factory=list)
     given: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """By the identity of a launched function: parameters that its launches give a constant."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.source.knobs import STAGES, WARPS, Knob, between, values_around
@@ -133,9 +133,14 @@ class KnobFinder:
         text = 'params["programs"]'
         return text if measured is None else self.resolved(ast.unparse(tree).replace(measured, text))
 
-    def resolved(self, code: str) -> str:
-        """An expression with knobs as parameters and all else that is constant as numbers."""
-        knobs = {knob.atom: knob.name for knob in self.knobs.values()}
+    def plain_code(self, code: str) -> str:
+        """An expression with all that is constant as numbers, as the wrapper itself has them."""
+        return self.resolved(code, {})
+
+    def resolved(self, code: str, knobs: Mapping[str, str] | None = None) -> str:
+        """An expression with ``knobs`` (names by atom; default: all) as parameters and all else that is constant as
+        numbers."""
+        knobs = {knob.atom: knob.name for knob in self.knobs.values()} if knobs is None else knobs
 
         def text(match: re.Match[str]) -> str:
             atom = match[0]
