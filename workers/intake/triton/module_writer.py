@@ -69,7 +69,7 @@ class _ModuleWriter:
         wrapper = wrapper_text(self._trace, results, self._finder.plain_code, left_out)
         return KernelModule(
             source, list(self._finder.knobs.values()), [var.tensor for var in results.chosen], self._kernels, notes,
-            wrapper=wrapper, left_out=list(dict.fromkeys(left_out)),
+            wrapper=wrapper, left_out=list(dict.fromkeys(left_out)), meant=self._finder.meant,
         )  # fmt: skip
 
     def _statements(

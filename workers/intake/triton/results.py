@@ -51,7 +51,9 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
     if types is not None:
         found.chosen, left = _of_types(candidates, types)
         found.chosen += [var for var in left if not is_foreign(var)]  # the original kernel judges them
-        found.left_out += [f"line {v.line}: torch's {v.foreign} is not returned" for v in left if is_foreign(v)]
+        found.left_out += [
+            f"line {v.line}: torch's {v.foreign} is not returned" for v in left if is_foreign(v)
+        ]
     if not found.chosen:
         raise Refusal("the call returns no tensor, and its kernels write to none of its arguments")
     found.left_out += _unread(trace, found.chosen)

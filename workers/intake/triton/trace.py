@@ -97,8 +97,9 @@ class Trace:
                 self.left_out.append(f"line {user_line()}: a condition on a tensor's values is taken as met")
         elif "shape" in number.atoms:
             self.conditions.setdefault(number.code, value)
-        if not isinstance(value, bool) or re.search(r"[=!]=", number.code):
-            self.meanings |= number.atoms
+        compared = re.fullmatch(r"\((\w+) [=!]= (\w+)\)", number.code)
+        self.meanings |= number.atoms & set(compared.groups()) if compared else set()
+        self.meanings |= number.atoms if not isinstance(value, bool) else set()
 
     def fresh_name(self, hint: str) -> str:
         self._count += 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.triton.kernel_module import WrapperText
 from tilewright.workers.intake.triton.results import Results, root_of
 from tilewright.workers.intake.triton.trace import Trace, Var
 
@@ -17,20 +17,6 @@ MADE = re.compile(r"\b[tvur]\d+\b")
 """Names of tensors that the wrapper makes."""
 
 RESULTS = "tilewright_results"
-
-
-@dataclass(frozen=True)
-class WrapperText:
-    """``conditions``: expressions over the operands that a call must meet; ``made``: assignments before them, of
-    tensors without memory. ``returned``: an expression over operands and RESULTS; empty where there is none. ``writes``:
-    operand to the number of the result that it holds after the call. ``exact``: only calls of the recorded sizes are
-    known to do the same."""
-
-    conditions: tuple[str, ...]
-    made: tuple[str, ...]
-    returned: str
-    writes: Mapping[str, int]
-    exact: bool
 
 
 class _Unknown(Exception):
@@ -65,7 +51,9 @@ def _conditions(trace: Trace, plain: Callable[[str], str]) -> tuple[list[str], l
             if var is None or not var.text or not define(var.text):
                 return False
             text = plain(var.text)
-            made[name] = f"{name} = {text[:-1]}, device='meta')" if text.startswith("torch.") else f"{name} = {text}"
+            made[name] = (
+                f"{name} = {text[:-1]}, device='meta')" if text.startswith("torch.") else f"{name} = {text}"
+            )
         return True
 
     found, exact = [], False
@@ -87,7 +75,11 @@ def _value(
     def text(part: Any) -> str:
         if isinstance(part, torch.Tensor):
             return _tensor(part, trace, chosen, writes)
-        if isinstance(part, traced_numbers.Traced) and not MADE.search(part.code) and "read" not in part.atoms:
+        if (
+            isinstance(part, traced_numbers.Traced)
+            and not MADE.search(part.code)
+            and "read" not in part.atoms
+        ):
             return plain(part.code)
         if part is None or isinstance(part, str | bool | int | float):
             return traced_numbers.number_text(traced_numbers.plain(part))
@@ -113,7 +105,7 @@ def _tensor(tensor: torch.Tensor, trace: Trace, chosen: Sequence[Var], writes: M
     number = next((n for n, known in enumerate(chosen) if known is var), None)
     if number is None or (root_of(var).kind == "input" and root_of(var).name not in writes):
         raise _Unknown("a tensor that is not judged")
-    order = sorted(range(tensor.dim()), key=lambda n: -tensor.stride(n))
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     if tensor.is_contiguous() or not tensor.permute(order).is_contiguous():
         return f"{RESULTS}[{number}]"
     back = [order.index(n) for n in range(tensor.dim())]
