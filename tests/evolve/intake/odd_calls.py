@@ -238,7 +238,7 @@ def compare(folder: Path) -> None:
                 case, arguments, keywords = list(_odd([[t.clone() for t in a] if isinstance(a, list) else a.clone()
                                                        for a in shapes]))[number]  # fmt: skip
                 sides.append(_outcome(side, arguments, keywords))
-            found.append([name, case, [] if sides[0] == sides[1] else sides, not gone])
+            found.append([name, case, [] if sides[0] == sides[1] else sides, not gone and len(sides[0]) > 2])
     sys.stdout.write(json.dumps(found))
 
 
