@@ -20,7 +20,7 @@ TICK = 10
 LABEL_GAP = 15
 BAR, BAR_STEP = 7.0, 10.0
 """Width of a reference's interval at the right edge, and from one to the next."""
-LETTER = 7.6
+LETTER = 8.6
 """Width of a letter in pixels, a little more than the mean of wide fonts."""
 NAME_LETTERS = 20
 """Of a campaign's name beside its line."""
