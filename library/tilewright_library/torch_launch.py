@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-from . import plan_shelf, store
+from . import cuda_record, plan_shelf, store
+from .launch_numbers import NotRecorded
+from .nvrtc import NoCompiler
 from .operands import Operands
 from .plans import driver
 from .plans.format import ALIGNMENT, Output, Plan, PlanError, Tensor
@@ -149,6 +151,15 @@ class Launcher:
         return made_plan(kernel, shapes, dims, architecture, device)
 
 
+def recorder_of(kernel: store.Kernel) -> Any:
+    """What records the launches of a kernel's language: ``toolchain()`` and ``record(...)``. Raises ImportError."""
+    if f"\n{cuda_record.DEVICE_CODE} = " in kernel.source():
+        return cuda_record
+    from . import torch_record
+
+    return torch_record
+
+
 def made_plan(
     kernel: store.Kernel, shapes: Operands, dims: tuple[int, ...], architecture: int, device: torch.device
 ) -> Plan | None:
@@ -157,9 +168,8 @@ def made_plan(
     Raises UnsoundLibrary for a source that is not what was promoted, NotServed where there is no Triton.
     """
     try:
-        from . import torch_record
-
-        toolchain = torch_record.toolchain()
+        recorder = recorder_of(kernel)
+        toolchain = recorder.toolchain()
     except ImportError as error:
         raise store.NotServed(f"{kernel.name} has no plan for this shape, and {error}") from error
     key = plan_shelf.cache_key(kernel, dims, architecture, toolchain)
@@ -172,8 +182,10 @@ def made_plan(
         [Tensor(o.name, o.dtype, o.sizes(named)) for o in part] for part in (shapes.inputs, shapes.outputs)
     )
     try:
-        plan = torch_record.record(module, kernel.params, inputs, outputs, architecture)
-    except (torch_record.NotRecorded, PlanError, MemoryError):
+        plan = recorder.record(module, kernel.params, inputs, outputs, architecture)
+    except NoCompiler as error:
+        raise store.NotServed(f"{kernel.name} has no plan for this shape, and {error}") from error
+    except (NotRecorded, PlanError, MemoryError):
         return None
     plan_shelf.keep(key, plan)
     return plan

@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,8 @@ def warm(
     architecture = int(device.removeprefix("cuda:").replace(".", ""))
     if not torch.cuda.is_available():
         torch_record.pretend(architecture)
-    made: dict[tuple[str, str], dict[tuple[str, tuple[int, ...]], Any]] = {}
+    made: dict[tuple[str, str, str], dict[tuple[str, tuple[int, ...]], Any]] = {}
+    toolchains: dict[str, Mapping[str, str]] = {}
     failed = 0
     for operator, dims in shapes:
         try:
@@ -112,14 +113,16 @@ def warm(
             failed += 1
             say(f"no plan for {operator} {plan_shelf.shape_key(dims)}: {error}")
             continue
-        made.setdefault((operator, table.target), {})[kernel.name, dims] = plan
+        toolchain = torch_launch.recorder_of(kernel).toolchain()
+        name = plan_shelf.pack_name(table.target, toolchain)
+        toolchains[name] = toolchain
+        made.setdefault((operator, table.target, name), {})[kernel.name, dims] = plan
         say(f"{operator} {plan_shelf.shape_key(dims)}: kernel {kernel.name}, plan {plan.digest[:16]}")
-    for (operator, target), plans in made.items() if packs is not None else ():
+    for (operator, _, name), plans in made.items() if packs is not None else ():
         assert packs is not None
-        name = plan_shelf.pack_name(target, torch_record.toolchain())
         place = packs / operator.replace("/", "__")
         place.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(plan_shelf.packed(plans, torch_record.toolchain()))
+        (place / name).write_bytes(plan_shelf.packed(plans, toolchains[name]))
     return failed
 
 

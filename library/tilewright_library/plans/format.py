@@ -127,6 +127,8 @@ class Launch:
     """One kernel launch. ``grid`` counts clusters along x and CTAs along y and z; a cluster has ``cluster`` CTAs.
 
     ``code`` is the number of the binary. ``programmatic``: it may begin before the plan's launch before it has ended.
+    ``block``: threads along x, y and z, where they are no row of ``32 * warps``; empty otherwise, and then no part of
+    a plan's bytes.
     """
 
     code: int
@@ -138,6 +140,13 @@ class Launch:
     cluster: int = 1
     cooperative: bool = False
     programmatic: bool = False
+    block: tuple[int, ...] = ()
+
+    @property
+    def threads(self) -> tuple[int, int, int]:
+        """Of a block, along x, y and z."""
+        x, y, z = self.block or (32 * self.warps, 1, 1)
+        return x, y, z
 
 
 @dataclass(frozen=True)
@@ -280,6 +289,8 @@ def _step_data(step: Step) -> dict[str, Any]:
     data = {"kind": _NAMES[type(step)], **dataclasses.asdict(step)}
     if isinstance(step, Launch):
         data["arguments"] = [{"kind": _NAMES[type(a)], **dataclasses.asdict(a)} for a in step.arguments]
+        if not step.block:  # plans of an earlier version of this format are the same bytes
+            del data["block"]
     return data
 
 
@@ -405,8 +416,13 @@ class _Check:
             _require(_whole(size, 1, most), f"the grid {launch.grid} is out of bounds")
         _require(launch.grid[0] * cluster <= MOST_GRID[0], f"the grid {launch.grid} is out of bounds")
         _require(_whole(launch.warps, 1, MOST_THREADS // 32), "a block's size is out of bounds")
-        threads = self._blocks[launch.code].get(launch.symbol, 32 * launch.warps)
-        _require(threads == 32 * launch.warps, f"{launch.symbol} is compiled for blocks of {threads} threads")
+        block = launch.block
+        shaped = isinstance(block, tuple) and len(block) in (0, 3)
+        _require(shaped and all(_whole(n, 1, MOST_THREADS) for n in block), "a block's size is out of bounds")
+        asked = math.prod(launch.threads)
+        _require(-(-asked // 32) == launch.warps, "a block's size is none of its warps")
+        threads = self._blocks[launch.code].get(launch.symbol, asked)
+        _require(threads == asked, f"{launch.symbol} is compiled for blocks of {threads} threads")
         _require(_whole(launch.shared, 0, MOST_SHARED), "a launch's shared memory is out of bounds")
         flags = (launch.cooperative, launch.programmatic)
         _require(all(isinstance(flag, bool) for flag in flags), "a launch's flags are no truth values")
