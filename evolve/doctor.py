@@ -82,9 +82,10 @@ def _extra(name: str) -> Diagnosis:
     part, wanted = f"extra {name}", []
     try:
         for line in metadata.requires("tilewright") or ():
-            package, _, rest = line.partition("==")
-            if re.search(rf"extra == ['\"]{name}['\"]", line) and rest:
-                wanted.append((package.strip(), rest.split(";")[0].strip()))
+            requirement, _, condition = line.partition(";")
+            package, pinned, version = requirement.partition("==")
+            if pinned and re.search(rf"extra == ['\"]{name}['\"]", condition):
+                wanted.append((package.strip(), version.strip()))
     except metadata.PackageNotFoundError:
         pass
     try:
@@ -105,7 +106,10 @@ def _cuda() -> Diagnosis:
         target = load_target(named_target(LOCAL))
     except (UserError, UnknownTarget) as error:
         return Diagnosis(
-            f"target {LOCAL}", False, str(error).removeprefix("target: ").rstrip("."), needed=False
+            f"target {LOCAL}",
+            False,
+            str(error).partition(" here: ")[2].rstrip(".") or str(error),
+            needed=False,
         )
     return replace(_target(target), part=f"target {LOCAL}")
 

@@ -124,6 +124,9 @@ def ask(
         answer = json.loads(out)
     except ValueError as error:
         last = " ".join(err.decode(errors="replace").strip().splitlines()[-_LAST_LINES:])
+        if found := re.search(r"No module named '(jax|torch|triton)", last):
+            extra = "tpu" if found[1] == "jax" else "triton"
+            raise UserError(f"{found[1]} is not installed; pip install 'tilewright[{extra}]'.") from error
         raise UserError(
             f"{path.name}: the process that reads {function} ended without an answer: {last}"
         ) from error
