@@ -236,6 +236,7 @@ def tune(
     budget: Budget | None = None,
     target: str | None = None,
     out: str | Path | None = None,
+    overwrite: bool = False,
     home: str | Path | None = None,
     **overrides: Any,
 ) -> Tuned:
@@ -249,7 +250,8 @@ def tune(
             ``"f32[4096, 1024], dim=1"``. A dictionary at the end of a tuple holds keyword arguments.
         budget: the limits; 64 evaluations by default.
         target: where candidates run; by default ``cuda`` if there is a GPU, otherwise ``interpreter``.
-        out: the folder of the operator; ``<function>_tuned`` by default.
+        out: the folder of the operator; by default ``<function>_tuned``, with a number if that is taken.
+        overwrite: replace what an earlier call wrote there.
         home: the folder that keeps campaigns.
         overrides: keys of the campaign's file, as for ``run``.
 
@@ -268,12 +270,14 @@ def tune(
     from tilewright.evolve.intake import child
 
     with child.started_intake(target) as intake:
-        return _tuned(function, reference, calls, budget or Budget(), target, out, home, overrides, intake)
+        return _tuned(
+            function, reference, calls, budget or Budget(), target, out, overwrite, home, overrides, intake
+        )
 
 
 def _tuned(
     function: Callable[..., Any] | str | Captured, reference: Callable[..., Any] | str | None, calls: Sequence[Any],
-    budget: Budget, target: str | None, out: str | Path | None, home: str | Path | None,
+    budget: Budget, target: str | None, out: str | Path | None, overwrite: bool, home: str | Path | None,
     overrides: Mapping[str, Any], process: Intake,
 ) -> Tuned:  # fmt: skip
     from tilewright.evolve.intake import tune as intake
@@ -296,14 +300,14 @@ def _tuned(
     judge = SELF if reference is None else intake.resolve_reference(winner.reference_text(reference))
     texts = tuple(_call_text(c) for c in calls)
     request = intake.Request(path, name, judge, tuple(dict.fromkeys(texts)))
-    where = Path(out) if out is not None else Path(f"{request.name}_tuned")
+    where = intake.output_folder(request.name, request.name, None if out is None else Path(out), overwrite)
     chosen = intake.target_named(target)
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
     changes.update({"budget.evaluations": budget.evaluations, "budget.wall_seconds": budget.seconds})
     intake.config_of(request, chosen, where, changes)
     folder = home_folder(None if home is None else str(home))
     with device_for(chosen) as device:
-        answer = intake.prepare(request, chosen, where, _noted, process)
+        answer = intake.prepare(request, chosen, where, _noted, process, changes)
         from tilewright.evolve.run import run as run_campaign
         from tilewright.evolve.show.display import make_display
 

@@ -28,7 +28,11 @@ def add_commands(commands: Any, tell: Tell) -> None:
         help="the function that launches the kernel, or a file of KernelBench, JAXBench or flashinfer-bench",
     )
     _add_call(tune)
-    tune.add_argument("--out", type=Path, help="folder to write the operator to (default: ./FUNCTION_tuned)")
+    tune.add_argument(
+        "--out", type=Path,
+        help="folder to write the operator to (default: ./FUNCTION_tuned, with a number if that is taken)",
+    )  # fmt: skip
+    tune.add_argument("--overwrite", action="store_true", help="replace what an earlier tune wrote there")
     tune.add_argument("--evaluations", type=int, default=64, help="budget of evaluations (default: 64)")
     tune.add_argument("--seconds", type=float, help="budget of seconds")
     tune.add_argument("--seed", type=int, default=0, help="seed of every random choice")
@@ -118,13 +122,13 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
 def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Target, plan: Plan) -> int:
     import tilewright
     from tilewright.evolve.intake.problems import write_files
-    from tilewright.evolve.intake.tune import config_of, export, prepare
+    from tilewright.evolve.intake.tune import config_of, export, output_folder, prepare
     from tilewright.evolve.record.home import home_folder, require_writable
     from tilewright.workers.device.warm_device import device_for
 
     request = plan.request
     home = home_folder(arguments.home)
-    where = arguments.out or Path(f"{plan.name}_tuned")
+    where = output_folder(plan.name, request.name, arguments.out, arguments.overwrite)
     overrides: dict[str, Any] = {"budget.evaluations": arguments.evaluations, "seed": arguments.seed}
     if arguments.seconds is not None:
         overrides["budget.wall_seconds"] = arguments.seconds
@@ -134,7 +138,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     for folder, key in ((where, "--out"), (home, "home")):
         require_writable(folder, key)
     with device_for(target) as device:
-        answer = prepare(request, target, where, _say, intake)
+        answer = prepare(request, target, where, _say, intake, overrides)
         write_files(plan, where)
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display

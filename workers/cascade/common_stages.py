@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -88,6 +89,12 @@ class RaceStage:
         order = {w.id: n for n, w in enumerate(request.measured)}
         found.figures.sort(key=lambda figures: order[figures.workload])
         return failure and dataclasses.replace(failure, stage=failure.stage or stage)
+
+
+def drawn_kinds(request: Request, workload: Workload, most: int) -> Sequence[str]:
+    """So many kinds of inputs for a shape, as the request's seed draws them."""
+    kinds = request.operator.input_kinds
+    return random.Random(f"{request.seed} {workload.id}").sample(kinds, min(most, len(kinds)))
 
 
 def dealt_kinds(request: Request, position: int) -> Sequence[str]:
