@@ -18,7 +18,8 @@ from typing import Any
 
 from jax._src.core import jaxprs_in_params
 
-from tilewright.workers.intake.pallas.original import Original, Site
+from tilewright.fitness.original import Site
+from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
 
 _BLOCK = re.compile(

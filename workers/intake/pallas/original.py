@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr
 
-from tilewright.fitness.original import data_of
+from tilewright.fitness.original import Site, data_of, texts_of
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.intake.source.knobs import with_params
 from tilewright.workers.intake.source.literals import Literals
@@ -37,9 +37,6 @@ from tilewright.workers.intake.source.load import load
 from tilewright.workers.runners.pallas import jaxpr_names, trace
 
 Params = Mapping[str, Any]
-Site = tuple[str, int, int, int]
-"""A number in a file: its path below the root, line from 1, and its first byte and the byte after its last."""
-
 
 @dataclass(frozen=True)
 class Original:
@@ -68,20 +65,9 @@ class Original:
             f"{declared}\nORIGINAL = {asdict(self)!r}\n"
         )
 
-    def texts(self, params: Params) -> dict[str, str]:
-        """The files with the sizes of a candidate."""
-        found = {path: text.encode().split(b"\n") for path, text in self.files.items()}
-        places = [
-            (site, params[name]) for name, sites in self.sites.items() if name in params for site in sites
-        ]
-        for (path, line, first, last), value in sorted(places, reverse=True):
-            row = found[path][line - 1]
-            found[path][line - 1] = row[:first] + repr(value).encode() + row[last:]
-        return {path: b"\n".join(rows).decode() for path, rows in found.items()}
-
     def loaded(self, params: Params, folder: Path) -> Callable[..., Any]:
         """The user's function with the sizes of a candidate; its files are written below ``folder``."""
-        texts = self.texts(params)
+        texts = texts_of(self.files, self.sites, params)
         root = folder / hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:16]
         for path, text in texts.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
