@@ -25,9 +25,11 @@ class DialectStage:
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Rejects a source that is not of the dialect, and is no function as it stands of the operator's own."""
-        if is_original(request.source) and request.source in {
-            seed.source for seed in request.operator.kernels.values()
-        }:
+        if (
+            self._entry == "build"
+            and is_original(request.source)
+            and request.source in {seed.source for seed in request.operator.kernels.values()}
+        ):
             return None
         violations = _violations(request.source, self._entry)
         if not violations:

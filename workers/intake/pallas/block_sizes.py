@@ -101,7 +101,8 @@ def _numbers(original: Original, used: Collection[tuple[str, int]]) -> Iterator[
     for path, text in original.files.items():
         if Path(path).suffix != ".py":
             continue
-        for name, node in _named(ast.parse(text), "", lambda line, path=path: (path, line) in used):
+        lines = {line for file, line in used if file == path}
+        for name, node in _named(ast.parse(text), "", lines.__contains__):
             if is_size(node.value) and node.end_col_offset is not None and node.end_lineno == node.lineno:
                 yield name, node.value, (path, node.lineno, node.col_offset, node.end_col_offset)
 

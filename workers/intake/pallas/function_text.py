@@ -85,9 +85,9 @@ class FunctionText:
     def size_of(self, file: str, name: str) -> str:
         """The parameter that a constant of a file stands for; empty where there is none."""
         for (path, line, column), parameter in self.sites.items():
-            if path == file and re.match(rf"{name}\b[^=]*=", linecache.getline(file, line)):
-                if linecache.getline(file, line).encode()[:column].decode().rstrip().endswith("="):
-                    return parameter
+            before = linecache.getline(file, line).encode()[:column].decode() if path == file else ""
+            if re.match(rf"{name}\b[^=]*=\s*$", before):
+                return parameter
         return ""
 
     def constant(self, name: str, text: str) -> str:
@@ -160,7 +160,8 @@ class _Transform(ast.NodeTransformer):
     """Rewrites one function."""
 
     def __init__(
-        self, module: FunctionText, known: Mapping[str, Any], closure: Mapping[str, Any], node: ast.FunctionDef, file: str
+        self, module: FunctionText, known: Mapping[str, Any], closure: Mapping[str, Any], node: ast.FunctionDef,
+        file: str,
     ) -> None:  # fmt: skip
         self._module, self._known, self._closure, self._file = module, known, closure, file
         bound = [n.arg for n in ast.walk(node) if isinstance(n, ast.arg)]

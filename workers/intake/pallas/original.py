@@ -1,8 +1,8 @@
 """A user's Pallas function as it stands, for each value of its block sizes: any Python, run in a confined child.
 
 A kernel module whose only content is data (``ORIGINAL``) holds the files of the user's package that the function uses,
-the text of the call, and where block sizes stand in those files. A child that sees neither inputs nor a clock writes the
-files with the sizes of one candidate, calls the function on shapes, and hands back the jaxpr. Packages that are not
+the text of the call, and where block sizes stand in those files. A child that sees neither inputs nor a clock writes
+the files with the sizes of one candidate, calls the function on shapes, and hands back the jaxpr. Packages that are not
 installed are placeholders, and the target's TPU is the device. That jaxpr is the candidate, and is judged as any is.
 """
 
@@ -37,6 +37,7 @@ from tilewright.workers.intake.source.load import load
 from tilewright.workers.runners.pallas import jaxpr_names, trace
 
 Params = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class Original:

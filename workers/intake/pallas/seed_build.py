@@ -25,6 +25,7 @@ from tilewright.seeds.operator import TensorSpec
 from tilewright.seeds.sampled import windows
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.operator import Operand, known_values
+from tilewright.workers.intake.pallas.block_sizes import launches
 from tilewright.workers.intake.pallas.original import on_chip, plain_jaxpr
 from tilewright.workers.runners.failures import describe
 from tilewright.workers.runners.pallas.check import exported, interpret, settings_of
@@ -149,7 +150,7 @@ _PLACES = re.compile(
 
 def text_of(closed: ClosedJaxpr) -> str:
     """What a function does, without names and places."""
-    return _PLACES.sub("", str(closed))
+    return _PLACES.sub("", str(closed)) + str(launches(closed.jaxpr))
 
 
 def _check_blocks(jaxpr: Any) -> None:
