@@ -112,7 +112,7 @@ def ask(
         with tempfile.TemporaryDirectory(prefix="tilewright-intake-") as folder:
             request = {
                 "path": str(path.resolve()), "function": function, "reference": reference, "calls": list(calls),
-                "folder": folder, "part": part_of(target),
+                "folder": folder, "part": part_of(target), "target": target.name,
             }  # fmt: skip
             out, err = process.answer(request, SECONDS, meanwhile)
     except subprocess.TimeoutExpired as error:
