@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-class _Default:
+class TilewrightDefault:
     """Stands for a default value that only the original's file has."""
 
     def __repr__(self) -> str:
         return "default"
 
 
-TILEWRIGHT_DEFAULT = _Default()
+TILEWRIGHT_DEFAULT = TilewrightDefault()
 
 
 def tilewright_text(value: Any) -> str:
@@ -32,7 +32,7 @@ def tilewright_text(value: Any) -> str:
     return "device" if type(value).__name__ == "device" else repr(value)
 
 
-def _is_plain(tensors: list[Any], writes: bool) -> bool:
+def tilewright_is_plain(tensors: list[Any], writes: bool) -> bool:
     """Whether tensors are of no other kind than those that were tuned with, and no gradient is asked for."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensors[0], torch.Tensor):
@@ -69,10 +69,10 @@ def tilewright_operands(
         if not all(0 < size <= most for size, most in zip(tensor.shape, largest, strict=True)):
             return None
         found[name] = tensor
-    return found if _is_plain(list(found.values()), served["writes"]) and fits(**found) else None
+    return found if tilewright_is_plain(list(found.values()), served["writes"]) and fits(**found) else None
 
 
-def _modules_of(file: str) -> Iterator[Any]:
+def tilewright_modules_of(file: str) -> Iterator[Any]:
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == file:
             yield module
@@ -82,7 +82,7 @@ def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:
     """The function that serves every other call. Raises RuntimeError where it cannot be imported."""
     file, root, module, name = served["original"]
     try:
-        found: Any = next(_modules_of(file), None)
+        found: Any = next(tilewright_modules_of(file), None)
         if found is None and "." in module:
             sys.path.append(root)
             found = importlib.import_module(module)

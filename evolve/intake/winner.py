@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import served_calls
+from tilewright.evolve.intake.original_winner import original_module
 from tilewright.evolve.intake.served_calls import TILEWRIGHT_DEFAULT, tilewright_text
+from tilewright.fitness.original import data_of
 from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument, parse
 from tilewright.workers.intake.calls.sizes import size_code
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
 
 RESULTS = "tilewright_results"
+ORIGINAL = "tilewright_tuned"
+"""The user's own function with the sizes that won."""
+
 DEFAULT = repr(TILEWRIGHT_DEFAULT)
 _DECLARED = ("SPACE", "DEFAULTS", "CONSTRAINTS")
 _MADE = ("empty", "zeros")
@@ -37,8 +42,8 @@ def plain_module(
     given = ", ".join(operands)
     inputs = ", ".join(f'"{name}": {name}' for name in operands)
     called = (
-        f"    return build(PARAMS)({given})\n"
-        if entry == "build"
+        f"    return {'build(PARAMS)' if entry == 'build' else entry}({given})\n"
+        if entry != "launch"
         else f"    results = launch({{{inputs}}}, PARAMS)\n    return results[0] if len(results) == 1 else results\n"
     )
     return f'"""{note}"""\n\n{text}\n\ndef {function}({given}):\n{called}'
@@ -47,7 +52,12 @@ def plain_module(
 def _kernels(
     source: str, params: Mapping[str, Any], function: str, operands: Sequence[str]
 ) -> tuple[str, str]:
-    """A kernel module's functions with PARAMS, without what the search needs of it; and its entry point."""
+    """A kernel module's functions with PARAMS, without what the search needs of it; and its entry point: ``launch``,
+    ``build``, or ORIGINAL of the user's own file."""
+    if (original := data_of(source)) is not None:
+        text = original_module(original, params, function, operands, "").partition("\n\n")[2]
+        head, _, tail = text.rpartition(f"\ndef {function}(")
+        return f"{head}\ndef {ORIGINAL}({tail}", ORIGINAL
     body: list[ast.stmt] = []
     entry = "launch"
     for node in ast.parse(source).body:
@@ -244,12 +254,15 @@ def winner_module(
     fits = "".join(f"        and {text}\n" for text in conditions)
     returned = "".join(f"    {name}.copy_({RESULTS}[{n}])\n" for name, n in wrapper.get("writes", {}).items())
     value = wrapper.get("returned") or f"{RESULTS}[0] if len({RESULTS}) == 1 else {RESULTS}"
-    returned += f"    return {RESULTS if entry == 'build' else value}\n"
-    run = "build(PARAMS)(*own.values())" if entry == "build" else "launch(own, PARAMS)"
+    returned += f"    return {value if entry == 'launch' else RESULTS}\n"
+    ways = {"launch": "launch(own, PARAMS)", "build": "build(PARAMS)(*own.values())"}
+    run = ways.get(entry, f"{entry}(*own.values())")
     given = ", ".join(f'"{name}": {name}' for name in signature.names)
     doc = f"    {signature.doc!r}\n" if signature.doc else ""
     runtime = Path(served_calls.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2]
     return f'''"""{note}"""
+
+{kernels}
 
 {runtime}
 
@@ -257,7 +270,6 @@ def tilewright_given(values):
     return {{k: v for k, v in values.items() if v is not TILEWRIGHT_DEFAULT}}
 
 
-{kernels}
 SERVED = {pprint.pformat(served, width=110, sort_dicts=False)}
 
 
