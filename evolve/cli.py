@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ from tilewright.evolve.record.home import (
     find_campaign,
     home_folder,
 )
-from tilewright.evolve.report.text import bytes_text
+from tilewright.evolve.report.text import bytes_text, printable, shorten
 
 if TYPE_CHECKING:
     from tilewright.evolve.promote.command import PromotionOutcome
@@ -53,6 +54,8 @@ EXAMPLES = {
 }
 """What ``--help`` of each command shows."""
 
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EROFS)
+
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns the exit code."""
 
@@ -65,17 +68,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _noted(interrupted):
             return arguments.run(arguments)
     except UserError as error:
-        print(f"tilewright: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return _refused(str(error))
     except KeyboardInterrupt:
         return _stopped()
     except BrokenPipeError:  # a reader such as head closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # what was not written must not be tried again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        place = shorten(str(error.filename or "standard output"), 200)
+        return _refused(f"cannot write or open {place}: {error.strerror}.")
     except Exception:
         if interrupted:  # a library interrupted during its import raises something else
             return _stopped()
         raise
+
+
+def _refused(text: str) -> int:
+    """What a user can act on, without a terminal's control sequences; a refusal of ``tune`` has several lines."""
+    for line in f"tilewright: {text}".split("\n"):
+        print(printable(line), file=sys.stderr)  # noqa: T201
+    return 2
 
 
 def command() -> NoReturn:
@@ -118,7 +136,7 @@ def _noted(interrupted: list[int]) -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="tilewright",
         description="Evolve GPU and TPU kernels: every candidate passes correctness gates before it is timed, every "
         "evaluation is recorded, and a stopped campaign resumes.",
@@ -198,13 +216,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose errors hold no control sequences of what the user typed or pasted."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 class _Version(argparse.Action):
     """Prints the version; git is asked for the commit only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from tilewright.evolve.record.system import commit, version
 
-        _say(f"tilewright {version()} ({commit()})")
+        known = commit()
+        _say(f"tilewright {version()}" + (f" ({known})" if known != "unknown" else ""))
         parser.exit()
 
 
@@ -403,7 +429,7 @@ def _register(outcome: PromotionOutcome, library: LibraryWriter, home: Path) -> 
 
 def _say(*lines: str) -> None:
     for line in lines:
-        print(line, flush=True)  # noqa: T201
+        print(printable(line), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

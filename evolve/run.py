@@ -291,7 +291,13 @@ class _Run:
         self._note_spent()
         if not any(event.kind == "finished" for event in self.journal.events()):
             self.journal.add_event("finished", reason=reason.value, winner=winner.id if winner else None)
-        write_report(self.journal, self.folder / REPORT)
+        try:
+            write_report(self.journal, self.folder / REPORT)
+        except OSError as error:
+            raise InfrastructureFault(
+                f"report: cannot write {self.folder / REPORT}: {error.strerror}; the campaign has finished, and "
+                f"'tilewright report {self.folder.name}' writes it."
+            ) from error
 
     def _note_spent(self) -> None:
         """Record for the bill the CPU time of this process and the device time of the last comparison."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.report.text import printable
 
 if TYPE_CHECKING:
     from tilewright.evolve.intake.child import Intake
@@ -66,7 +67,7 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
 
 
 def _say(line: str) -> None:
-    print(line)  # noqa: T201
+    print(printable(line))  # noqa: T201
 
 
 def _options(arguments: argparse.Namespace) -> tuple[Path, Options]:

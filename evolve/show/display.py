@@ -148,7 +148,7 @@ class LiveDisplay:
         self._redraw()
 
     def note(self, text: str) -> None:
-        self._note = text
+        self._note = printable(text)
         self._redraw()
 
     def stop(self) -> None:
