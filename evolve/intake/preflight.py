@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tilewright.fitness.original import is_original
 from tilewright.workers.intake.judge.self_reference import SELF
 
 _SHORT = {
@@ -42,9 +43,12 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     for row in answer["fixed"]:
         yield f"  fixed      {row['name']} = {row['value']}: {row['why']}"
     checked = ", ".join("x".join(str(n) for n in shape.values()) for shape in answer["check"])
-    yield f"  checked    the seed passes at {checked}, with inputs {', '.join(answer['kinds'])}"
+    yield f"  checked    small shapes {checked}, with inputs {', '.join(answer['kinds'])}"
     yield from _space(answer)
     yield from _rewrites(answer["source"])
+    for line in answer.get("left_out", ()):
+        yield f"  left out   {line}"
+    yield "  gradients  a call that needs one goes to the original: no backward was taken in"
     for note in answer["notes"]:
         yield f"  note       {note}"
     yield f"  target     {target}"
@@ -94,6 +98,9 @@ def _rewrites(source: str) -> Iterator[str]:
     from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
     from tilewright.evolve.proposers.rewrite.registry import rules
 
+    if is_original(source):
+        yield "  rewrites   none: a function as it stands has parameters alone"
+        return
     kernel = KernelSource(source)
     every = rules(kernel.language)
     applied, nowhere = [], 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from testkit.browser import browser_page, missing_browser
 from testkit.sample_campaign import write_sample
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror import classic_pages, ui
@@ -112,11 +114,32 @@ def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path: Pa
     try:
         _await(lambda: server.poll() is not None or _answers(f"{address}/health"))
         assert mirror_process.read_progress(here).complete
+        if missing_browser() is None:
+            _read_pages(address, mirror_process.read_progress(here).page)
         assert mirror.wait(120) and mirror.lag() == 0, (there.parent / mirror_process.LOG).read_text()
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
     _await(lambda: not _answers(f"{address}/health"))
+
+
+def _read_pages(address: str, view: str) -> None:
+    """The candidates' columns, a candidate with a link to its parent, and the parent with a link back."""
+    with browser_page(
+        1280, 900, storage={"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true"}
+    ) as browser:
+        page = browser.page
+        page.goto(address + view)
+        child = page.get_by_role("link", name=re.compile("^0001 ")).first
+        child.wait_for(timeout=60_000)
+        head = page.locator(".ag-header").first.inner_text().split()
+        assert {"tflops_modelled", "gain_modelled", "parents", "verdict", "proposer"} <= set(head)
+        child.evaluate("link => link.click()")
+        parent = page.get_by_role("link", name="candidate 0", exact=True)
+        parent.wait_for(timeout=60_000)
+        page.goto(f"{address}/{parent.get_attribute('href')}")
+        page.get_by_role("link", name="1", exact=True).first.wait_for(timeout=60_000)
+        assert page.get_by_text("Evaluation runs").count() == 0, "a classic page"
 
 
 def _await(true: Callable[[], bool], timeout_seconds: float = 150.0) -> None:
