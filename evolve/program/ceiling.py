@@ -55,7 +55,12 @@ class Ceiling:
         return self.wall / max(self.wall - saved, 1e-12)
 
 
-TRITON, GENERATED, FP8, GAPS = "Triton kernels", "Inductor's kernels", "linear layers in FP8", "gaps between kernels"
+TRITON, GENERATED, FP8, GAPS = (
+    "Triton kernels",
+    "Inductor's kernels",
+    "linear layers in FP8",
+    "gaps between kernels",
+)
 
 
 def ceiling(record: Mapping[str, Any]) -> Ceiling:

@@ -22,7 +22,9 @@ def add_command(commands: Any) -> None:
     command.add_argument("--setup", default="", help="the function of the file whose result the step takes")
     command.add_argument("--out", type=Path, help="folder to write to (default: ./STEP_faster)")
     command.add_argument("--seconds", type=float, default=60.0, help="budget of the search (default: 60)")
-    command.add_argument("--prove-seconds", type=float, default=40.0, help="budget of the proof (default: 40)")
+    command.add_argument(
+        "--prove-seconds", type=float, default=40.0, help="budget of the proof (default: 40)"
+    )
     command.add_argument("--fp8", action="store_true", help="replace linear layers by blockwise FP8 too")
     command.add_argument(
         "--faster", type=Path, metavar="FILE", help="prove the replacements of this file instead of searching"

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.library import launch_replacement
 
-_END = '''
+_END = """
 REPLACEMENTS = [
 {replacements}]
 DEVICE = {device!r}
@@ -17,7 +17,7 @@ _INSTALLATION = Installation(REPLACEMENTS, DEVICE, LAYERS)
 install, uninstall, installed, counts = (
     _INSTALLATION.install, _INSTALLATION.uninstall, _INSTALLATION.installed, _INSTALLATION.counts
 )
-'''
+"""
 
 
 def faster_text(

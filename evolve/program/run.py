@@ -76,7 +76,11 @@ class Program:
         return list(self.answer["found"])
 
     def prove(
-        self, seconds: float = 60.0, prove_seconds: float = 40.0, fp8: bool = False, faster: str | Path | None = None
+        self,
+        seconds: float = 60.0,
+        prove_seconds: float = 40.0,
+        fp8: bool = False,
+        faster: str | Path | None = None,
     ) -> Mapping[str, Any]:
         """Tune, prove each replacement in the step, take out what does not pay, and write ``faster.py``.
 
@@ -125,14 +129,21 @@ class Program:
         if "why" in answer:
             raise UserError(f"{answer['why']}.")
         self.answer = answer
-        self._save({RECORD: json.dumps(answer["record"], indent=1), PAGE: page(answer["record"], self.ceiling())})
+        self._save(
+            {RECORD: json.dumps(answer["record"], indent=1), PAGE: page(answer["record"], self.ceiling())}
+        )
 
     def _write(self, proof: Mapping[str, Any] | None) -> None:
         """``faster.py`` with its receipt; neither where there is nothing to install."""
         record, replacements = self.answer["record"], self.answer["replacements"]
         files = {PAGE: page(record, self.ceiling(), proof)}
         if proof is not None:
-            receipt = {"program": self.name, "device": record["device"], "shares": self.ceiling().shares, **proof}
+            receipt = {
+                "program": self.name,
+                "device": record["device"],
+                "shares": self.ceiling().shares,
+                **proof,
+            }
             files[RECEIPT] = json.dumps(receipt, indent=1)
         if replacements or self.answer["fp8_shapes"]:
             files[FASTER] = faster_text(

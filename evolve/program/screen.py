@@ -20,7 +20,9 @@ COLOURS: Mapping[str, str] = {
 
 def figure_kind(record: Mapping[str, Any]) -> str:
     """Where a record's times come from."""
-    return f"{record['device']['product']}, measured" if record["device"]["product"] else "no device: no times"
+    return (
+        f"{record['device']['product']}, measured" if record["device"]["product"] else "no device: no times"
+    )
 
 
 def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
@@ -58,7 +60,9 @@ def ceiling_lines(found: Ceiling) -> Iterator[str]:
             yield f"           {source.note}"
     yield f"  now   |{bar(found, at_best=False)}|"
     yield f"  best  |{bar(found, at_best=True)}|"
-    yield "         " + ", ".join(f"{letter} {kind}" for kind, letter in LETTERS.items() if kind in found.shares)
+    yield "         " + ", ".join(
+        f"{letter} {kind}" for kind, letter in LETTERS.items() if kind in found.shares
+    )
     small = [k["name"] for k in found.kernels if k["seconds"] - k["floor"] < WORTH * found.wall]
     if small:
         names = ", ".join(dict.fromkeys(small))
@@ -91,8 +95,15 @@ def page(record: Mapping[str, Any], found: Ceiling, proof: Mapping[str, Any] | N
     drawn = "".join(_svg_bar(n, name, parts, found.wall) for n, (name, parts) in enumerate(bars))
     if proof and proof.get("seconds"):
         after = proof["seconds"] / found.wall
-        drawn += f'<rect x="80" y="64" width="{600 * after:.1f}" height="20" fill="#54a24b"/><text x="0" y="79">proved</text>'
-    lines = [*record_lines(record, found), "", *ceiling_lines(found), "", *(proof_lines(proof) if proof else ())]
+        drawn += f'<rect x="80" y="64" width="{600 * after:.1f}" height="20" fill="#54a24b"/>'
+        drawn += '<text x="0" y="79">proved</text>'
+    lines = [
+        *record_lines(record, found),
+        "",
+        *ceiling_lines(found),
+        "",
+        *(proof_lines(proof) if proof else ()),
+    ]
     legend = " ".join(f'<span style="color:{c}">&#9632;</span> {k}' for k, c in COLOURS.items())
     return (
         f"<!doctype html><meta charset=utf-8><title>{escape(record['name'])}</title>"

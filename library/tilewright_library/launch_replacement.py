@@ -43,7 +43,9 @@ def _described(value: Any) -> Any:
     if hasattr(value, "data_ptr") and hasattr(value, "stride"):
         aligned = value.data_ptr() % ALIGNMENT == 0
         return ("tensor", str(value.dtype), tuple(value.shape), tuple(value.stride()), aligned)
-    if kind.__module__ == "torch" and kind.__name__ == "dtype" or kind.__module__.startswith("triton.language"):
+    if (kind.__module__ == "torch" and kind.__name__ == "dtype") or kind.__module__.startswith(
+        "triton.language"
+    ):
         return (kind.__name__, str(value))
     return NotImplemented
 
@@ -163,7 +165,9 @@ class Installation:
         cuda = importlib.import_module("torch").cuda
         found = {cuda.get_device_name(n) for n in range(cuda.device_count())}
         if found != {self.device}:
-            raise NotInstalled(f"proved on {self.device}, and this machine has {', '.join(sorted(found)) or 'none'}")
+            raise NotInstalled(
+                f"proved on {self.device}, and this machine has {', '.join(sorted(found)) or 'none'}"
+            )
 
     def _put(self, replacement: Replacement) -> None:
         try:

@@ -94,9 +94,7 @@ def compile_tuner(tuner: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> No
     inner = innermost(tuner)
     plain = {k: v for k, v in kwargs.items() if k != "warmup"}
     for config in configs:
-        job = job_of(
-            inner, lambda c=config: tuner.fn.run(*args, **plain, **c.all_kwargs(), warmup=True)
-        )  # type: ignore[misc]
+        job = job_of(inner, lambda c=config: tuner.fn.run(*args, **plain, **c.all_kwargs(), warmup=True))  # type: ignore[misc]
         if job is not None:
             jobs.append(job)
     if len(jobs) > 1:

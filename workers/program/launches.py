@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -116,7 +116,12 @@ class LaunchRecorder:
     def __enter__(self) -> LaunchRecorder:
         from triton.runtime import autotuner, interpreter, jit
 
-        for kind in (jit.JITFunction, interpreter.InterpretedFunction, autotuner.Autotuner, autotuner.Heuristics):
+        for kind in (
+            jit.JITFunction,
+            interpreter.InterpretedFunction,
+            autotuner.Autotuner,
+            autotuner.Heuristics,
+        ):
             self._wrap(kind, "run", self._run)
         self._wrap(autotuner.Autotuner, "_bench", self._bench)
         try:
@@ -199,7 +204,9 @@ class LaunchRecorder:
             return None
         if sum(owner == id(this) for owner, _ in self._known) >= MOST_SIGNATURES:
             return None
-        tensors = {at: v for at, v in itertools.chain(enumerate(args), kwargs.items()) if torch.is_tensor(v)}
+        tensors: dict[int | str, Any] = {
+            at: v for at, v in itertools.chain(enumerate(args), kwargs.items()) if torch.is_tensor(v)
+        }
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
         size = sum(s.nbytes() for s in storages.values())
         if size > MOST_LAUNCH_BYTES or self._kept + size > MOST_BYTES:
@@ -209,7 +216,7 @@ class LaunchRecorder:
         copies = [
             torch.empty(0, dtype=torch.uint8, device=s.device).set_(s).clone() for s in storages.values()
         ]
-        views = {
+        views: dict[int | str, Any] = {
             at: (
                 order[t.untyped_storage().data_ptr()], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset()
             )

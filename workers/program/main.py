@@ -36,7 +36,10 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_about(
-    program: Program, request: Mapping[str, Any], say: Callable[[str], None], given: Sequence[Replacement] = ()
+    program: Program,
+    request: Mapping[str, Any],
+    say: Callable[[str], None],
+    given: Sequence[Replacement] = (),
 ) -> dict[str, Any]:
     """The same of a program in this process. ``given``: replacements that are proved instead. Raises BadStep."""
     part = request.get("part", "record")
@@ -120,7 +123,9 @@ def _of_file(path: Path) -> list[Replacement]:
         raise BadStep(f"{path.name} has no REPLACEMENTS") from error
 
 
-def _predicted(recorded: Recorded, outcomes: Sequence[Mapping[str, Any]], kept: Sequence[Replacement]) -> float:
+def _predicted(
+    recorded: Recorded, outcomes: Sequence[Mapping[str, Any]], kept: Sequence[Replacement]
+) -> float:
     """The step's gain by the searched launches alone: what each saves, times its calls, out of the step."""
     labels, wall = {r.label for r in kept}, recorded.data["wall_seconds"]
     saved = 0.0

@@ -106,12 +106,16 @@ class Proof:
         if before["losses"]:
             largest = max(max(map(abs, before["losses"])), 1e-12)
             worst = max(abs(a - b) / largest for a, b in zip(before["losses"], after["losses"], strict=True))
-            self.notes.append(f"results of {len(before['losses'])} steps from one seed differ by at most {worst:.2%} of the largest")
+            self.notes.append(
+                f"results of {len(before['losses'])} steps from one seed differ by at most {worst:.2%} of the largest"
+            )
             if not worst <= (FP8_LOSS_SHARE if fp8 else LOSS_SHARE):
                 return self._refuse(f"the step's results differ by {worst:.2%} from the original's")
         if before["gradients"]:
             own, ours = (_gradients_db(before["gradients"], other["gradients"]) for other in (again, after))
-            self.notes.append(f"gradients of the first step: {ours:.1f} dB (the original against itself {own:.1f} dB)")
+            self.notes.append(
+                f"gradients of the first step: {ours:.1f} dB (the original against itself {own:.1f} dB)"
+            )
             if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
                 return self._refuse(f"gradients are {ours:.1f} dB from the original's")
         if before["peak"]:
@@ -149,7 +153,9 @@ class Proof:
         """By label what it gives to the step beside all others; what all give; seconds before and after."""
         arms: dict[str, Installation | None] = {"": None, "*": self._installation(self.kept, self.layers)}
         for replacement in self.kept:
-            arms[replacement.label] = self._installation([r for r in self.kept if r is not replacement], self.layers)
+            arms[replacement.label] = self._installation(
+                [r for r in self.kept if r is not replacement], self.layers
+            )
         if self.layers is not None:
             arms[self.layers.label] = self._installation(self.kept, None)
         steps = {name: self._step(installation) for name, installation in arms.items()}
@@ -164,7 +170,9 @@ class Proof:
             count += 1
         whole = paired_ratio({"step": rounds[""]}, {"step": rounds["*"]})
         parts = {
-            name: paired_ratio({"step": rounds[name]}, {"step": rounds["*"]}) for name in arms if name not in ("", "*")
+            name: paired_ratio({"step": rounds[name]}, {"step": rounds["*"]})
+            for name in arms
+            if name not in ("", "*")
         }
         if self.layers is not None:
             alone = paired_ratio({"step": rounds[""]}, {"step": rounds[self.layers.label]})

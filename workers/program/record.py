@@ -139,7 +139,7 @@ def _profiled(step: Callable[[], Any]) -> tuple[list[Kernel], list[dict[str, Any
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], record_shapes=True) as trace:
         step()
         torch.cuda.synchronize()
-    raw = trace.profiler.kineto_results.events()  # type: ignore[union-attr]
+    raw = trace.profiler.kineto_results.events()
     on_device = [e for e in raw if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0]
     on_device = [e for e in on_device if not e.name().startswith(("gpu_user", "ProfilerStep", "## Call"))]
     kernels = [
@@ -154,7 +154,7 @@ def _profiled(step: Callable[[], Any]) -> tuple[list[Kernel], list[dict[str, Any
         {"name": name, "shapes": shapes, "calls": len(times), "seconds": sum(times)}
         for (name, shapes), times in found.items()
     ]
-    return kernels, sorted(operators, key=lambda row: -row["seconds"])[:60]
+    return kernels, sorted(operators, key=lambda row: float(row["seconds"]), reverse=True)[:60]
 
 
 def _with_values(first: LaunchRecorder, second: LaunchRecorder) -> list[Launch]:
@@ -207,7 +207,7 @@ def _rows(
         if row["kind"] == "inductor":
             found = generated[row["name"]]
             row |= {"place": found.file, "arguments": found.arguments, "configuration": found.configuration}
-    return sorted(rows.values(), key=lambda row: -row["seconds"])
+    return sorted(rows.values(), key=lambda row: -float(row["seconds"]))
 
 
 def _kind(name: str) -> str:

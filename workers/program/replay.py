@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,7 +63,9 @@ class Replay:
         """Run the original: which storages it writes, which tensors it fills whatever they held, what it answers."""
         first = self._answers(None, original=True)
         self._written = [
-            n for n, (found, given) in enumerate(zip(first, self._given, strict=True)) if not _same(found, given)
+            n
+            for n, (found, given) in enumerate(zip(first, self._given, strict=True))
+            if not _same(found, given)
         ]
         expected = [first[n] for n in self._written]
         noise = self._distance(expected, [self._answers(None, original=True)[n] for n in self._written])
@@ -87,7 +88,11 @@ class Replay:
         """Decibels that the data types leave."""
         found = {str(dtype).rpartition(".")[2] for _, dtype, *_ in self.values.views.values()}
         narrow = next((name for name in NARROW if name in found), "float32")
-        return PRODUCTS_DB["float32"] if narrow == "float32" and "dot(" in self.launch.source else EXPECTED_DB[narrow]
+        return (
+            PRODUCTS_DB["float32"]
+            if narrow == "float32" and "dot(" in self.launch.source
+            else EXPECTED_DB[narrow]
+        )
 
     def _distance(self, expected: list[torch.Tensor], found: list[torch.Tensor]) -> float:
         """The least signal-to-noise ratio of any storage, dB."""
@@ -158,5 +163,3 @@ def _worst(expected: torch.Tensor, found: torch.Tensor) -> float:
     a, b = (torch.nan_to_num(t.float(), nan=0.0, posinf=0.0, neginf=0.0) for t in (expected, found))
     usual = float(a.norm() / max(1.0, a.numel() ** 0.5))
     return float(((a - b).abs() / (a.abs() + usual + 1e-30)).max()) if a.numel() else 0.0
-
-

@@ -22,6 +22,7 @@ SCREEN_CALLS, ROUNDS, ROUND_CALLS = 5, 8, 4
 WARPS, STAGES = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5)
 DEFAULTS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
 LEAST_TILE, MOST_TILE = 16, 65536
+FURTHER = 2
 LEAST_GAIN = 1.005
 """Lower bound of the gain that a configuration needs on its launch."""
 
@@ -47,7 +48,9 @@ def clock() -> Clock:
     return GpuClock(FLUSH_BYTES) if torch.cuda.is_available() else CpuClock()
 
 
-def search(launches: Sequence[tuple[Launch, float]], seconds: float, say: Callable[[str], None]) -> list[Found]:
+def search(
+    launches: Sequence[tuple[Launch, float]], seconds: float, say: Callable[[str], None]
+) -> list[Found]:
     """The launches in the order given, each with its weight: seconds of the step that it could save at most.
 
     ``seconds``: the budget of wall time, shared in proportion to the weights, the first more than the last.
@@ -123,6 +126,14 @@ def neighbours(launch: Launch) -> Iterator[Configuration]:
                         yield {name: other, "num_warps": warps}
 
 
+def _further(configuration: Configuration, now: Configuration) -> Iterator[Configuration]:
+    """Each tile size of a configuration once more in its direction."""
+    for name, value in configuration.items():
+        other = value * 2 if value > now[name] else value // 2
+        if name not in DEFAULTS and LEAST_TILE <= other <= MOST_TILE:
+            yield {**configuration, name: other}
+
+
 def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadline: float) -> Found:
     """The best of the neighbours, and of those two steps away on the way of the best."""
     outcome = Found(replay.launch, _seconds(replay, {}, timer))
@@ -133,7 +144,7 @@ def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadl
     def screen(configurations: Sequence[Configuration]) -> None:
         for configuration in configurations:
             key = tuple(sorted(configuration.items()))
-            if key in times or time.monotonic() > deadline and outcome.tried >= 4:
+            if key in times or (time.monotonic() > deadline and outcome.tried >= 4):
                 continue
             outcome.tried += 1
             times[key] = float("inf")
@@ -144,11 +155,20 @@ def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadl
             times[key] = _seconds(replay, configuration, timer)
 
     screen(plan)
+    for _ in range(FURTHER):  # a tile that paid is doubled or halved again
+        best = min(times.items(), key=lambda row: row[1], default=((), float("inf")))
+        if best[1] < outcome.seconds:
+            screen([*_further(dict(best[0]), current(replay.launch))])
     ranked = sorted(
         ((t, dict(key)) for key, t in times.items() if t < 1.02 * outcome.seconds), key=lambda row: row[0]
     )
     if len(ranked) > 1 and time.monotonic() < deadline:
-        pairs = [{**a, **b} for n, (_, a) in enumerate(ranked[:3]) for _, b in ranked[n + 1 : 4] if not a.keys() & b]
+        pairs = [
+            {**a, **b}
+            for n, (_, a) in enumerate(ranked[:3])
+            for _, b in ranked[n + 1 : 4]
+            if not a.keys() & b
+        ]
         _compile([(replay, pair) for pair in pairs])
         screen(pairs)
     ranked = sorted(

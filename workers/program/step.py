@@ -84,9 +84,17 @@ def _require_arguments(program: Program) -> None:
         parameters = inspect.signature(program.step).parameters.values()
     except (TypeError, ValueError):
         return
-    wanted = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    wanted = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if len(wanted) > (program.setup is not None):
-        remedy = "name the function that makes its argument with --setup" if program.setup is None else "one is given"
+        remedy = (
+            "name the function that makes its argument with --setup"
+            if program.setup is None
+            else "one is given"
+        )
         raise BadStep(f"{program.name} takes {len(wanted)} arguments; {remedy}")
 
 
