@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,9 +48,9 @@ class Values:
 class Launch:
     """A distinct launch of a kernel, with how often it occurred.
 
-    ``outer`` is the object that the program launches, ``module`` and ``name`` a name under which it is found. ``chosen``:
-    the constants and options that ``triton.autotune`` and ``triton.heuristics`` added. ``bytes``: of the storages that
-    the tensors see, each counted once.
+    ``outer`` is the object that the program launches, ``module`` and ``name`` a name under which it is found.
+    ``chosen``: constants and options that ``triton.autotune`` and ``triton.heuristics`` added. ``bytes``: of the
+    distinct memory that the tensors see.
     """
 
     kernel: str
@@ -204,9 +203,9 @@ class LaunchRecorder:
             return None
         if sum(owner == id(this) for owner, _ in self._known) >= MOST_SIGNATURES:
             return None
-        tensors: dict[int | str, Any] = {
-            at: v for at, v in itertools.chain(enumerate(args), kwargs.items()) if torch.is_tensor(v)
-        }
+        given: dict[int | str, Any] = dict(enumerate(args))
+        given.update(kwargs.items())
+        tensors = {at: v for at, v in given.items() if torch.is_tensor(v)}
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
         size = sum(s.nbytes() for s in storages.values())
         if size > MOST_LAUNCH_BYTES or self._kept + size > MOST_BYTES:

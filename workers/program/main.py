@@ -1,4 +1,4 @@
-"""``python -m tilewright.workers.program.main REQUEST ANSWER``: runs a user's program and writes what was found as JSON."""
+"""``python -m tilewright.workers.program.main REQUEST ANSWER``: runs a program and writes what was found."""
 
 from __future__ import annotations
 

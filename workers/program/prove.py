@@ -1,4 +1,4 @@
-"""The proof of replacements: answers on every recorded launch, losses and gradients, and interleaved times of the step."""
+"""The proof of replacements: answers on every recorded launch, losses, gradients, interleaved times of the step."""
 
 from __future__ import annotations
 
@@ -75,14 +75,16 @@ class Proof:
                 continue
             for key, configuration in replacement.launches.items():
                 launch = known.get(key)
-                why = "no values of this launch were kept" if launch is None or launch.values is None else ""
-                for derived in (False, True) if not why and launch is not None else ():
+                if launch is None or launch.values is None:
+                    self._leave_out(replacement.label, "no values of one of its launches were kept")
+                    break
+                why = ""
+                for derived in (False, True):
                     replay = Replay(launch, derived, replacement.winner)
                     replay.learn()
                     why = why or replay.wrong(configuration)
                 if why:
-                    at = launch.text[:80] if launch is not None else "a launch that was not recorded"
-                    self._leave_out(replacement.label, f"wrong at {at}: {why}")
+                    self._leave_out(replacement.label, f"wrong at {launch.text[:80]}: {why}")
                     break
 
     def _refuse(self, why: str) -> None:

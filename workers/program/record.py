@@ -50,7 +50,6 @@ def device_facts() -> dict[str, Any]:
     source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     copy = _device_seconds(lambda: target.copy_(source))
-    del source, target
     a, b = (torch.randn(PRODUCT_SIDE, PRODUCT_SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     product = _device_seconds(lambda: torch.mm(a, b))
     return {
