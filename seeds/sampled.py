@@ -32,6 +32,42 @@ def normal_table(deviation: float) -> np.ndarray:
     return np.array([normal.inv_cdf((i + 0.5) / TABLE) for i in range(TABLE)], dtype=np.float32)
 
 
+TABLE_KINDS = ("signed", "repeated", "outliers", "zeros", "faint", "huge")
+"""Kinds of operands that are drawn from tables, beside the distribution that kernels are timed on."""
+
+_FAR = 20
+"""Powers of two that ``faint`` and ``huge`` values are away from usual ones; less in a type of few exponents."""
+
+
+def kind_tables(tables: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
+    """The tables of a kind; "" leaves them as they are. Integers and packed codes stay, and sizes of 8-bit floats.
+
+    ``signed``: all of one sign. ``repeated``: four distinct values. ``outliers``: of the first operand that can hold
+    them one value of 1024 is 64 times larger, of scales 8 times: where two met, a sum would be a matter of rounding.
+    ``zeros``: three of eight values of what has two signs. ``faint``, ``huge``: all by a power of two.
+    """
+    made, first = dict(tables), True
+    for name, table in tables.items() if kind else ():
+        if table.dtype.kind in "iub":
+            continue
+        wide, two_signs = table.astype(np.float32), bool((table.astype(np.float32) < 0).any())
+        if kind == "signed":
+            made[name] = np.abs(wide).astype(table.dtype)
+        elif kind == "repeated":
+            made[name] = np.repeat(table[TABLE // 16 :: TABLE // 4], TABLE // 4)
+        elif kind == "zeros" and two_signs:
+            made[name] = np.where(np.arange(TABLE) % 8 < 3, np.float32(0), wide).astype(table.dtype)
+        if table.dtype.itemsize == 1 or kind not in ("outliers", "faint", "huge"):
+            continue
+        if kind == "outliers" and first:
+            factor = np.where(np.arange(TABLE) % 1024 == 512, 64.0 if two_signs else 8.0, 1.0)
+            made[name], first = (wide * factor).astype(table.dtype), False
+        elif kind != "outliers":
+            far = _FAR if table.dtype != np.float16 else 4
+            made[name] = (wide * np.float32(2.0 ** (far if kind == "huge" else -far))).astype(table.dtype)
+    return made
+
+
 def stream(seed: int, workload: str, operand: str) -> int:
     """The 32-bit stream of one operand."""
     return zlib.crc32(f"{seed}/{workload}/{operand}".encode())
@@ -102,6 +138,16 @@ def sampling(
     shapes = {spec.name: tuple(spec.shape) for spec in operator.inputs(workload)}
     rng = np.random.default_rng([seed, sum(workload.id.encode())])
     return operator.sample(workload, elements(seed, workload.id, shapes, tables), rng)
+
+
+@runtime_checkable
+class TableKinds(Protocol):
+    """A sampled operator's addition when kernels of it do not bear all of ``TABLE_KINDS``."""
+
+    @property
+    def table_kinds(self) -> Sequence[str]:
+        """Those that they bear."""
+        ...
 
 
 @runtime_checkable

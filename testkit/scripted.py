@@ -127,7 +127,12 @@ def answers(job: Frame, change: Callable[[Frame], Frame | None] = lambda frame: 
                 "brief": False,
                 "inputs_changed": False,
             }
-            outputs = {f"{place}/c": 2 * job.arrays[f"{name}/a"] for place in range(entries)}
+            kinds = ["", *(f"{kind}/" for kind in job.data.get("kinds", {}).get(name, ()))]
+            outputs = {
+                f"{place}/{kind}c": 2 * job.arrays[f"{name}/{kind}a"]
+                for place in range(entries)
+                for kind in kinds
+            }
             frames.append(Frame("timed", data, outputs))
     return done([changed for frame in frames if (changed := change(frame)) is not None])
 

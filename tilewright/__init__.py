@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from tilewright.api import (
         Budget,
         RecordedCampaign,
+        RunningCampaign,
         capture,
         load_library,
         open_campaign,
         program,
         resume,
         run,
+        start,
         tune,
     )
     from tilewright.evolve.errors import UserError
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget",
     "RecordedCampaign",
+    "RunningCampaign",
     "UserError",
     "__version__",
     "capture",
@@ -39,6 +42,7 @@ __all__ = [
     "program",
     "resume",
     "run",
+    "start",
     "tune",
 ]
 

@@ -172,8 +172,8 @@ class Request(KernelRequest):
     """A genome to evaluate, and how. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
 
     ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``large_checks``, among
-    ``checked``, one kind has to do. A fitness over ``best`` is checked harder. With a ``race``, only contenders are
-    timed on all of ``measured``. ``only``: ids of the shapes that may run at all; None: all of the suite's.
+    ``checked``, two kinds have to do otherwise. A fitness over ``best`` is checked harder. With a ``race``, only
+    contenders are timed on all of ``measured``. ``only``: ids of the shapes that may run; None: all of the suite's.
     """
 
     folder: Path

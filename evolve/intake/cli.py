@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.report.text import printable
 
 if TYPE_CHECKING:
     from tilewright.evolve.intake.child import Intake
@@ -28,7 +29,11 @@ def add_commands(commands: Any, tell: Tell) -> None:
         help="the function that launches the kernel, or a file of KernelBench, JAXBench or flashinfer-bench",
     )
     _add_call(tune)
-    tune.add_argument("--out", type=Path, help="folder to write the operator to (default: ./FUNCTION_tuned)")
+    tune.add_argument(
+        "--out", type=Path,
+        help="folder to write the operator to (default: ./FUNCTION_tuned, with a number if that is taken)",
+    )  # fmt: skip
+    tune.add_argument("--overwrite", action="store_true", help="replace what an earlier tune wrote there")
     tune.add_argument("--evaluations", type=int, default=64, help="budget of evaluations (default: 64)")
     tune.add_argument("--seconds", type=float, help="budget of seconds")
     tune.add_argument("--seed", type=int, default=0, help="seed of every random choice")
@@ -56,12 +61,13 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         help="a Python file whose `calls` are lists of arguments, or a function that makes them",
     )  # fmt: skip
     parser.add_argument(
-        "--target", help="the device to tune for (default: this machine's GPU, else the interpreter)"
+        "--target",
+        help="the device to tune for (default: tpu7x for a file of Pallas, this machine's GPU, or the interpreter)",
     )
 
 
 def _say(line: str) -> None:
-    print(line)  # noqa: T201
+    print(printable(line))  # noqa: T201
 
 
 def _options(arguments: argparse.Namespace) -> tuple[Path, Options]:
@@ -104,13 +110,14 @@ def _plan(arguments: argparse.Namespace, target: Target, folder: Path) -> Plan:
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     from tilewright.evolve.campaign.targets import require_usable
     from tilewright.evolve.intake import child
-    from tilewright.evolve.intake.tune import target_named
+    from tilewright.evolve.intake.tune import default_target, target_named
 
+    name = arguments.target or default_target(arguments.place)
     with (
-        child.started_intake(arguments.target) as intake,
+        child.started_intake(name) as intake,
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
     ):
-        target = target_named(arguments.target)
+        target = target_named(name)
         require_usable(target, remote=False)
         return _run(arguments, tell, intake, target, _plan(arguments, target, Path(folder)))
 
@@ -118,13 +125,13 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
 def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Target, plan: Plan) -> int:
     import tilewright
     from tilewright.evolve.intake.problems import write_files
-    from tilewright.evolve.intake.tune import config_of, export, prepare
+    from tilewright.evolve.intake.tune import config_of, export, output_folder, prepare
     from tilewright.evolve.record.home import home_folder, require_writable
     from tilewright.workers.device.warm_device import device_for
 
     request = plan.request
     home = home_folder(arguments.home)
-    where = arguments.out or Path(f"{plan.name}_tuned")
+    where = output_folder(plan.name, request.name, arguments.out, arguments.overwrite)
     overrides: dict[str, Any] = {"budget.evaluations": arguments.evaluations, "seed": arguments.seed}
     if arguments.seconds is not None:
         overrides["budget.wall_seconds"] = arguments.seconds
@@ -134,7 +141,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     for folder, key in ((where, "--out"), (home, "home")):
         require_writable(folder, key)
     with device_for(target) as device:
-        answer = prepare(request, target, where, _say, intake)
+        answer = prepare(request, target, where, _say, intake, overrides)
         write_files(plan, where)
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
@@ -151,9 +158,9 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
     from tilewright.evolve.intake.problems import is_problem
-    from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, target_named
+    from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, default_target, target_named
 
-    target = target_named(arguments.target)
+    target = target_named(arguments.target or default_target(arguments.place))
     path, options = _options(arguments)
     if not options.function and not is_problem(path, options):
         if options.calls or options.reference:

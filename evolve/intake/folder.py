@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tilewright.workers.intake.calls.sizes import label_of, size_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import LARGE
@@ -15,6 +17,20 @@ from tilewright.workers.intake.operator import LARGE
 RECIPE = "taken"
 SEED = "seed"
 CALLS, SMALL = "calls", "small"
+CAMPAIGN = "campaign.yaml"
+
+
+def written_in(folder: Path, module: str) -> list[str]:
+    """Names of the files there that ``tune`` writes; ``module`` is the winner's."""
+    names = ("operator.py", f"kernels/{SEED}.py", f"kernels/{SELF}.py", CAMPAIGN, module)
+    return [name for name in names if os.path.lexists(folder / name)]
+
+
+def write_campaign(folder: Path, data: Mapping[str, Any]) -> None:
+    """The campaign's file, for ``tilewright run``. Raises OSError."""
+    head = "# Written by `tilewright tune`; after a change of the operator: tilewright run campaign.yaml\n"
+    operator = {"operator": f"../{folder.resolve().name}/{RECIPE}"}
+    _put(folder / CAMPAIGN, head + yaml.safe_dump({**operator, **data}, sort_keys=False))
 
 
 def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any]) -> None:

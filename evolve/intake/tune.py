@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -117,6 +119,22 @@ def ask_intake(
     return answer
 
 
+def default_target(place: str) -> str | None:
+    """``tpu7x`` for ``FILE`` or ``FILE:FUNCTION`` where the file imports Pallas and no Triton; None for any other."""
+    path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):  # reading it in says why
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    parts = {part for name in names for part in name.split(".")}
+    return MODELLED if "pallas" in parts and "triton" not in parts else None
+
+
 def target_named(name: str | None) -> Target:
     """The target of that name, or of this machine. Raises UserError."""
     if name is None:
@@ -133,9 +151,14 @@ def config_of(
     request: Request, target: Target, where: Path, overrides: Mapping[str, Any] | None = None
 ) -> CampaignConfig:
     """The campaign on a written folder. The interpreter, whose times mean nothing, runs the small shapes."""
+    data = {**config_data(request, target, overrides), "operator": f"{where.resolve()}/{folder.RECIPE}"}
+    return parse_config(data, "tune")
+
+
+def config_data(request: Request, target: Target, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The campaign's keys except ``operator``."""
     data: dict[str, Any] = {
         "name": request.name.replace("_", "-"),
-        "operator": f"{where.resolve()}/{folder.RECIPE}",
         "target": target.name,
         "suite": folder.SMALL if target.interpreted or target.compile_only else folder.CALLS,
         "budget": {"evaluations": 64},
@@ -149,7 +172,24 @@ def config_of(
     for key, value in (overrides or {}).items():
         section, _, last = key.rpartition(".")
         (data.setdefault(section, {}) if section else data)[last] = value
-    return parse_config(data, "tune")
+    return data
+
+
+def output_folder(name: str, function: str, out: Path | None, overwrite: bool) -> Path:
+    """``out``, or ``NAME_tuned`` with the first free number. A user may have edited what an earlier call wrote there.
+
+    Raises UserError where ``out`` holds a file that ``tune`` writes, unless it may ``overwrite``.
+    """
+    where = out or Path(f"{name}_tuned")
+    held = folder.written_in(where, f"{function}.py")
+    if overwrite or not held:
+        return where
+    if out is not None:
+        raise UserError(
+            f"--out: {where} holds {held[0]}, which tune would replace; name another folder, or add --overwrite."
+        )
+    numbered = (Path(f"{name}_tuned_{number}") for number in itertools.count(2))
+    return next(path for path in numbered if not folder.written_in(path, f"{function}.py"))
 
 
 def _warm_up(request: Request) -> None:
@@ -163,15 +203,23 @@ def _warm_up(request: Request) -> None:
 
 
 def prepare(
-    request: Request, target: Target, where: Path, say: Say, intake: child.Intake | None = None
+    request: Request,
+    target: Target,
+    where: Path,
+    say: Say,
+    intake: child.Intake | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
     """Read the function in, show what was found, and write the folder. Raises IntakeRefused, UserError."""
     answer = ask_intake(request, target, intake, lambda: _warm_up(request))
-    say(f"{request.path.name}:{request.function} -> {where}/operator.py, kernels/{folder.SEED}.py")
+    say(
+        f"{request.path.name}:{request.function} -> {where}/: operator.py, kernels/{folder.SEED}.py, {folder.CAMPAIGN}"
+    )
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
     try:
         folder.write(where, f"{request.function} of {request.path.name}", request.reference, answer)
+        folder.write_campaign(where, config_data(request, target, overrides))
     except OSError as error:
         raise UserError(f"--out: cannot write {where}: {error.strerror}.") from error
     return answer

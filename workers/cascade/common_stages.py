@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from tilewright.fitness import dialect
 from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.fitness.original import is_original
 from tilewright.seeds.operator import Workload
 from tilewright.workers.request import Failure, Findings, Request, StageStep, one_line
 
@@ -22,7 +24,13 @@ class DialectStage:
         self._entry = entry
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """Rejects a source that is not of the dialect."""
+        """Rejects a source that is not of the dialect, and is no function as it stands of the operator's own."""
+        if (
+            self._entry == "build"
+            and is_original(request.source)
+            and request.source in {seed.source for seed in request.operator.kernels.values()}
+        ):
+            return None
         violations = _violations(request.source, self._entry)
         if not violations:
             return None
@@ -83,6 +91,12 @@ class RaceStage:
         order = {w.id: n for n, w in enumerate(request.measured)}
         found.figures.sort(key=lambda figures: order[figures.workload])
         return failure and dataclasses.replace(failure, stage=failure.stage or stage)
+
+
+def drawn_kinds(request: Request, workload: Workload, most: int) -> Sequence[str]:
+    """So many kinds of inputs for a shape, as the request's seed draws them."""
+    kinds = request.operator.input_kinds
+    return random.Random(f"{request.seed} {workload.id}").sample(kinds, min(most, len(kinds)))
 
 
 def dealt_kinds(request: Request, position: int) -> Sequence[str]:

@@ -57,6 +57,9 @@ INTERPRETED_CALLS = 2
 SCREENS_OFF = 0.015
 """Most that screens are taken to be off by, as a logarithm."""
 
+KINDS = 2
+"""Kinds of inputs that a candidate meets on every timed shape beside those it is timed on; a finalist meets all."""
+
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
 
@@ -148,7 +151,8 @@ class ScreenStage:
         if self._samples.tables:
             seed = self._station.operand_seed(request.seed, ahead=True)
             for workload in request.measured:
-                self._samples.of(workload, seed)
+                for kind in ("", *self._samples.drawn(workload, request.seed, self._most(request))):
+                    self._samples.of(workload, seed, kind)
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Adds figures, unless the times cannot be true or the outputs of the timed calls are wrong."""
@@ -163,11 +167,16 @@ class ScreenStage:
             [_entry(request, found)],
             _effort(request, SCREEN),
             pace,
+            kinds=self._most(request),
         )
         if isinstance(timings, Failure):
             return timings
         found.figures += [t.figures(request) for t in timings]
         return None
+
+    @staticmethod
+    def _most(request: Request) -> int | None:
+        return None if request.final else KINDS
 
 
 @dataclass(frozen=True)

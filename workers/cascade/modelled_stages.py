@@ -12,13 +12,16 @@ from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.fitness.tpu import simulation, structure, time_model
 from tilewright.fitness.tpu.llo import ParseError
 from tilewright.seeds.operator import Arrays, BesideKernels, Workload
-from tilewright.workers.cascade.common_stages import dealt_kinds
+from tilewright.workers.cascade.common_stages import dealt_kinds, drawn_kinds
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, run_child
 from tilewright.workers.device.kernel_traces import chip_of, run_pallas_child, trace_kernels
 from tilewright.workers.request import Failure, Findings, Request, artefact_hash, duplicate, one_line
 from tilewright.workers.toolchains import libtpu_simulator
+
+LARGE_KINDS = 2
+"""Kinds of inputs on a large shape, unless it is a finalist that is judged."""
 
 _RESOURCES = re.compile(
     r"RESOURCE_EXHAUSTED|Ran out of memory|exceed(s|ed)? (vmem|smem|memory)|VmemOom|bad_alloc", re.I
@@ -317,12 +320,11 @@ class MeasureStage:
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:
-    """Input kinds for one checked shape: dealt while searching, all for a finalist, one on a spot, which is large."""
-    kinds = request.operator.input_kinds
-    if request.checked[position] in request.large_checks:
-        return [kinds[request.seed % len(kinds)]]
+    """Input kinds for one checked shape: dealt while searching, two drawn where it is large, all for a finalist."""
     if request.thorough:
-        return kinds
+        return request.operator.input_kinds
+    if request.checked[position] in request.large_checks:
+        return drawn_kinds(request, request.checked[position], LARGE_KINDS)
     return dealt_kinds(request, position)
 
 

@@ -96,7 +96,7 @@ def _key(request: Request, found: Findings) -> str:
 
 
 class VerifyStage:
-    """Passes the gates once more, on one kind of inputs."""
+    """Passes the gates once more, on two kinds of inputs, of a finalist on all."""
 
     stage = Stage.CHECK
 

@@ -220,7 +220,7 @@ def _timed(
         side_by_side = [entry for entry in entries if entry.id in names]
         side_by_side.append(dataclasses.replace(side_by_side[0], id=CONTROL))
         part = dataclasses.replace(request, measured=tuple(workloads))
-        timings = measure(station, part, Findings(), samples, side_by_side, effort, {})
+        timings = measure(station, part, Findings(), samples, side_by_side, effort, {}, kinds=None)
         if isinstance(timings, Failure):
             return _Bad(timings.entry if timings.entry in names else names[0], timings)
         found += [((*names, CONTROL), timing) for timing in timings]

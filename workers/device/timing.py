@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import re
 import threading
 from collections import OrderedDict
@@ -19,7 +20,15 @@ from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
-from tilewright.seeds.sampled import Heavy, Sample, Sampled, sampling
+from tilewright.seeds.sampled import (
+    TABLE_KINDS,
+    Heavy,
+    Sample,
+    Sampled,
+    TableKinds,
+    kind_tables,
+    sampling,
+)
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
@@ -48,7 +57,7 @@ _MEMORY_FAULT = re.compile(
 
 
 class Samples:
-    """Answers due at sampled places, for the latest (workload, seed) pairs; for several threads they are made once.
+    """Answers due at sampled places, for the latest (workload, seed, kind); for several threads they are made once.
 
     ``station``: whose device makes those that are much work for a processor; what it cannot make is made here.
     """
@@ -56,7 +65,10 @@ class Samples:
     def __init__(self, operator: Operator, station: Station | None = None, most: int = 256) -> None:
         self._sampled = operator if isinstance(operator, Sampled) else None
         self._tables = self._sampled.tables() if self._sampled else {}
-        self._made: OrderedDict[tuple[str, int], Sample] = OrderedDict()
+        self._kinds = operator.input_kinds[1:]
+        if self._tables:
+            self._kinds = tuple(operator.table_kinds if isinstance(operator, TableKinds) else TABLE_KINDS)
+        self._made: OrderedDict[tuple[str, int, str], Sample] = OrderedDict()
         self._most = most
         self._station = station
         self._lock = threading.Lock()
@@ -66,21 +78,29 @@ class Samples:
         """Empty when the operator's operands are made on the host."""
         return self._tables
 
-    def of(self, workload: Workload, seed: int) -> Sample:
-        """Only for an operator with ``tables``."""
+    def drawn(self, workload: Workload, seed: int, most: int | None) -> list[str]:
+        """So many kinds of inputs beside the first, None for all, that ``seed`` draws for a shape."""
+        count = len(self._kinds) if most is None else min(most, len(self._kinds))
+        return random.Random(f"{seed} {workload.id}").sample(self._kinds, count)
+
+    def of(self, workload: Workload, seed: int, kind: str = "") -> Sample:
+        """Only for an operator with ``tables``. ``kind``: see ``seeds.sampled.kind_tables``."""
         assert self._sampled is not None
-        key = (workload.id, seed)
+        key = (workload.id, seed, kind)
         with self._lock:
             if key not in self._made:
-                made = self._from_device(workload, seed)
-                self._made[key] = made or sampling(self._sampled, workload, seed, self._tables)
+                made = self._from_device(workload, seed, kind)
+                tables = kind_tables(self._tables, kind)
+                self._made[key] = made or sampling(self._sampled, workload, seed, tables)
                 while len(self._made) > self._most:
                     self._made.popitem(last=False)
             return self._made[key]
 
-    def _from_device(self, workload: Workload, seed: int) -> Sample | None:
+    def _from_device(self, workload: Workload, seed: int, kind: str) -> Sample | None:
         asked = self._sampled.elsewhere(workload) if isinstance(self._sampled, Heavy) else None
-        return self._station.sample(asked, seed) if asked is not None and self._station is not None else None
+        if asked is None or self._station is None:
+            return None
+        return self._station.sample({**asked, "kind": kind}, seed)
 
 
 @dataclass(frozen=True)
@@ -141,8 +161,12 @@ def measure(
     pace: Mapping[str, float],
     judged: int | None = None,
     known: Mapping[str, float] | None = None,
+    kinds: int | None = 0,
 ) -> list[Timing] | Failure:
     """Time entries side by side; the outputs of one timed call of each pass the gates on a sample.
+
+    ``kinds``: on so many other kinds of inputs, None for all, that the request's seed draws for each shape, every entry
+    is called once beside, and its outputs pass the gates, too.
 
     ``effort``: rounds, and calls a round, fewer of what takes long. ``pace``: seconds by workload that entries are held
     to. ``known``: seconds that such kernels take; else those of ``pace``. ``judged``: the entry whose failures are the
@@ -150,19 +174,28 @@ def measure(
     """
     workloads = sorted(request.measured, key=request.operator.flops)
     seed = station.operand_seed(request.seed)
-    arrays: dict[str, np.ndarray] = {f"table/{name}": table for name, table in samples.tables.items()}
+    drawn = {w.id: samples.drawn(w, request.seed, 0 if request.baseline else kinds) for w in workloads}
+    arrays: dict[str, np.ndarray] = {
+        f"table/{_under(kind, name)}": table
+        for kind in ("", *{kind: None for some in drawn.values() for kind in some})
+        for name, table in kind_tables(samples.tables, kind).items()
+    }
     for workload in workloads:
         if samples.tables:
-            for name, axes in samples.of(workload, seed).where.items():
-                arrays.update({f"where/{workload.id}/{name}/{n}": axis for n, axis in enumerate(axes)})
+            for kind in ("", *drawn[workload.id]):
+                for name, axes in samples.of(workload, seed, kind).where.items():
+                    arrays.update(
+                        {f"where/{workload.id}/{_under(kind, name)}/{n}": a for n, a in enumerate(axes)}
+                    )
         else:
-            kind = request.operator.input_kinds[0]
-            made = request.truth.inputs(workload, seed, kind)
-            arrays.update({f"{workload.id}/{name}": array for name, array in made.items()})
+            for kind in ("", *drawn[workload.id]):
+                made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
+                arrays.update({f"{workload.id}/{_under(kind, name)}": array for name, array in made.items()})
     data = {
         "entries": [entry.data() for entry in entries],
         "workloads": [request.described(w) for w in workloads],
         "seed": seed,
+        "kinds": drawn,
         "rounds": effort[0],
         "calls": effort[1],
         "calls_of": {w.id: calls_of(request, w, effort, known or pace) for w in workloads},
@@ -187,9 +220,15 @@ def measure(
         return Failure(Verdict.CRASHED, "the child ended before it had timed everything")
     for timing in timings:
         for place in range(len(entries)) if judged is None else (judged,):
-            if (failure := _objection(request, found, samples, timing, place)) is not None:
+            failure = _objection(request, found, samples, timing, place, drawn[timing.workload.id])
+            if failure is not None:
                 return dataclasses.replace(failure, entry=entries[place].id)
     return timings
+
+
+def _under(kind: str, name: str) -> str:
+    """An array's name in a job and its answer: those of a kind beside the first stand under it."""
+    return f"{kind}/{name}" if kind else name
 
 
 def calls_of(
@@ -246,24 +285,31 @@ def _time(seconds: float, *, or_none: bool = False) -> float:
 
 
 def _objection(
-    request: TimingRequest, found: Findings, samples: Samples, timing: Timing, place: int
+    request: TimingRequest,
+    found: Findings,
+    samples: Samples,
+    timing: Timing,
+    place: int,
+    kinds: Sequence[str],
 ) -> Failure | None:
     """Why a timing does not count."""
     workload = timing.workload
     if timing.inputs_changed:
         return Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({workload.id})", stage=Stage.CHECK)
-    prefix = f"{place}/"
-    outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}
-    specs: Sequence[TensorSpec] = request.operator.outputs(workload)
-    if samples.tables:
-        sample = samples.of(workload, timing.seed)
-        specs = [TensorSpec(s.name, tuple(len(i) for i in sample.where[s.name]), s.dtype) for s in specs]
-        references = dict(sample.references)
-    else:
-        references = request.truth.references(workload, timing.seed, request.operator.input_kinds[0])
-    label = f"timed calls at {workload.id}"
-    if (wrong := judge(request, found, outputs, specs, references, label)) is not None:
-        return wrong
+    for kind in ("", *kinds):
+        specs: Sequence[TensorSpec] = request.operator.outputs(workload)
+        if samples.tables:
+            sample = samples.of(workload, timing.seed, kind)
+            specs = [TensorSpec(s.name, tuple(len(i) for i in sample.where[s.name]), s.dtype) for s in specs]
+            references = dict(sample.references)
+        else:
+            own = kind or request.operator.input_kinds[0]
+            references = request.truth.references(workload, timing.seed, own)
+        prefix = f"{place}/{_under(kind, '')}"
+        outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}
+        label = f"timed calls at {workload.id}" + (f" on {kind}" if kind else "")
+        if (wrong := judge(request, found, outputs, specs, references, label)) is not None:
+            return wrong
     figures = timing.figures(request, place)
     if not figures.roofline_fraction < 1.0:
         reason = f"{workload.id}: {figures.seconds * 1e6:.1f} us is below what the device's peaks allow"

@@ -30,13 +30,21 @@ from tilewright.seeds.operator import (
     TensorSpec,
     Workload,
 )  # fmt: skip
-from tilewright.seeds.sampled import TABLE, WINDOW, Elements, Sample, normal_table, spread_picks
+from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
 from tilewright.workers.intake.judge.inputs import bound_of, draws, least_of
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
+_BORNE: Mapping[str, frozenset[str]] = {
+    "signed": frozenset(["sided", "shifted"]),
+    "repeated": frozenset(["repeated", "sided", "shifted"]),
+    "outliers": frozenset(["far", "spread", "apart"]),
+    "zeros": frozenset(["far", "spread"]),
+}
+"""By a kind of tables, the kinds of small inputs of which one shows that a kernel bears it; else that of its name."""
+
 SAMPLED = 48
 """Places along each independent axis that are looked at in a large answer."""
 
@@ -225,6 +233,11 @@ class SampledOperator(TakenOperator):
                     numpy_dtype(operand.dtype)
                 )
         return made
+
+    @property
+    def table_kinds(self) -> tuple[str, ...]:
+        """See ``seeds.sampled.TableKinds``."""
+        return tuple(k for k in TABLE_KINDS if _BORNE.get(k, frozenset([k])) & set(self.kinds))
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``elements`` may be those of a device: then the reference runs there."""

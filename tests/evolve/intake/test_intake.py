@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.evolve.intake import kernels
+from tilewright.evolve.campaign.config import load_config
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.intake import folder, preflight, tune
 from tilewright.fitness.dialect import check
@@ -61,6 +62,12 @@ def test_its_folder_is_an_operator_that_judges(taken, tmp_path: Path) -> None:
     exact = (x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)).reshape(truth.shape)
     np.testing.assert_allclose(truth, exact, rtol=1e-12)
     assert operator.gates[0].min_db >= 40
+    overrides = {"budget.evaluations": 2, "budget.wall_seconds": None}
+    folder.write_campaign(where, tune.config_data(request, load_target("interpreter"), overrides))
+    goes_on = load_config(where / folder.CAMPAIGN, {})
+    assert resolve(goes_on).operator.name == operator.name and goes_on == config.model_copy(
+        update={"operator": goes_on.operator}
+    )
 
 
 def _group_norm(x: np.ndarray, mistake: str) -> np.ndarray:

@@ -316,12 +316,14 @@ def test_what_is_lowered_alone_passes_its_gates_later(monkeypatch):
     assert child.jobs[1].data["lower"] == [], "once is enough"
 
 
-def test_a_spot_is_checked_on_one_kind_and_says_where(monkeypatch):
+@pytest.mark.parametrize(("thorough", "most"), [(False, 1), (False, 2), (True, 2)])
+def test_a_spot_is_checked_on_kinds_that_the_seed_draws_and_says_where(monkeypatch, thorough, most):
+    monkeypatch.setattr(stages, "LARGE_KINDS", 1 if thorough else most)
     where = {"m48": {"c": (np.array([1, 47]), np.array([0, 63, 5]))}}
     kinds = set()
-    for seed in (6, 7):
+    for seed in range(6):
         asked = request(
-            checked=(shape(48),), measured=(), large_checks=(shape(48),), thorough=True, seed=seed,
+            checked=(shape(48),), measured=(), large_checks=(shape(48),), thorough=thorough, seed=seed,
             sampled=where, whole_axes=frozenset({"m48"}),
         )  # fmt: skip
         child, found = Checker(monkeypatch), traced_findings()
@@ -331,9 +333,9 @@ def test_a_spot_is_checked_on_one_kind_and_says_where(monkeypatch):
         assert job.data["lower"] == [] and job.data["check"][0]["sampled"] and job.data["check"][0]["whole"]
         assert np.array_equal(job.arrays["where/m48/c/0"], [1, 47])
         assert np.array_equal(job.arrays["where/m48/c/1"], [0, 63, 5])
-        (reading,) = found.gates
-        assert reading.sampled and reading.inputs.endswith(" at m48")
-        kinds.add(reading.inputs.removesuffix(" at m48"))
+        assert len(found.gates) == most
+        assert all(reading.sampled and reading.inputs.endswith(" at m48") for reading in found.gates)
+        kinds |= {reading.inputs.removesuffix(" at m48") for reading in found.gates}
     assert kinds == {"randn", "ones"}
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from testkit.scripted import INTERPRETED, TARGET, Doubler, ScriptedStation, answers, done, shape
 from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import SeedKernel, SnrGate, TensorSpec
-from tilewright.seeds.sampled import Sample
+from tilewright.seeds.sampled import TABLE_KINDS, Sample
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
@@ -448,3 +449,27 @@ def test_samples_are_made_once_and_the_latest_are_kept():
     assert operator.made == 1
     assert timing.Samples(Doubler()).tables == {}
     assert TensorSpec("c", (1, 2), "float32") not in operator.outputs(shape(32))
+
+
+@pytest.mark.parametrize(("wrong", "refused"), [("ones", True), ("randn", True), ("", False)])
+def test_every_timed_shape_meets_kinds_beside_the_one_it_is_timed_on(wrong, refused):
+    asked = request()
+    name = asked.measured[0].id
+
+    def spoil(frame):
+        if frame.data["workload"] == name and wrong:
+            frame.arrays["0/c" if wrong == "randn" else f"0/{wrong}/c"][0, 0] += 1
+        return frame
+
+    station, samples = saying(spoil), timing.Samples(asked.operator)
+    found = timing.measure(station, asked, Findings(), samples, ENTRIES[:1], (1, 2), {}, kinds=None)
+    assert isinstance(found, Failure) is refused, found
+    assert all(kinds == ["ones"] for kinds in station.jobs[0][0].data["kinds"].values())
+
+
+def test_the_seed_draws_the_kinds_of_tables_and_each_shape_has_its_own():
+    operator = load_operator("gemm_fp8_blockwise/gemm_nt")
+    samples, shapes = timing.Samples(operator), operator.suites["primus-core"].workloads
+    drawn = {tuple(sorted(samples.drawn(w, seed, 2))) for w in shapes for seed in range(8)}
+    assert len(drawn) > 8 and all(len(set(kinds)) == 2 for kinds in drawn)
+    assert set(samples.drawn(shapes[0], 1, None)) == set(TABLE_KINDS)

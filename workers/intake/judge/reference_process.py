@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tilewright.seeds.operator import Workload
-from tilewright.seeds.sampled import sampling
+from tilewright.seeds.sampled import kind_tables, sampling
 from tilewright.workers.child.frames import Frame, FrameReader, sender
 from tilewright.workers.intake.judge.reference import function_of, is_jax, run_reference
 from tilewright.workers.intake.operator import SampledOperator
@@ -88,7 +88,8 @@ def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
         row = data["operator"]["workload"]
         workload = Workload(row["id"], row["dims"])
         elements = functools.partial(DeviceElements, device=device)
-        sample = sampling(operator, workload, int(data["seed"]), operator.tables(), elements)
+        tables = kind_tables(operator.tables(), str(data.get("kind", "")))
+        sample = sampling(operator, workload, int(data["seed"]), tables, elements)
     arrays = {f"due/{name}": found[name] for name, found in sample.references.items()}
     for name, axes in sample.where.items():
         arrays.update({f"where/{name}/{n}": np.asarray(axis) for n, axis in enumerate(axes)})

@@ -18,6 +18,9 @@ Tensors = dict[str, torch.Tensor]
 OPERAND_SETS = 2
 """Seeds whose operands stay on the device."""
 
+KIND_BYTES = 16 << 30
+"""Of operands of other kinds that stay on the device."""
+
 PIECE = 1 << 26
 """Elements made at a time."""
 
@@ -98,6 +101,24 @@ class Operands:
         self._checksums = Checksums(device)
         self._sets: OrderedDict[int, dict[str, Tensors]] = OrderedDict()
         self._sums: dict[tuple[int, str], list[int]] = {}
+        self._kinds: OrderedDict[tuple[int, str, str], tuple[Tensors, list[int]]] = OrderedDict()
+
+    def on_kind(self, job: Frame, workload: Mapping[str, Any], kind: str) -> Tensors:
+        """Operands of another kind: those used last are kept while there is room, unless a kernel changed them."""
+        key = (int(job.data["seed"]), workload["id"], kind)
+        held = self._kinds.pop(key, None)
+        if held is None or self._checksums.of(held[0]) != held[1]:
+            made = {spec["name"]: self._made(job, *key, spec) for spec in workload["inputs"]}
+            held = made, self._checksums.of(made)
+        self._kinds[key] = held
+        while len(self._kinds) > 1 and sum(map(_size, (t for t, _ in self._kinds.values()))) > KIND_BYTES:
+            self._kinds.popitem(last=False)
+        return held[0]
+
+    def kind_changed(self, job: Frame, workload: Mapping[str, Any], kind: str) -> bool:
+        """Whether a kernel wrote to what ``on_kind`` made last."""
+        tensors, sums = self._kinds[int(job.data["seed"]), workload["id"], kind]
+        return self._checksums.of(tensors) != sums
 
     def of(self, job: Frame, workload: Mapping[str, Any]) -> Tensors:
         """Made from a table the job brings (see ``seeds.sampled``), or sent."""
@@ -108,7 +129,7 @@ class Operands:
             old, _ = self._sets.popitem(last=False)
             self._sums = {key: value for key, value in self._sums.items() if key[0] != old}
         if name not in sets:
-            sets[name] = {spec["name"]: self._made(job, seed, name, spec) for spec in workload["inputs"]}
+            sets[name] = {spec["name"]: self._made(job, seed, name, "", spec) for spec in workload["inputs"]}
             self._sums[seed, name] = self._checksums.of(sets[name])
         return sets[name]
 
@@ -126,10 +147,11 @@ class Operands:
         ]
         return any(self.changed(*one) for one in kept)
 
-    def _made(self, job: Frame, seed: int, name: str, spec: Mapping[str, Any]) -> torch.Tensor:
-        table = job.arrays.get(f"table/{spec['name']}")
+    def _made(self, job: Frame, seed: int, name: str, kind: str, spec: Mapping[str, Any]) -> torch.Tensor:
+        own = f"{kind}/{spec['name']}" if kind else spec["name"]
+        table = job.arrays.get(f"table/{own}")
         if table is None:
-            return to_torch(job.arrays[f"{name}/{spec['name']}"], self._device)
+            return to_torch(job.arrays[f"{name}/{own}"], self._device)
         values, key = to_torch(table, self._device), stream(seed, name, spec["name"])
         tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]), device=self._device)
         flat, bits = tensor.view(-1), bits_of(tensor)
@@ -137,6 +159,10 @@ class Operands:
             index = torch.arange(start, min(start + PIECE, flat.numel()), device=self._device)
             flat.view(bits)[start : start + PIECE] = values.view(bits)[places(index, key)]
         return tensor
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 class DeviceElements:
@@ -172,11 +198,12 @@ class DeviceElements:
 class Sampler:
     """Where the job asks for an output's values; all of them where it does not ask."""
 
-    def __init__(self, job: Frame, workload: Mapping[str, Any], device: str) -> None:
+    def __init__(self, job: Frame, workload: Mapping[str, Any], device: str, kind: str = "") -> None:
         self._axes: dict[str, list[torch.Tensor]] = {}
         for spec in workload["outputs"]:
             axes = self._axes.setdefault(spec["name"], [])
-            while (where := job.arrays.get(f"where/{workload['id']}/{spec['name']}/{len(axes)}")) is not None:
+            own = f"{kind}/{spec['name']}" if kind else spec["name"]
+            while (where := job.arrays.get(f"where/{workload['id']}/{own}/{len(axes)}")) is not None:
                 axes.append(torch.from_numpy(where.copy()).to(device))
 
     def values(self, outputs: Mapping[str, torch.Tensor]) -> Tensors:

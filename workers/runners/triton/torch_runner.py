@@ -4,8 +4,9 @@ Jobs (all with ``entries`` [{id, ...}]):
 ``check``: ``workloads`` [{id, inputs, outputs}], ``check`` [{workload, kinds}], arrays ``workload/kind/operand``.
     One ``checked`` per (workload, kind) with the outputs of the first entry.
 ``time``: ``workloads``, ``seed``, ``rounds``, ``calls``, ``calls_of`` {workload: calls} (optional, instead of
-    ``calls``), ``pace`` {workload: seconds} (optional), arrays
-    ``table/operand`` (see ``seeds.sampled``) or ``workload/operand``, and ``where/workload/output/axis``.
+    ``calls``), ``pace`` {workload: seconds} (optional), ``kinds`` {workload: [kind]} (optional), arrays
+    ``table/operand`` (see ``seeds.sampled``) or ``workload/operand``, and ``where/workload/output/axis``; for each kind
+    the same with ``kind/operand`` and ``kind/output``, on which every entry is called once before it is timed.
     One ``timed`` per workload: times of every entry in every round, host seconds, wall seconds, and what the
     outputs of one timed call of each entry hold at the places asked for.
 Any job: ``alive`` frames in between, as signs of life; one ``error`` {phase, type, message, spoiled, entry} ends it.
@@ -133,7 +134,7 @@ class TorchDevice(DeviceRunner):
             timed = self._workload(job, workload, calls, state, far_behind(behind), answer)
             if name in pace:
                 behind.append(statistics.median(timed.data["rounds"][0][0]) / float(pace[name]))
-            changed = self._operands.changed(int(job.data["seed"]), name)
+            changed = self._operands.changed(int(job.data["seed"]), name) or timed.data["inputs_changed"]
             answer(Frame("timed", {**timed.data, "inputs_changed": changed}, arrays=timed.arrays))
         if self._operands.others_changed(int(job.data["seed"]), [w["id"] for w in job.data["workloads"]]):
             raise OutsideWrite("a kernel writes to operands of other workloads")
@@ -153,9 +154,20 @@ class TorchDevice(DeviceRunner):
         entries, sampler = job.data["entries"], Sampler(job, workload, self._device)
         times: list[list[list[float]]] = [[] for _ in calls]
         host, wall, arrays = [0.0] * len(calls), [0.0] * len(calls), {}
+        kinds = job.data.get("kinds", {}).get(workload["id"], ())
+        changed = False
         for place, call in enumerate(calls):
             state["entry"] = entries[place]["id"]
-            call.guarded(Canaries(), self._clock.rest if place == 0 else nothing)
+            rest = self._clock.rest if place == 0 else nothing
+            for kind in kinds:
+                tensors = self._operands.on_kind(job, workload, kind)
+                outputs = self._call(job, entries[place], workload, tensors).guarded(Canaries(), rest)
+                values = Sampler(job, workload, self._device, kind).values(outputs)
+                arrays.update({f"{place}/{kind}/{name}": to_numpy(v) for name, v in values.items()})
+                changed = changed or self._operands.kind_changed(job, workload, kind)
+                rest = nothing
+            if not kinds:
+                call.guarded(Canaries(), rest)
             self._say_alive(answer)
         for number in range(rounds):
             order = range(len(calls)) if number % 2 == 0 else range(len(calls) - 1, -1, -1)
@@ -178,6 +190,7 @@ class TorchDevice(DeviceRunner):
             "host_seconds": host,
             "wall_seconds": wall,
             "brief": brief,
+            "inputs_changed": changed,
         }
         return Frame("timed", data, arrays=arrays)
 
