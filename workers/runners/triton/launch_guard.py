@@ -57,6 +57,11 @@ class Canaries:
             raise OutsideWrite("a kernel writes outside the tensors it was given")
 
 
+def _no_text(*_: Any, **__: Any) -> str:
+    """In place of torch's own: that looks at values with all modes off."""
+    raise ForeignWork("work outside the kernel: torch writes a tensor as text")
+
+
 class LaunchGuard(TorchDispatchMode):
     """While open, torch makes tensors (between ``canaries``, if given) and views and does nothing else.
 
@@ -71,6 +76,14 @@ class LaunchGuard(TorchDispatchMode):
     def __init__(self, canaries: Canaries | None = None) -> None:
         super().__init__()
         self._canaries = canaries
+
+    def __enter__(self) -> Any:
+        self._text, torch._tensor_str._str = torch._tensor_str._str, _no_text
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        torch._tensor_str._str = self._text
+        super().__exit__(*raised)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
