@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -16,7 +17,16 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.export.command import add_command as add_export_command
 from tilewright.evolve.intake.cli import add_commands as add_intake_commands
 from tilewright.evolve.promote.cli import add_commands
-from tilewright.evolve.record.home import JOURNAL, REPORT, campaigns, find_campaign, home_folder
+from tilewright.evolve.record.home import (
+    JOURNAL,
+    REPORT,
+    bytes_of,
+    campaigns,
+    discard,
+    find_campaign,
+    home_folder,
+)
+from tilewright.evolve.report.text import bytes_text, printable, shorten
 
 if TYPE_CHECKING:
     from tilewright.evolve.promote.command import PromotionOutcome
@@ -30,6 +40,8 @@ EXAMPLES = {
     "run": "run quickstart --evaluations 8 --set search.lag=8",
     "resume": "resume quickstart-001",
     "status": "status quickstart-001",
+    "rm": "rm quickstart-001",
+    "du": "du",
     "watch": "watch quickstart-001",
     "report": "report quickstart-002 --against quickstart-001",
     "doctor": "doctor --target h200",
@@ -41,6 +53,8 @@ EXAMPLES = {
     "export": "export vllm gemm_fp8_blockwise/gemm_nt",
 }
 """What ``--help`` of each command shows."""
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EROFS)
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns the exit code."""
@@ -54,17 +68,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _noted(interrupted):
             return arguments.run(arguments)
     except UserError as error:
-        print(f"tilewright: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return _refused(str(error))
     except KeyboardInterrupt:
         return _stopped()
     except BrokenPipeError:  # a reader such as head closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # what was not written must not be tried again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        place = shorten(str(error.filename or "standard output"), 200)
+        return _refused(f"cannot write or open {place}: {error.strerror}.")
     except Exception:
         if interrupted:  # a library interrupted during its import raises something else
             return _stopped()
         raise
+
+
+def _refused(text: str) -> int:
+    """What a user can act on, without a terminal's control sequences; a refusal of ``tune`` has several lines."""
+    for line in f"tilewright: {text}".split("\n"):
+        print(printable(line), file=sys.stderr)  # noqa: T201
+    return 2
 
 
 def command() -> NoReturn:
@@ -107,7 +136,7 @@ def _noted(interrupted: list[int]) -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="tilewright",
         description="Evolve GPU and TPU kernels: every candidate passes correctness gates before it is timed, every "
         "evaluation is recorded, and a stopped campaign resumes.",
@@ -150,6 +179,11 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--address", help="Ray cluster to run on instead of this machine")
     status = add("status", _status, "list all campaigns, or show the state of one")
     watch = add("watch", _watch, "follow a campaign that runs in another process")
+    remove = add("rm", _remove, "delete a campaign: journal, report and logs")
+    remove.add_argument("campaigns", nargs="+", metavar="CAMPAIGN", help="id or folder of the campaign")
+    add("du", _sizes, "list what campaigns and MLflow take of the disk")
+    for command in (run, resume, status):
+        command.add_argument("--verbose", action="store_true", help="show the whole bill")
     report = add("report", _report, "write the report of a campaign as one HTML file")
     report.add_argument(
         "--against", metavar="CAMPAIGN", help="write a comparison with this campaign (id or folder) instead"
@@ -182,13 +216,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose errors hold no control sequences of what the user typed or pasted."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 class _Version(argparse.Action):
     """Prints the version; git is asked for the commit only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from tilewright.evolve.record.system import commit, version
 
-        _say(f"tilewright {version()} ({commit()})")
+        known = commit()
+        _say(f"tilewright {version()}" + (f" ({known})" if known != "unknown" else ""))
         parser.exit()
 
 
@@ -253,7 +295,7 @@ def _tell(outcome: CampaignOutcome, arguments: argparse.Namespace) -> int:
         _say(f"stopped; resume with: tilewright resume {outcome.campaign}")
         return INTERRUPTED
     folder = find_campaign(home, outcome.campaign)
-    _say(*closing_lines(folder / JOURNAL))
+    _say(*closing_lines(folder / JOURNAL, getattr(arguments, "verbose", False)))
     if not outcome.mirrored:
         _say("MLflow has not caught up yet; 'tilewright ui' brings it up to date, and no result is lost")
     _say(f"report: {folder / REPORT}")
@@ -279,7 +321,35 @@ def _status(arguments: argparse.Namespace) -> int:
                 damaged += 1
                 _say(f"{folder.name}  cannot be read: {error}")
         return 2 if damaged else 0
-    _say(*status_lines(find_campaign(home, arguments.campaign) / JOURNAL))
+    _say(*status_lines(find_campaign(home, arguments.campaign) / JOURNAL, arguments.verbose))
+    return 0
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.record.journal import is_running
+
+    home = home_folder(arguments.home)
+    folders = [find_campaign(home, name) for name in arguments.campaigns]
+    for folder in folders:
+        if is_running(folder / JOURNAL):
+            raise UserError(f"campaign {folder.name} is running; stop it first.")
+    for folder in folders:
+        size = bytes_text(bytes_of(folder))
+        discard(folder)
+        if folder.exists():
+            raise UserError(f"campaign {folder.name}: {folder} cannot be deleted; delete it by hand.")
+        _say(f"deleted {folder.name} ({size})")
+    _say("MLflow keeps its own copy of runs, figures and sources; docs/campaign.md says how to delete it")
+    return 0
+
+
+def _sizes(arguments: argparse.Namespace) -> int:
+    home = home_folder(arguments.home)
+    for folder in campaigns(home):
+        _say(f"{bytes_text(bytes_of(folder)):>10}  {folder.name}")
+    kept = [home / "mlflow.db", *(home / "mlartifacts").rglob("*")]
+    size = sum(path.lstat().st_size for path in kept if path.is_file())
+    _say(f"{bytes_text(size):>10}  MLflow of all campaigns")
     return 0
 
 
@@ -359,7 +429,7 @@ def _register(outcome: PromotionOutcome, library: LibraryWriter, home: Path) -> 
 
 def _say(*lines: str) -> None:
     for line in lines:
-        print(line, flush=True)  # noqa: T201
+        print(printable(line), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
 from tilewright.evolve.campaign.targets import require_usable
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
+from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL, REPORT, discard, logbook, new_campaign
@@ -70,11 +72,13 @@ def run(
     device: WarmDevice | None = None,
     *,
     process_ends: bool = False,
+    stop: threading.Event | None = None,
 ) -> CampaignOutcome:
     """Run a campaign from its start. Raises UserError before anything is written when it cannot work.
 
     ``device``: the target's, already starting; the caller closes it. ``process_ends``: the caller's process ends by
-    ``os._exit`` after an interrupted campaign, so children that die with it are not waited for.
+    ``os._exit`` after an interrupted campaign, so children that die with it are not waited for. ``stop``: once set, the
+    campaign ends as after Ctrl-C.
     """
     resolved = with_earlier(resolve(config), home)
     require_usable(resolved.target, remote=config.workers.address is not None)
@@ -84,7 +88,7 @@ def run(
             write_meta(journal, folder.name, resolved)
             journal.add_event("started")
             with logbook(folder):
-                return _Run(resolved, journal, folder, home, display, device, process_ends).go()
+                return _Run(resolved, journal, folder, home, display, device, process_ends, stop).go()
     except InfrastructureFault:
         raise
     except UserError as error:
@@ -141,6 +145,7 @@ class _Run:
     display: Display
     device: WarmDevice | None = None
     process_ends: bool = False
+    stop: threading.Event | None = None
     _mirror: MirrorProcess | None = None
     _ctrl_c: CtrlC | None = None
     _references: References | None = None
@@ -195,7 +200,7 @@ class _Run:
         budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness, limits.until == "converged")
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
-        built = build_searcher(self.resolved, archive, self.journal, self.home)
+        built = build_searcher(self.resolved, archive, self.journal, self.home, self.display.note)
         campaign = Campaign(
             plan,
             built.searcher,
@@ -238,6 +243,12 @@ class _Run:
             )
         if reason is StopReason.INTERRUPTED:
             return self._end_interrupted()
+        if (silence := self._model_silence(reason)) is not None:
+            self._note_spent()
+            self.journal.add_event("interrupted", reason=silence)
+            raise InfrastructureFault(
+                f"llm: the only proposer never answered: {silence}; 'tilewright resume {name}' asks it again."
+            )
         winner = self._winner(campaign, pool, references)
         if self._interrupted:
             return self._end_interrupted()
@@ -248,6 +259,13 @@ class _Run:
         mirrored = self._mirror is None or self._await_mirror(self._mirror)
         finals = self.journal.references(Scope.FINAL.value)
         return CampaignOutcome(name, reason, winner.id if winner else None, finals, mirrored)
+
+    def _model_silence(self, reason: StopReason) -> str | None:
+        """The last error of a language model that alone proposes and has never answered."""
+        if reason is not StopReason.EXHAUSTED or self.resolved.config.search.proposers:
+            return None
+        exchanges = [Exchange.from_json(text) for _, text in self.journal.exchanges()]
+        return exchanges[-1].error if exchanges and all(e.error for e in exchanges) else None
 
     def _await_mirror(self, mirror: MirrorProcess) -> bool:
         """Wait until MLflow has every row; returns whether it has. An interrupt ends only this wait."""
@@ -273,7 +291,13 @@ class _Run:
         self._note_spent()
         if not any(event.kind == "finished" for event in self.journal.events()):
             self.journal.add_event("finished", reason=reason.value, winner=winner.id if winner else None)
-        write_report(self.journal, self.folder / REPORT)
+        try:
+            write_report(self.journal, self.folder / REPORT)
+        except OSError as error:
+            raise InfrastructureFault(
+                f"report: cannot write {self.folder / REPORT}: {error.strerror}; the campaign has finished, and "
+                f"'tilewright report {self.folder.name}' writes it."
+            ) from error
 
     def _note_spent(self) -> None:
         """Record for the bill the CPU time of this process and the device time of the last comparison."""
@@ -283,9 +307,14 @@ class _Run:
         )
 
     def _winner(self, campaign: Campaign, pool: Comparer, references: References) -> Genome | None:
-        """The winner; None when nothing passed, and on compile-only targets, which rank nothing."""
+        """The winner; None when nothing passed, and on compile-only targets, which rank nothing.
+
+        On the interpreter, which ranks nothing either, the first seed.
+        """
         if self.resolved.target.compile_only:
             return None
+        if self.resolved.target.gpu_interpreter:  # its times rank nothing: the first seed stays
+            return self.resolved.starts[0].genome
         if self.resolved.target.measured:
             return self._dispatch(campaign, pool)
         finals = Finals(
@@ -309,6 +338,8 @@ class _Run:
         return self._interrupted
 
     def _show(self, campaign: Campaign) -> None:
+        if self.stop is not None and self.stop.is_set() and self._ctrl_c is not None:
+            self._ctrl_c.request()
         now = time.monotonic()
         if now - self._last_shown < 0.2:
             return
@@ -317,7 +348,8 @@ class _Run:
         references = self.journal.references(Scope.SUITE.value)
         verdicts = {verdict.value: count for verdict, count in campaign.history.verdicts.items()}
         assert self._references is not None
-        starts = [e for c, e in campaign.history.evaluated[: len(self.resolved.starts)] if e.fitness]
+        evaluated = [campaign.history.evaluation(start.genome.id) for start in self.resolved.starts]
+        starts = sorted((e for e in evaluated if e and e.fitness), key=lambda e: -(e.fitness or 0.0))
         best = campaign.history.best
         self.display.update(
             Snapshot(

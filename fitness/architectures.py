@@ -3,7 +3,7 @@
 ``gfx950`` (AMD Instinct MI350/MI355X): LLVM's AMDGPU backend guide and AMD's CDNA 4 ISA and white paper: 512 unified
 32-bit vector registers per lane and SIMD, allocated in eights, at most 8 waves of 64 lanes on each of 4 SIMDs, 160 KiB
 of LDS per compute unit.
-``sm_100`` (B200): the CUDA programming guide's table of compute capabilities: 65536 32-bit
+``sm_90`` (H200), ``sm_100`` (B200): the CUDA programming guide's table of compute capabilities: 65536 32-bit
 registers, 64 warps, 32 blocks and 228 KiB of shared memory per multiprocessor, 227 KiB per block, 1 KiB of it reserved;
 registers are allocated to warps in units of 256.
 Nothing here is a rate: what only compiles has no time.
@@ -66,5 +66,6 @@ def _nvidia(name: str, product: str, units: int, capability: int) -> Architectur
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "gfx950": _amd("gfx950", "AMD Instinct MI355X", 256, 160 << 10),
+    "sm_90": _nvidia("sm_90", "NVIDIA H200", 132, 90),
     "sm_100": _nvidia("sm_100", "NVIDIA B200", 148, 100),
 }

@@ -92,6 +92,10 @@ def check(source: str, *, entry: str = "build") -> list[Violation]:
     except SyntaxError as error:
         return [Violation(error.lineno or 0, f"not Python: {error.msg}")]
     checker = _Checker(tree, held, products=entry == "build")
+    if (code := _device_code(tree)) is not None:
+        if entry != "launch":
+            return [Violation(code.lineno, "CUDA C++ on a target that it is not compiled for")]
+        checker.device_code = code
     violations = [*_readings(source, tree), *checker.run(), *_entry(tree, entry)]
     return sorted(set(violations), key=lambda violation: (violation.line, violation.what))
 
@@ -124,6 +128,21 @@ def _size(tree: ast.AST) -> int:
         if not level or count > MAX_NODES:
             return count + len(level)
     raise RecursionError
+
+
+def is_cuda(source: str) -> bool:
+    """Whether a source of the dialect is a module in CUDA C++."""
+    return f"\n{names.DEVICE_CODE} = " in f"\n{source}"
+
+
+def _device_code(tree: ast.Module) -> ast.Constant | None:
+    """The text of a module in CUDA C++, which Python never runs: the constant ``CUDA``."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            target = node.targets[0]
+            if isinstance(target, ast.Name) and target.id == names.DEVICE_CODE:
+                return node.value if isinstance(node.value.value, str) else None
+    return None
 
 
 def _too_long(value: object) -> bool:
@@ -162,6 +181,8 @@ class _Checker:
         self._held = held
         self._products = products
         """Whether ``@`` may stand outside a jitted function, where torch would compute it."""
+        self.device_code: ast.Constant | None = None
+        """Of a module in CUDA C++, whose Python imports numbers alone."""
         self._called: set[int] = set()
         self._spoken = _spoken(tree) if not products else None
         """Where values may become text; None: anywhere."""
@@ -197,6 +218,11 @@ class _Checker:
             self._say(node, "only imports, constants and functions may stand at module level")
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        if self.device_code is not None:
+            wanted = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for name in wanted:
+                if name not in names.BESIDE_DEVICE_CODE:
+                    self._say(node, f"import of {name} beside CUDA C++")
         if isinstance(node, ast.Import):
             for item in node.names:
                 if item.name not in names.MODULES:
@@ -334,6 +360,8 @@ class _Checker:
         elif isinstance(node, ast.Attribute):
             if self._attribute(node):
                 return
+        elif node is self.device_code:
+            return
         elif isinstance(node, ast.Constant) and _too_long(node.value):
             what = f"a string of more than {MAX_STRING} characters, or a number of more than {MAX_BITS} bits"
             self._say(node, f"bytes, {what}")

@@ -239,4 +239,10 @@ MAY_UNPACK = _names("jax.experimental.pallas.BlockSpec")
 KEYWORDS_ONLY = _names("jax.experimental.pallas.tpu.CompilerParams")
 """What may only be called, and with keywords, so that none of its options goes unseen."""
 
+DEVICE_CODE = "CUDA"
+"""The constant that holds the text of a module in CUDA C++."""
+
+BESIDE_DEVICE_CODE = _names("__future__ math functools")
+"""What the Python beside it may import."""
+
 DECLARATIONS = ("SPACE", "DEFAULTS", "CONSTRAINTS")

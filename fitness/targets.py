@@ -69,9 +69,14 @@ class Target:
         return not isinstance(self.part, Architecture) and self.part.interpreted
 
     @property
+    def gpu_interpreter(self) -> bool:
+        """Whether it is Triton's interpreter: it judges answers, and its figures are no fitness."""
+        return isinstance(self.part, Gpu) and self.part.interpreted
+
+    @property
     def reached(self) -> Reached:
         """What runs a candidate on the gates' inputs."""
-        if self.compile_only or (isinstance(self.part, Gpu) and self.part.interpreted):
+        if self.compile_only or self.gpu_interpreter:
             return Reached.INTERPRETER
         return Reached.DEVICE if self.measured and not self.interpreted else Reached.TRACE
 

@@ -73,7 +73,9 @@ def _declared(folder: Path) -> Mapping[str, Operator]:
         found = _module(folder).operators()
     except UnknownOperator:
         raise
-    except (Exception, SystemExit) as error:  # a user's module raises what it likes
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UnknownOperator(f"operator: {path} raises {said}") from error
     if folder.parent == HERE:  # to ask what is an operator may have kernels composed

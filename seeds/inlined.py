@@ -20,9 +20,12 @@ Imports = ast.Import | ast.ImportFrom
 def inlined(path: Path, root: Path = SEEDS) -> str:
     """The text of a kernel module with what it imports of ``root``'s modules defined behind its other imports.
 
-    Raises ImportError for a name that its module does not define.
+    A ``.cu`` file beside it becomes the constant ``CUDA`` at its end. Raises ImportError for a name that its module
+    does not define.
     """
     text = path.read_text(encoding="utf-8")
+    if (code := path.with_suffix(".cu")).is_file():
+        text = with_device_code(text, code.read_text(encoding="utf-8"))
     imports = [node for node in ast.parse(text).body if isinstance(node, Imports)]
     shared = {node: module for node in imports if (module := _module(node, root)) is not None}
     if not shared:
@@ -48,6 +51,13 @@ def inlined(path: Path, root: Path = SEEDS) -> str:
         "\n".join(lines[last:]).strip("\n") + "\n",
     ]
     return "\n\n\n".join(parts)
+
+
+def with_device_code(text: str, code: str) -> str:
+    """A module whose constant ``CUDA`` is this device code; lines count from the string's first. Raises ImportError."""
+    if '"""' in code:
+        raise ImportError('device code may not hold """')
+    return f'{text.rstrip()}\n\nCUDA = r"""{code}"""\n'
 
 
 def _module(node: Imports, root: Path) -> Path | None:

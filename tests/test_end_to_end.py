@@ -19,7 +19,7 @@ import yaml
 import tilewright as tw
 from testkit import FIXTURES, ROOT
 from tilewright.evolve.cli import main
-from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.record.journal import Journal, is_running
 
 FAMILY = FIXTURES / "small_gemm"
 TILEWRIGHT = [sys.executable, "-m", "tilewright.evolve.cli"]
@@ -161,10 +161,33 @@ def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(
         for name in re.findall(r"`([^`]+)` *[,|;]", table)
     }
     assert {key.split(".")[0] for key in campaign.history[0]} <= named
-    _, plot = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    _, plot, _ = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     monkeypatch.setenv("TILEWRIGHT_HOME", str(unbroken[0] / "home"))
     exec(compile(plot, "page", "exec"), {"tw": tw})
     assert "TFLOP/s modelled" in capsys.readouterr().out
+
+
+def test_a_campaign_started_in_a_thread_is_watched_listed_and_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = tw.start(
+        campaign_file(tmp_path), home=tmp_path / "home", budget__evaluations=1, mlflow__enabled=False
+    )
+    notes = [event["note"] for event in running]
+    campaign = running.result(60)
+    assert "starting workers" in notes and repr(running) == "<campaign tiny-001, ended>"
+    assert repr(campaign) == "<campaign tiny-001, finished, 1 evaluations>"
+    home, journal = ["--home", str(tmp_path / "home")], campaign.folder / "journal.sqlite"
+    with Journal(journal, write=True):
+        assert is_running(journal) and main([*home, "rm", "tiny-001"]) == 2
+    assert not is_running(journal)
+    assert main([*home, "du"]) == 0 and main([*home, "rm", "tiny-001"]) == 0
+    printed = "".join(capsys.readouterr())
+    assert "is running; stop it first" in printed and "iB  tiny-001" in printed
+    assert "MLflow keeps its own copy" in printed and not campaign.folder.exists()
+    stopped = tw.start(campaign_file(tmp_path), home=tmp_path / "home", mlflow__enabled=False)
+    stopped.stop()
+    assert stopped.result(60).state == "interrupted"
 
 
 def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(

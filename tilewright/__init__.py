@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from tilewright.api import (
         Budget,
         RecordedCampaign,
+        RunningCampaign,
         capture,
         load_library,
         open_campaign,
         resume,
         run,
+        start,
         tune,
     )
     from tilewright.evolve.errors import UserError
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget",
     "RecordedCampaign",
+    "RunningCampaign",
     "UserError",
     "__version__",
     "capture",
@@ -37,6 +40,7 @@ __all__ = [
     "open_campaign",
     "resume",
     "run",
+    "start",
     "tune",
 ]
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
+import queue
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +26,12 @@ from tilewright.evolve.intake.captured import Captured
 if TYPE_CHECKING:
     import pandas
 
+    from tilewright.evolve.campaign.config import CampaignConfig
     from tilewright.evolve.intake.child import Intake
     from tilewright.evolve.intake.winner import Tuned
     from tilewright.evolve.record.journal import Journal
     from tilewright.evolve.report.data import CampaignData
+    from tilewright.evolve.show.display import Snapshot
 
 LIBRARY = "tilewright_library"
 
@@ -54,18 +59,154 @@ def run(
         campaign = tw.run("quickstart", budget__evaluations=8)
         print(campaign.winner["params"])
     """
-    from tilewright.evolve.campaign.config import campaign_file, load_config, overridden, parse_config
     from tilewright.evolve.record.home import home_folder
     from tilewright.evolve.run import run as run_campaign
     from tilewright.evolve.show.display import make_display
 
-    changes = {key.replace("__", "."): value for key, value in overrides.items()}
-    if isinstance(campaign, Mapping):
-        config = parse_config(overridden(copy.deepcopy(dict(campaign)), changes))
-    else:
-        config = load_config(campaign_file(str(campaign)), changes)
+    config = _config(campaign, overrides)
     folder = home_folder(None if home is None else str(home))
     return open_campaign(run_campaign(config, folder, make_display()).campaign, home=home)
+
+
+def start(
+    campaign: str | Path | Mapping[str, Any],
+    *,
+    home: str | Path | None = None,
+    **overrides: Any,
+) -> RunningCampaign:
+    """Start a campaign in a thread of this process and watch it.
+
+    Parameters:
+        campaign: as for ``run``.
+        home: the folder that keeps campaigns.
+        overrides: keys of the file, as for ``run``.
+
+    Returns:
+        The running campaign. Iterate over it for its progress; ``result()`` waits for its end; ``stop()`` ends it as
+        Ctrl-C does, so that ``resume`` continues it.
+
+    Raises:
+        UserError: a key is unknown or its value is not allowed.
+
+    Example:
+        running = tw.start("quickstart", budget__evaluations=8)
+        for event in running:
+            print(event["evaluations"], event["best"], event["note"])
+        campaign = running.result()
+    """
+    return RunningCampaign(_config(campaign, overrides), home)
+
+
+def _config(campaign: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> CampaignConfig:
+    from tilewright.evolve.campaign.config import campaign_file, load_config, overridden, parse_config
+
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    if isinstance(campaign, Mapping):
+        return parse_config(overridden(copy.deepcopy(dict(campaign)), changes))
+    return load_config(campaign_file(str(campaign)), changes)
+
+
+class RunningCampaign:
+    """A campaign in a thread of this process.
+
+    Iterating yields a dictionary for each change of the progress, until the campaign ends: ``evaluations``, ``budget``
+    (of evaluations, or None), ``seconds``, ``verdicts`` by name, ``best`` (the best rate so far, or None), ``unit``,
+    ``target``, ``kind`` and ``note`` (the current step).
+
+    Example:
+        for event in tw.start("quickstart"):
+            print(event["evaluations"], event["verdicts"])
+    """
+
+    def __init__(self, config: CampaignConfig, home: str | Path | None) -> None:
+        self._home = home
+        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._note = ""
+        self._campaign: str | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(config,), daemon=True, name="campaign")
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while (event := self._events.get()) is not None:
+            yield event
+        self._events.put(None)  # for the next loop
+
+    def __repr__(self) -> str:
+        state = "running" if self._thread.is_alive() else "failed" if self._error else "ended"
+        return f"<campaign {self._campaign or 'being prepared'}, {state}>"
+
+    def stop(self) -> None:
+        """End the campaign soon; ``resume`` continues it."""
+        self._stop.set()
+
+    def result(self, timeout: float | None = None) -> RecordedCampaign:
+        """Wait for the end.
+
+        Parameters:
+            timeout: seconds to wait; None waits until the end.
+
+        Returns:
+            The campaign's record.
+
+        Raises:
+            UserError: what ``run`` would raise.
+            TimeoutError: it still runs.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"campaign {self._campaign} still runs.")
+        if self._error is not None:
+            raise self._error
+        return open_campaign(self._campaign, home=self._home)
+
+    def _run(self, config: CampaignConfig) -> None:
+        from tilewright.evolve.record.home import home_folder
+        from tilewright.evolve.run import run as run_campaign
+
+        folder = home_folder(None if self._home is None else str(self._home))
+        try:
+            self._campaign = run_campaign(config, folder, _Watcher(self), stop=self._stop).campaign
+        except BaseException as error:  # noqa: BLE001 - ``result`` raises it in the caller's thread
+            self._error = error
+        finally:
+            self._events.put(None)
+
+
+class _Watcher:
+    """A display that hands its snapshots to whoever iterates."""
+
+    def __init__(self, running: RunningCampaign) -> None:
+        self._running = running
+        self._last: dict[str, Any] = {}
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        self._running._campaign = str(facts["id"])
+        self._last = {
+            "evaluations": 0, "budget": None, "seconds": 0.0, "verdicts": {}, "best": None, "unit": facts.get("unit"),
+            "target": facts.get("target"), "kind": facts.get("target_kind"), "note": "",
+        }  # fmt: skip
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._tell(
+            evaluations=snapshot.evaluations,
+            budget=snapshot.evaluations_budget,
+            seconds=snapshot.elapsed_seconds,
+            verdicts=dict(snapshot.verdicts),
+            best=snapshot.best.fitness if snapshot.best else None,
+        )
+
+    def note(self, text: str) -> None:
+        self._tell(note=text)
+
+    def stop(self) -> None:
+        pass
+
+    def _tell(self, **changes: Any) -> None:
+        before, self._last = self._last, {**self._last, **changes}
+        if {**before, "seconds": 0.0} != {**self._last, "seconds": 0.0}:
+            self._running._events.put(dict(self._last))
 
 
 def resume(
@@ -142,8 +283,11 @@ class RecordedCampaign:
 
     @property
     def state(self) -> str:
-        """``running``, ``interrupted`` or ``finished``."""
-        return self._data.state
+        """``running``, ``interrupted``, ``killed`` or ``finished``."""
+        return self._data.state if self._data.state == "interrupted" else self._data.short_state
+
+    def __repr__(self) -> str:
+        return f"<campaign {self.id}, {self.state}, {len(self._data.points)} evaluations>"
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
@@ -249,7 +393,8 @@ def tune(
         calls: how the function is called: tuples of arguments, of which tensors give dtype and shape, or texts such as
             ``"f32[4096, 1024], dim=1"``. A dictionary at the end of a tuple holds keyword arguments.
         budget: the limits; 64 evaluations by default.
-        target: where candidates run; by default ``cuda`` if there is a GPU, otherwise ``interpreter``.
+        target: where candidates run; by default ``tpu7x`` for a file of Pallas, ``cuda`` if there is a GPU, or
+            ``interpreter``.
         out: the folder of the operator; by default ``<function>_tuned``, with a number if that is taken.
         overwrite: replace what an earlier call wrote there.
         home: the folder that keeps campaigns.
@@ -268,7 +413,10 @@ def tune(
         y = best(x)
     """
     from tilewright.evolve.intake import child
+    from tilewright.evolve.intake.tune import default_target
 
+    if target is None and not isinstance(function, Captured):  # what Triton launches is captured
+        target = default_target(function if isinstance(function, str) else _file_of(function))
     with child.started_intake(target) as intake:
         return _tuned(
             function, reference, calls, budget or Budget(), target, out, overwrite, home, overrides, intake
@@ -321,6 +469,11 @@ def _tuned(
         (row[0], row[1], len(row[2]), order) for row, order in zip(answer["operands"], orders, strict=True)
     ]
     return winner.Tuned(campaign, original, module, request.name, operands, request.calls)
+
+
+def _file_of(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return str(getattr(code, "co_filename", ""))
 
 
 def _noted(line: str) -> None:

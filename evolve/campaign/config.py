@@ -8,10 +8,10 @@ import reprlib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 import tilewright
 from tilewright.evolve.errors import UserError
@@ -31,6 +31,15 @@ class Order(StrEnum):
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = {annotation, *get_args(annotation)}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError(f"must be a number, not {str(value).lower()}")
+        return value
 
 
 class BudgetConfig(_Section):
@@ -122,7 +131,7 @@ class WorkerConfig(_Section):
 
     count: int | None = Field(default=None, ge=1, le=4096)
     address: str | None = None
-    memory_gib: float = Field(default=8.0, gt=0)
+    memory_gib: float = Field(default=8.0, gt=0, le=2**20)
     check_seconds: float = Field(default=90.0, gt=0)
     measure_seconds: float = Field(default=180.0, gt=0)
 
@@ -187,14 +196,21 @@ class CampaignConfig(_Section):
         return budget
 
 
+MOST_LETTERS = 1 << 20
+"""Of a campaign's file: a device such as /dev/zero never ends."""
+
+
 def load_config(path: Path, overrides: dict[str, Any] | None = None) -> CampaignConfig:
     """Read and check a YAML file; ``overrides`` maps dotted keys to values. Raises UserError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_LETTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}."
         ) from error
+    if len(text) > MOST_LETTERS:
+        raise UserError(f"cannot read {path}: a campaign's file has at most {MOST_LETTERS} letters.")
     data = read_yaml(text, str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold a mapping of campaign keys such as operator, target, suite.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -16,7 +17,8 @@ class CtrlC:
 
     The first calls ``stop`` and sets ``requested``, which the campaign reads between two steps. A step that takes
     longer than ``GRACE_SECONDS`` (the final comparison, a language model's answer) is cut off by
-    KeyboardInterrupt; a resume repeats it. Use it in the main thread only.
+    KeyboardInterrupt; a resume repeats it. Outside the main thread no signal arrives:
+    only ``request`` ends the campaign.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -29,6 +31,11 @@ class CtrlC:
         """The setting of the process's own timer, while this object uses it."""
         self._settled = False
 
+    def request(self) -> None:
+        """End the campaign cleanly, as the first signal does."""
+        self.requested = True
+        self._stop()
+
     def settle(self) -> None:
         """From here on no step is cut off: the campaign completes what is left."""
         self._settled = True
@@ -37,7 +44,8 @@ class CtrlC:
             self._timer = None
 
     def __enter__(self) -> CtrlC:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if main else ():
             self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -52,8 +60,7 @@ class CtrlC:
         if self.requested:
             self.repeated = True
             raise KeyboardInterrupt
-        self.requested = True
-        self._stop()
+        self.request()
         if not self._settled:
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._cut_off)
             # repeatedly: a library's callback may swallow the first exception

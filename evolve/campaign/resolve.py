@@ -13,10 +13,14 @@ from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.space import Space, SpaceError, nearest
+from tilewright.fitness.architectures import Architecture
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.dialect import is_cuda
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.fitness.tpu.schedule import FIGURES
+from tilewright.library import nvrtc
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Suite, Workload
 
@@ -77,6 +81,9 @@ def resolve(config: CampaignConfig) -> Resolved:
         config = config.model_copy(update={"search": config.search.model_copy(update={"racing": pays})})
     check_operator(config.operator, operator, suite)
     seeds = [name for name, kernel in operator.kernels.items() if not kernel.baseline]
+    for name in config.seeds:
+        if name in seeds and (obstacle := language_obstacle(operator.kernels[name].source, target)):
+            raise UserError(f"seeds: {name!r} {obstacle}.")
     baselines = [name for name, kernel in operator.kernels.items() if kernel.baseline]
     for name in config.seeds:
         if name not in seeds:
@@ -98,12 +105,27 @@ def resolve(config: CampaignConfig) -> Resolved:
 
 def _that_fit(resolved: Resolved, names: Sequence[str]) -> tuple[str, ...]:
     """Seeds that have a legal point on this suite; all of them when none has, so that the error names the cause."""
-    found = []
+    kernels, target, found = resolved.operator.kernels, resolved.target, []
     for name in names:
+        if language_obstacle(kernels[name].source, target):
+            continue
         with contextlib.suppress(UserError):
             _genome(resolved, resolved.operator.kernels[name])
             found.append(name)
     return tuple(found or names)
+
+
+def language_obstacle(source: str, target: Target) -> str | None:
+    """Why a kernel's language does not run on a target, as the end of a sentence; None where it does."""
+    if not is_cuda(source):
+        return None
+    if target.interpreted or isinstance(target.part, Chip):
+        return f"is CUDA C++, which target {target.name} cannot run; take an NVIDIA GPU or sm_90"
+    if isinstance(target.part, Architecture) and target.part.backend != "cuda":
+        return f"is CUDA C++, which does not compile for target {target.name}"
+    if nvrtc.version() == "missing":
+        return "is CUDA C++; install its compiler (pip install 'tilewright[cuda]')"
+    return None
 
 
 def objection(resolved: Resolved, genome: Genome, workload: Workload) -> str | None:

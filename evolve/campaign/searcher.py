@@ -66,8 +66,17 @@ class BuiltSearcher:
     foretell: Callable[[History], float | None]
 
 
-def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home: Path) -> BuiltSearcher:
-    """The proposers that the configuration names, over the campaign's archive. Raises UserError."""
+def build_searcher(
+    resolved: Resolved,
+    archive: Archive,
+    journal: Journal,
+    home: Path,
+    note: Callable[[str], None] = lambda text: None,
+) -> BuiltSearcher:
+    """The proposers that the configuration names, over the campaign's archive. ``note`` shows a warning.
+
+    Raises UserError.
+    """
     search = resolved.config.search
     assert search.transfer != "auto"  # see ``with_earlier``
     sources = {start.genome.source for start in resolved.starts}
@@ -82,6 +91,7 @@ def build_searcher(resolved: Resolved, archive: Archive, journal: Journal, home:
             proposer.rules = RewriteProposer(without=search.without_rules)
     if resolved.config.llm is not None:
         client = _chat_client(resolved.config.llm, journal, home)
+        client.warn = note
         asks = LlmProposer(client, _contract(resolved), archive, resolved.space, violations)
         asks.alone = not proposers
         proposers.append(asks)
@@ -109,9 +119,25 @@ def with_earlier(resolved: Resolved, home: Path) -> Resolved:
     if config.search.transfer != "auto":
         return resolved
     sources = {start.genome.source for start in resolved.starts}
-    found = related(home, config.operator, config.target, sources, resolved.space)
+    if config.llm is not None and config.llm.replay is not None:
+        found = _transfer_of(_recording(config.llm.replay, home))
+    else:
+        found = related(home, config.operator, config.target, sources, resolved.space)
     search = config.search.model_copy(update={"transfer": found})
     return replace(resolved, config=config.model_copy(update={"search": search}))
+
+
+def _transfer_of(recording: Path) -> tuple[str, ...]:
+    """The earlier campaigns that a recorded one started from: its replay starts from the same."""
+    with Journal(recording) as journal:
+        search = (journal.meta("config") or {}).get("search") or {}
+    named = search.get("transfer") or ()
+    return () if isinstance(named, str) else tuple(named)
+
+
+def _recording(source: str, home: Path) -> Path:
+    """The journal of a recorded campaign: a path, or an id."""
+    return Path(source) if Path(source).is_file() else find_campaign(home, source) / JOURNAL
 
 
 def violations(source: str) -> list[str]:
@@ -189,8 +215,7 @@ def _replaying(
     source: str, model: str | None, journal: Journal, home: Path, budget: TokenBudget
 ) -> ChatClient:
     """A client that only knows what the campaign ``source`` (an id or a journal's path) was answered."""
-    path = Path(source) if Path(source).is_file() else find_campaign(home, source) / JOURNAL
-    with Journal(path) as recording:
+    with Journal(_recording(source, home)) as recording:
         recorded = dict(recording.exchanges())
         asked = (recording.meta("config") or {}).get("llm") or {}
     if not recorded:

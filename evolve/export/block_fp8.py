@@ -52,7 +52,8 @@ def of_operator(table: PromotedTable, program: str) -> dict[str, str]:
 def of_campaign(journal: Path, program: str) -> dict[str, str]:
     """The same of a campaign's candidates. Raises Disagreement when none has the programs' kernel."""
     campaign = SearchedCampaign.read(journal)
-    _require_operator(str(campaign.data.facts["operator"]), program)
+    facts, config = campaign.data.facts, campaign.data.config
+    _require_operator(str(config.get("operator") or facts["operator"]), program)
     rows = [
         Row(
             choice.workload.dims,

@@ -15,7 +15,7 @@ from tilewright.evolve.record.system import version
 from tilewright.evolve.report.data import WINNER, CampaignData, load
 from tilewright.evolve.space.genome import source_id
 from tilewright.fitness.evaluation import Verdict, WorkloadFigures
-from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.catalogue import UnknownOperator, load_operator
 from tilewright.seeds.operator import Operator, Scope, Workload
 
 
@@ -65,7 +65,11 @@ class SearchedCampaign:
                     version = f"kernels/{event.detail['operator']}/versions/{event.detail['version']}"
                     receipt = {"receipt": f"{version}/receipt.json"}
                     receipts |= {int(index): receipt for index in event.detail["candidates"]}
-        operator = load_operator(str(data.facts["operator"]))
+        # an operator of the user's own may have the name of one that ships
+        try:
+            operator = load_operator(str(data.config.get("operator") or data.facts["operator"]))
+        except UnknownOperator as error:
+            raise UserError(f"{error}.") from error
         suite = operator.suites[str(data.facts["suite"])]
         workloads = {workload.id: workload for workload in (*suite.workloads, *suite.final)}
         return cls(journal.parent.name, data, operator, workloads, receipts)

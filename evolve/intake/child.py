@@ -112,7 +112,7 @@ def ask(
         with tempfile.TemporaryDirectory(prefix="tilewright-intake-") as folder:
             request = {
                 "path": str(path.resolve()), "function": function, "reference": reference, "calls": list(calls),
-                "folder": folder, "part": part_of(target),
+                "folder": folder, "part": part_of(target), "target": target.name,
             }  # fmt: skip
             out, err = process.answer(request, SECONDS, meanwhile)
     except subprocess.TimeoutExpired as error:
@@ -124,6 +124,9 @@ def ask(
         answer = json.loads(out)
     except ValueError as error:
         last = " ".join(err.decode(errors="replace").strip().splitlines()[-_LAST_LINES:])
+        if found := re.search(r"No module named '(jax|torch|triton)", last):
+            extra = "tpu" if found[1] == "jax" else "triton"
+            raise UserError(f"{found[1]} is not installed; pip install 'tilewright[{extra}]'.") from error
         raise UserError(
             f"{path.name}: the process that reads {function} ended without an answer: {last}"
         ) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.report.text import printable
 
 if TYPE_CHECKING:
     from tilewright.evolve.intake.child import Intake
@@ -60,12 +61,13 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         help="a Python file whose `calls` are lists of arguments, or a function that makes them",
     )  # fmt: skip
     parser.add_argument(
-        "--target", help="the device to tune for (default: this machine's GPU, else the interpreter)"
+        "--target",
+        help="the device to tune for (default: tpu7x for a file of Pallas, this machine's GPU, or the interpreter)",
     )
 
 
 def _say(line: str) -> None:
-    print(line)  # noqa: T201
+    print(printable(line))  # noqa: T201
 
 
 def _options(arguments: argparse.Namespace) -> tuple[Path, Options]:
@@ -108,13 +110,14 @@ def _plan(arguments: argparse.Namespace, target: Target, folder: Path) -> Plan:
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     from tilewright.evolve.campaign.targets import require_usable
     from tilewright.evolve.intake import child
-    from tilewright.evolve.intake.tune import target_named
+    from tilewright.evolve.intake.tune import default_target, target_named
 
+    name = arguments.target or default_target(arguments.place)
     with (
-        child.started_intake(arguments.target) as intake,
+        child.started_intake(name) as intake,
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
     ):
-        target = target_named(arguments.target)
+        target = target_named(name)
         require_usable(target, remote=False)
         return _run(arguments, tell, intake, target, _plan(arguments, target, Path(folder)))
 
@@ -155,9 +158,9 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
     from tilewright.evolve.intake.problems import is_problem
-    from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, target_named
+    from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, default_target, target_named
 
-    target = target_named(arguments.target)
+    target = target_named(arguments.target or default_target(arguments.place))
     path, options = _options(arguments)
     if not options.function and not is_problem(path, options):
         if options.calls or options.reference:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tilewright.fitness.original import is_original
 from tilewright.workers.intake.judge.self_reference import SELF
 
 _SHORT = {
@@ -94,6 +95,9 @@ def _rewrites(source: str) -> Iterator[str]:
     from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
     from tilewright.evolve.proposers.rewrite.registry import rules
 
+    if is_original(source):
+        yield "  rewrites   none: a function as it stands has parameters alone"
+        return
     kernel = KernelSource(source)
     every = rules(kernel.language)
     applied, nowhere = [], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import os
@@ -116,6 +117,22 @@ def ask_intake(
             found,
         )
     return answer
+
+
+def default_target(place: str) -> str | None:
+    """``tpu7x`` for ``FILE`` or ``FILE:FUNCTION`` where the file imports Pallas and no Triton; None for any other."""
+    path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):  # reading it in says why
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    parts = {part for name in names for part in name.split(".")}
+    return MODELLED if "pallas" in parts and "triton" not in parts else None
 
 
 def target_named(name: str | None) -> Target:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.intake.original_winner import original_module
+from tilewright.fitness.original import data_of
 from tilewright.workers.intake.calls.call_text import parse
 from tilewright.workers.intake.calls.call_values import value_text
 
@@ -24,6 +26,8 @@ def plain_module(
     source: str, params: Mapping[str, Any], function: str, operands: Sequence[str], note: str
 ) -> str:
     """A kernel module as one that depends on torch and Triton (or JAX) alone, with ``function(*operands)``."""
+    if (original := data_of(source)) is not None:
+        return original_module(original, params, function, operands, note)
     tree = ast.parse(source)
     body: list[ast.stmt] = []
     entry = "launch"

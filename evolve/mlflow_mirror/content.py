@@ -1,12 +1,12 @@
 """Content of MLflow's runs, for a campaign and its candidates: plain data, made without MLflow.
 
 Names of metrics end in ``_measured`` or ``_modelled`` where a target was involved, and carry their unit. A candidate
-has, at step = candidate number: ``fitness_tflops_*`` (geometric mean over the suite), ``seconds_*/<workload>``,
-``tflops_*/<workload>``, ``roofline_fraction_*/<workload>`` (of 1), ``<figure>_*/<workload>`` for the numbers of a
-diagnosis, ``gain_over_seed_*`` (rate over the first seed's), ``gate/<gate>/<inputs>`` (in the gate's unit),
-``evaluation_wall_seconds``, and ``progress/*``: the campaign's progress when the evaluation finished. A campaign has
-``campaign/best_fitness_tflops_*`` and ``campaign/evaluations_failed`` at step = evaluations finished, and
-``reference_*`` figures of seeds, baselines and the winner. Where GB/s rank, ``gbytes`` stands for ``tflops``.
+has, at step = candidate number: ``tflops_*`` (geometric mean over the suite), ``us_*/<workload>`` (microseconds),
+``tflops_*/<workload>``, ``roofline_*/<workload>`` (of 1), ``<figure>_*/<workload>`` for the numbers of a diagnosis,
+``gain_*`` (rate over the first seed's), ``gate/<gate>/<inputs>`` (in the gate's unit), ``evaluation_wall_seconds``, and
+``progress/*``: the campaign's progress when the evaluation finished. A campaign has ``campaign/best_tflops_*`` and
+``campaign/evaluations_failed`` at step = evaluations finished, and ``ref_*`` figures of seeds, baselines, the winner.
+Where GB/s rank, ``gbytes`` stands for ``tflops``. A figure that is no whole number has ``DIGITS`` significant digits.
 """
 
 from __future__ import annotations
@@ -16,22 +16,31 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from tilewright.evolve.mlflow_mirror.view import EVALUATION, FAILED, best_metric, fitness_metric, gain_metric
+from tilewright.evolve.mlflow_mirror.view import (
+    EVALUATION,
+    FAILED,
+    best_metric,
+    fitness_metric,
+    gain_metric,
+)
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.report.change import full_diff
 from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, rival_speeds
 from tilewright.evolve.report.tables import flatten
-from tilewright.evolve.report.text import rate_text, time_text
+from tilewright.evolve.report.text import percent_text, rate_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict, WorkloadFigures
 from tilewright.fitness.score import mean_closed
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000
+DIGITS = 6
+MOST_LINKS = 20
+"""Children that a candidate's description links to."""
 UID, CANDIDATE = "tilewright.uid", "tilewright.candidate"
 NOTE, COMMIT = "mlflow.note.content", "mlflow.source.git.commit"
 _UNSAFE = re.compile(r"[^\w\-. :/]")
@@ -73,10 +82,12 @@ def candidate_run(
     parents: Sequence[Candidate],
     parent_runs: Sequence[str],
     progress: Mapping[str, float],
+    note: str = "",
 ) -> RunContent:
     """The child run of one evaluated candidate. A failed candidate has no fitness metric, rather than one of 0.
 
-    ``progress``: metrics of the campaign when the evaluation finished (see ``CampaignProgress``).
+    ``progress``: metrics of the campaign when the evaluation finished (see ``CampaignProgress``); ``note``: the
+    description, of ``candidate_note``.
     """
     mutation = candidate.mutation
     tags = {
@@ -93,10 +104,9 @@ def candidate_run(
         "mutation": mutation.kind.value,
         "mutation.detail": mutation.detail,
         "proposer": mutation.proposer,
-        "lineage.parents": ", ".join(f"{p.index:04d}" for p in parents) or "none",
-        "lineage.parent_genomes": ", ".join(candidate.parents),
-        "lineage.parent_run_ids": ", ".join(parent_runs),
-        NOTE: _candidate_note(facts, candidate, evaluation, parents),
+        "parents": ", ".join(f"{p.index:04d}" for p in parents) or "none",
+        "parents.run_ids": ", ".join(parent_runs),
+        NOTE: note,
     }
     if evaluation.reason:
         tags["reason"] = evaluation.reason
@@ -158,16 +168,16 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
     for figures in evaluation.workloads:
         workload = figures.workload.replace("/", ".")
         own = {
-            "seconds": figures.seconds,
+            "us": figures.seconds * 1e6,
             UNIT_SLUGS[figures.unit]: figures.rate,
-            "roofline_fraction": figures.roofline_fraction,
+            "roofline": figures.roofline_fraction,
             **flatten(figures.diagnosis),
         }
         metrics.update({f"{k}_{figures.kind.value}/{workload}": v for k, v in own.items() if _is_number(v)})
     for gate in evaluation.gates:
         if gate.value is not None:
             metrics[f"gate/{gate.gate}/{gate.inputs}"] = gate.value
-    return {_key(k): float(v) for k, v in metrics.items() if math.isfinite(v)}
+    return _rounded(metrics)
 
 
 @dataclass
@@ -195,14 +205,14 @@ class CampaignProgress:
                 metrics[gain_metric(self.kind)] = round(evaluation.fitness / self.seed, 4)
         if self.best is not None:
             metrics[best_metric(self.unit, self.kind)] = self.best
-        return metrics
+        return _rounded(metrics)
 
     def campaign_metrics(self) -> dict[str, float]:
         """The campaign's own curves, at step = evaluations finished."""
         metrics: dict[str, float] = {"campaign/evaluations_failed": self.failed}
         if self.best is not None:
-            metrics[f"campaign/best_fitness_{UNIT_SLUGS[self.unit]}_{self.kind}"] = self.best
-        return metrics
+            metrics[f"campaign/best_{fitness_metric(self.unit, self.kind)}"] = self.best
+        return _rounded(metrics)
 
 
 def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: str) -> dict[str, float]:
@@ -212,12 +222,12 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
         if evaluation.fitness is None or name.startswith(FINALIST_PREFIX):
             continue
         plain = name.replace(":", ".").replace("/", ".")
-        rate = f"reference_fitness_{UNIT_SLUGS[evaluation.unit]}_{kind}"
+        rate = f"ref_{fitness_metric(evaluation.unit, kind)}"
         metrics[f"{rate}/{scope}.{plain}"] = evaluation.fitness
         for figures in evaluation.workloads:
             workload = figures.workload.replace("/", ".")
-            metrics[f"reference_seconds_{kind}/{scope}.{workload}.{plain}"] = figures.seconds
-    return {_key(k): v for k, v in metrics.items()}
+            metrics[f"ref_us_{kind}/{scope}.{workload}.{plain}"] = figures.seconds * 1e6
+    return _rounded(metrics)
 
 
 def cost_metrics(data: CampaignData) -> dict[str, float]:
@@ -227,7 +237,13 @@ def cost_metrics(data: CampaignData) -> dict[str, float]:
     shares = {} if closed is None else {f"campaign/headroom_closed_{data.kind}": closed}
     for row in rows:
         shares[f"headroom_closed_{data.kind}/{row.workload.replace('/', '.')}"] = row.closed
-    return {_key(k): v for k, v in {**data.bill.metrics(), **shares}.items()}
+    return _rounded({**data.bill.metrics(), **shares})
+
+
+def model_tags(data: CampaignData) -> dict[str, str]:
+    """What a language model's answers came to, as tags of a campaign; empty without a call."""
+    bill = data.bill
+    return {f"llm.{k}": v for k, v in bill.model.tags(bill.token_price, bill.currency).items()}
 
 
 def cost_line(data: CampaignData) -> str:
@@ -237,31 +253,41 @@ def cost_line(data: CampaignData) -> str:
     parts = [f"{name} {rows[name]}" for name in named if name in rows]
     closed = mean_closed(data.headroom())
     if closed is not None:
-        parts.append(f"{closed:.1%} of the way from the first seed to the modelled floor (mean of workloads)")
+        parts.append(f"{closed:.1%} of the way from the best seed to the modelled floor (mean of workloads)")
     return "Bill: " + "; ".join(_plain(part) for part in parts) + "."
 
 
-def campaign_note(data: CampaignData, state: str, report: str, *, ended: bool) -> str:
-    """Description of a campaign in Markdown. ``report``: address of the report; ``ended``: whether to add the bill."""
+def campaign_note(data: CampaignData, state: str, artifacts: str, *, ended: bool) -> str:
+    """Description of a campaign in Markdown. ``artifacts``: page of the run's files, with ``{}`` for a file's name;
+    ``ended``: whether to add links to these files and the bill.
+    """
     facts, unit = data.facts, f"{data.target_text}, {data.kind}"
     counts = Counter(point.evaluation.verdict.value for point in data.points)
     verdicts = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) or "none yet"
     best = max((point.evaluation.fitness or 0.0 for point in data.points), default=0.0)
     rows = [row for row in data.ranking(Scope.FINAL) if row.evaluation.fitness is not None]
     paragraphs = [
-        _headline(data, report),
+        " ".join(filter(None, (_headline(data), _report_links(artifacts) if ended else ""))),
         f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{data.target_text}`, suite "
         f"`{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         f"Verdicts: {verdicts}.",
         f"Best rate on the suite: **{rate_text(best, data.unit)}** (geometric mean; {unit})." if best else "",
-        _figures_table(f"final check ({unit})", ((r.name, w) for r in rows for w in r.evaluation.workloads)),
+        _figures_table(
+            f"final check ({unit})",
+            ((f"{r.name}, {w.workload}", w) for r in rows for w in r.evaluation.workloads),
+        ),
         cost_line(data) if ended else "",
         "Artifacts: `report.html` and `lineage.html` (open them here), two pictures as `.svg`, `winner.py`.",
     ]
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)[:TAG_LENGTH]
 
 
-def _headline(data: CampaignData, report: str) -> str:
+def _report_links(artifacts: str) -> str:
+    pages = (("Report", "report.html"), ("Lineage", "lineage.html"))
+    return " · ".join(f"[{name}]({artifacts.format(page)})" for name, page in pages)
+
+
+def _headline(data: CampaignData) -> str:
     """The result in one sentence, first: the UI folds a description after a few lines."""
     finals = data.references[Scope.FINAL.value]
     winner = finals.get("winner")
@@ -275,33 +301,55 @@ def _headline(data: CampaignData, report: str) -> str:
     speed = f" It is {_plain(speeds)}{mean}." if speeds else ""
     return (
         f"The winner takes **{time_text(first.seconds)}**{interval} at {_plain(first.workload)} "
-        f"({data.target_text}, {data.kind}).{speed} [Report]({report})"
+        f"({data.target_text}, {data.kind}).{speed}"
     )
 
 
 def _figures_table(head: str, rows: Iterable[tuple[str, WorkloadFigures]]) -> str:
     """Times and rates in Markdown; empty without rows."""
     lines = [
-        f"| {_plain(name)} | {_plain(w.workload)} | {time_text(w.seconds)} | {rate_text(w.rate, w.unit)} "
-        f"| {w.roofline_fraction:.1%} |"
+        (_plain(name), time_text(w.seconds), rate_text(w.rate, w.unit), percent_text(w.roofline_fraction))
         for name, w in rows
     ]
-    columns = [f"| {head} | workload | time | rate | of roofline |", "|---|---|--:|--:|--:|"]
-    return "\n".join([*columns, *lines]) if lines else ""
+    # MLflow's tables have no space between cells
+    texts = ["| " + " | ".join(f"{cell}&emsp;" for cell in line) + " |" for line in lines]
+    columns = [f"| {head}&emsp; | time&emsp; | rate&emsp; | of roofline |", "|---|--:|--:|--:|"]
+    return "\n".join([*columns, *texts]) if lines else ""
 
 
-def _candidate_note(
-    facts: Mapping[str, Any], candidate: Candidate, evaluation: Evaluation, parents: Sequence[Candidate]
+def candidate_note(
+    facts: Mapping[str, Any],
+    candidate: Candidate,
+    evaluation: Evaluation,
+    parents: Sequence[Candidate],
+    link: Callable[[int], str],
 ) -> str:
+    """Description of a candidate in Markdown; ``with_children`` completes its first paragraph.
+
+    ``link``: the page of a candidate's run by number, empty if unknown.
+    """
     mutation = candidate.mutation
-    origin = " and ".join(f"candidate {p.index}" for p in parents) or "the seeds"
-    note = f"{_plain(mutation.detail)}: {mutation.kind.value} by {_plain(mutation.proposer)}, from {origin}."
+    origin = " and ".join(_linked(f"candidate {p.index}", link(p.index)) for p in parents)
+    note = f"{_plain(mutation.detail)}: {mutation.kind.value} by {_plain(mutation.proposer)}"
+    note += f", from {origin}." if origin else "."
     if evaluation.verdict is not Verdict.OK:
         reason = _plain(evaluation.reason[:1000])
         return f"{note}\n\n**{evaluation.verdict.value}** at stage {evaluation.stage.value}: {reason}"
     head = f"{target_text(evaluation.target)}, {facts.get('target_kind')}"
-    rows = ((f"candidate {candidate.index}", w) for w in evaluation.workloads[:20])
+    rows = ((w.workload, w) for w in evaluation.workloads[:MOST_LINKS])
     return f"{note}\n\n{_figures_table(head, rows)}"
+
+
+def with_children(note: str, children: Sequence[int], link: Callable[[int], str]) -> str:
+    """A candidate's description with links to what was made of the candidate."""
+    shown = ", ".join(_linked(str(n), link(n)) for n in children[:MOST_LINKS])
+    more = f" and {len(children) - MOST_LINKS} more" if len(children) > MOST_LINKS else ""
+    first, gap, rest = note.partition("\n\n")
+    return f"{first} Children: {shown}{more}.{gap}{rest}"[:TAG_LENGTH]
+
+
+def _linked(text: str, address: str) -> str:
+    return f"[{text}]({address})" if address else text
 
 
 def _candidate_files(
@@ -314,7 +362,7 @@ def _candidate_files(
         "evaluation.json": evaluation.model_dump_json(indent=2, exclude={"log"}) + "\n",
     }
     if parents:
-        files["mutation.diff.txt"] = "\n".join(full_diff(p.genome, candidate.genome) for p in parents)
+        files["mutation.diff.txt"] = "\n".join(full_diff(p, candidate) for p in parents)
     if evaluation.log:
         files["log.txt"] = evaluation.log
     return files
@@ -326,6 +374,15 @@ def _params(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _tags(values: Mapping[str, str]) -> dict[str, str]:
     return {_key(k): v[:TAG_LENGTH] for k, v in values.items() if v != ""}
+
+
+def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Finite numbers under names that MLflow accepts."""
+    return {
+        _key(k): float(v if float(v).is_integer() else f"{v:.{DIGITS}g}")
+        for k, v in metrics.items()
+        if math.isfinite(v)
+    }
 
 
 def _key(name: str) -> str:

@@ -12,10 +12,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
 from tilewright.evolve.errors import JournalError, UserError
+from tilewright.evolve.mlflow_mirror.classic_pages import APP_NAME
 from tilewright.evolve.mlflow_mirror.process import (
     ARTIFACTS,
     behind,
@@ -196,6 +198,8 @@ def server_command(home: Path, uri: str, host: str, port: int) -> list[str]:
     artifacts = (home / ARTIFACTS).resolve().as_uri()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     command += ["--artifacts-destination", artifacts, "--workers", "1"]
+    if entry_points(group="mlflow.app", name=APP_NAME):  # an installation older than the app has none
+        command += ["--app-name", APP_NAME]
     return [*command, "--host", host, "--port", str(port)]
 
 

@@ -25,17 +25,20 @@ CHARTS_ABREAST = 2
 """MLflow's default of three leaves no room for the names of axes beside its side panel."""
 
 RUN_NAME = "attributes.`Run Name`"
+
+CLASSIC = "workflowType=machine_learning"
+"""In a link: MLflow 3.17 shows a run below "Runs" rather than below "GenAI > Evaluation runs"."""
 SECTION = "tilewright-charts"
 
 
 def fitness_metric(unit: str, kind: str) -> str:
-    """A candidate's metric of its rate, for example ``fitness_tflops_modelled``."""
-    return f"fitness_{UNIT_SLUGS[unit]}_{kind}"
+    """A candidate's metric of its rate, for example ``tflops_modelled``."""
+    return f"{UNIT_SLUGS[unit]}_{kind}"
 
 
 def gain_metric(kind: str) -> str:
     """A candidate's metric of its rate over the first seed's."""
-    return f"gain_over_seed_{kind}"
+    return f"gain_{kind}"
 
 
 EVALUATION, FAILED = "progress/evaluation", "progress/failed"
@@ -53,7 +56,13 @@ def view_key(uid: str) -> str:
 
 def page(experiment: str, uid: str) -> str:
     """The path of the view on a server."""
-    return f"/#/experiments/{experiment}/runs?viewStateShareKey={view_key(uid)}&workflowType=machine_learning"
+    return f"/#/experiments/{experiment}/runs?viewStateShareKey={view_key(uid)}&{CLASSIC}"
+
+
+def run_page(experiment: str, run_id: str, file: str = "") -> str:
+    """The path of a run's page on a server, or of one of its files."""
+    place = f"/artifacts/{file}" if file else ""
+    return f"#/experiments/{experiment}/runs/{run_id}{place}?{CLASSIC}"
 
 
 def view_state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> str:
@@ -66,12 +75,13 @@ def view_state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> str
 def _state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> dict[str, object]:
     rate, gain = fitness_metric(unit, kind), gain_metric(kind)
     widths = {
-        RUN_NAME: 240,
-        f"metrics.`{rate}`": 150,
-        f"metrics.`{gain}`": 110,
-        "tags.`verdict`": 100,
-        "tags.`mutation`": 100,
-        "tags.`proposer`": 100,
+        RUN_NAME: 200,
+        f"metrics.`{rate}`": 9 * len(rate),
+        f"metrics.`{gain}`": 9 * len(gain),
+        "tags.`parents`": 90,
+        "tags.`verdict`": 80,
+        "tags.`mutation`": 90,
+        "tags.`proposer`": 90,
     }
     return {
         "searchFilter": f"tags.`tilewright.uid` = '{uid}' and tags.`tilewright.candidate` != ''",

@@ -69,6 +69,9 @@ class Mirror:
         self._experiment: str | None = None
         self._parent: str | None = None
         self._children: dict[int, KnownRun] = {}
+        self._notes: dict[int, str] = {}
+        self._offspring: dict[int, dict[int, None]] = {}
+        """Numbers of evaluated children by number of the parent, in the order in which they were evaluated."""
         self._arrival = 0
         self._exchange = 0
         self._traces = TraceWriter(uri)
@@ -122,13 +125,12 @@ class Mirror:
         assert self._parent is not None
         assert self._experiment is not None
         ended = state != "running"
-        report = f"#/experiments/{self._experiment}/runs/{self._parent}/artifacts/report.html"
+        files = view.run_page(self._experiment, self._parent, "{}")
         data = load(self._journal)
-        note = run_content.campaign_note(data, state, report, ended=ended)
+        note = run_content.campaign_note(data, state, files, ended=ended)
         self._write_view(data)
-        self._client.log_batch(
-            self._parent, tags=[RunTag("tilewright.state", state), RunTag(NOTE, note)], synchronous=True
-        )
+        tags = {"tilewright.state": state, NOTE: note, **run_content.model_tags(data)}
+        self._client.log_batch(self._parent, tags=[RunTag(k, v) for k, v in tags.items()], synchronous=True)
         if ended:
             self._write_references(data)
             self._upload(self._parent, campaign_files(data))
@@ -229,19 +231,26 @@ class Mirror:
         return Dataset(name=suite, digest=digest, source_type="code", source=source, profile=profile)
 
     def _write_child(self, candidate: Candidate, evaluation: Evaluation, at: float) -> bool:
-        """Make one child run complete; False when it already was."""
+        """Make one child run complete, and link its parents to it; False when it already was."""
         known = self._children.get(candidate.index)
+        parents = [self._by_genome[p] for p in candidate.parents if p in self._by_genome]
+        for parent in parents:
+            self._offspring.setdefault(parent.index, {})[candidate.index] = None
+        note = run_content.candidate_note(self._facts, candidate, evaluation, parents, self._link)
+        self._notes[candidate.index] = note
         if known is not None and known.closed:
             return False
-        parents = [self._by_genome[p] for p in candidate.parents if p in self._by_genome]
         runs = [self._children[p.index].run_id for p in parents if p.index in self._children]
         content = run_content.candidate_run(
-            self._facts, candidate, evaluation, parents, runs, self._progress_metrics
+            self._facts, candidate, evaluation, parents, runs, self._progress_metrics, note
         )
         if self._refusals[candidate.index] >= REFUSALS:
             content = replace(content, params={}, metrics={})
         try:
             self._complete_child(candidate.index, content, at, evaluation.wall_seconds, known)
+            for parent in parents:
+                self._link_children(parent.index)
+            self._close_child(candidate.index, content, at)
         except MlflowException as error:
             if error.get_http_status_code() == BAD_REQUEST:
                 self._refusals[candidate.index] += 1
@@ -256,8 +265,22 @@ class Mirror:
         metrics = [Metric(k, v, int(at * 1000), index) for k, v in content.metrics.items()]
         self._log(run_id, content.params, metrics)
         self._upload(run_id, content.files)
+
+    def _close_child(self, index: int, content: RunContent, at: float) -> None:
+        run_id = self._children[index].run_id
         self._client.set_terminated(run_id, "FINISHED" if content.passed else "FAILED", int(at * 1000))
         self._children[index] = KnownRun(run_id, True)
+
+    def _link_children(self, index: int) -> None:
+        """Write the links to the children that a candidate has so far into its description."""
+        if index in self._notes and index in self._children:
+            text = run_content.with_children(self._notes[index], list(self._offspring[index]), self._link)
+            self._client.set_tag(self._children[index].run_id, NOTE, text)
+
+    def _link(self, index: int) -> str:
+        """The address of a candidate's run; empty while it has none."""
+        known = self._children.get(index)
+        return view.run_page(self._experiment, known.run_id) if known and self._experiment else ""
 
     def _create_child(self, content: RunContent, began: float) -> str:
         assert self._experiment is not None and self._parent is not None

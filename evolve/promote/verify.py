@@ -21,6 +21,7 @@ from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.original import is_original
 from tilewright.seeds.operator import Scope, Workload
 from tilewright.workers.cascade.verify_shapes import too_large
 from tilewright.workers.device.comparison import Comparison
@@ -110,6 +111,12 @@ def verify(
     After a refusal nobody waits for what else was asked: whoever asks the same evaluator again begins at another
     ``first_job``, and late answers are left aside.
     """
+    for contender in contenders:
+        if is_original(contender.genome.source):
+            raise Refusal(
+                f"promotion refused: {contender.name} is a function as it stands, and a library holds kernels of the "
+                "dialect; use the module that tune wrote."
+            )
     rng = np.random.default_rng(secrets.randbits(64))
     jobs = _jobs(resolved, contenders, incumbents, rounds or rounds_needed(resolved), rng, first_job)
     found = {c.name: Verified(c) for c in (*contenders, *incumbents)}

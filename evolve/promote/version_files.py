@@ -25,6 +25,7 @@ from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.genome import normalise
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.chips import Chip
+from tilewright.fitness.dialect import is_cuda
 from tilewright.fitness.targets import Target
 from tilewright.library import checks, operands, oracle, store
 from tilewright.library import dispatch_rule as rule
@@ -213,7 +214,9 @@ def _formatted(source: str) -> str:
 
 
 def language(source: str) -> str:
-    """``gluon``, ``triton`` or ``pallas``, by what the module imports. Raises ValueError for none of them."""
+    """``cuda``, ``gluon``, ``triton`` or ``pallas``, by what the module imports. Raises ValueError for none of them."""
+    if is_cuda(source):
+        return "cuda"
     modules: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:

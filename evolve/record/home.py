@@ -85,6 +85,11 @@ def require_writable(folder: Path, key: str) -> None:
         ) from error
 
 
+def bytes_of(folder: Path) -> int:
+    """Bytes of the files of a campaign."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
 def discard(folder: Path) -> None:
     """Remove the folder of a campaign that failed before its first result."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -105,6 +105,11 @@ class Journal:
                 f"{self.path} has journal format {row and row[0]}; this version reads {FORMAT}."
             )
 
+    @property
+    def running(self) -> bool:
+        """Whether a process writes it."""
+        return self._lock is not None or is_running(self.path)
+
     def close(self) -> None:
         db = getattr(self, "_db", None)
         if db is not None:
@@ -332,6 +337,18 @@ def _take_lock(path: Path) -> IO[str]:
             f"{path.parent.name} is already run by another process; stop that first."
         ) from error
     return lock
+
+
+def is_running(path: Path) -> bool:
+    """Whether a process holds the lock of the journal at ``path``."""
+    try:
+        with open(path.with_suffix(".lock"), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock: no process has ever written it here
+        return False
+    return False
 
 
 def _connect(path: Path, *, write: bool) -> sqlite3.Connection:

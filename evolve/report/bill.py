@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.text import duration_text, gain_text, money_text, percent_text
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage
-from tilewright.fitness.targets import target_text
+from tilewright.evolve.report.text import duration_text, gain_text, money_text, number_text, percent_text
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
+from tilewright.fitness.targets import UnknownTarget, load_target, target_text
 from tilewright.seeds.operator import Scope
 
 SPENT = "spent"
@@ -20,6 +20,9 @@ SPENT = "spent"
 
 _HOUR = 3600.0
 _DEVICE = "device"
+_SHORT = ("wall clock", "device", "tokens", "money", "gain")
+"""Rows of the bill for whoever does not ask for more."""
+
 _ON_DEVICE = (Stage.CHECK.value, Stage.MEASURE.value)
 _STAGES = {"dialect": "reading", "compile": "compiling", "check": "checking", "measure": "measuring"}
 
@@ -86,11 +89,49 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class ModelUse:
+    """Answers of a language model: ``accepted`` as candidates, ``passed`` of them every gate, ``refused`` before an
+    evaluation; ``failed`` calls had no answer. Tokens are those of accepted answers, and of all the rest.
+    """
+
+    accepted: int = 0
+    passed: int = 0
+    refused: int = 0
+    failed: int = 0
+    tokens_accepted: int = 0
+    tokens_refused: int = 0
+
+    def text(self, token_price: float, currency: str) -> str:
+        """One line; ``token_price`` in ``currency``, 0 if unknown. Empty without a question."""
+        if not (asked := self.accepted + self.refused + self.failed):
+            return ""
+
+        def cost(tokens: int) -> str:
+            money = f", {money_text(tokens * token_price)} {currency}" if token_price else ""
+            return f"({number_text(tokens)} tokens{money})"
+
+        return (
+            f"{asked} questions: {self.accepted} accepted as candidates {cost(self.tokens_accepted)}, {self.passed} of "
+            f"them passed every gate; {self.refused} refused, {self.failed} unanswered {cost(self.tokens_refused)}"
+        )
+
+    def tags(self, token_price: float, currency: str) -> dict[str, str]:
+        """Facts by name; empty without a call."""
+        if not self.accepted + self.refused + self.failed:
+            return {}
+        tokens = self.tokens_accepted + self.tokens_refused
+        found = {name: str(getattr(self, name)) for name in ("accepted", "passed", "refused", "failed")}
+        cost = {"cost": f"{money_text(tokens * token_price)} {currency}"} if token_price else {}
+        return {**found, "tokens": str(tokens), **cost}
+
+
+@dataclass(frozen=True)
 class Bill:
     """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
-    Seconds and tokens are counted, whatever the target. ``gain`` is the best fitness over the first seed's, ``None``
-    before there are both; ``target`` and ``kind`` are what it holds for. ``first_verdict`` in seconds from the start.
+    Seconds and tokens are counted, whatever the target. ``gain`` is the best fitness over the best seed's, ``None``
+    before there are both and where times mean nothing; ``target`` and ``kind`` are what it holds for.
+    ``first_verdict`` in seconds from the start.
     """
 
     device_seconds: float = 0.0
@@ -98,12 +139,21 @@ class Bill:
     tokens: int = 0
     wall_seconds: float = 0.0
     evaluations: int = 0
+    duplicates: int = 0
+    """Of the evaluations: they cost no figure, and the budget does not count them."""
+
     gain: float | None = None
     target: str = ""
     kind: str = ""
     first_verdict: float | None = None
     profile: Profile = field(default_factory=Profile)
     prices: Mapping[str, float | str] = field(default_factory=dict)
+    model: ModelUse = field(default_factory=ModelUse)
+
+    @property
+    def token_price(self) -> float:
+        """Of one token, in ``currency``; 0 if it has none."""
+        return float(self.prices.get("million_tokens") or 0.0) / 1e6
 
     @property
     def parts(self) -> dict[str, float]:
@@ -130,17 +180,19 @@ class Bill:
 
     @property
     def percents(self) -> float | None:
-        """Per cent gained over the first seed; None without a gain."""
+        """Per cent gained over the best seed; None without a gain."""
         return None if not self.gain or self.gain <= 1.0 else 100.0 * (self.gain - 1.0)
 
     def rows(self) -> dict[str, str]:
         """Names and texts for a table, every figure with its unit."""
         rows = {
-            "wall clock": f"{duration_text(self.wall_seconds)}, {self.evaluations} evaluations",
+            "wall clock": f"{duration_text(self.wall_seconds)}, {count_text(self.evaluations, self.duplicates)}",
             "processors": f"{duration_text(self.cpu_seconds)} of CPU time",
             "device": duration_text(self.device_seconds) if self.device_seconds else "none used",
-            "tokens": f"{self.tokens:,}".replace(",", " ") if self.tokens else "none",
+            "tokens": number_text(self.tokens) if self.tokens else "none",
         }
+        if model := self.model.text(self.token_price, self.currency):
+            rows["tokens"] += f", {model}"
         if self.device_seconds and self.wall_seconds:
             rows["device busy"] = f"{percent_text(self.device_seconds / self.wall_seconds)} of the wall clock"
         if self.first_verdict is not None:
@@ -152,7 +204,7 @@ class Bill:
             rows["money"] = f"{money_text(money)} {self.currency}: {each}"
         if self.gain is not None:
             where = f" ({self.target}, {self.kind})" if self.kind else ""
-            rows["gain"] = f"{gain_text(self.gain)} over the first seed{where}"
+            rows["gain"] = f"{gain_text(self.gain)} over the best seed{where}"
         if (percents := self.percents) is not None:
             each_percent = [f"{self.cpu_seconds / percents:.1f} s of CPU time"]
             each_percent += (
@@ -163,9 +215,11 @@ class Bill:
             rows["per % gained"] = ", ".join(each_percent)
         return rows
 
-    def lines(self) -> list[str]:
-        """The rows for a terminal."""
+    def lines(self, verbose: bool = False) -> list[str]:
+        """The rows for a terminal: what was paid and gained, unless ``verbose`` nothing else."""
         rows = self.rows()
+        if not verbose:
+            rows = {n: text for n, text in rows.items() if n in _SHORT and text not in ("none", "none used")}
         wide = max(map(len, rows))
         return ["bill (seconds are measured):", *(f"  {name:<{wide}}  {text}" for name, text in rows.items())]
 
@@ -208,19 +262,40 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
             spent["device"] += float(event.detail.get("device_seconds", 0.0))
     last = max([event.at for event in events] + [at for _, at in ended], default=0.0)
     config, facts = journal.meta("config") or {}, journal.meta("campaign") or {}
+    exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
     kind = str(facts.get("target_kind", ""))
     return Bill(
         device_seconds=spent["device"],
         cpu_seconds=spent["cpu"],
-        tokens=sum(Exchange.from_json(text).tokens for _, text in journal.exchanges()),
+        tokens=sum(exchange.tokens for exchange in exchanges),
         wall_seconds=clock(last),
         evaluations=len(rows),
-        gain=None if kind == FigureKind.COMPILED.value else _gain(journal),
+        duplicates=sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows),
+        gain=_gain(journal) if kind != FigureKind.COMPILED.value and timed(facts.get("target")) else None,
         target=target_text(facts.get("target", "")),
         kind=kind,
         first_verdict=clock(rows[0][3]) if rows else None,
         profile=profile_of(ended, clock),
         prices={k: v for k, v in (config.get("prices") or {}).items() if v is not None},
+        model=_model_use(journal, exchanges),
+    )
+
+
+def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
+    """An answer's salt begins with the number of the candidate it was asked for; the last answer made the candidate."""
+    made = (
+        {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.LLM} if exchanges else set()
+    )
+    answers = [exchange for exchange in exchanges if not exchange.error]
+    used = {n: e for e in answers if (n := int(e.salt.partition(".")[0] or -1)) in made}
+    tokens = sum(exchange.tokens for exchange in used.values())
+    return ModelUse(
+        accepted=len(used),
+        passed=sum(e.verdict is Verdict.OK for _, index, e, _ in journal.evaluations() if index in used),
+        refused=len(answers) - len(used),
+        failed=len(exchanges) - len(answers),
+        tokens_accepted=tokens,
+        tokens_refused=sum(exchange.tokens for exchange in exchanges) - tokens,
     )
 
 
@@ -252,11 +327,25 @@ def profile_of(ended: Sequence[tuple[Evaluation, float]], clock: Callable[[float
 
 
 def _gain(journal: Journal) -> float | None:
-    """The best fitness over that of the first seed that passed."""
+    """The best fitness over that of the best seed."""
     seeds = {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.SEED}
     passed = [(index, e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
-    first = next((fitness for index, fitness in sorted(passed) if index in seeds), None)
-    return max(fitness for _, fitness in passed) / first if first else None
+    best = max((fitness for index, fitness in passed if index in seeds), default=None)
+    return max(fitness for _, fitness in passed) / best if best else None
+
+
+def timed(target: object) -> bool:
+    """Whether the times of a target mean anything: those of an interpreter do not."""
+    try:
+        return not load_target(str(target)).gpu_interpreter
+    except UnknownTarget:
+        return True
+
+
+def count_text(evaluations: int, duplicates: int) -> str:
+    """``12 evaluations, 1 of them a duplicate``."""
+    free = f", {duplicates} of them duplicates" if duplicates else ""
+    return f"{evaluations} evaluations{free}"
 
 
 def _overlap(spans: Sequence[tuple[float, float]]) -> tuple[int, float]:

@@ -73,7 +73,7 @@ def winner_change(data: CampaignData) -> WinnerChange | None:
     for parent, child in itertools.pairwise(line):
         if child.genome.source_id != parent.genome.source_id:
             steps += _step_names(child)
-    diff = source_diff(seed.genome, data.winner.genome, context=1).splitlines()[2:]
+    diff = source_diff(seed.genome, data.winner.genome, context=1)
     changes = parameter_changes(seed.genome, data.winner.genome)
     parameters = tuple(_parameter_text(*change) for change in changes)
     return WinnerChange(names[seed.genome.id], seed, data.winner, tuple(steps), parameters, tuple(diff))
@@ -86,20 +86,21 @@ def parameter_changes(parent: Genome, child: Genome) -> list[tuple[str, str, str
     return [row for row in values if row[1] != row[2]]
 
 
-def source_diff(parent: Genome, child: Genome, context: int = 3) -> str:
-    """Unified diff of the kernel sources with ``context`` lines around a change; empty when they are equal."""
+def source_diff(parent: Genome, child: Genome, context: int = 3) -> list[str]:
+    """Unified diff of the kernel sources with ``context`` lines around a change, without the two lines of file names;
+    empty when they are equal.
+    """
     before, after = parent.source.splitlines(), child.source.splitlines()
-    names = (f"{parent.id}.py", f"{child.id}.py")
-    return "\n".join(difflib.unified_diff(before, after, *names, lineterm="", n=context))
+    return list(difflib.unified_diff(before, after, lineterm="", n=context))[2:]
 
 
-def full_diff(parent: Genome, child: Genome) -> str:
+def full_diff(parent: Candidate, child: Candidate) -> str:
     """Both kinds of change as one text for a file."""
-    changes = [f"{name}: {before} -> {after}" for name, before, after in parameter_changes(parent, child)]
-    source = source_diff(parent, child)
-    parts = [f"# from {parent.id} to {child.id}"]
-    parts += ["# parameters", *changes] if changes else []
-    parts += ["# source", source] if source else []
+    changes = parameter_changes(parent.genome, child.genome)
+    source = source_diff(parent.genome, child.genome)
+    parts = [f"# from candidate {parent.index} to candidate {child.index}"]
+    parts += ["# parameters", *(f"{name}: {a} -> {b}" for name, a, b in changes)] if changes else []
+    parts += ["# source", *source] if source else []
     return "\n".join(parts) + "\n"
 
 

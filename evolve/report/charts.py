@@ -20,7 +20,7 @@ TICK = 10
 LABEL_GAP = 15
 BAR, BAR_STEP = 7.0, 10.0
 """Width of a reference's interval at the right edge, and from one to the next."""
-LETTER = 7.6
+LETTER = 8.6
 """Width of a letter in pixels, a little more than the mean of wide fonts."""
 NAME_LETTERS = 20
 """Of a campaign's name beside its line."""
@@ -92,8 +92,6 @@ def comparison_svg(
     campaigns: tuple[CampaignData, CampaignData],
     names: tuple[str, str],
     axis: Axis = Axis.EVALUATIONS,
-    *,
-    standalone: bool = False,
 ) -> str:
     """Both convergence lines on one pair of axes. Each campaign must have a candidate that passed."""
     # a reference that both campaigns have with the same figure is drawn once
@@ -113,7 +111,7 @@ def comparison_svg(
         parts.append(label(key_x, 16, shorten(name, NAME_LETTERS), class_=f"strong {which}"))
         key_x += len(shorten(name, NAME_LETTERS)) * LETTER + 42
     name = f"{names[0]} against {names[1]}: fitness against {axis.value}"
-    return drawing(WIDTH, HEIGHT, name, *parts, _edge_labels(labels), standalone=standalone)
+    return drawing(WIDTH, HEIGHT, name, *parts, _edge_labels(labels))
 
 
 def switched_charts(pictures: dict[Axis, str]) -> str:

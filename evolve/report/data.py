@@ -9,9 +9,9 @@ from typing import Any
 
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Event, Journal
-from tilewright.evolve.report.bill import Bill, bill_of
+from tilewright.evolve.report.bill import Bill, bill_of, timed
 from tilewright.evolve.report.text import speed_text
-from tilewright.fitness.evaluation import Evaluation, Reached, Verdict
+from tilewright.fitness.evaluation import Evaluation, FigureKind, Reached, Verdict
 from tilewright.fitness.score import Headroom, headroom
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
@@ -66,6 +66,8 @@ class CampaignData:
     winner: Candidate | None
     references: Mapping[str, Mapping[str, Evaluation]]
     bill: Bill = field(default_factory=Bill)
+    alive: bool = False
+    """Whether a process runs it: it holds the journal's lock."""
 
     @property
     def kind(self) -> str:
@@ -104,15 +106,17 @@ class CampaignData:
 
     @property
     def short_state(self) -> str:
-        """The state in a list of campaigns: ``finished``, ``stopped`` or ``running or killed``."""
-        return {"interrupted": "stopped", "unfinished": "running or killed"}.get(self.state, self.state)
+        """The state in a list of campaigns: ``finished``, ``stopped``, ``running`` or ``killed``."""
+        if self.state != "finished" and self.alive:
+            return "running"
+        return {"interrupted": "stopped", "unfinished": "killed"}.get(self.state, self.state)
 
     @property
     def state_text(self) -> str:
         """The state with its reason: ``finished: the time budget is spent``."""
         return (
             f"{self.short_state}: {REASONS.get(self.reason, self.reason)}"
-            if self.reason
+            if self.reason and not (self.alive and self.state != "finished")
             else self.short_state
         )
 
@@ -122,6 +126,15 @@ class CampaignData:
         clock = CampaignClock(self.events, [])
         last = max((event.at for event in self.events), default=0.0)
         return max([clock(last), *(point.elapsed for point in self.points)])
+
+    @property
+    def timed(self) -> bool:
+        """Whether its figures rank candidates: not those of a compiler or an interpreter."""
+        return self.kind != FigureKind.COMPILED.value and timed(self.target)
+
+    @property
+    def duplicates(self) -> int:
+        return sum(point.evaluation.verdict is Verdict.DUPLICATE for point in self.points)
 
     def passed(self) -> list[Point]:
         """Evaluations of candidates that passed every gate, in the order they came in."""
@@ -153,11 +166,11 @@ class CampaignData:
         return sorted(rows.values(), key=lambda row: -(row.evaluation.fitness or 0.0))
 
     def headroom(self) -> list[Headroom]:
-        """Of the winner against the first seed that passed, on the suite."""
+        """Of the winner against the best seed, on the suite; empty where times mean nothing."""
         seeds = [self.evaluations.get(candidate.genome.id) for _, candidate in self.seeds()]
-        first = next((e for e in seeds if e is not None and e.verdict is Verdict.OK), None)
+        first = max((e for e in seeds if e and e.fitness), key=lambda e: e.fitness or 0.0, default=None)
         best = self.winner and self.evaluations.get(self.winner.genome.id)
-        if first is None or not best:
+        if first is None or not best or not self.timed:
             return []
         floors = {figures.workload: self.floors(figures.workload) for figures in best.workloads}
         return headroom(first.workloads, best.workloads, floors)
@@ -223,6 +236,7 @@ def load(journal: Journal) -> CampaignData:
         winner=_winner(events, points, candidates),
         references={scope.value: journal.references(scope.value) for scope in Scope},
         bill=bill_of(journal, clock),
+        alive=journal.running,
     )
 
 

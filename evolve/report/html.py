@@ -22,6 +22,7 @@ from tilewright.evolve.report.page import (
     code,
     note,
     render_page,
+    require_replaceable,
     section,
     tag,
     write_atomically,
@@ -41,6 +42,7 @@ def write_report(journal: Journal, path: Path) -> Path:
 
     Raises OSError when a file cannot be written.
     """
+    require_replaceable(path)
     data = load(journal)
     write_lineage(data, path.with_name(f"{path.stem}-{PAGE}"))
     return write_atomically(path, render(data))

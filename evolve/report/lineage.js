@@ -1,8 +1,8 @@
 "use strict";
 // Draws every candidate on a canvas: across the order of proposals, up fitness, failures in a band below.
 const data = JSON.parse(document.getElementById("data").textContent);
-const [INDEX, PARENTS, KIND, PROPOSER, DETAIL, GENERATION, ISLAND, VERDICT, FITNESS, REASON, FIGURES, PARAMS, GENOME] =
-  [...Array(13).keys()];
+const [INDEX, PARENTS, KIND, PROPOSER, DETAIL, GENERATION, ISLAND, VERDICT, FITNESS, REASON, FIGURES, PARAMS] =
+  [...Array(12).keys()];
 const rows = data.rows, count = rows.length;
 const canvas = document.getElementById("graph");
 let pen = null;
@@ -65,6 +65,7 @@ function draw() {
   if (stale) { pen = base.getContext("2d"); pen.setTransform(ratio, 0, 0, ratio, 0, 0); paint(w, h); stale = false; }
   pen = screen;
   pen.setTransform(1, 0, 0, 1, 0, 0); pen.drawImage(base, 0, 0); pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  if (line.size) names(w);
   for (const n of [data.winner, chosen, hovered]) if (n >= 0) ring(n, radius());
   if (hovered >= 0) tip(hovered, w);
 }
@@ -126,6 +127,17 @@ function segment(a, b, w) {
   if (x2 < 0 || x1 > w) return;
   pen.moveTo(x1, sy(a)); pen.lineTo(x2, sy(b));
 }
+// Numbers of the chosen candidate's ancestors, the newest first; a number that would cover another is left out.
+function names(w) {
+  const placed = [];
+  pen.font = "600 12px system-ui, sans-serif"; pen.textAlign = "center"; pen.fillStyle = palette.ink;
+  pen.strokeStyle = palette.ground; pen.lineWidth = 3;
+  for (const n of [...line].sort((a, b) => b - a)) {
+    const text = "#" + rows[n][INDEX], x = sx(n), above = sy(n) - radius() - 7, y = above > 26 ? above : sy(n) + radius() + 17;
+    if (x < 0 || x > w || placed.some(([px, py]) => Math.abs(px - x) < 34 && Math.abs(py - y) < 14)) continue;
+    placed.push([x, y]); pen.strokeText(text, x, y); pen.fillText(text, x, y);
+  }
+}
 function ring(n, size) {
   pen.strokeStyle = n === data.winner ? palette.winner : palette.ink; pen.lineWidth = 2;
   pen.beginPath(); pen.arc(sx(n), sy(n), size + 4, 0, 6.2832); pen.stroke();
@@ -172,7 +184,7 @@ function describe(n) {
   const row = rows[n], gain = gains[n];
   panel.append(element("h2", "#" + row[INDEX] + (n === data.winner ? " (winner)" : "")), element("p", row[DETAIL]));
   panel.append(element("p", data.texts[row[KIND]] + " by " + data.texts[row[PROPOSER]] + ", generation " + row[GENERATION] +
-    ", island " + row[ISLAND] + ", genome " + row[GENOME], "quiet"));
+    ", island " + row[ISLAND], "quiet"));
   panel.append(element("p", failed[n] + (row[REASON] >= 0 ? ": " + data.texts[row[REASON]] : "")));
   if (row[FITNESS]) panel.append(element("p", row[FITNESS].toFixed(2) + " " + data.unit + " (" + data.target + ")" + (gain === null ? "" : ", " + gain.toFixed(3) + " \u00d7 its fittest parent")));
   if (row[FIGURES].length) panel.append(element("h3", "\u00b5s for one call"), table(row[FIGURES].map(([w, s]) => [data.workloads[w], (s * 1e6).toFixed(2)])));
@@ -244,4 +256,4 @@ document.getElementById("reset").addEventListener("click", () => { Object.assign
 document.getElementById("winner").addEventListener("click", () => choose(data.winner));
 window.addEventListener("resize", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { colours(); show(); });
-colours(); show();
+colours(); show(); choose(data.winner);

@@ -79,7 +79,7 @@ def candidate_details(data: CampaignData, candidate: Candidate) -> str:
     )
     facts = (
         f"{mutation.kind.value} by {mutation.proposer}, generation {candidate.generation}, "
-        f"island {candidate.island}, genome {candidate.genome.id}"
+        f"island {candidate.island}"
     )
     parts = [tag("summary", line), tag("p", clean(facts), class_="quiet small")]
     parents = [data.candidates[p] for p in candidate.parents if p in data.candidates]
@@ -103,7 +103,7 @@ def change_markup(before: Genome, after: Genome, heading: str) -> str:
             for name, old, new in parameters
         )
         parts.append(tag("div", tag("table", rows, class_="changes"), class_="scroll"))
-    diff = source_diff(before, after).splitlines()[2:]  # without the names of both files, which are hashes
+    diff = source_diff(before, after)
     if diff:
         shown = "".join(_diff_line(line) for line in diff[:DIFF_LINES])
         cut = f"\n… {len(diff) - DIFF_LINES} more lines" if len(diff) > DIFF_LINES else ""

@@ -87,7 +87,6 @@ def _payload(data: CampaignData) -> dict[str, object]:
                 texts.of(evaluation.reason[:400]) if evaluation and evaluation.reason else -1,
                 figures,
                 [[names.of(k), values.of(v)] for k, v in candidate.genome.params.items()],
-                candidate.genome.id,
             ]
         )
     return {
@@ -126,7 +125,7 @@ def _diffs(candidates: Sequence[Candidate], by_genome: Mapping[str, Candidate]) 
             continue
         diff = LEFT_OUT
         if size <= DIFFS_CHARACTERS:
-            diff = source_diff(parent.genome, candidate.genome)
+            diff = "\n".join(source_diff(parent.genome, candidate.genome))
             diff = diff if len(diff) <= DIFF_CHARACTERS else diff[:DIFF_CHARACTERS] + CUT
             size += len(diff)
         found[str(place)] = diff

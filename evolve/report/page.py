@@ -7,6 +7,7 @@ policy forbids any script but its own, and the network.
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -118,8 +119,15 @@ def resource(name: str) -> str:
     return resources.files("tilewright.evolve.report").joinpath(name).read_text(encoding="utf-8")
 
 
+def require_replaceable(path: Path) -> None:
+    """Raises OSError for a device, a pipe or a folder: to rename a file onto it would remove it."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
 def write_atomically(path: Path, text: str) -> Path:
     """Write ``text`` beside ``path``, then rename, so that no reader sees half a file. Raises OSError."""
+    require_replaceable(path)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(text, encoding="utf-8", errors="replace")

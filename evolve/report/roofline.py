@@ -115,7 +115,7 @@ class _Frame:
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
 
-def roofline_svg(data: CampaignData, found: Roofline, *, standalone: bool = False) -> str:
+def roofline_svg(data: CampaignData, found: Roofline) -> str:
     """Slanted: the memory's roof; level: that of the matrix units for each operand type, or memory's alone."""
     across = [spot.intensity for spot in found.spots]
     if found.slanted:
@@ -127,7 +127,7 @@ def roofline_svg(data: CampaignData, found: Roofline, *, standalone: bool = Fals
     )
     name = f"Roofline of {data.target_text}, {data.kind} figures"
     parts = [_axes(data, found, frame), _roofs(found, frame), *_kernels(found.spots, frame)]
-    return drawing(WIDTH, HEIGHT, name, *parts, standalone=standalone)
+    return drawing(WIDTH, HEIGHT, name, *parts)
 
 
 def _axes(data: CampaignData, found: Roofline, frame: _Frame) -> str:

@@ -120,7 +120,7 @@ def _time_cell(figures: WorkloadFigures) -> str:
 
 
 def headroom_section(data: CampaignData) -> str:
-    """By workload, the share of the gap between the first seed and the floor that the winner closes."""
+    """By workload, the share of the gap between the best seed and the floor that the winner closes."""
     rows = data.headroom()
     closed = mean_closed(rows)
     if closed is None:
@@ -131,7 +131,7 @@ def headroom_section(data: CampaignData) -> str:
         gains = (f"×{row.gain:.3f}", percent_text(row.closed), f"×{row.left:.3f}")
         body.append(text_row(row.workload, *times, *gains))
     body.append(text_row("mean", "", "", "", f"×{mean_gain(rows):.3f}", percent_text(closed), ""))
-    head = head_row("workload", "first seed", "winner", "floor", "speed-up", "gap closed", "left at most")
+    head = head_row("workload", "best seed", "winner", "floor", "speed-up", "gap closed", "left at most")
     return table(f"Times are {data.kind} on {data.target_text}; floors are modelled", head, body)
 
 

@@ -80,7 +80,7 @@ def seed_and_winner_timelines(data: CampaignData) -> tuple[list[Timeline], str] 
     return (timelines, caption) if timelines else None
 
 
-def timeline_svg(timelines: Sequence[Timeline], caption: str, *, standalone: bool = False) -> str:
+def timeline_svg(timelines: Sequence[Timeline], caption: str) -> str:
     """Timelines below each other on one time axis, so that a faster kernel is visibly shorter."""
     longest = max(t.ends[-1] for t in timelines)
     y, parts = 0.0, []
@@ -95,7 +95,7 @@ def timeline_svg(timelines: Sequence[Timeline], caption: str, *, standalone: boo
             y += LANE + 22
         y += 14
     parts.append(_axis(longest, timelines[0].unit, y))
-    return drawing(WIDTH, y + 34, caption, *parts, standalone=standalone)
+    return drawing(WIDTH, y + 34, caption, *parts)
 
 
 def _heading(timeline: Timeline, y: float) -> str:

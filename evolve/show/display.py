@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.evolve.report.bill import timed
 from tilewright.evolve.report.text import (
     duration_text,
     gain_text,
@@ -94,7 +95,8 @@ class PlainDisplay:
 
     def update(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        fitness = snapshot.best.fitness if snapshot.best and snapshot.best.fitness else 0.0
+        best = snapshot.best if snapshot.best and timed(snapshot.best.target) else None
+        fitness = best.fitness if best and best.fitness else 0.0
         if fitness > self._best:
             self._best = fitness
             self._write(f"{progress_text(snapshot)}: new best {best_text(snapshot)}")
@@ -146,7 +148,7 @@ class LiveDisplay:
         self._redraw()
 
     def note(self, text: str) -> None:
-        self._note = text
+        self._note = printable(text)
         self._redraw()
 
     def stop(self) -> None:
@@ -199,7 +201,9 @@ def progress_text(snapshot: Snapshot) -> str:
     count = str(snapshot.evaluations)
     if snapshot.evaluations_budget is not None:
         count += f"/{snapshot.evaluations_budget}"
-    wall = duration_text(snapshot.elapsed_seconds)
+    free = sum(snapshot.verdicts.values()) - snapshot.evaluations
+    wall = f"{free} duplicates, " if free > 0 else ""
+    wall += duration_text(snapshot.elapsed_seconds)
     if snapshot.wall_budget_seconds is not None:
         wall += f" of {duration_text(snapshot.wall_budget_seconds)}"
     return f"{count} evaluations, {wall}"
@@ -210,6 +214,8 @@ def best_text(snapshot: Snapshot) -> str:
     best = snapshot.best
     if best is None or best.fitness is None:
         return "none yet"
+    if not timed(best.target):
+        return "none: times of an interpreter mean nothing"
     rivals = [(name, e.fitness) for name, e in _rivals(snapshot) if e.fitness]
     speeds = [speed_text(best.fitness / fitness, name) for name, fitness in rivals]
     return ", ".join([f"{rate_text(best.fitness, best.unit)} ({_target_and_kind(best)})", *speeds])
@@ -258,6 +264,8 @@ def _figures(snapshot: Snapshot) -> RenderableType:
     if not rows:
         return Text("No candidate has passed every gate yet.", style="dim")
     first = rows[0][1]
+    if not timed(first.target):
+        return Text("Times of an interpreter mean nothing: candidates are right or wrong.", style="dim")
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(f"on {_target_and_kind(first)}")
     for column in (

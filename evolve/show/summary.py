@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
+from tilewright.evolve.report.bill import count_text, timed
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, judge_lines, load, rival_speeds
 from tilewright.evolve.report.text import gain_text, percent_text, printable
@@ -26,7 +27,7 @@ def campaign_line(path: Path) -> str:
         return printable(_line(path, load(journal)))
 
 
-def status_lines(path: Path) -> list[str]:
+def status_lines(path: Path, verbose: bool = False) -> list[str]:
     """A campaign's state, verdicts, best candidate so far, references, bill and headroom."""
     with Journal(path) as journal:
         data = load(journal)
@@ -41,14 +42,14 @@ def status_lines(path: Path) -> list[str]:
             *judge_lines(evaluations),
         ]
         best = max(evaluations, key=lambda e: e.fitness or 0.0, default=None)
-        if best is not None and best.fitness is not None:
+        if best is not None and best.fitness is not None and data.timed:
             lines.append(f"best so far, genome {best.genome}: {figures(best)}")
         references = data.references[Scope.SUITE.value]
         lines += [f"{name}: {figures(evaluation)}" for name, evaluation in references.items()]
-        return [printable(line) for line in (*lines, *_model_lines(journal), *_balance(data))]
+        return [printable(line) for line in (*lines, *_model_lines(journal), *_balance(data, verbose))]
 
 
-def closing_lines(path: Path) -> list[str]:
+def closing_lines(path: Path, verbose: bool = False) -> list[str]:
     """The end of a campaign: final figures, the winner's gain and its change of the seed, bill, dispatch table."""
     campaign = path.parent.name
     with Journal(path) as journal:
@@ -58,12 +59,12 @@ def closing_lines(path: Path) -> list[str]:
         lines = [f"campaign {campaign} {data.state_text}"]
         for name, evaluation in sorted(rows.items(), key=lambda row: -(row[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
-        if speeds := rival_speeds(finals):
+        if data.timed and (speeds := rival_speeds(finals)):
             lines.append(f"The winner is {speeds} ({data.target_text}, {data.kind})")
         change = winner_change(data)
         lines += change.lines(campaign) if change else []
         lines += judge_lines(point.evaluation for point in data.points)
-        lines += [*_model_lines(journal), *_balance(data)]
+        lines += [*_model_lines(journal), *_balance(data, verbose)]
     table = path.parent / dispatch_table.FILE
     if table.is_file():
         lines += dispatch_table.lines(json.loads(table.read_text(encoding="utf-8")))
@@ -78,6 +79,9 @@ def figures(evaluation: Evaluation) -> str:
     if not evaluation.workloads:
         facts = ", ".join(f"{name} {value}" for name, value in sorted(evaluation.descriptors.items()))
         return f"compiles ({target}): {facts}"
+    if not timed(evaluation.target):
+        shapes = ", ".join(w.workload for w in evaluation.workloads)
+        return f"right at {shapes} ({target}; its times mean nothing)"
     parts = []
     for w in evaluation.workloads:
         low, high = w.seconds_interval
@@ -90,16 +94,19 @@ def figures(evaluation: Evaluation) -> str:
 def _line(path: Path, data: CampaignData) -> str:
     facts, passed = data.facts, [point.evaluation.fitness for point in data.passed()]
     rates = [fitness for fitness in passed if fitness is not None]
-    seed = next((point.evaluation.fitness for point in data.points if point.candidate.index == 0), None)
+    seeds = [data.evaluations.get(candidate.genome.id) for _, candidate in data.seeds()]
+    seed = max((e.fitness for e in seeds if e and e.fitness), default=None)
     best = "no candidate has passed yet"
     if data.kind == FigureKind.COMPILED.value:
         best = f"{len(passed)} candidates compile and pass the gates"
+    elif not data.timed:
+        best = f"{len(passed)} candidates pass the gates (times of an interpreter mean nothing)"
     elif rates:
         best = f"best {_rounded(max(rates))} {data.unit} ({data.kind})"
-        best += f", {max(rates) / seed - 1:+.1%} over the seed" if seed else ""
+        best += f", {max(rates) / seed - 1:+.1%} over the best seed" if seed else ""
     return (
         f"{path.parent.name}  {facts.get('operator', '?')} on {target_text(facts.get('target', '?'))}  "
-        f"{data.short_state}  {len(data.points)} evaluations  {best}"
+        f"{data.short_state}  {count_text(len(data.points), data.duplicates)}  {best}"
     )
 
 
@@ -121,15 +128,15 @@ def _model_lines(journal: Journal) -> list[str]:
     return [line, *budget]
 
 
-def _balance(data: CampaignData) -> list[str]:
+def _balance(data: CampaignData, verbose: bool = False) -> list[str]:
     """The bill, and the share of the gap to the floor that is closed, in the mean and by workload."""
     rows = data.headroom()
     closed = mean_closed(rows)
-    lines = data.bill.lines() if data.points else []
+    lines = data.bill.lines(verbose) if data.points else []
     if closed is None:
         return lines
     lines.append(
-        f"headroom: {percent_text(closed)} of the way from the first seed to the floor, {gain_text(mean_gain(rows))} "
+        f"headroom: {percent_text(closed)} of the way from the best seed to the floor, {gain_text(mean_gain(rows))} "
         f"(mean of workloads; {data.target_text}, times {data.kind}, floors modelled)"
     )
     wide = max(len(row.workload) for row in rows)

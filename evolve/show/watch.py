@@ -79,7 +79,7 @@ class JournalView:
             wall_budget_seconds=budget.get("wall_seconds"),
             verdicts=dict(self._verdicts),
             best=self._best,
-            seed=self._seeds[min(self._seeds)] if self._seeds else None,
+            seed=max(self._seeds.values(), key=lambda e: e.fitness or 0.0, default=None),
             references=self._journal.references(Scope.SUITE.value),
             activity=[f"candidate {c.index}: {c.mutation.detail}" for c in self._pending.values()],
             mirror_lag=max(0, evaluations - progress.mirrored) if progress.uri else None,

@@ -67,11 +67,6 @@ class Events:
     sizes: np.ndarray
     ready: np.ndarray
 
-    @property
-    def core_cycles(self) -> int:
-        """Cycles in which the core did not wait for a copy."""
-        return int(self.work.sum())
-
     @classmethod
     def idle(cls, cycles: int) -> Events:
         """An operation without copies."""

@@ -33,6 +33,7 @@ _EXPORTS = {
     "convert": ".torch_modules",
     "kept_weights": ".torch_modules",
     "activation_bytes": ".torch_modules",
+    "expected_gains": ".torch_modules",
     "load": ".loaded",
 }
 """Name to the module that has it. A confined child may read ``plans`` and ``torch_record`` alone."""

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-from . import plan_shelf, store
+from . import cuda_record, plan_shelf, store
+from .launch_numbers import NotRecorded
+from .nvrtc import NoCompiler
 from .operands import Operands
 from .plans import driver
 from .plans.format import ALIGNMENT, Output, Plan, PlanError, Tensor
@@ -56,7 +58,7 @@ class Launcher:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self._lock = threading.RLock()
-        self._served: dict[tuple[str, tuple[int, ...], torch.device], Served] = {}
+        self._served: dict[tuple[str, tuple[int, ...], torch.device, int | None], Served] = {}
         self._codes: dict[int, Codes] = {}
         self._packs: dict[tuple[str, str], list[plan_shelf.Pack]] = {}
 
@@ -67,16 +69,33 @@ class Launcher:
         device: torch.device,
         reference: Call,
         operands: Operands | None = None,
+        rows: int | None = None,
     ) -> Served:
-        """What runs an operator at a shape; its reference, with one warning, where no promoted kernel does."""
-        key = (operator, dims, device)
+        """What runs an operator at a shape; its reference, with one warning, where no promoted kernel does.
+
+        ``rows``: so many of the first input's rows are there, the others count as zeros. Only a plan that reads the
+        input through the copy engine serves that, and what is returned holds no plan where there is none.
+        """
+        key = (operator, dims, device, rows)
         found = self._served.get(key)
         if found is None:
             with self._lock:
                 found = self._served.get(key)
                 if found is None:
                     found = self._served[key] = self._resolve(operator, dims, device, reference, operands)
+                    if rows is not None:
+                        found = self._served[key] = self._with_rows(found, rows, device)
         return found
+
+    def _with_rows(self, served: Served, rows: int, device: torch.device) -> Served:
+        if served.plan is None:
+            return served
+        try:
+            plan = served.plan.plan.with_rows(0, rows)
+        except PlanError:
+            return Served("reference", served.call)
+        ready = Ready(plan, device.index or 0, self._device_codes(device.index or 0))
+        return Served("plan", _planned(ready, device), ready)
 
     def _resolve(
         self,
@@ -132,6 +151,15 @@ class Launcher:
         return made_plan(kernel, shapes, dims, architecture, device)
 
 
+def recorder_of(kernel: store.Kernel) -> Any:
+    """What records the launches of a kernel's language: ``toolchain()`` and ``record(...)``. Raises ImportError."""
+    if f"\n{cuda_record.DEVICE_CODE} = " in kernel.source():
+        return cuda_record
+    from . import torch_record
+
+    return torch_record
+
+
 def made_plan(
     kernel: store.Kernel, shapes: Operands, dims: tuple[int, ...], architecture: int, device: torch.device
 ) -> Plan | None:
@@ -140,9 +168,8 @@ def made_plan(
     Raises UnsoundLibrary for a source that is not what was promoted, NotServed where there is no Triton.
     """
     try:
-        from . import torch_record
-
-        toolchain = torch_record.toolchain()
+        recorder = recorder_of(kernel)
+        toolchain = recorder.toolchain()
     except ImportError as error:
         raise store.NotServed(f"{kernel.name} has no plan for this shape, and {error}") from error
     key = plan_shelf.cache_key(kernel, dims, architecture, toolchain)
@@ -155,8 +182,10 @@ def made_plan(
         [Tensor(o.name, o.dtype, o.sizes(named)) for o in part] for part in (shapes.inputs, shapes.outputs)
     )
     try:
-        plan = torch_record.record(module, kernel.params, inputs, outputs, architecture)
-    except (torch_record.NotRecorded, PlanError, MemoryError):
+        plan = recorder.record(module, kernel.params, inputs, outputs, architecture)
+    except NoCompiler as error:
+        raise store.NotServed(f"{kernel.name} has no plan for this shape, and {error}") from error
+    except (NotRecorded, PlanError, MemoryError):
         return None
     plan_shelf.keep(key, plan)
     return plan

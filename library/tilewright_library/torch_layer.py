@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from .layer_rows import whole_rows
 from .serving import Dispatcher
 from .store import NotServed
 from .torch_contract import BLOCK, FAMILY, OPERANDS, REFERENCES, Tensors
@@ -31,27 +32,22 @@ def run(name: str, dims: tuple[int, ...], inputs: Mapping[str, torch.Tensor]) ->
     return _served(name, dims, next(iter(inputs.values())).device).call(inputs)
 
 
-def _served(name: str, dims: tuple[int, ...], device: torch.device) -> Served:
+def _served(name: str, dims: tuple[int, ...], device: torch.device, rows: int | None = None) -> Served:
     operator = f"{FAMILY}/{name}"
-    return LAUNCHER.serve(operator, dims, device, REFERENCES[operator], OPERANDS[operator])
+    return LAUNCHER.serve(operator, dims, device, REFERENCES[operator], OPERANDS[operator], rows)
 
 
-FEW_ROWS = 256
-"""Up to so many rows any number is multiplied in FP8 where no gradient is due; more have to be a multiple of 4."""
-
-
-def takes_rows(m: int, trains: bool) -> bool:
-    """Whether the recipe, and kernels for it, take so many rows."""
-    if trains:
-        return bool(m) and m % BLOCK == 0
-    return bool(m) and (m % 4 == 0 or m <= FEW_ROWS)
+def first_rows(result: torch.Tensor, rows: int) -> torch.Tensor:
+    """A fresh result cut to its first rows, in place: a view would forbid autograd's users to change it in place."""
+    return result.resize_(rows, result.shape[1])
 
 
 # -- what is kept ------------------------------------------------------------------------------------
 
 
 def kept_bytes(m: int, k: int) -> int:
-    """Of the transposed copy of x [M, K] in 1 x 128 blocks: codes [K, M], scales [M/128, K] float32."""
+    """Of the transposed copy of x [M, K] in 1 x 128 blocks, M in whole blocks: codes [K, M], scales [M/128, K]."""
+    m = whole_rows(m)
     return m * k + 4 * (m // BLOCK) * k
 
 
@@ -75,7 +71,8 @@ def _cut(kept: torch.Tensor, start: int, rows: int, cols: int, scales: tuple[int
 
 
 def kept_rows(kept: torch.Tensor, m: int, k: int) -> Tensors:
-    """(codes [K, M], scales [M/128, K]) of what is kept of x."""
+    """(codes [K, M], scales [M/128, K]) of what is kept of x, M in whole blocks."""
+    m = whole_rows(m)
     return _cut(kept, 0, k, m, (m // BLOCK, k))
 
 
@@ -97,10 +94,17 @@ _X, _W, _Y, _KEPT_X, _KEPT_W, _WORK = range(6)
 
 
 class Layer:
-    """y = x . w^T at M, N, K on one device, its backward, and its inference form. Raises NotServed."""
+    """y = x . w^T at M, N, K on one device, its backward, and its inference form. Raises NotServed.
 
-    def __init__(self, m: int, n: int, k: int, device: torch.device) -> None:
-        self.m, self.n, self.k = m, n, k
+    ``trains``: kernels work on rows in whole blocks; those beyond x's and dy's are zeros that only the copy engine
+    makes, and results are the first rows of what is allocated.
+    """
+
+    def __init__(self, m: int, n: int, k: int, device: torch.device, trains: bool | None = None) -> None:
+        self.rows, self.n, self.k = m, n, k
+        self.trains = m % BLOCK == 0 if trains is None else trains
+        self.m = whole_rows(m) if self.trains else m
+        self._short = m if m != self.m else None
         self._device, self._index = device, device.index or 0
         self._stream = torch._C._cuda_getCurrentRawStream
         with torch.inference_mode(False):
@@ -117,7 +121,6 @@ class Layer:
             "backward_w": lambda: self._backward_chain(need_x=False, need_w=True),
         }
         self._chains: dict[str, tuple[Chain, int]] = {}
-        self.trains = m % BLOCK == 0
         self._kept_x, self._kept_w = kept_bytes(m, k), kept_weight_bytes(n, k)
         self._joint = -(-self._kept_x // 256) * 256
 
@@ -139,7 +142,7 @@ class Layer:
         room = _room(work)
         x = [room(m * k), room(4 * m * (k // BLOCK))]
         x_kept = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
-        serve_x = _served("quant_dual" if training else "quant_1x128", (m, k), self._device)
+        serve_x = _served("quant_dual" if training else "quant_1x128", (m, k), self._device, self._short)
         chain.add(serve_x, [(_X, 0)], [*x, *x_kept], room)
         if kept_weight:
             start = -(-self._kept_w // 16) * 16
@@ -158,7 +161,7 @@ class Layer:
         room = _room(work)
         dy = [room(m * n), room(4 * m * (n // BLOCK))]
         dy_t = [room(m * n), room(4 * (m // BLOCK) * n)]
-        chain.add(_served("quant_dual", (m, n), device), [(_X, 0)], [*dy, *dy_t], room)
+        chain.add(_served("quant_dual", (m, n), device, self._short), [(_X, 0)], [*dy, *dy_t], room)
         if need_x:
             w_t = [(_KEPT_W, 0), (_KEPT_W, n * k)]
             chain.add(_served("gemm_nt", (m, k, n), device), [*dy, *w_t], [(_Y, 0)], room)
@@ -176,6 +179,10 @@ class Layer:
             self._chain(name)
 
     # -- the passes ----------------------------------------------------------------------------------
+
+    def _given(self, result: torch.Tensor) -> torch.Tensor:
+        """A result without the rows that the caller does not have."""
+        return result if self._short is None else first_rows(result, self.rows)
 
     def _queue(self, chain: Chain, size: int, bases: tuple[int, ...]) -> None:
         """Queue a pass whose workspace has ``size`` bytes on the current stream."""
@@ -198,7 +205,7 @@ class Layer:
         kept_x, kept_w = self._bytes(kept_bytes(m, k)), self._bytes(kept_weight_bytes(n, k))
         bases = (x.data_ptr(), w.data_ptr(), y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr())
         self._queue(chain, size, bases)
-        return y, kept_x, kept_w
+        return self._given(y), kept_x, kept_w
 
     def forward_jointly(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """y, and one tensor that holds what is kept of x and of w."""
@@ -206,7 +213,7 @@ class Layer:
         y, kept = self._results(self.m, self.n), self._bytes(self._joint + self._kept_w)
         at = kept.data_ptr()
         self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), at, at + self._joint))
-        return y, kept
+        return self._given(y), kept
 
     def backward_jointly(self, dy: torch.Tensor, kept: torch.Tensor, need_x: bool, need_w: bool) -> Tensors:
         """As ``backward``, of ``forward_jointly``."""
@@ -223,7 +230,7 @@ class Layer:
         chain, size = self._chain("forward_kept")
         y, kept_x = self._results(m, n), self._bytes(kept_bytes(m, k))
         self._queue(chain, size, (x.data_ptr(), 0, y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr()))
-        return y, kept_x
+        return self._given(y), kept_x
 
     def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """y alone."""
@@ -252,7 +259,7 @@ class Layer:
         dx = self._results(m, k) if need_x else self._bytes(0)
         dw = self._results(n, k) if need_w else self._bytes(0)
         self._queue(chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x, kept_w))
-        return dx, dw
+        return self._given(dx) if need_x else dx, dw
 
 
 def _room(work: Layout) -> Callable[[int], Place]:
@@ -265,9 +272,8 @@ _LAYERS: dict[tuple[int, int, int, torch.device, bool], Layer | None] = {}
 _LOCK = threading.RLock()
 
 
-def entry(m: int, n: int, k: int, device: torch.device, training: bool | None = None) -> Layer | None:
-    """The layer at a shape; None where one of its operators has no plan. ``training`` None: if the shape allows it."""
-    trains = m % BLOCK == 0 if training is None else training
+def entry(m: int, n: int, k: int, device: torch.device, trains: bool) -> Layer | None:
+    """The layer at a shape; None where one of its operators has no plan."""
     key = (m, n, k, device, trains)
     try:
         return _LAYERS[key]
@@ -275,7 +281,7 @@ def entry(m: int, n: int, k: int, device: torch.device, training: bool | None = 
         pass
     with _LOCK:
         if key not in _LAYERS:
-            layer: Layer | None = Layer(m, n, k, device)
+            layer: Layer | None = Layer(m, n, k, device, trains)
             try:
                 assert layer is not None
                 layer.ready(trains)

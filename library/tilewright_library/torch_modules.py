@@ -13,14 +13,18 @@ State dicts are those of the modules replaced. Work with torch.compile, activati
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from .layer_rows import faster_rows, gains, takes_rows
 from .torch_contract import BLOCK, dequantise_blocks, dequantise_rows
-from .torch_layer import LAUNCHER, both_weight_bytes, kept_bytes, kept_weight_bytes, run, takes_rows
+from .torch_launch import device_key
+from .torch_layer import LAUNCHER, both_weight_bytes, kept_bytes, kept_weight_bytes, run
 from .torch_operators import OPS, gemm_fp8_blockwise, infer_kept, multiply_kept, unwatched
 
 Filter = Callable[[str, nn.Linear], bool]
@@ -29,19 +33,22 @@ Filter = Callable[[str, nn.Linear], bool]
 class Linear(nn.Linear):
     """y = x . w^T + b, with forward and both gradients multiplied in blockwise FP8.
 
+    Where FP8 was measured to be slower than bf16 (``layer_rows``), bf16 serves, unless ``only_faster`` is False.
     Weights and inputs in bfloat16; under ``torch.autocast`` to bfloat16 both may be float32. What the recipe does not
     take (sizes off its blocks, other dtypes) is multiplied as ``nn.Linear`` does, with one warning.
     """
 
     _kept: tuple[torch.Tensor, int, torch.Tensor] | None = None
     _keeping: bool = False
+    only_faster: bool = True
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear) -> Linear:
+    def from_linear(cls, linear: nn.Linear, only_faster: bool = True) -> Linear:
         """A module with the same parameters (shared, not copied), device, dtype and mode."""
         with torch.device("meta"):
             made = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
         made.weight, made.bias = linear.weight, linear.bias
+        made.only_faster = only_faster
         made.train(linear.training)
         return made
 
@@ -75,6 +82,8 @@ def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> 
         from .torch_parallel import multiply_distributed
 
         return multiply_distributed(x, w)
+    if keeper is not None and keeper.only_faster and x.is_cuda and _slower(x, w, keeper):
+        return torch.nn.functional.linear(x, w)
     if keeper is not None and not torch.compiler.is_compiling():
         kept, trains = keeper.quantised_weight(), torch.is_grad_enabled()
         if kept is not None and takes_rows(x.numel() // x.shape[-1], trains):
@@ -83,6 +92,41 @@ def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> 
             if unwatched(x, w):
                 return infer_kept(x, w.shape[0], kept)
     return gemm_fp8_blockwise(x, w)
+
+
+def _slower(x: torch.Tensor, w: torch.Tensor, keeper: Linear) -> bool:
+    """Whether bf16 was measured to be faster at these rows; compiled code counts as a graph."""
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+        mode = "train"
+    else:
+        mode = "kept" if keeper._keeping else "infer"
+    graph = torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
+    n, k = w.shape
+    key = _device_key(x.device.index or 0)
+    m = x.numel() // k
+    return not any(
+        low <= m < high for low, high in faster_rows(mode, "graph" if graph else "eager", n, k, key)
+    )
+
+
+@functools.lru_cache
+def _device_key(index: int) -> str:
+    return device_key(torch.device("cuda", index))
+
+
+_device_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def expected_gains(model: nn.Module, rows: int, mode: str = "train", way: str = "eager") -> dict[str, float]:
+    """By layer: the gain over bf16 measured at the nearest layer and rows, as ``layer_rows`` tells modes and ways."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            key = device_key(module.weight.device)
+            known = gains(mode, way, module.out_features, module.in_features, key)
+            if known:
+                found[name] = known[min(known, key=lambda m: abs(math.log2(m / rows)))]
+    return found
 
 
 def _is_distributed(tensor: torch.Tensor) -> bool:
@@ -96,11 +140,11 @@ def takes(linear: nn.Linear) -> bool:
     return linear.in_features % BLOCK == 0 and linear.out_features % BLOCK == 0
 
 
-def convert(model: nn.Module, filter: Filter | None = None) -> nn.Module:
+def convert(model: nn.Module, filter: Filter | None = None, only_faster: bool = True) -> nn.Module:
     """Replace, in place, every ``nn.Linear`` whose sizes the recipe takes and for which ``filter(name, module)`` holds.
 
     The root itself is returned converted when it is a linear layer. Subclasses of ``nn.Linear`` are left alone. A
-    module that is used in two places stays one module.
+    module that is used in two places stays one module. ``only_faster`` False: FP8 serves where bf16 is faster, too.
     """
     made: dict[int, Linear] = {}
 
@@ -111,7 +155,7 @@ def convert(model: nn.Module, filter: Filter | None = None) -> nn.Module:
 
     if chosen("", model):
         assert isinstance(model, nn.Linear)
-        return Linear.from_linear(model)
+        return Linear.from_linear(model, only_faster)
     for name, parent in list(model.named_modules(remove_duplicate=False)):
         for child_name, child in list(parent.named_children()):
             full = f"{name}.{child_name}" if name else child_name
@@ -119,7 +163,7 @@ def convert(model: nn.Module, filter: Filter | None = None) -> nn.Module:
                 setattr(parent, child_name, made[id(child)])
             elif chosen(full, child):
                 assert isinstance(child, nn.Linear)
-                made[id(child)] = Linear.from_linear(child)
+                made[id(child)] = Linear.from_linear(child, only_faster)
                 setattr(parent, child_name, made[id(child)])
     return model
 

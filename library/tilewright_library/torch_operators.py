@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .layer_rows import takes_rows, whole_rows
 from .torch_contract import BLOCK, Tensors
 from .torch_launch import aligned
 from .torch_layer import (
@@ -22,13 +23,13 @@ from .torch_layer import (
     Layer,
     both_weight_bytes,
     entry,
+    first_rows,
     kept_bytes,
     kept_rows,
     kept_weight,
     kept_weight_bytes,
     plain_weight,
     run,
-    takes_rows,
 )
 
 
@@ -48,9 +49,15 @@ def _quantise(name: str, x: torch.Tensor) -> Tensors:
     return run(name, (x.shape[0], x.shape[1]), {"x": aligned(x)})
 
 
-def _entry(device: torch.device, m: int, n: int, k: int) -> Layer | None:
+def _entry(device: torch.device, m: int, n: int, k: int, trains: bool = True) -> Layer | None:
     """The launch plans of the whole layer, None where one of its operators has none."""
-    return entry(m, n, k, device) if device.type == "cuda" else None
+    return entry(m, n, k, device, trains) if device.type == "cuda" else None
+
+
+def _filled(x: torch.Tensor, trains: bool = True) -> torch.Tensor:
+    """x with rows of zeros up to what kernels work on: a copy where rows are missing."""
+    short = whole_rows(x.shape[0], trains) - x.shape[0]
+    return torch.nn.functional.pad(x, (0, 0, 0, short)) if short else x
 
 
 def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
@@ -59,6 +66,9 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     layer = _entry(x.device, m, n, k)
     if layer is not None:
         return layer.forward(aligned(x), aligned(w))
+    if whole_rows(m) != m:
+        y, *kept = linear(_filled(x), w)
+        return first_rows(y, m), *kept
     x_q, x_s, xt_q, xt_s = _quantise("quant_dual", x)
     w_q, w_s, wt_q, wt_s = _quantise("quant_128x128_dual", w)
     return _product("gemm_nt", (x_q, x_s), (w_q, w_s)), _packed(xt_q, xt_s), _packed(wt_q, wt_s)
@@ -66,10 +76,13 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """y [M, N]; nothing is kept."""
-    layer = _entry(x.device, x.shape[0], w.shape[0], x.shape[1])
+    rows = _filled(x, False)
+    layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
     if layer is not None:
-        return layer.infer(aligned(x), aligned(w))
-    return _product("gemm_nt", _quantise("quant_1x128", x), _quantise("quant_128x128", w))
+        y = layer.infer(aligned(rows), aligned(w))
+    else:
+        y = _product("gemm_nt", _quantise("quant_1x128", rows), _quantise("quant_128x128", w))
+    return first_rows(y, x.shape[0])
 
 
 def quantise_weight(w: torch.Tensor) -> torch.Tensor:
@@ -87,13 +100,17 @@ def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
     layer = _entry(x.device, m, n, k)
     if layer is not None:
         return layer.forward_kept(aligned(x), kept_w)
+    if whole_rows(m) != m:
+        y, kept_x = linear_kept(_filled(x), kept_w, n)
+        return first_rows(y, m), kept_x
     x_q, x_s, xt_q, xt_s = _quantise("quant_dual", x)
     return _product("gemm_nt", (x_q, x_s), plain_weight(kept_w, n, k)), _packed(xt_q, xt_s)
 
 
 def linear_infer_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> torch.Tensor:
     """y [M, N] alone, with w quantised before."""
-    return _product("gemm_nt", _quantise("quant_1x128", x), plain_weight(kept_w, n, x.shape[1]))
+    weight = plain_weight(kept_w, n, x.shape[1])
+    return first_rows(_product("gemm_nt", _quantise("quant_1x128", _filled(x, False)), weight), x.shape[0])
 
 
 def linear_backward(
@@ -104,6 +121,9 @@ def linear_backward(
     layer = _entry(dy.device, m, n, k)
     if layer is not None:
         return layer.backward(aligned(dy), kept_x, kept_w, need_x, need_w)
+    if whole_rows(m) != m:
+        dx, dw = linear_backward(_filled(dy), kept_x, kept_w, k, need_x, need_w)
+        return first_rows(dx, m) if need_x else dx, dw
     dy_q, dy_s, dyt_q, dyt_s = _quantise("quant_dual", dy)
     nothing = dy.new_empty(0)
     dx = _product("gemm_nt", (dy_q, dy_s), kept_weight(kept_w, n, k)) if need_x else nothing
@@ -245,14 +265,17 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
     trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
     if n % BLOCK or k % BLOCK or not takes_rows(m, trains) or not n:
         return None
-    layer = entry(m, n, k, x.device, trains)
+    whole = m if trains else whole_rows(m, False)
+    layer = entry(whole, n, k, x.device, trains)
     if layer is None:
         return None
-    rows = aligned(x if flat else x.reshape(m, k))
+    rows = x if flat else x.reshape(m, k)
     if trains:
-        y: torch.Tensor = _apply(rows, aligned(w), layer)
+        y: torch.Tensor = _apply(aligned(rows), aligned(w), layer)
+    elif whole == m:
+        y = layer.infer(aligned(rows), aligned(w))
     else:
-        y = layer.infer(rows, aligned(w))
+        y = first_rows(layer.infer(_filled(rows, False), aligned(w)), m)
     return y if flat else y.view(*shape[:-1], n)
 
 
@@ -268,10 +291,12 @@ def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
     shape = x.shape
     k = shape[-1]
     flat = len(shape) == 2
-    rows = aligned(x if flat else x.reshape(-1, k))
+    rows = x if flat else x.reshape(-1, k)
     m = rows.shape[0]
-    layer = entry(m, n, k, x.device, False) if x.is_cuda else None
-    y = layer.infer_kept(rows, kept_w) if layer is not None else linear_infer_kept(rows, kept_w, n)
+    filled = aligned(_filled(rows, False))
+    layer = _entry(x.device, filled.shape[0], n, k, False)
+    y = layer.infer_kept(filled, kept_w) if layer is not None else linear_infer_kept(filled, kept_w, n)
+    y = first_rows(y, m) if filled.shape[0] != m else y
     return y if flat else y.view(*shape[:-1], n)
 
 
@@ -281,9 +306,9 @@ def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
 def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """``x`` [..., K] and ``w`` [N, K] in bfloat16 -> [..., N] in bfloat16, differentiable in both.
 
-    The recipe needs N and K in multiples of 128. The product of the leading dimensions of x has to be one as well for a
-    gradient, else a multiple of 4 or at most 256. Other shapes are multiplied in bf16, with one warning. Raises
-    TypeError for other dtypes and ValueError for shapes that do not fit each other.
+    The recipe needs N and K in multiples of 128. For a gradient, the product of the leading dimensions of x has to be a
+    multiple of 128 or at least 1,024. Other shapes are multiplied in bf16, with one warning. Raises TypeError for other
+    dtypes and ValueError for shapes that do not fit each other.
     """
     if not torch.compiler.is_compiling():
         y = straight(x, w)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from .launch_numbers import NotRecorded, scalar
 from .plans.format import (
     MOST_ALLOCATED,
     Fill,
@@ -39,17 +39,6 @@ VIEWS = frozenset(
      "expand", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind")
 )  # fmt: skip
 """What ``launch`` may ask torch to do: make tensors, make zeros, fill tensors, view them."""
-
-_NUMBERS = {
-    "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
-    "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "fp16": "e", "fp32": "f", "f32": "f", "fp64": "d",
-}  # fmt: skip
-"""Kinds of numbers in a kernel's signature to the ``struct`` format of their bytes."""
-
-
-class NotRecorded(RuntimeError):
-    """A launch that is no plan: the message says what it does that a plan cannot hold, and what to do instead."""
 
 
 class ForeignWork(NotRecorded):
@@ -258,15 +247,6 @@ class RecordedCall(TorchDispatchMode):
         )
         sizes = [scalar("i32", size) for size in shape]
         return [made, *sizes, *(scalar("i64", int(stride)) for stride in value.strides)]
-
-
-def scalar(kind: str, value: Any) -> Scalar:
-    """A number as the kernel's signature wants it. Raises NotRecorded."""
-    try:
-        packed = struct.pack("<f", value)[2:] if kind == "bf16" else struct.pack("<" + _NUMBERS[kind], value)
-    except (KeyError, struct.error, OverflowError, TypeError) as error:
-        raise NotRecorded(f"an argument of type {kind} cannot hold what launch passes: {error}") from error
-    return Scalar(len(packed), int.from_bytes(packed, "little"))
 
 
 # -- in the program that wants a plan ----------------------------------------------------------------

@@ -12,31 +12,31 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import plan_shelf, store
+from .layer_rows import FAMILY as LINEAR
+from .layer_rows import takes_rows, whole_rows
 
 Shape = tuple[str, tuple[int, ...]]
-
-LINEAR = "gemm_fp8_blockwise"
-BLOCK = 128
 
 
 def linear(m: int, n: int, k: int) -> list[Shape]:
     """The operators of ``gemm_fp8_blockwise(x, w)`` with x [M, K], w [N, K], and of its gradient."""
+    rows, whole = whole_rows(m, False), whole_rows(m)
     wanted: dict[str, list[tuple[int, ...]]] = {
-        "quant_1x128": [(m, k)],
+        "quant_1x128": [(rows, k)],
         "quant_128x128": [(n, k)],
-        "gemm_nt": [(m, n, k)],
+        "gemm_nt": [(rows, n, k)],
     }
-    if m % BLOCK == 0:
-        wanted["gemm_nt"].append((m, k, n))
+    if takes_rows(m, True):
+        wanted["gemm_nt"] += [(whole, n, k), (whole, k, n)]
         wanted |= {
-            "quant_dual": [(m, k), (m, n)],
+            "quant_dual": [(whole, k), (whole, n)],
             "quant_128x128_dual": [(n, k)],
-            "gemm_nt_rows": [(n, k, m)],
+            "gemm_nt_rows": [(n, k, whole)],
         }
     return [(f"{LINEAR}/{name}", dims) for name, shapes in wanted.items() for dims in shapes]
 
@@ -94,7 +94,8 @@ def warm(
     architecture = int(device.removeprefix("cuda:").replace(".", ""))
     if not torch.cuda.is_available():
         torch_record.pretend(architecture)
-    made: dict[tuple[str, str], dict[tuple[str, tuple[int, ...]], Any]] = {}
+    made: dict[tuple[str, str, str], dict[tuple[str, tuple[int, ...]], Any]] = {}
+    toolchains: dict[str, Mapping[str, str]] = {}
     failed = 0
     for operator, dims in shapes:
         try:
@@ -112,14 +113,16 @@ def warm(
             failed += 1
             say(f"no plan for {operator} {plan_shelf.shape_key(dims)}: {error}")
             continue
-        made.setdefault((operator, table.target), {})[kernel.name, dims] = plan
+        toolchain = torch_launch.recorder_of(kernel).toolchain()
+        name = plan_shelf.pack_name(table.target, toolchain)
+        toolchains[name] = toolchain
+        made.setdefault((operator, table.target, name), {})[kernel.name, dims] = plan
         say(f"{operator} {plan_shelf.shape_key(dims)}: kernel {kernel.name}, plan {plan.digest[:16]}")
-    for (operator, target), plans in made.items() if packs is not None else ():
+    for (operator, _, name), plans in made.items() if packs is not None else ():
         assert packs is not None
-        name = plan_shelf.pack_name(target, torch_record.toolchain())
         place = packs / operator.replace("/", "__")
         place.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(plan_shelf.packed(plans, torch_record.toolchain()))
+        (place / name).write_bytes(plan_shelf.packed(plans, toolchains[name]))
     return failed
 
 

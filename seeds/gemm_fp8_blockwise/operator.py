@@ -232,7 +232,7 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroup
             f"{family}/gemm_nt",
             0,
             gemm_suites(),
-            _seeds("pointer", "tma", "gluon_ws", "gluon_skew", "split_k", "few_rows"),
+            _seeds("pointer", "tma", "gluon_ws", "gluon_skew", "split_k", "few_rows", "fp8_block"),
         ),
         "gemm_nt_rows": BlockwiseGemm(
             f"{family}/gemm_nt_rows",

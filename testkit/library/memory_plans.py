@@ -40,8 +40,15 @@ class _Shape:
 class MemoryPlan:
     """One operator at one shape, on addresses."""
 
-    def __init__(self, operator: str, dims: Sequence[int], scratch: bool = True) -> None:
+    def __init__(
+        self, operator: str, dims: Sequence[int], scratch: bool = True, rows: int | None = None
+    ) -> None:
         self.operator, self.plan = operator, _Shape(operator, dims, scratch)
+        self._missing = 0
+        if rows is not None:
+            first = self.plan.inputs[0]
+            self._missing = first.shape[0] - rows
+            self.plan.inputs[0] = Tensor(first.name, first.dtype, (rows, *first.shape[1:]))
         self.calls: list[tuple[list[int], int]] = []
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
@@ -49,6 +56,9 @@ class MemoryPlan:
         assert all(address and address % 16 == 0 for address in addresses)
         self.calls.append((list(addresses), stream))
         inputs = {t.name: _at(address, t) for t, address in zip(self.plan.inputs, addresses, strict=False)}
+        if self._missing:
+            first = self.plan.inputs[0].name
+            inputs[first] = torch.nn.functional.pad(inputs[first], (0, 0, 0, self._missing))
         buffers = addresses[len(self.plan.inputs) :]
         if self.plan.scratch:
             ctypes.memset(buffers[0], 0xA5, SCRATCH_BYTES)
@@ -79,16 +89,19 @@ class MemoryLauncher:
     """Serves every operator of the family by a ``MemoryPlan``; those in ``without`` have none."""
 
     def __init__(self, without: frozenset[str] = frozenset()) -> None:
-        self.plans: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self.plans: dict[tuple[str, tuple[int, ...], int | None], Any] = {}
         self._without = without
 
-    def serve(self, operator: str, dims: tuple[int, ...], *rest: Any) -> Served:
+    def serve(
+        self, operator: str, dims: tuple[int, ...], *rest: Any
+    ) -> Served:  # the last: rows that are there
         """As ``torch_launch.Launcher.serve``."""
         name = operator.removeprefix(f"{FAMILY}/")
         reference = REFERENCES[operator]
         if name in self._without:
             return Served("reference", reference)
-        plan = self.plans.setdefault((name, dims), MemoryPlan(operator, dims))
+        rows: int | None = rest[-1]
+        plan = self.plans.setdefault((name, dims, rows), MemoryPlan(operator, dims, rows=rows))
 
         def call(inputs: Mapping[str, torch.Tensor]) -> Any:
             return reference(inputs)

@@ -74,22 +74,30 @@ def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(
 ) -> None:
     x, w, _ = operands()
     kept = torch_operators.quantise_weight(w)
-    layer = Layer(rows, N, K, torch.device("cpu"))
+    layer = Layer(rows, N, K, torch.device("cpu"), False)
     y = layer.infer_kept(x[:rows].contiguous(), kept)
-    launched = {name for name, _ in launcher.plans if launcher.plans[name, _].calls}
+    launched = {name for (name, *_), plan in launcher.plans.items() if plan.calls}
     assert launched == {"quant_1x128", "gemm_nt"}
     assert torch.equal(y, torch_operators.linear_infer_kept(x[:rows], kept, N))
     assert torch.equal(y, torch_operators.linear_forward_only(x[:rows], w))
 
 
-def test_autograd_takes_the_same_way(launcher: MemoryLauncher) -> None:
-    x, w, dy = operands()
-    layer = Layer(M, N, K, torch.device("cpu"))
+@pytest.mark.parametrize("rows", [M, M - 56, 1])
+def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(
+    launcher: MemoryLauncher, rows: int
+) -> None:
+    x, w, dy = (t[:rows].contiguous() if len(t) == M else t for t in operands())
+    layer = Layer(rows, N, K, torch.device("cpu"), True)
     xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
     y = torch_operators._Linear.apply(xg, wg, layer)
     dx, dw = torch.autograd.grad(y, (xg, wg), dy)
     wanted = by_operators(x, w, dy)
     assert torch.equal(y, wanted[0]) and torch.equal(dx, wanted[3]) and torch.equal(dw, wanted[4])
+    filled = by_operators(
+        *(torch.nn.functional.pad(t, (0, 0, 0, M - rows)) if len(t) == rows else t for t in (x, w, dy))
+    )
+    assert torch.equal(y, filled[0][:rows]) and torch.equal(dw, filled[4])
+    y.mul_(2)  # results belong to the caller: no view of something larger
 
 
 def test_an_operator_without_a_plan_leaves_the_layer_to_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:

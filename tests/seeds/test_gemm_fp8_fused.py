@@ -18,6 +18,7 @@ from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.gates import ill_formed, read_gates
 from tilewright.seeds.gemm_fp8_fused.operator import (
     INPUT_KINDS,
+    ZERO,
     FusedFp8Gemm,
     dequantise_weights,
     operators,
@@ -128,6 +129,24 @@ def test_wrong_twins_of_the_naive_kernel_fail_the_exact_gate(twin, recipe):
         readings(recipe, kind, source.replace(right, wrong), params, TINY) for kind in ("randn", "spread")
     )
     assert not all(reading["exact"].passed for reading in found)
+
+
+def test_a_sum_that_another_code_makes_zero_passes_and_larger_zeros_do_not():
+    exact = np.random.default_rng(1).standard_normal((64, 256))
+    gates = family()["g512"].gates[1:]
+
+    def passes(zero):
+        found = np.where(zero, 0.0, exact).astype(ml_dtypes.bfloat16)
+        return all(r.passed for r in read_gates(gates, {"c": found}, {"exact": {"c": exact}}, "zero_blocks"))
+
+    place = (slice(7, 8), slice(9, 10))
+    one = np.zeros(exact.shape, bool)
+    one[place] = True
+    for value, allowed in ((0.006, True), (0.1, False)):
+        exact[place] = value
+        assert passes(one) is allowed
+    exact[place] = 0.006
+    assert not passes(np.abs(exact) < ZERO)
 
 
 def test_baselines_compute_the_product():

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from tilewright.fitness import dialect
 from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.fitness.original import is_original
 from tilewright.seeds.operator import Workload
 from tilewright.workers.request import Failure, Findings, Request, StageStep, one_line
 
@@ -23,7 +24,13 @@ class DialectStage:
         self._entry = entry
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """Rejects a source that is not of the dialect."""
+        """Rejects a source that is not of the dialect, and is no function as it stands of the operator's own."""
+        if (
+            self._entry == "build"
+            and is_original(request.source)
+            and request.source in {seed.source for seed in request.operator.kernels.values()}
+        ):
+            return None
         violations = _violations(request.source, self._entry)
         if not violations:
             return None

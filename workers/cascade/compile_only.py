@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tilewright.fitness.dialect import is_cuda
 from tilewright.fitness.evaluation import Stage
 from tilewright.fitness.gpus import GPUS
 from tilewright.fitness.targets import Target
@@ -23,6 +24,9 @@ from tilewright.workers.child.launch import Spawn
 from tilewright.workers.device.station import LocalStation
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep
 from tilewright.workers.toolchains import triton as triton_toolchain
+
+LEAST_YIELDS = 0.25
+"""Share of FFMAs with a yield from which an archive tells kernels apart."""
 
 FITNESS = 1.0
 """Of everything that passes: what only compiles is not ranked."""
@@ -68,7 +72,8 @@ class CompileOnlyCascade(Cascade):
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage("launch"), CrossCompileStage(self._compiler)]
-        if self._station is not None and request.checked:
+        # no interpreter runs CUDA C++: it is compiled and read, and its answers are for a device to give
+        if self._station is not None and request.checked and not is_cuda(request.source):
             steps.append(GateStage(self._station))
         return run_steps(steps, request, found, on_stage)
 
@@ -79,6 +84,17 @@ class CompileOnlyCascade(Cascade):
         return triton_toolchain.toolchain()
 
 
+def code_descriptors(compiled: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The same of what ``machine_code`` reads: spills, matrix instruction, and whether FFMAs yield."""
+    kernels = list(compiled.values())
+    matrix = sorted({name for k in kernels for name in k["matrix"]})
+    return {
+        "spills": "yes" if any(k["spills"] for k in kernels) else "no",
+        "matrix": ",".join(matrix) or "none",
+        "yields": "yes" if any(k["yields"] >= LEAST_YIELDS for k in kernels) else "no",
+    }
+
+
 def descriptors(compiled: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Where a kernel belongs in an archive: the occupancy bound, spills, matrix instruction and width of stores.
 
@@ -87,6 +103,8 @@ def descriptors(compiled: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     if not compiled:
         return {}
     kernels = list(compiled.values())
+    if "occupancy" not in kernels[0]:
+        return code_descriptors(compiled)
     matrix = sorted({name for k in kernels for name in k["matrix"]})
     return {
         "occupancy": f"{100 * min(k['occupancy'] for k in kernels):g}%",

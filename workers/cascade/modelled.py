@@ -50,7 +50,10 @@ _ALLOCATOR = {
 """For glibc, which reads it when a template starts: libtpu's simulator allocates gigabytes in small pieces, on one
 thread, and asking the kernel for them piece by piece takes a twelfth of its time."""
 
-_PRELOADED = tuple(f"tilewright.workers.runners.pallas.{name}" for name in ("trace", "check", "compile"))
+_PRELOADED = (
+    *(f"tilewright.workers.runners.pallas.{name}" for name in ("trace", "check", "compile")),
+    "tilewright.workers.intake.pallas.original",
+)
 
 
 class ModelledCascade(Cascade):

@@ -30,6 +30,7 @@ RUNNERS = {
     "interpret.hello": "tilewright.workers.runners.triton.interpreter_runner",
     "interpret.check": "tilewright.workers.runners.triton.interpreter_runner",
     "interpret.time": "tilewright.workers.runners.triton.interpreter_runner",
+    "pallas.original": "tilewright.workers.intake.pallas.original",
     "pallas.trace": "tilewright.workers.runners.pallas.trace",
     "pallas.check": "tilewright.workers.runners.pallas.check",
     "pallas.compile": "tilewright.workers.runners.pallas.compile",

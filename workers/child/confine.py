@@ -78,6 +78,9 @@ def confine_child(
         "library/__init__.py",
         "library/plans",
         "library/torch_record.py",
+        "library/cuda_record.py",
+        "library/launch_numbers.py",
+        "library/nvrtc.py",
     )
     packages = (package / name for name in parts)
     files = restrict_files(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tilewright.fitness.original import is_original
 from tilewright.seeds.operator import Workload
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame, encode
@@ -63,7 +64,8 @@ def trace_kernels(
         "chip": chip_of(request),
         "workloads": [request.described(w) for w in workloads],
     }
-    found.outcome = run_pallas_child(Frame("pallas.trace", data), request, launcher, scratch, hear)
+    kind = "pallas.original" if is_original(request.source) else "pallas.trace"
+    found.outcome = run_pallas_child(Frame(kind, data), request, launcher, scratch, hear)
     return found
 
 

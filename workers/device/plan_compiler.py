@@ -16,16 +16,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.library.plans.cubin import CubinError
 from tilewright.library.plans.format import Plan, PlanError
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
-from tilewright.workers.device.timing import failed
+from tilewright.workers.device import machine_code
+from tilewright.workers.device.timing import MALFORMED, failed, malformed
 from tilewright.workers.request import Failure, Findings, KernelRequest, duplicate, one_line
 
 TIMES_USUAL, LEAST_SECONDS = 6.0, 10.0
 """A candidate may take so many times what is usual to compile, and no less than so many seconds."""
+
+MOST_NOTES = 8
+"""Warnings of a compiler that are kept."""
 
 LEAST_PACED, PACED_BY = 6, 32
 """Candidates after which something is usual, and the latest that say what."""
@@ -80,6 +85,8 @@ class PlanStage:
         plans = read_plans(answer[0], request)
         if isinstance(plans, Failure):
             return plans
+        if (failure := read_code(plans, answer[0], found)) is not None:
+            return failure
         found.plans = {name: answer[0].blobs[name] for name in plans}
         launches = [launch for plan in plans.values() for launch in plan.launches]
         found.claimed["shared"] = str(max((launch.shared for launch in launches), default=0))
@@ -141,6 +148,26 @@ def read_plans(compiled: Frame, request: KernelRequest) -> dict[str, Plan] | Fai
             return Failure(Verdict.CRASHED, reason)
         plans[workload.id] = plan
     return plans
+
+
+def read_code(plans: Mapping[str, Plan], compiled: Frame, found: Findings) -> Failure | None:
+    """Note what the code of a CUDA C++ candidate says, with the compiler's warnings; refuse what reads a clock.
+
+    Triton's and Gluon's dialect names no clock, and their code is looked at on targets that only compile.
+    """
+    if "notes" not in compiled.data:
+        return None
+    try:
+        notes = [one_line(str(note)) for note in list(compiled.data["notes"])[:MOST_NOTES]]
+        for code in dict.fromkeys(code for plan in plans.values() for code in plan.codes):
+            for name, told in machine_code.facts(code).items():
+                key = name if name not in found.compiled else f"{name} {len(found.compiled)}"
+                found.compiled[key] = {"name": name, **told, "notes": notes}
+    except machine_code.ReadsClock as error:
+        return Failure(Verdict.IMPLAUSIBLE, one_line(f"{error}: a kernel may not know when it is timed"))
+    except (CubinError, *MALFORMED) as error:
+        return malformed(error)
+    return None
 
 
 def _explained(failure: Failure, log: str) -> Failure:

@@ -6,9 +6,10 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,11 @@ class BudgetSpent(Exception):
 
 
 class EndpointFailed(Exception):
-    """The endpoint gave no usable answer. The message is one line."""
+    """The endpoint gave no usable answer. The message is one line; ``billed``: whether it may have been paid for."""
+
+    def __init__(self, message: str, *, billed: bool = True) -> None:
+        super().__init__(message)
+        self.billed = billed
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,12 @@ class ChatClient:
     budget: TokenBudget
     max_completion_tokens: int = 8192
     endpoint: Endpoint | None = None
+    warn: Callable[[str], None] = log.warning
+    """Told the first failure."""
+
     calls: int = 0
     _seen: set[str] = field(default_factory=set)
+    _warned: bool = False
 
     def __post_init__(self) -> None:
         for key, text in self.store.exchanges():
@@ -122,8 +131,10 @@ class ChatClient:
             self._charge(key, exchange)
         else:
             exchange = self._call(key, messages, salt)
-            self.store.add_exchange(key, exchange.to_json())
-            self._seen.add(key)
+            # under a key of its own: a resume asks again what was refused, as nobody was paid for it
+            kept = key if exchange.tokens or not exchange.error else f"{key}-{len(self._seen)}"
+            self.store.add_exchange(kept, exchange.to_json())
+            self._seen.add(kept)
         if exchange.error:
             raise EndpointFailed(exchange.error)
         return exchange.reply
@@ -135,6 +146,7 @@ class ChatClient:
 
     def _call(self, key: str, messages: Messages, salt: str) -> Exchange:
         if self.endpoint is None:
+            self._warn("a question is not in the record that is replayed: another proposer takes the turn")
             raise EndpointFailed("the exchange is not in the record that is replayed")
         worst = sum(len(m["content"]) for m in messages) // CHARS_PER_TOKEN + self.max_completion_tokens
         self.budget.reserve(worst)
@@ -158,17 +170,24 @@ class ChatClient:
             )
         except EndpointFailed as error:
             log.warning("the model endpoint failed: %s", error)
+            self._warn(f"warning: the language model does not answer: {error}")
+            used = None if error.billed else 0
             return Exchange(
                 key,
                 self.model,
                 tuple(messages),
                 error=str(error),
-                prompt_tokens=worst,
+                prompt_tokens=worst if error.billed else 0,
                 salt=salt,
                 seconds=time.monotonic() - began,
             )
         finally:
             self.budget.settle(worst, used)
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self.warn(text)
 
 
 class Endpoint(Protocol):
@@ -187,6 +206,8 @@ class OpenAIEndpoint:
         import openai
 
         self._openai = openai
+        parts = urlsplit(base_url)
+        self._place = f"the model endpoint {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         self._client = openai.OpenAI(
             base_url=base_url, api_key=api_key, timeout=timeout_seconds, max_retries=retries
         )
@@ -199,9 +220,14 @@ class OpenAIEndpoint:
             reply = choices[0].message.content if choices else None
             usage = answer.usage
         except self._openai.APIStatusError as error:
-            raise EndpointFailed(f"HTTP {error.status_code} from the model endpoint") from error
+            refused = 400 <= error.status_code < 500
+            raise EndpointFailed(
+                f"HTTP {error.status_code} from {self._place}", billed=not refused
+            ) from error
         except self._openai.APIError as error:
-            raise EndpointFailed(f"{type(error).__name__} from the model endpoint") from error
+            unreached = type(error.__cause__).__name__ == "ConnectError"
+            name = "no connection" if unreached else type(error).__name__
+            raise EndpointFailed(f"{name} from {self._place}", billed=not unreached) from error
         except (ValueError, TypeError, AttributeError) as error:
             raise EndpointFailed("the model endpoint's answer is not a chat completion") from error
         if not isinstance(reply, str) or not reply:

@@ -11,6 +11,15 @@ from tilewright.fitness.gpus import UNKNOWN_RATE, Gpu
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import AgreementGate, BitExactGate, Gate
 
+_CUDA = (
+    "A module may be CUDA C++ instead: the constant CUDA holds the device code (a raw string, no headers, globals, "
+    "__constant__ variables, no clocks), every parameter is a macro of its name, and launch(inputs, params) computes "
+    'nothing but returns {"steps": ({"kernel": name, "grid": (x, y, z), "block": threads, "cluster": n, '
+    '"shared": bytes, "arguments": ("tensor", {"i32": 4}, '
+    '{"map": "tensor", "box": (rows, columns), "swizzle": 128})},), '
+    '"scratch": {name: (dtype, shape)}, "defines": {name: number}}; outputs are named as the operator names them.'
+)
+
 _PALLAS = ("jax",)
 _TRITON = ("torch", "triton")
 _EITHER = ("__future__", "functools", "math")
@@ -18,7 +27,9 @@ _EITHER = ("__future__", "functools", "math")
 
 def facts_of(target: Target, gates: Iterable[Gate]) -> tuple[str, ...]:
     """One line for each, units within. Peaks that nobody knows are left out."""
-    return (_device(target), "Gates: " + "; ".join(map(_gate, gates)) + ".", _imports(target.entry))
+    gated = "Gates: " + "; ".join(map(_gate, gates)) + "."
+    told = (_device(target), gated, _imports(target.entry))
+    return (*told, _CUDA) if target.entry == "launch" and not target.interpreted else told
 
 
 def _device(target: Target) -> str:

@@ -107,6 +107,8 @@ def _figures(evaluation: Evaluation) -> str:
             f"{100 * w.roofline_fraction:.0f} % of the roofline; {json.dumps(shown, sort_keys=True)}"
         )
         lines += [f"  {sentence}" for sentence in hints(w.diagnosis)]
+    for kernel in evaluation.compiled.values():
+        lines.append(f"- its code: {json.dumps(kernel, sort_keys=True)}")
     return "\n".join(lines) or f"- {evaluation.verdict.value}: {evaluation.reason}"
 
 

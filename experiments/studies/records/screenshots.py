@@ -28,15 +28,34 @@ from tilewright.evolve.show.watch import JournalView
 
 SECTIONS = {
     "lineage": "Lineage of the winner",
-    "change": "Winner against seed",
     "timeline": "Where the kernel's time goes",
     "roofline": "Roofline",
 }
 """Parts of the report that get a picture of their own, by file name."""
 
 
+WIDTH = 1280
+"""Of a window in pixels."""
+
+LARGEST_BYTES = 150_000
+"""Of a picture; a larger one gets a palette."""
+
+
+def shrink(folder: Path) -> None:
+    """Write large PNG files of a folder again with 256 colours."""
+    from PIL import Image
+
+    for path in folder.glob("*.png"):
+        if path.stat().st_size > LARGEST_BYTES:
+            with Image.open(path) as picture:
+                small = picture.convert("RGB").quantize(
+                    256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE
+                )
+            small.save(path, optimize=True)
+
+
 def report_pictures(report: Path, out: Path) -> None:
-    with browser_page(1100, 1000, scale=1.5) as browser:
+    with browser_page(WIDTH, 1000) as browser:
         page = browser.page
         page.goto(report.as_uri())
         browser.shot(out / "report.png")
@@ -44,11 +63,10 @@ def report_pictures(report: Path, out: Path) -> None:
             section = page.locator("section", has=page.get_by_role("heading", name=heading, exact=True))
             if section.count():
                 section.first.screenshot(path=str(out / f"{name}.png"))
-    with browser_page(1280, 720, scale=1.5) as browser:
+    with browser_page(WIDTH, 720) as browser:
         browser.page.goto(report.with_name(f"{report.stem}-{PAGE}").as_uri())
-        browser.page.get_by_role("button", name="winner's line").click()
         browser.shot(out / "lineage-page.png")
-    with browser_page(390, 844, "dark", scale=2) as browser:
+    with browser_page(390, 844, "dark", scale=1.5) as browser:
         browser.page.goto(report.as_uri())
         browser.shot(out / "report-phone.png")
 
@@ -56,7 +74,7 @@ def report_pictures(report: Path, out: Path) -> None:
 def comparison_picture(this: CampaignData, other: CampaignData, page: Path, path: Path) -> None:
     """The head of the comparison of two campaigns."""
     write_comparison(pair_of(this, other), page)
-    with browser_page(1100, 900, scale=1.5) as browser:
+    with browser_page(WIDTH, 900) as browser:
         browser.page.goto(page.as_uri())
         browser.shot(path)
 
@@ -64,7 +82,7 @@ def comparison_picture(this: CampaignData, other: CampaignData, page: Path, path
 def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None:
     with (
         mlflow_server(home, uri) as base,
-        browser_page(1440, 900, scale=1.5, storage=PLAIN_PAGE) as browser,
+        browser_page(WIDTH, 900, storage=PLAIN_PAGE) as browser,
     ):
         pages = MlflowPages(browser, base, uri, data)
         pages.run(pages.campaign)
@@ -78,9 +96,12 @@ def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None
         browser.shot(out / "mlflow-charts.png")
         pages.run(pages.campaign, "model-metrics")
         browser.shot(out / "mlflow-campaign.png")
-        pages.artifact(pages.campaign, "report.html")
-        browser.shot(out / "mlflow-report.png")
+        pages.artifact(pages.campaign, "lineage.html")
+        browser.shot(out / "mlflow-lineage.png")
         if data.winner is not None and data.winner.parents:
+            pages.run(pages.candidates[data.winner.index])
+            pages.await_text("candidate ")
+            browser.shot(out / "mlflow-candidate.png")
             pages.artifact(pages.candidates[data.winner.index], "mutation.diff.txt")
             browser.shot(out / "mlflow-diff.png")
 
@@ -128,6 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (home / ARTIFACTS).mkdir(exist_ok=True)
     subprocess.run(command, env=mirror_environment(os.environ), check=True, stderr=subprocess.DEVNULL)
     mlflow_pictures(home, uri, data, out)
+    shrink(out)
     return 0
 
 

@@ -23,11 +23,15 @@ _SYMTAB, _CUDA_INFO = 2, 0x70000000
 _KERNEL = 0x10
 """In a symbol's ``st_other``: a function that the host may launch."""
 
-_ATTRIBUTE_PARAMETER, _ATTRIBUTE_BLOCK = 0x17, 0x10
-"""Of ``.nv.info``: a parameter's number, offset and size; the block's size that the kernel was compiled for."""
+_ATTRIBUTE_PARAMETER, _ATTRIBUTE_BLOCK, _ATTRIBUTE_REGISTERS = 0x17, 0x10, 0x2F
+"""Of ``.nv.info``: a parameter's number, offset and size; the block's size that the kernel was compiled for; a symbol's
+number and its registers."""
 
 _FORMAT_SIZED = 4
 """Of ``.nv.info``: an attribute with a length of its own; all others take four bytes."""
+
+_USER_CONSTANTS = ".nv.constant3"
+"""Where ``__constant__`` variables lie: memory that a store through a generic address may reach."""
 
 _RESERVED = (".nv.reservedSmem", "__nv_reservedSMEM")
 """Beginnings of the names of the linker's own symbols."""
@@ -53,16 +57,19 @@ class Parameter:
 class Cubin:
     """``kernels``: by symbol its parameters in order. ``blocks``: threads of a block, where the code fixes them.
 
-    ``architecture`` is 90 for compute capability 9.0.
+    ``architecture`` is 90 for compute capability 9.0. ``registers`` of a thread, where the binary names them.
     """
 
     architecture: int
     kernels: dict[str, tuple[Parameter, ...]]
     blocks: dict[str, int]
+    registers: dict[str, int]
 
 
 @dataclass(frozen=True)
-class _Section:
+class Section:
+    """A part of a binary: ``size`` bytes from ``offset``."""
+
     name: str
     kind: int
     offset: int
@@ -75,16 +82,20 @@ def read_cubin(data: bytes) -> Cubin:
     A kernel has no honest use for a variable that outlives its launch; one could hold the answer of an earlier call.
     """
     try:
-        sections = list(_sections(data))
+        sections = list(sections_of(data))
         header = _HEADER.unpack_from(data)
         symbols = list(_symbols(data, sections))
         if any(s.name.startswith(".nv.global") and not _named_settings(data, s) for s in sections):
             raise CubinError("the code keeps variables in global memory")
+        if any(s.name.startswith(_USER_CONSTANTS) and s.size for s in sections):
+            raise CubinError("the code keeps variables in constant memory")
         for name, _, place in symbols:
             if name and place == 0 and not name.startswith(_RESERVED):
                 raise CubinError(f"the code needs {name[:60]!r}, which it does not hold")
         names = [name for name, other, place in symbols if other & _KERNEL and place]
         info = {s.name: s for s in sections if s.kind == _CUDA_INFO}
+        counts = dict(pair for s in sections if s.name == ".nv.info" for pair in _registers(data, s))
+        registers = {symbols[n][0]: count for n, count in counts.items() if n < len(symbols)}
         kernels, blocks = {}, {}
         for name in names:
             section = info.get(f".nv.info.{name}")
@@ -97,10 +108,10 @@ def read_cubin(data: bytes) -> Cubin:
         raise CubinError("the code is no well-formed CUDA binary") from None
     # the second version of the format has the architecture in another byte of the flags
     architecture = (header[7] >> 8 if header[0][7] == _SECOND_VERSION else header[7]) & 0xFF
-    return Cubin(architecture, kernels, blocks)
+    return Cubin(architecture, kernels, blocks, {n: registers[n] for n in kernels if n in registers})
 
 
-def _named_settings(data: bytes, section: _Section) -> bool:
+def _named_settings(data: bytes, section: Section) -> bool:
     """Whether a section holds nothing, or only names of compiler settings: functions of the device's library that a
     kernel calls (``rsqrt``, ``erf``) leave the name of each setting that they asked about, which nothing reads."""
     if not section.size:
@@ -109,7 +120,8 @@ def _named_settings(data: bytes, section: _Section) -> bool:
     return section.name == ".nv.global.init" and _SETTINGS.fullmatch(held) is not None
 
 
-def _sections(data: bytes) -> Iterator[_Section]:
+def sections_of(data: bytes) -> Iterator[Section]:
+    """The parts of a binary. Raises CubinError; struct.error, UnicodeDecodeError for bytes that are none."""
     identity, _, machine, _, _, segments, start, _, _, long, many, size, count, names = _HEADER.unpack_from(
         data
     )
@@ -126,10 +138,10 @@ def _sections(data: bytes) -> Iterator[_Section]:
     for name, kind, _, _, offset, length, *_ in raw:
         if kind != 8 and not offset + length <= len(data):  # 8: nothing of it is in the file
             raise CubinError("a section of the code lies outside of it")
-        yield _Section(_text(table, name), kind, offset, length)
+        yield Section(_text(table, name), kind, offset, length)
 
 
-def _symbols(data: bytes, sections: list[_Section]) -> Iterator[tuple[str, int, int]]:
+def _symbols(data: bytes, sections: list[Section]) -> Iterator[tuple[str, int, int]]:
     """Name, ``st_other`` and section of each symbol."""
     strings = next((s for s in sections if s.name == ".strtab"), None)
     if strings is None:
@@ -151,24 +163,37 @@ def _text(table: bytes, start: int) -> str:
     return table[start:end].decode()
 
 
-def _described(data: bytes, section: _Section) -> tuple[tuple[Parameter, ...], int | None]:
-    """A kernel's parameters in order, and the threads of its block where the code fixes them."""
-    found: dict[int, Parameter] = {}
-    block = None
+def _attributes(data: bytes, section: Section) -> Iterator[tuple[int, int, int]]:
+    """Number, place and size of each attribute of ``.nv.info`` that has a length of its own."""
     place, end = section.offset, section.offset + section.size
     while place < end:
         form, attribute = data[place], data[place + 1]
         place += 4
-        if form != _FORMAT_SIZED:
-            continue
-        (size,) = struct.unpack_from("<H", data, place - 2)
+        if form == _FORMAT_SIZED:
+            (size,) = struct.unpack_from("<H", data, place - 2)
+            yield attribute, place, size
+            place += size
+
+
+def _registers(data: bytes, section: Section) -> Iterator[tuple[int, int]]:
+    """Of symbols by number."""
+    for attribute, place, _ in _attributes(data, section):
+        if attribute == _ATTRIBUTE_REGISTERS:
+            symbol, count = struct.unpack_from("<II", data, place)
+            yield symbol, count
+
+
+def _described(data: bytes, section: Section) -> tuple[tuple[Parameter, ...], int | None]:
+    """A kernel's parameters in order, and the threads of its block where the code fixes them."""
+    found: dict[int, Parameter] = {}
+    block = None
+    for attribute, place, _ in _attributes(data, section):
         if attribute == _ATTRIBUTE_PARAMETER:
             _, number, offset, packed = _PARAMETER.unpack_from(data, place)
             found[number] = Parameter(offset, packed >> 18)
         elif attribute == _ATTRIBUTE_BLOCK:
             x, y, z = struct.unpack_from("<III", data, place)
             block = x * y * z
-        place += size
     if len(found) > MOST_PARAMETERS or sorted(found) != list(range(len(found))):
         raise CubinError("the code's parameters are not numbered in order")
     return tuple(found[n] for n in range(len(found))), block

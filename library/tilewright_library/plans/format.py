@@ -127,6 +127,8 @@ class Launch:
     """One kernel launch. ``grid`` counts clusters along x and CTAs along y and z; a cluster has ``cluster`` CTAs.
 
     ``code`` is the number of the binary. ``programmatic``: it may begin before the plan's launch before it has ended.
+    ``block``: threads along x, y and z, where they are no row of ``32 * warps``; empty otherwise, and then no part of
+    a plan's bytes.
     """
 
     code: int
@@ -138,6 +140,13 @@ class Launch:
     cluster: int = 1
     cooperative: bool = False
     programmatic: bool = False
+    block: tuple[int, ...] = ()
+
+    @property
+    def threads(self) -> tuple[int, int, int]:
+        """Of a block, along x, y and z."""
+        x, y, z = self.block or (32 * self.warps, 1, 1)
+        return x, y, z
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,39 @@ class Plan:
         buffer = slot - len(self.inputs)
         names = [o.name for o in self.outputs if o.buffer == buffer]
         return f"output {', '.join(names)}" if names else f"scratch {buffer}"
+
+    def with_rows(self, slot: int, rows: int) -> Plan:
+        """The same plan for an input that holds only the first ``rows`` rows; the others read as zeros.
+
+        Only the copy engine may read the input: its tensor maps then end at ``rows``, and the hardware fills in what
+        lies beyond. Raises PlanError where a kernel takes the input's address, or a map is not over its rows.
+        """
+        tensor = self.inputs[slot]
+        whole = tensor.shape[0]
+
+        def shorter(argument: Argument) -> Argument:
+            if isinstance(argument, Scalar) or argument.slot != slot:
+                return argument
+            if (
+                isinstance(argument, Pointer)
+                or argument.fill_nan
+                or argument.shape[0] != whole
+                or argument.offset
+            ):
+                raise PlanError(f"input {tensor.name} is read otherwise than by rows through the copy engine")
+            return dataclasses.replace(argument, shape=(rows, *argument.shape[1:]))
+
+        _require(_whole(rows, 1, whole), f"input {tensor.name} has {whole} rows, not {rows}")
+        steps = tuple(
+            dataclasses.replace(step, arguments=tuple(shorter(a) for a in step.arguments))
+            if isinstance(step, Launch)
+            else step
+            for step in self.steps
+        )
+        held = dataclasses.replace(tensor, shape=(rows, *tensor.shape[1:]))
+        return dataclasses.replace(
+            self, inputs=(*self.inputs[:slot], held, *self.inputs[slot + 1 :]), steps=steps
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -247,6 +289,8 @@ def _step_data(step: Step) -> dict[str, Any]:
     data = {"kind": _NAMES[type(step)], **dataclasses.asdict(step)}
     if isinstance(step, Launch):
         data["arguments"] = [{"kind": _NAMES[type(a)], **dataclasses.asdict(a)} for a in step.arguments]
+        if not step.block:  # plans of an earlier version of this format are the same bytes
+            del data["block"]
     return data
 
 
@@ -372,8 +416,13 @@ class _Check:
             _require(_whole(size, 1, most), f"the grid {launch.grid} is out of bounds")
         _require(launch.grid[0] * cluster <= MOST_GRID[0], f"the grid {launch.grid} is out of bounds")
         _require(_whole(launch.warps, 1, MOST_THREADS // 32), "a block's size is out of bounds")
-        threads = self._blocks[launch.code].get(launch.symbol, 32 * launch.warps)
-        _require(threads == 32 * launch.warps, f"{launch.symbol} is compiled for blocks of {threads} threads")
+        block = launch.block
+        shaped = isinstance(block, tuple) and len(block) in (0, 3)
+        _require(shaped and all(_whole(n, 1, MOST_THREADS) for n in block), "a block's size is out of bounds")
+        asked = math.prod(launch.threads)
+        _require(-(-asked // 32) == launch.warps, "a block's size is none of its warps")
+        threads = self._blocks[launch.code].get(launch.symbol, asked)
+        _require(threads == asked, f"{launch.symbol} is compiled for blocks of {threads} threads")
         _require(_whole(launch.shared, 0, MOST_SHARED), "a launch's shared memory is out of bounds")
         flags = (launch.cooperative, launch.programmatic)
         _require(all(isinstance(flag, bool) for flag in flags), "a launch's flags are no truth values")

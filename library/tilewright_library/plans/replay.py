@@ -244,7 +244,7 @@ class _QueuedLaunch:
         grid = (launch.grid[0] * launch.cluster, *launch.grid[1:])
         self._config = driver.LaunchConfig(
             grid=(ctypes.c_uint32 * 3)(*grid),
-            block=(ctypes.c_uint32 * 3)(32 * launch.warps, 1, 1),
+            block=(ctypes.c_uint32 * 3)(*launch.threads),
             shared=launch.shared,
             attributes=kernel.attributes,
             count=kernel.attribute_count,

@@ -1,6 +1,10 @@
 """Bad input: one sentence that names the cause, exit code 2, nothing left behind."""
 
+import os
 import sqlite3
+import stat
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -8,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import testkit
+from testkit import ROOT
 from testkit.evaluations import failed
 from tilewright.evolve import run
 from tilewright.evolve.campaign.operator_check import check_operator
@@ -15,6 +20,7 @@ from tilewright.evolve.cli import main
 from tilewright.evolve.errors import JournalError, UserError
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.page import write_atomically
 from tilewright.evolve.space.constraints import SpaceError
 from tilewright.evolve.space.space import read_declarations
 from tilewright.seeds.catalogue import load_operator
@@ -51,6 +57,8 @@ def answer(tmp_path, capsys, text):
         ("workers: {count: 100000000}", "workers.count"),
         (f"seed: {'9' * 5000}", "YAML cannot read"),
         (f"budget: {{evaluations: 0x{'f' * 5000}}}", "budget.evaluations"),
+        ("budget: {evaluations: true}", "must be a number, not true"),
+        ("workers: {memory_gib: 1e300}", "workers.memory_gib"),
         (f"operator: {'x' * 5000}/good", "neither a known family"),
     ],
 )
@@ -65,6 +73,7 @@ OPERATORS = {
     "a syntax error": ("def operators(:\n", "SyntaxError"),
     "raises": ("raise RuntimeError('no luck')\n", "RuntimeError: no luck"),
     "gives no operator": ("def operators():\n    return {'good': 3}\n", "returns no operators"),
+    "raises what is no Exception": ("raise BaseException('a\x1b[31mb')\n", "BaseException: a\\x1b[31mb"),
     "has none": ("X = 1\n", "AttributeError"),
 }
 
@@ -184,3 +193,37 @@ def test_what_was_paid_for_is_kept_when_the_disk_is_full(tmp_path, capsys, monke
     assert main(["run", str(path), "--home", str(tmp_path / "home")]) == 2
     assert "disk full" in capsys.readouterr().err
     assert bool(list((tmp_path / "home").glob("campaigns/*/" + JOURNAL))) is paid
+
+
+def test_what_cannot_be_read_or_written_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = ["--home", str(tmp_path / "home")]
+    long = ["--home", str(tmp_path / ("a" * 5000)), "status"]
+    escape = "x\x1b[31mred"
+    for arguments, named in (
+        (["run", "/dev/zero"], "at most"),
+        (long, "File name too long"),
+        (["tune", f"{escape}.py:f"], "x\\x1b[31mred"),
+        (["run", f"{escape}.yaml"], "x\\x1b[31mred"),
+    ):
+        assert main([*home, *arguments]) == 2
+        said = capsys.readouterr().err
+        assert named in said and "\x1b" not in said and len(said.splitlines()) == 1 and len(said) < 600
+    with pytest.raises(SystemExit):
+        main(["status", "a", escape])
+    assert "\x1b" not in capsys.readouterr().err
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m tilewright.evolve.cli --home {tmp_path} status > /dev/full"],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "tilewright: cannot write or open standard output: No space left on device.\n"
+
+
+def test_a_report_never_replaces_a_pipe_or_a_device(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no regular file"):
+        write_atomically(pipe, "page")
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and [p.name for p in tmp_path.iterdir()] == ["pipe"]

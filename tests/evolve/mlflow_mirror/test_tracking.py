@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -20,6 +21,7 @@ from testkit.sample_campaign import HOSTILE, SampleCampaign, write_sample
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.evolve.mlflow_mirror.content import RunContent, candidate_run
 from tilewright.evolve.mlflow_mirror.writer import Mirror
+from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.evaluation import Verdict
 
@@ -78,18 +80,31 @@ def check_whole(uri: str, journal_path: Path) -> tuple[Any, dict[int, Any]]:
         assert run.info.status == ("FINISHED" if evaluation.verdict is Verdict.OK else "FAILED")
         assert run.info.end_time == int(at * 1000)
         assert run.data.tags["verdict"] == evaluation.verdict.value
-        assert run.data.metrics.get("fitness_tflops_modelled") == evaluation.fitness
+        assert run.data.metrics.get("tflops_modelled") == (
+            evaluation.fitness and pytest.approx(evaluation.fitness, rel=1e-5)
+        )
         assert run.data.params == {k: str(v) for k, v in candidate.genome.params.items()}
-        linked = [r for r in run.data.tags.get("lineage.parent_run_ids", "").split(", ") if r]
+        linked = [r for r in run.data.tags.get("parents.run_ids", "").split(", ") if r]
         assert linked == [by_genome[p] for p in candidate.parents]
         if evaluation.fitness is not None:
-            (point,) = client.get_metric_history(run.info.run_id, "fitness_tflops_modelled")
-            assert point.step == index
-    curve = client.get_metric_history(parent.info.run_id, "campaign/best_fitness_tflops_modelled")
+            (point,) = client.get_metric_history(run.info.run_id, "tflops_modelled")
+            assert point.step == index and len(f"{point.value:g}") <= 7
+        note = run.data.tags["mlflow.note.content"]
+        assert all(f"[candidate {n}](#/experiments/" in note for n in parent_numbers(candidate, candidates))
+        made = [i for _, i, _, _ in rows if index in parent_numbers(candidates[i], candidates)]
+        links = [int(n) for n in re.findall(r"\[(\d+)\]\(#/experiments", note)]
+        assert links == made[:20], "every child that was evaluated is a link"
+    curve = client.get_metric_history(parent.info.run_id, "campaign/best_tflops_modelled")
     assert sorted(p.step for p in curve) == [arrival for arrival, *_ in rows]
     ordered = [p.value for p in sorted(curve, key=lambda p: p.step)]
-    assert ordered == sorted(ordered) and ordered[-1] == max(e.fitness or 0 for _, _, e, _ in rows)
+    assert ordered == sorted(ordered) and ordered[-1] == pytest.approx(
+        max(e.fitness or 0 for _, _, e, _ in rows), rel=1e-5
+    )
     return parent, children
+
+
+def parent_numbers(candidate: Candidate, candidates: dict[int, Candidate]) -> list[int]:
+    return [i for i, other in candidates.items() if other.genome.id in candidate.parents]
 
 
 def catch_up(journal_path: Path, uri: str) -> bool:
@@ -119,7 +134,8 @@ def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
     note = parent.data.tags["mlflow.note.content"]
     assert note.startswith("The winner takes **") and "at 4096x4096x4096 (tpu7x, modelled). It is " in note
     assert "× faster than bf16" in note and "[Report](#/experiments/" in note and "Bill: " in note
-    assert "| winner | 4096x4096x4096 |" in note
+    assert "/artifacts/lineage.html?workflowType=machine_learning)" in note
+    assert "| winner, 4096x4096x4096&emsp; |" in note
     files = {f.path for f in MlflowClient(uri).list_artifacts(parent.info.run_id)}
     pages = {
         "report.html",
@@ -131,8 +147,8 @@ def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
     }
     assert files == pages
     assert parent.inputs.dataset_inputs[0].dataset.name == "quickstart"
-    assert "reference_seconds_modelled/final.4096x4096x4096.winner" in parent.data.metrics
-    assert "reference_fitness_tflops_modelled/suite.bf16" in parent.data.metrics
+    assert "ref_us_modelled/final.4096x4096x4096.winner" in parent.data.metrics
+    assert "ref_tflops_modelled/suite.bf16" in parent.data.metrics
     report = text_of(uri, parent.info.run_id, "report.html", tmp_path)
     assert "tilewright campaign" in report and "finished" in report
     assert text_of(uri, parent.info.run_id, "lineage.svg", tmp_path).startswith("<svg")
@@ -140,14 +156,15 @@ def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
     child = next(c for c in children.values() if c.data.tags["mutation"] == "parameter")
     passed = [c for c in children.values() if c.info.status == "FINISHED"]
     for workload in ("1024x2048x2048", "2048x2048x2048"):
-        assert all(f"seconds_modelled/{workload}" in run.data.metrics for run in passed)
+        assert all(f"us_modelled/{workload}" in run.data.metrics for run in passed)
     diff = text_of(uri, child.info.run_id, "mutation.diff.txt", tmp_path)
+    assert diff.startswith(f"# from candidate {int(child.data.tags['parents'])} to candidate ")
     assert child.data.tags["mutation.detail"].replace(" -> ", ": ", 1).split(":")[0].split(" ")[0] in diff
     evaluation = json.loads(text_of(uri, child.info.run_id, "evaluation.json", tmp_path))
     assert evaluation["verdict"] == child.data.tags["verdict"]
     failed = [c for c in children.values() if c.info.status == "FAILED"]
     for run in failed:
-        assert not any(key.startswith("fitness") for key in run.data.metrics)
+        assert not any(key.startswith("tflops") for key in run.data.metrics)
         assert run.data.tags["reason"] and run.data.tags["stage"]
     assert HOSTILE.split("\x00")[0] in text_of(uri, failed[0].info.run_id, "log.txt", tmp_path)
     assert mirror_process.read_progress(journal_path).complete and not mirror_process.behind(

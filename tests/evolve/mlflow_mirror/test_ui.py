@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,13 +12,15 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from testkit.browser import browser_page, missing_browser
 from testkit.sample_campaign import write_sample
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.mlflow_mirror import classic_pages, ui
 from tilewright.evolve.mlflow_mirror import process as mirror_process
-from tilewright.evolve.mlflow_mirror import ui
 from tilewright.evolve.record.journal import Journal
 
 
@@ -59,6 +62,22 @@ def test_a_server_of_this_machine_alone_answers_to_its_own_name() -> None:
     assert (ui.link_host("0.0.0.0"), ui.link_host("localhost")) == ("0.0.0.0", ui.OWN_NAME)
 
 
+def test_pages_show_runs_first_unless_the_browser_remembers_another_choice() -> None:
+    from starlette.responses import HTMLResponse
+    from starlette.testclient import TestClient
+
+    async def mlflow(scope: Any, receive: Any, send: Any) -> None:
+        known = any(name == b"if-none-match" for name, _ in scope["headers"])
+        page = HTMLResponse("<html><head></head></html>", 304 if known else 200, {"etag": "x"})
+        await page(scope, receive, send)
+
+    client = TestClient(classic_pages.classic_pages(mlflow))
+    page = client.get("/", headers={"if-none-match": "x"})
+    assert page.status_code == 200 and "etag" not in page.headers
+    assert page.content == b"<html><head>" + classic_pages.SCRIPT + b"</head></html>"
+    assert client.get("/api", headers={"if-none-match": "x"}).status_code == 304
+
+
 def test_which_campaigns_are_late(tmp_path: Path) -> None:
     uri = mirror_process.store_uri(tmp_path, {})
     complete, late, empty = (campaign(tmp_path, f"c-00{n}") for n in (1, 2, 3))
@@ -95,11 +114,32 @@ def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path: Pa
     try:
         _await(lambda: server.poll() is not None or _answers(f"{address}/health"))
         assert mirror_process.read_progress(here).complete
+        if missing_browser() is None:
+            _read_pages(address, mirror_process.read_progress(here).page)
         assert mirror.wait(120) and mirror.lag() == 0, (there.parent / mirror_process.LOG).read_text()
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
     _await(lambda: not _answers(f"{address}/health"))
+
+
+def _read_pages(address: str, view: str) -> None:
+    """The candidates' columns, a candidate with a link to its parent, and the parent with a link back."""
+    with browser_page(
+        1280, 900, storage={"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true"}
+    ) as browser:
+        page = browser.page
+        page.goto(address + view)
+        child = page.get_by_role("link", name=re.compile("^0001 ")).first
+        child.wait_for(timeout=60_000)
+        head = page.locator(".ag-header").first.inner_text().split()
+        assert {"tflops_modelled", "gain_modelled", "parents", "verdict", "proposer"} <= set(head)
+        child.evaluate("link => link.click()")
+        parent = page.get_by_role("link", name="candidate 0", exact=True)
+        parent.wait_for(timeout=60_000)
+        page.goto(f"{address}/{parent.get_attribute('href')}")
+        page.get_by_role("link", name="1", exact=True).first.wait_for(timeout=60_000)
+        assert page.get_by_text("Evaluation runs").count() == 0, "a classic page"
 
 
 def _await(true: Callable[[], bool], timeout_seconds: float = 150.0) -> None:

@@ -28,8 +28,8 @@ def test_the_view_fits_a_tag_however_many_genes(genes: list[str]) -> None:
     text = view.view_state("0123456789abcdef", "TFLOP/s", "modelled", genes)
     assert len(text) <= view.LONGEST
     state = json.loads(text)
-    assert state["orderByKey"] == "metrics.`fitness_tflops_modelled`" and state["orderByAsc"] is False
-    assert "gain_over_seed_modelled" in " ".join(state["selectedColumns"])
+    assert state["orderByKey"] == "metrics.`tflops_modelled`" and state["orderByAsc"] is False
+    assert {"metrics.`gain_modelled`", "tags.`parents`"} <= set(state["selectedColumns"])
 
 
 def test_a_candidate_carries_the_progress_of_its_campaign() -> None:
@@ -42,8 +42,8 @@ def test_a_candidate_carries_the_progress_of_its_campaign() -> None:
     rates = (None, 200.0, 300.0, 250.0, None)
     added = [progress.add(evaluation(rate), is_seed=n < 2) for n, rate in enumerate(rates)]
     assert added[0] == {"progress/evaluation": 1, "progress/failed": 1}
-    assert [metrics.get("gain_over_seed_modelled") for metrics in added] == [None, 1.0, 1.5, 1.25, None]
-    assert [metrics.get("progress/best_fitness_tflops_modelled") for metrics in added[1:]] == [
+    assert [metrics.get("gain_modelled") for metrics in added] == [None, 1.0, 1.5, 1.25, None]
+    assert [metrics.get("progress/best_tflops_modelled") for metrics in added[1:]] == [
         200,
         300,
         300,
@@ -52,5 +52,5 @@ def test_a_candidate_carries_the_progress_of_its_campaign() -> None:
     assert (added[3]["progress/evaluation"], added[3]["progress/failed"]) == (4, 1)
     assert progress.campaign_metrics() == {
         "campaign/evaluations_failed": 2,
-        "campaign/best_fitness_tflops_modelled": 300.0,
+        "campaign/best_tflops_modelled": 300.0,
     }

@@ -17,6 +17,7 @@ from testkit.llm_server import Answer, ScriptedServer, scripted_server
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.cli import main
 from tilewright.evolve.mlflow_mirror import process as mirror_process
+from tilewright.evolve.proposers.llm.client import OpenAIEndpoint
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.show.summary import closing_lines, status_lines
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
@@ -216,7 +217,7 @@ def test_every_kind_of_answer_and_a_replay_without_the_server(cli: Path) -> None
     with Journal(journal_of(cli, "asked-001")) as journal:
         errors = [json.loads(text)["error"] for _, text in journal.exchanges()]
     assert [error for error in errors if error] == [
-        "APITimeoutError from the model endpoint",
+        f"APITimeoutError from the model endpoint {server.url}",
         "the model endpoint's answer is not a chat completion",
     ]
     assert SECRET.encode() not in journal_of(cli, "asked-001").read_bytes()
@@ -254,6 +255,48 @@ def test_a_spent_budget_leaves_the_rest_to_other_proposers(
     assert "of 3500 are left" in spent and spent in closing_lines(journal_of(cli, "asked-001"))
     replayed = run(cli, campaign_file(cli), "--llm-replay", "asked-001")
     assert replayed == 0 and content(cli, "asked-002") == record
+
+
+@pytest.mark.parametrize(("status", "said"), [(401, "HTTP 401"), (0, "no connection")])
+def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(
+    cli: Path, capsys: pytest.CaptureFixture[str], status: int, said: str
+) -> None:
+    answers = [Answer(status=status, raw=b'{"error": {"message": "no"}}')] if status else [LATE]
+    with scripted_server(answers) as server:
+        url = server.url if status else "http://127.0.0.1:1/v1"
+        arguments = ["--llm-base-url", url, "--llm-model", "m", "--set", "llm.retries=0"]
+        beside = run(cli, campaign_file(cli), *arguments, "--evaluations", "4")
+        assert beside == 0, "other proposers go on"
+        assert f"{said} from the model endpoint {url}" in capsys.readouterr().out, "the first failure"
+        alone = ["--set", "search.proposers=[]", "--set", "search.transfer=[]"]
+        assert run(cli, campaign_file(cli), *arguments, *alone) == 2
+        captured = capsys.readouterr()
+    assert "the only proposer never answered" in captured.err and "resume asked-002" in captured.err
+    for campaign in ("asked-001", "asked-002"):
+        with Journal(journal_of(cli, campaign)) as journal:
+            exchanges = [json.loads(text) for _, text in journal.exchanges()]
+            assert exchanges and not any(e["prompt_tokens"] + e["completion_tokens"] for e in exchanges)
+    with scripted_server([whole(f"idea {number}", number) for number in range(1, 20)]) as server:
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr("tilewright.evolve.campaign.searcher.OpenAIEndpoint", lambda *a: to(server, *a))
+        assert main(["--home", str(cli / "home"), "resume", "asked-002"]) == 0
+        monkey.undo()
+    assert details(cli, "asked-002"), "a resume asks again what was refused"
+    (line,) = (text for text in status_lines(journal_of(cli, "asked-002")) if text.startswith("  tokens"))
+    assert "accepted as candidates" in line and "unanswered" in line
+
+
+def to(server: ScriptedServer, url: str, key: str, seconds: float, retries: int) -> OpenAIEndpoint:
+    """An endpoint at another address: the one of the campaign's file is gone."""
+    return OpenAIEndpoint(server.url, key, seconds, retries)
+
+
+def test_a_replay_starts_from_the_campaigns_that_its_record_started_from(cli: Path) -> None:
+    with scripted_server([whole(f"idea {number}", number) for number in range(1, 40)]) as server:
+        assert ask(cli, server) == 0
+    assert run(cli, campaign_file(cli), "--evaluations", "6") == 0, "a newer campaign to transfer from"
+    assert run(cli, campaign_file(cli), "--llm-replay", "asked-001") == 0
+    assert content(cli, "asked-003") == content(cli, "asked-001")
 
 
 def test_exchanges_are_traces_in_mlflow(cli: Path, monkeypatch: pytest.MonkeyPatch) -> None:

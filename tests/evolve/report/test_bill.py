@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.evolve.mlflow_mirror.content import cost_line, cost_metrics
+from tilewright.evolve.mlflow_mirror.content import cost_line, cost_metrics, model_tags
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
@@ -45,8 +45,17 @@ def journal(tmp_path: Path):
             journal.add_candidate(Candidate(index, genome, (), Mutation(kind, kind.value, ""), 0, 0, 0))
             made = evaluation(genome, seconds, compile=1.0, measure=2.0, device=1.5, cpu=5.0)
             journal.add_evaluation(index, made)
-        exchange = Exchange("k", "model", ({"role": "user", "content": "?"},), "!", "", 900_000, 100_000)
-        journal.add_exchange("k", json.dumps(asdict(exchange)))
+        asked = ({"role": "user", "content": "?"},)
+        made = Candidate(2, Genome("kernel", {"a": 2}), (), Mutation(MutationKind.LLM, "llm", ""), 1, 0, 0)
+        journal.add_candidate(made)
+        for key, error, tokens in (
+            ("2.0", "", 300_000),
+            ("2.1", "", 400_000),
+            ("3.0", "", 300_000),
+            ("4.0", "401", 0),
+        ):
+            exchange = Exchange(key, "model", asked, "!", error, tokens, 0, key)
+            journal.add_exchange(key, json.dumps(asdict(exchange)))
         journal.add_event(SPENT, cpu_seconds=10.0, device_seconds=2.0)
         yield journal
 
@@ -60,9 +69,20 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
     assert {
         "money": "17.00 EUR: device 5.00, processors 2.00, tokens 10.00",
-        "gain": "×2.00 over the first seed (h200, measured)",
+        "gain": "×2.00 over the best seed (h200, measured)",
         "per % gained": "0.2 s of CPU time, 0.1 s of device, 10000 tokens, 0.17 EUR",
     }.items() <= bill.rows().items()
+    used = "1 000 000, 4 questions: 1 accepted as candidates (400 000 tokens, 4.00 EUR), 0 of them passed every gate"
+    assert bill.rows()["tokens"] == f"{used}; 2 refused, 1 unanswered (600 000 tokens, 6.00 EUR)"
+    tags = {
+        "accepted": "1",
+        "passed": "0",
+        "refused": "2",
+        "failed": "1",
+        "tokens": "1000000",
+        "cost": "10.00 EUR",
+    }
+    assert model_tags(data) == {f"llm.{name}": value for name, value in tags.items()}
     expected = {
         "bill/money_EUR": 17.0,
         "bill/money_EUR_per_percent": 0.17,
@@ -80,8 +100,10 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
     lines = status_lines(tmp_path / "journal.sqlite")
     assert lines[1].endswith("budget 2 evaluations, until converged")
     assert any("17.00 EUR" in line for line in lines)
+    short = [line.split()[0] for line in data.bill.lines()[1:]]
+    assert len(short) <= 5 and "per" not in short and len(data.bill.lines(verbose=True)) > 6
     assert lines[-2:] == [
-        "headroom: 66.7 % of the way from the first seed to the floor, ×2.00 "
+        "headroom: 66.7 % of the way from the best seed to the floor, ×2.00 "
         "(mean of workloads; h200, times measured, floors modelled)",
         "  w  66.7 %, ×2.00, at most ×2.00 left",
     ]

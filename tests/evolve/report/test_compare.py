@@ -52,7 +52,7 @@ def test_a_comparison_shows_both(home: Path) -> None:
         assert f"{(mine.fitness or 0) / (theirs.fitness or 1) * 100 - 100:+.1f} %" in text
     assert "tpu7x, modelled" in text and "from the winner of second-001 to the winner of first-001" in text
     assert "Candidates by proposer" in text and "Configuration and toolchain are the same." in text
-    drawn = ET.fromstring(comparison_svg((data, other), ("first-001", "second-001"), standalone=True))
+    drawn = ET.fromstring(comparison_svg((data, other), ("first-001", "second-001")))
     assert {"first-001", "second-001"} <= {text.strip() for text in drawn.itertext()}
     page = render_comparison(pair_of(data, replace(data, facts={**data.facts, "suite": "llm"})))
     assert "no common axis" in page and "4096x4096x4096" in page

@@ -73,7 +73,7 @@ def test_every_candidate_is_in_the_page_and_hostile_text_is_data(data: CampaignD
     assert block and "<" not in block[1]
     payload = json.loads(block[1])
     assert [row[0] for row in payload["rows"]] == list(range(60))
-    assert data.winner is not None and payload["rows"][payload["winner"]][12] == data.winner.genome.id
+    assert data.winner is not None and payload["winner"] == data.winner.index
     assert any(HOSTILE.split("\x00")[0] in text for text in payload["texts"]), "kept, as data"
     assert text.count("<script") == 2 and "connect-src" not in text and "default-src 'none'" in text
     changed = [n for n, row in enumerate(payload["rows"]) if payload["texts"][row[2]] == "rewrite"]

@@ -43,7 +43,7 @@ def test_events_say_what_is_copied_what_is_waited_for_and_how_long_the_core_work
     assert found.sizes.tolist() == [3200, 6400, 3200, 6400, 1600]
     assert found.ready.tolist() == [-1, -1, 0, 1, -1]
     # what the core spends on copies' account is one cycle each; the vector operation took 29
-    assert found.core_cycles == 1 + 1 + 1 + 29 + 1 + 1
+    assert found.work.sum() == 1 + 1 + 1 + 29 + 1 + 1
 
 
 def test_a_flag_that_is_a_constant_is_the_flag_it_is():

@@ -146,6 +146,20 @@ def test_fills_views_scratch_and_tensor_maps_are_recorded_in_order(two: Plan) ->
     assert add.arguments[:2] == (Pointer(1, 0), Pointer(2, 64 * 64 * 4)) and add.warps == 8
 
 
+def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one: Plan, two: Plan) -> None:
+    short = two.with_rows(0, 100)
+    assert short.inputs == (Tensor("x", "float32", (100, 64)),) and short.buffers == two.buffers
+    maps = [a for step in short.launches for a in step.arguments if isinstance(a, TensorMap)]
+    assert [(m.slot, m.shape) for m in maps] == [(0, (100, 64)), (1, (128, 64))]
+    for plan, rows, reason in (
+        (two, 129, "has 128 rows"),
+        (two, 0, "has 128 rows"),
+        (one, 100, "copy engine"),
+    ):
+        with pytest.raises(PlanError, match=reason):
+            plan.with_rows(0, rows)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "kind", "said"),
     [

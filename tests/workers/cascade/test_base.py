@@ -266,6 +266,17 @@ def test_the_dialect_is_the_first_wall():
     assert DialectStage("build").run(request(source=SOURCE), Findings()).verdict is Verdict.REJECTED
 
 
+def test_a_function_as_it_stands_is_the_operators_own_text_or_rejected():
+    original = '"""f."""\n\nORIGINAL = {"files": {"f.py": "import os"}}\n'
+    asked = request(source=original)
+    assert DialectStage("build").run(asked, Findings()).verdict is Verdict.REJECTED
+    own = SimpleNamespace(kernels={"seed": SimpleNamespace(source=original)})
+    assert DialectStage("build").run(dataclasses.replace(asked, operator=own), Findings()) is None
+    other = dataclasses.replace(asked, operator=own, source=original.replace("os", "sys"))
+    assert DialectStage("build").run(other, Findings()).verdict is Verdict.REJECTED
+    assert DialectStage("launch").run(dataclasses.replace(asked, operator=own), Findings()) is not None
+
+
 def race(*rungs, bar=1.0):
     return Race(tuple(Rung(names, 0.0, 0.0) for names in rungs), (({}, bar),), {"m64": 0.0, "m32": 0.0})
 

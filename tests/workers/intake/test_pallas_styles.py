@@ -1,9 +1,7 @@
-"""Styles of public Pallas code: objects, tables of sizes, types that are not here; each traces as the original does."""
+"""Styles of public Pallas code: objects, tables of sizes, types that are not here; each runs as it stands."""
 
 from __future__ import annotations
 
-import importlib.util
-import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,105 +11,136 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
+import jax.numpy as jnp  # noqa: E402
+
+from tilewright.evolve.intake.winner import plain_module  # noqa: E402
+from tilewright.fitness import dialect  # noqa: E402
+from tilewright.fitness.original import is_original  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
+from tilewright.workers.intake.pallas.original import Original, on_chip  # noqa: E402
+from tilewright.workers.intake.pallas.seed_build import text_of  # noqa: E402
 from tilewright.workers.runners.pallas.trace import load_build  # noqa: E402
 
 STYLES = Path(__file__).with_name("pallas_styles.py")
 CALL = "f32[64, 512]"
-
-
-def text_of(function: Any) -> str:
-    """What a function does at the call's shape, without names and places."""
-    jaxpr = str(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((64, 512), "float32")))
-    return re.sub(
-        r"0x[0-9a-f]+|name_and_src_info=.*|name=\S+|cost_estimate=.*|debug_info=.*| at .*:\d+|out_tree=.*",
-        "",
-        jaxpr,
-    )
-
-
-@pytest.fixture(scope="module")
-def original() -> ModuleType:
-    sys.modules["absent_types"] = SimpleNamespace(Array=str, Float=dict)  # type: ignore[assignment]
-    spec = importlib.util.spec_from_file_location("pallas_styles", STYLES)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["pallas_styles"] = module
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules["absent_types"], sys.modules["pallas_styles"]
-    return module
+CHIP = {"kind": "TPU7x", "cores": 1}
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Takes a function in up to its module: (source, refusals)."""
+def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Takes a function in up to its module: the module and its knobs."""
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    sources: list[str] = []
+    found: list[Any] = []
 
-    def kept(request: Any, source: str, *_: Any) -> dict[str, Any]:
-        sources.append(source)
+    def kept(request: Any, chip: Any, module: Any, operands: Any, calls: Any, knobs: Any, places: Any) -> Any:
+        found.append((module, knobs))
         return {}
 
     monkeypatch.setattr(pallas, "judge", kept)
 
-    def take(name: str) -> tuple[str, list[str]]:
+    def take(name: str, path: Path = STYLES) -> tuple[Any, list[Any], list[str]]:
         request = {
-            "path": str(STYLES),
+            "path": str(path),
             "function": name,
             "reference": "",
             "calls": [CALL],
-            "folder": "",
-            "part": {},
+            "folder": str(tmp_path),
         }
         answer = pallas.answer_to(request)
-        return (sources or [""])[-1], [r["what"] for r in answer["refusals"]]
+        assert answer["refusals"] == []
+        return *found[-1], answer["notes"]
 
     return take
 
 
-def test_objects_become_dictionaries_and_their_methods_functions(taken: Any, original: ModuleType) -> None:
-    source, refusals = taken("scaled")
-    assert refusals == []
-    assert "'columns': columns" in source and "cfg['columns']" in source, "a size keeps where it comes from"
-    assert "class " not in source
-    assert text_of(load_build(source)({"block": 128})) == text_of(original.scaled)
-
-
-def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) -> None:
-    """Beside it the whole text would be judged, with branches that a call that works does not take."""
-    file = tmp_path / "seven.py"
-    file.write_text(
-        "import jax\nfrom jax.experimental import pallas as pl\n\n\n"
-        "def twice(x, options=None):\n"
-        "    if x.shape[0] != 7:\n"
-        '        raise ValueError(f"want 7 rows, not {x.shape[0]}")\n\n'
-        "    def kernel(x_ref, o_ref):\n"
-        "        o_ref[...] = x_ref[...] * 2.0\n\n"
-        "    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)\n"
-        "    return pl.pallas_call(kernel, out_shape=shape, **(options or {}))(x)\n"
-    )
-    request = {"path": str(file), "function": "twice", "calls": ["f32[8, 128]"], "reference": ""}
-    told = [refusal["what"] for refusal in pallas.answer_to(request)["refusals"]]
-    assert told == ["the call raises ValueError: want 7 rows, not 8"]
+def traced(module: Any, folder: Path, params: dict[str, int]) -> str:
+    with on_chip(CHIP):
+        return text_of(
+            jax.make_jaxpr(module.build(folder)(params))(jax.ShapeDtypeStruct((64, 512), "float32"))
+        )
 
 
 @pytest.mark.parametrize(
-    ("name", "params"),
+    ("name", "sizes"),
     [
+        ("scaled", {"block": 128}),
         ("below", {"block_cols": 128, "block_rows": 8}),
         ("chosen_within", {"block_cols": 256, "block_rows": 8}),
         ("asked", {"block_cols": 256}),
     ],
 )
-def test_block_sizes_below_the_function_and_those_it_chooses_are_knobs(
-    taken: Any, original: ModuleType, name: str, params: dict[str, int]
+def test_any_python_runs_as_it_stands_with_the_block_sizes_that_it_names_or_chooses(
+    taken: Any, tmp_path: Path, name: str, sizes: dict[str, int]
 ) -> None:
-    source, refusals = taken(name)
-    assert refusals == []
-    assert eval(re.search(r"DEFAULTS = (.*)", source)[1]) == params  # type: ignore[index]
-    function = getattr(original, name)
-    assert text_of(load_build(source)(params)) == text_of(function)
-    assert text_of(load_build(source)({**params, "block_cols": 64})) != text_of(function)
+    module, knobs, notes = taken(name)
+    defaults = {knob.name: knob.default for knob in knobs}
+    assert sizes.items() <= defaults.items()
+    plain = traced(module, tmp_path, defaults)
+    assert "pallas_call" in plain
+    for size in sizes:
+        assert traced(module, tmp_path, {**defaults, size: 64}) != plain, size
+    if is_original(module.source("SPACE = {}\n")):
+        assert "no rewrites: the function runs as it stands" in notes[0]
+    else:
+        assert not notes
+
+
+def test_an_original_is_data_and_its_winner_is_the_users_file_with_the_sizes_that_won(
+    taken: Any, tmp_path: Path
+) -> None:
+    module, knobs, _ = taken("asked")
+    source = module.source("SPACE = {}\n")
+    assert Original.of_source(source) == module
+    assert dialect.check(source), "nobody but the operator may bring one"
+    sizes = {knob.name: 64 if knob.default == 8 else knob.default for knob in knobs}
+    text = plain_module(source, sizes, "asked", ["x"], "tuned")
+    assert "BlockSpec((64, block_cols)" in text
+    scope: dict[str, Any] = {"__name__": "winner"}
+    sys.modules["winner"] = ModuleType("winner")  # dataclasses look their module up
+    sys.modules["absent_types"] = SimpleNamespace(Array=str, Float=dict)  # type: ignore[assignment]
+    try:
+        exec(compile(text, "winner", "exec"), scope)
+        shape = jax.ShapeDtypeStruct((64, 512), jnp.float32)
+        with on_chip(CHIP):
+            assert jax.eval_shape(scope["asked"], shape).shape == (64, 512)
+    finally:
+        del sys.modules["winner"], sys.modules["absent_types"]
+
+
+def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(taken: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plain_text.py"
+    file.write_text(
+        "import jax\nfrom jax.experimental import pallas as pl\n\nROWS = 8\n\n\n"
+        "def kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] * 2.0\n\n\n"
+        "def double(x, cols=128):\n"
+        "    spec = pl.BlockSpec((ROWS, cols), lambda i, j: (i, j))\n"
+        "    return pl.pallas_call(kernel, grid=(x.shape[0] // ROWS, x.shape[1] // cols), in_specs=[spec],\n"
+        "                          out_specs=spec, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)\n"
+    )
+    module, knobs, notes = taken("double", file)
+    source = module.source("SPACE = {}\n")
+    assert not is_original(source) and not notes
+    assert {k.name: k.default for k in knobs} == {"cols": 128, "rows": 8}
+    assert "params['rows']" in source
+    assert load_build(source)({"cols": 128, "rows": 8}) is not None
+
+
+def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "seven.py"
+    file.write_text(
+        "import jax\nfrom jax.experimental import pallas as pl\n\n\n"
+        "def twice(x, options=None):\n"
+        "    if x.shape[0] != 7:\n"
+        '        raise ValueError(f"want 7 rows, not {x.shape[0]}")\n'
+        "    return pl.pallas_call(lambda a, b: None, out_shape=x)(x)\n"
+    )
+    request = {
+        "path": str(file),
+        "function": "twice",
+        "calls": ["f32[8, 128]"],
+        "reference": "",
+        "folder": str(tmp_path),
+    }
+    told = [refusal["what"] for refusal in pallas.answer_to(request)["refusals"]]
+    assert told == ["the call raises ValueError: want 7 rows, not 8"]

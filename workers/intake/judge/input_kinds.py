@@ -111,6 +111,10 @@ class InputKinds:
     def names(self) -> list[str]:
         return list(self._pairs)
 
+    def add(self, kind: str, outputs: list[np.ndarray], answers: list[np.ndarray]) -> None:
+        """Add what the kernel and the reference say of further inputs of a kind, such as those of a timed shape."""
+        self._pairs[kind].append((outputs, answers))
+
     def bound(self, number: int, kinds: Collection[str] = ()) -> tuple[Bar | None, str, str]:
         """``bar_of_text`` of a result on these kinds (default: all); a bar of 0 dB for integers and 8-bit floats."""
         dtype = self._dtypes[number]

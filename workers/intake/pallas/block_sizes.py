@@ -1,31 +1,35 @@
-"""Block sizes that stand below the function that is called: literals, defaults and constants of what launches kernels.
+"""Block sizes in a user's files: the numbers that, changed, change the grid or the blocks of what a call launches.
 
-A public function often only prepares its arguments: sizes of blocks stand in what it calls. And a parameter that is
-not given (``block_q=None``, ``block="auto"``) may be worked out from the shapes. Both are found here; whether they only
-tile is for the evidence to say.
+A public function often only prepares its arguments: sizes stand in constants, defaults, tables and in what it calls.
+Each such number is tried; what it changes in the jaxpr says whether it is the size of a block. Whether it only tiles is
+for the evidence on answers to say.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import types
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from tilewright.workers.intake.source.knobs import is_size
-from tilewright.workers.intake.source.names import located, object_of, plain_function
+from jax._src.core import jaxprs_in_params
 
-Size = Callable[[str, int, int], str]
-"""Gives the text that replaces a block size, of its name, its value and its line."""
+from tilewright.fitness.original import Site
+from tilewright.workers.intake.pallas.original import Original
+from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
 
 _BLOCK = re.compile(
     r"block|blk|tile|chunk|page|(^|_)b[a-z]{0,2}\d?$|(^|_)t[mnkbsqd]$|rows_per|per_(block|step)", re.I
 )
 """Names of block sizes: BLOCK_M, blk_q, tile_rows, bm, bkv, tm, rows_per_step."""
-_LAUNCHES = frozenset(("pallas_call", "emit_pipeline", "core_map"))
 AUTOMATIC = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Values of a size that a function chooses itself, of which one may be the one it chose."""
+SECONDS = 25.0
+"""Most that trying numbers may take; those with the names of block sizes come first."""
 
 
 def names_block(name: str) -> bool:
@@ -33,117 +37,110 @@ def names_block(name: str) -> bool:
     return _BLOCK.search(name.strip("_")) is not None
 
 
-def launches(function: Any, seen: set[int] | None = None) -> bool:
-    """Whether a function, or what it calls by name, launches a kernel."""
-    seen = set() if seen is None else seen
-    fn = plain_function(function)
-    if not isinstance(fn, types.FunctionType) or id(fn) in seen or _library(str(fn.__module__)):
-        return False
-    seen.add(id(fn))
-    names = set(_names(fn.__code__))
-    if names & _LAUNCHES:
-        return True
-    cells = {
-        n: c.cell_contents
-        for n, c in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-        if _held(c)
-    }
-    known = {**fn.__globals__, **cells}
-    return any(launches(known[name], seen) for name in names if name in known)
+def launches(jaxpr: Any) -> list[Any]:
+    """Grid, blocks and scratch memory of every kernel of a jaxpr."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            mapping = equation.params["grid_mapping"]
+            blocks = [str(block.block_shape) for block in mapping.block_mappings]
+            found.append((str(mapping.grid), blocks, [str(v.aval) for v in equation.params["jaxpr"].invars]))
+        else:
+            for inner in jaxprs_in_params(equation.params):
+                found += launches(inner)
+    return found
 
 
-def _library(module: str) -> bool:
-    """Whether a module is JAX's own, but for the kernels that it comes with."""
-    return module.partition(".")[0] in ("jax", "jaxlib", "numpy") and ".pallas.ops." not in module
+def sizes_within(
+    original: Original, used: Collection[tuple[str, int]], launched: Callable[[Original, Mapping[str, int]], Any],
+    reserved: Collection[str],
+) -> tuple[Original, list[Knob]]:  # fmt: skip
+    """The function with the sites of its block sizes, and a knob for each.
 
-
-def _held(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # an empty cell
-        return False
-
-
-def _names(code: types.CodeType) -> set[str]:
-    found = {*code.co_names, *code.co_freevars}
-    return found.union(*(_names(c) for c in code.co_consts if isinstance(c, types.CodeType)))
-
-
-def lift(
-    node: ast.FunctionDef,
-    scope: Mapping[str, Any],
-    closure: Mapping[str, Any],
-    size: Size,
-    own: Collection[str] = (),
-) -> None:
-    """Put parameters in the place of block sizes in the text of a function that launches kernels, in place.
-
-    ``scope``, ``closure``: what its names stand for; ``own``: names that are parameters already.
+    ``used``: path and first line of the functions that the call runs. ``launched``: what the call launches, compared
+    for equality; it may raise. ``reserved``: names of parameters that are taken.
     """
-    _Lift(node, scope, closure, size, own).visit(node)
-    ast.fix_missing_locations(node)
+    groups: dict[tuple[str, int], list[Site]] = defaultdict(list)
+    for name, value, site in _numbers(original, used):
+        groups[name, value].append(site)
+    began, plain = time.monotonic(), launched(original, {})
+    sites, knobs = dict(original.sites), []
+    for (name, value), places in sorted(groups.items(), key=lambda item: not names_block(item[0][0])):
+        if time.monotonic() - began > SECONDS:
+            break
+        tried = replace(original, sites={"tried": tuple(places)})
+        if not any(_changes(launched, tried, other, plain) for other in (value // 2, value * 2)):
+            continue
+        known = _free(name, {*reserved, *sites})
+        sites[known] = tuple(places)
+        where = ", ".join(str(line) for _, line, _, _ in places)
+        knobs.append(Knob(known, value, block_values(value), f"{name or 'number'} = {value} at line {where}"))
+    return replace(original, sites=sites), knobs
 
 
-class _Lift(ast.NodeTransformer):
-    def __init__(
-        self,
-        node: ast.FunctionDef,
-        scope: Mapping[str, Any],
-        closure: Mapping[str, Any],
-        size: Size,
-        own: Collection[str],
-    ) -> None:
-        self._entry, self._scopes, self._size, self._own = node, (closure, scope), size, own
-        names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-        self._bound = {n.id for n in names if isinstance(n.ctx, ast.Store)}
-        self._bound |= {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}
-        self._bound |= {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef) and n is not node}
+def _changes(
+    launched: Callable[[Original, Mapping[str, int]], Any], tried: Original, value: int, plain: Any
+) -> bool:
+    try:
+        return bool(launched(tried, {"tried": value}) != plain)
+    except Exception:  # noqa: BLE001 - a value that the function does not take says nothing
+        return False
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if node is self._entry:
-            node.body = [self.visit(statement) for statement in node.body]
-        return node  # of a function within: a kernel's own constants are no blocks
 
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        return node
+def _free(name: str, taken: Collection[str]) -> str:
+    plain = re.sub(r"\W", "", name).strip("_").lower() or "size"
+    known, count = plain, 1
+    while known in taken:
+        count += 1
+        known = f"{plain}_{count}"
+    return known
 
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        target, value = node.targets[0], node.value
-        if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and is_size(value.value):
-            if names_block(target.id) and target.id not in self._own:
-                node.value = self._knob(target.id, value.value, value)
-            return node
-        return self.generic_visit(node)
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        known, called = object_of(node.func, self._bound, self._scopes)
-        fn = plain_function(called) if known else None
-        if isinstance(fn, types.FunctionType) and launches(fn):
-            self._call(node, fn)
-        return self.generic_visit(node)
+def _numbers(original: Original, used: Collection[tuple[str, int]]) -> Iterator[tuple[str, int, Site]]:
+    """Numbers that may be sizes, with the names that they are given, in functions that run and outside of any."""
+    for path, text in original.files.items():
+        if Path(path).suffix != ".py":
+            continue
+        lines = {line for file, line in used if file == path}
+        for name, node in _named(ast.parse(text), "", lines.__contains__):
+            if is_size(node.value) and node.end_col_offset is not None and node.end_lineno == node.lineno:
+                yield name, node.value, (path, node.lineno, node.col_offset, node.end_col_offset)
 
-    def _call(self, node: ast.Call, fn: types.FunctionType) -> None:
-        """Literal block sizes among a call's arguments, and defaults that it does not override."""
-        code = fn.__code__
-        positional = code.co_varnames[: code.co_argcount]
-        for place, (name, argument) in enumerate(zip(positional, node.args, strict=False)):
-            node.args[place] = self._literal(name, argument)
-        for keyword in node.keywords:
-            keyword.value = self._literal(keyword.arg or "", keyword.value)
-        if any(k.arg is None for k in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args):
+
+def _named(node: ast.AST, name: str, runs: Callable[[int], bool]) -> Iterator[tuple[str, ast.Constant]]:
+    if isinstance(node, ast.Constant):
+        if type(node.value) is int:
+            yield name, node
+        return
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        arguments = node.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        pairs = list(zip(positional[::-1], arguments.defaults[::-1], strict=False))
+        for argument, default in [*pairs, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
+            if default is not None:
+                yield from _named(default, argument.arg, runs)
+        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        for statement in node.body if runs(first) else ():
+            yield from _named(statement, "", runs)
+        return
+    if isinstance(node, ast.Subscript):
+        return  # an index
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        given = target.id if isinstance(target, ast.Name) else getattr(target, "attr", name)
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            for one, part in zip(target.elts, node.value.elts, strict=False):
+                yield from _named(part, getattr(one, "id", name), runs)
             return
-        given = {*positional[: len(node.args)], *(k.arg for k in node.keywords)}
-        defaults = dict(zip(positional[::-1], (fn.__defaults__ or ())[::-1], strict=False))
-        defaults.update(fn.__kwdefaults__ or {})
-        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            default = defaults.get(name)
-            if name not in given and is_size(default) and names_block(name):
-                node.keywords.append(ast.keyword(name, self._knob(name, default, node)))
-
-    def _literal(self, name: str, node: ast.expr) -> ast.expr:
-        if isinstance(node, ast.Constant) and is_size(node.value) and names_block(name):
-            return self._knob(name, node.value, node)
-        return node
-
-    def _knob(self, name: str, value: int, node: ast.AST) -> ast.expr:
-        return located(self._size(name, value, getattr(node, "lineno", 0)), node)
+        yield from _named(node.value, given, runs)
+        return
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            given = key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else name
+            yield from _named(value, given, runs)
+        return
+    if isinstance(node, ast.keyword):
+        yield from _named(node.value, node.arg or name, runs)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _named(child, name, runs)

@@ -6,12 +6,12 @@ import ast
 import builtins
 import functools
 import inspect
+import linecache
 import math
 import re
 import sys
-import textwrap
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS
 from tilewright.workers.intake.child_program import Refusal
-from tilewright.workers.intake.pallas.block_sizes import launches, lift, names_block
-from tilewright.workers.intake.pallas.cut import cut
-from tilewright.workers.intake.pallas.observation import Observed
-from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
-from tilewright.workers.intake.source.names import closure_of, line_map, located, object_of, plain_function
+from tilewright.workers.intake.source.names import closure_of, located, object_of, plain_function
 from tilewright.workers.intake.source.traced_numbers import number_text
 
 MODULES = {
@@ -49,63 +45,30 @@ _RENAMED = {"TPUCompilerParams": "CompilerParams", "TPUMemorySpace": "MemorySpac
 
 
 @dataclass
-class Module:
-    """The module being made."""
+class FunctionText:
+    """The module being made. ``sites``: the parameter that replaces a number, by file, line and column."""
 
+    sites: Mapping[tuple[str, int, int], str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
-    lines: dict[str, dict[int, int]] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    places: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """By name: file and first line of a function's code."""
-    notes: list[str] = field(default_factory=list)
-    knobs: dict[str, Knob] = field(default_factory=dict)
-    observed: Observed | None = None
-    """What one call did: functions are cut down to that."""
-    knobs_below: list[Knob] = field(default_factory=list)
-    """Block sizes that functions name themselves, which so stand within ``build``."""
-    below: dict[str, int] = field(default_factory=dict)
-    """Names and values of those."""
-    reserved: frozenset[str] = frozenset()
-    """Names of the parameters of the function that is called."""
-
     _names: dict[int, str] = field(default_factory=dict)
 
-    def add(self, function: Any, entry: bool = False, wanted: str = "", avoid: Collection[str] = ()) -> str:
-        """Add a function and what it uses, under the ``wanted`` name if that is free; its name.
-
-        ``avoid``: local names of who calls it, of which ``limit = _limit()`` has one.
-        """
+    def add(self, function: Any) -> str:
+        """Add a function and what it uses; its name. Raises Refusal, OSError, SyntaxError."""
         fn = plain_function(function)
         if id(fn) in self._names:
             return self._names[id(fn)]
-        name = self._free(wanted or fn.__name__.replace("<lambda>", "expression"), avoid)
+        name = self._free(fn.__name__.replace("<lambda>", "expression"))
         self._names[id(fn)] = name
-        lines, start = inspect.getsourcelines(fn)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-        ast.increment_lineno(tree, start - 1)
-        node = _named_lambda(tree.body[0], name)
+        node = _named_lambda(_statement_of(fn), name)
         if not isinstance(node, ast.FunctionDef):
-            raise Refusal(f"{fn.__name__} is no plain function", start)
-        closure = closure_of(fn)
-        if self.observed is not None:
-            file = inspect.getsourcefile(fn) or ""
-            node = cut(node, file, fn.__globals__, self.observed, self._size, fn.__code__.co_firstlineno)
-        elif entry:
-            self._lift(node, fn)
-        if launches(fn):
-            own = {a.arg for a in node.args.kwonlyargs} if entry else ()
-            lift(node, fn.__globals__, closure, self.lifted, own)
-        _named_defaults(node)
-        methods = self.observed.methods if self.observed is not None else {}
-        made = _Transform(self, fn.__globals__, {**methods, **closure}, node).visit(node)
+            raise Refusal(f"{fn.__name__} is no plain function", fn.__code__.co_firstlineno)
+        transform = _Transform(self, fn.__globals__, closure_of(fn), node, inspect.getsourcefile(fn) or "")
+        _named_defaults(node, transform.site)
+        made = transform.visit(node)
         made.name = name
         made.decorator_list = []
-        ast.fix_missing_locations(made)
-        self.functions[name] = ast.unparse(made)
-        self.files[name] = inspect.getsourcefile(fn) or ""
-        self.places[name] = (self.files[name], fn.__code__.co_firstlineno)
-        self.lines[name] = line_map(made, self.functions[name])
+        self.functions[name] = ast.unparse(ast.fix_missing_locations(made))
         return name
 
     @property
@@ -113,59 +76,19 @@ class Module:
         """Names of functions that were taken."""
         return frozenset(self._names.values())
 
-    def _free(self, wanted: str, avoid: Collection[str] = ()) -> str:
+    def _free(self, wanted: str) -> str:
         name = wanted.strip("_") or "f"
-        while name in {*RESERVED, *self._names.values(), *self.constants, *avoid}:
+        while name in {*RESERVED, *self._names.values(), *self.constants}:
             name += "_f"
         return name
 
-    def _lift(self, node: ast.FunctionDef, fn: Any) -> None:
-        """Literal sizes that the wrapper assigns become keyword parameters of it, with the literal as default."""
-        lifted: list[tuple[str, int, int]] = []
-        for place, statement in enumerate(node.body):
-            if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
-                continue
-            value = statement.value
-            if isinstance(value, ast.Constant) and isinstance(value.value, int) and is_size(value.value):
-                lifted.append((statement.targets[0].id, value.value, statement.lineno))
-                node.body[place] = ast.copy_location(ast.Pass(), statement)
-        names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-        bound = {n.id for n in names if isinstance(n.ctx, ast.Store)}
-        bound |= {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}
-        globals_used = {n.id for n in names if isinstance(n.ctx, ast.Load)} - bound
-        for name in sorted(globals_used):
-            known = fn.__globals__.get(name)
-            if is_size(known) and not names_block(name):  # a block's is one knob wherever it is named
-                lifted.append((name, known, node.lineno))
-        for name, size, line in lifted:
-            node.args.kwonlyargs.append(ast.arg(name))
-            node.args.kw_defaults.append(ast.Constant(size))
-            self.knobs[name] = Knob(
-                name.lower().strip("_"), size, block_values(size), f"literal at line {line}"
-            )
-        for part in (*node.args.kwonlyargs, *node.args.kw_defaults):
-            if part is not None:
-                ast.copy_location(part, node)
-        ast.fix_missing_locations(node)
-
-    def _size(self, name: str, value: int, line: int) -> str:
-        """A block size of an object: a knob, by the name of its field."""
-        plain = name.strip("_").lower()
-        self.knobs.setdefault(name, Knob(plain, value, block_values(value), f"field {name} at line {line}"))
-        return f'params["{plain}"]'
-
-    def lifted(self, name: str, value: int, line: int) -> str:
-        """The text of a block size below the function that is called: one knob for a name and a value."""
-        plain, known, count = name.strip("_").lower(), "", 0
-        while not known or known in self.reserved or self.below.get(known, value) != value:
-            count += 1
-            known = plain if count == 1 else f"{plain}_{count}"
-        if known not in self.below:
-            self.below[known] = value
-            self.knobs_below.append(
-                Knob(known, value, block_values(value), f"{name} = {value} at line {line}")
-            )
-        return f'params["{known}"]'
+    def size_of(self, file: str, name: str) -> str:
+        """The parameter that a constant of a file stands for; empty where there is none."""
+        for (path, line, column), parameter in self.sites.items():
+            before = linecache.getline(file, line).encode()[:column].decode() if path == file else ""
+            if re.match(rf"{name}\b[^=]*=\s*$", before):
+                return parameter
+        return ""
 
     def constant(self, name: str, text: str) -> str:
         new = name.strip("_") or "c"
@@ -173,6 +96,17 @@ class Module:
             new += "_c"
         self.constants[new] = text
         return new
+
+
+def _statement_of(fn: types.FunctionType) -> ast.stmt:
+    """The statement that defines a function, at its place in its file. Raises Refusal."""
+    tree = ast.parse("".join(linecache.getlines(inspect.getsourcefile(fn) or "")))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Assign):
+            decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+            if min([node.lineno, *(d.lineno for d in decorators)]) == fn.__code__.co_firstlineno:
+                return node
+    raise Refusal(f"{fn.__name__} has no text", fn.__code__.co_firstlineno)
 
 
 def _named_lambda(statement: ast.stmt, name: str) -> ast.stmt:
@@ -206,16 +140,16 @@ def _plain_tuple(value: Any) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-def _named_defaults(node: ast.FunctionDef) -> None:
-    """A default that is a function (``activation=lambda x: x``) becomes None, and the body says the function."""
+def _named_defaults(node: ast.FunctionDef, site: Callable[[ast.expr], str]) -> None:
+    """A default that is a function (``activation=lambda x: x``) or a size becomes None, and the body says it."""
     for arguments, defaults in (
         (node.args.args[len(node.args.args) - len(node.args.defaults) :], node.args.defaults),
         (node.args.kwonlyargs, node.args.kw_defaults),
     ):
         for place, (argument, default) in enumerate(zip(arguments, list(defaults), strict=True)):
-            if isinstance(default, ast.Lambda):
+            if default is not None and (isinstance(default, ast.Lambda) or site(default)):
                 name = argument.arg
-                text = f"if {name} is None:\n    {name} = {ast.unparse(default)}"
+                text = f"if {name} is None:\n    {name} = {site(default) or ast.unparse(default)}"
                 statement = ast.copy_location(ast.parse(text).body[0], default)
                 defaults[place] = ast.copy_location(ast.Constant(None), default)
                 node.body.insert(0, statement)
@@ -226,9 +160,10 @@ class _Transform(ast.NodeTransformer):
     """Rewrites one function."""
 
     def __init__(
-        self, module: Module, known: Mapping[str, Any], closure: Mapping[str, Any], node: ast.FunctionDef
-    ) -> None:
-        self._module, self._known, self._closure = module, known, closure
+        self, module: FunctionText, known: Mapping[str, Any], closure: Mapping[str, Any], node: ast.FunctionDef,
+        file: str,
+    ) -> None:  # fmt: skip
+        self._module, self._known, self._closure, self._file = module, known, closure, file
         bound = [n.arg for n in ast.walk(node) if isinstance(n, ast.arg)]
         bound += [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         bound += [n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef) and n is not node]
@@ -249,6 +184,14 @@ class _Transform(ast.NodeTransformer):
 
     def _object(self, node: ast.expr) -> tuple[bool, Any]:
         return object_of(node, self._local, (self._closure, self._known))
+
+    def site(self, node: ast.expr) -> str:
+        """The text of the parameter that replaces a number; empty for any other expression."""
+        name = self._module.sites.get((self._file, node.lineno, node.col_offset))
+        return f'params["{name}"]' if name and isinstance(node, ast.Constant) else ""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return located(self.site(node), node) if self.site(node) else node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self._local:
@@ -284,8 +227,8 @@ class _Transform(ast.NodeTransformer):
             return "math.prod"
         if isinstance(value, type) and issubclass(value, np.generic) and hasattr(jnp, value.__name__):
             return f"jnp.{value.__name__}"
-        if is_size(value) and names_block(name):
-            return self._module.lifted(name, value, line)
+        if type(value) is int and (size := self._module.size_of(self._file, name)):
+            return f'params["{size}"]'
         if value is None:
             return "None"
         if isinstance(value, bool | int | float | str):
@@ -301,9 +244,7 @@ class _Transform(ast.NodeTransformer):
             library = home.startswith(("jax.", "jaxlib.", "numpy.")) and ".pallas.ops." not in home
             if library or home.partition(".")[0] in sys.stdlib_module_names:
                 return None  # the library's own: the dialect knows it or does not
-            methods = self._module.observed.methods if self._module.observed is not None else {}
-            mine = {*self._local, *self._mapping.values()}
-            return self._module.add(plain, wanted=name if methods.get(name) is value else "", avoid=mine)
+            return self._module.add(plain)
         return None
 
     # -- statements ------------------------------------------------------------------------------

@@ -90,7 +90,11 @@ def tiling_knobs(
     def good(params: Mapping[str, int]) -> bool:
         try:
             outputs = outputs_of(shape.dims, {**defaults, **params}, shape.inputs)
-            return gates.passed(outputs, shape.answers)
+            same = (
+                a.shape == b.shape and np.array_equal(a, b)
+                for a, b in zip(outputs, shape.outputs, strict=True)
+            )
+            return all(same) or gates.passed(outputs, shape.answers)
         except Exception:  # noqa: BLE001 - a value that does not work is no parameter's
             return False
 
@@ -140,4 +144,8 @@ def tiling_knobs(
         else:
             why = MEANING if tried else "no time was left to try other values"
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
+    for name, other in [pair for pair in below if pair[::-1] in below and pair[0] < pair[1]]:
+        if name in space and other in space:  # two places of one size
+            both = space.pop(other)
+            space[name], tied[other] = tuple(v for v in space[name] if v in both), name
     return space, fixed, [(n, o) for n, o in below if n in space and o in space], tied

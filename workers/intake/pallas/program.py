@@ -1,274 +1,207 @@
-"""The program that reads Pallas functions in: the text of the function and what it uses, with a ``build`` around it.
+"""The program that reads Pallas functions in: the function as it stands, or its text where that can be followed.
 
-JAX functions are pure, so the wrapper is kept as it is written; decorators, annotations, underscores and options of the
-call that only watch it go, and block sizes become parameters. The result is then traced and interpreted as any
-candidate is.
+The function is called on shapes, as any Python, and what it launches is found in its jaxpr: also which numbers of its
+files and arguments are sizes of blocks. Where a text in the dialect traces to the same jaxpr, rewrites can apply to it;
+elsewhere the function itself is the candidate, with other sizes.
 """
 
 from __future__ import annotations
 
-import ast
-import dataclasses
+import contextlib
 import inspect
-import itertools
 import re
 import sys
 import textwrap
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness import dialect
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument, parse
-from tilewright.workers.intake.child_program import (
-    Answer,
-    Refusal,
-    Request,
-    answer_request,
-    refusal_of,
-)
+from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refusal_of
 from tilewright.workers.intake.operator import Operand
-from tilewright.workers.intake.pallas.argument_names import plain
-from tilewright.workers.intake.pallas.block_sizes import AUTOMATIC, names_block
-from tilewright.workers.intake.pallas.cut import as_text
-from tilewright.workers.intake.pallas.function_text import RESERVED, Module
-from tilewright.workers.intake.pallas.observation import UNKNOWN, Observed, observe, traced
-from tilewright.workers.intake.pallas.trial import judge
-from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
+from tilewright.workers.intake.pallas.block_sizes import AUTOMATIC, launches, names_block, sizes_within
+from tilewright.workers.intake.pallas.function_text import RESERVED, FunctionText
+from tilewright.workers.intake.pallas.original import Original, function_in, on_chip
+from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
+from tilewright.workers.intake.pallas.trial import Module, judge
+from tilewright.workers.intake.source.knobs import Knob, block_values, is_size, with_params
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
-from tilewright.workers.runners.pallas.trace import mesh_of
+from tilewright.workers.runners.pallas.trace import load_build
+
+_COUNTED = re.compile(r"block|tile|page|chunk")
+_FEW = (1, 2, 4, 8, 16, 32)
+"""Values of a small number that counts what is done at once, such as pages of a block."""
 
 
 def answer_to(request: Request) -> Answer:
     """The answer to a request, like that of ``triton.program``."""
-    _add_old_names()
     began = time.monotonic()
-    path = str(Path(request["path"]).resolve())
-    module, loader = load(Path(path), request["function"], Literals(), traced=False)
-    if not request["function"]:
-        return _surveyed(module, path, loader.missing)
-    home = loader.home(Path(path))
-    function: Any = module
-    for name in request["function"].split("."):
-        if not hasattr(function, name):
-            raise Refusal(f"{Path(path).name} defines no {request['function']}")
-        function = getattr(function, name)
-    if not callable(function):
-        raise Refusal(f"{request['function']} of {Path(path).name} is no function")
-    calls = [parse(text) for text in request["calls"]]
+    folder = Path(request["folder"])
+    path = _own_copy(Path(request["path"]).resolve(), folder)
+    chip = load_target(request.get("target") or "tpu7x").chip
+    assert chip is not None
+    with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
+        module, loader = load(path, request["function"], Literals(), traced=False)
+        if not request["function"]:
+            return _surveyed(module, loader.missing)
+        try:
+            function = function_in(module, request["function"])
+        except LookupError as error:
+            raise Refusal(f"{path.name} defines no {request['function']}") from error
+        if not callable(function):
+            raise Refusal(f"{request['function']} of {path.name} is no function")
+        given = [parse(text) for text in request["calls"]]
+        calls = _resolved(function, given)
+        try:
+            used = _called(function, calls[0], str(loader.home(path)))
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+            return {"refusals": [refusal_of(error, str(loader.home(path)))], "notes": [], "knobs": []}
     parameters = list(inspect.signature(plain_function(function)).parameters)
-    origin = f"{Path(path).name}:{request['function']}"
-    given = calls
-    calls = _resolved(function, calls, home)
+    operands, said, places = _operands(calls, parameters)
+    knobs = _argument_knobs(calls[0], function, said)
+    files = loader.files(path)
+    root = Path(str(path).removesuffix(loader.place(path)))
+    original = Original(
+        loader.place(path), request["function"], _call_text(said), tuple(o.name for o in operands), files, {}
+    )
+    defaults = {knob.name: knob.default for knob in knobs}
+    specs = shaped(_sized(operands, 0), {})
 
-    def made_with(observed: Observed | None) -> tuple[Module, str, list[Operand], list[Any], list[Knob]]:
-        made = Module(observed=observed, reserved=frozenset(p.strip("_") for p in parameters))
-        entry = made.add(function, entry=True)
-        operands, said, places = _operands(calls, parameters)
-        knobs = _knobs(made, calls[0], function, said)
-        return made, _source(made, entry, operands, said, knobs, origin), operands, places, knobs
+    def launched(tried: Original, params: Mapping[str, int]) -> Any:
+        with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
+            closed = jax.make_jaxpr(tried.build(folder)({**defaults, **params}))(*specs)
+        return launches(closed.jaxpr), [str(aval) for aval in closed.out_avals] if not params else None
 
-    made, source, operands, places, knobs = made_with(None)
-    violations = _violations(made, source, path)
-    if violations:
-        observed = _observed(function, calls[0], home)
-        if isinstance(observed, dict):
-            # what its text has beside that may lie in branches that a call that works does not take
-            violations = [observed]
-        else:
-            made, source, operands, places, knobs = made_with(observed)
-            while _frozen(made, observed, _violations(made, source, path), function):
-                made, source, operands, places, knobs = made_with(observed)
-            made.notes.append(
-                "the module has what this call does: branches that it does not take are dropped"
-            )
-            violations = _violations(made, source, path)
+    def told(tried: Original, params: Mapping[str, int]) -> Any:
+        return launched(tried, params)[0]
+
+    if not told(original, {}):
+        raise Refusal(f"{request['function']} launches no Pallas kernel in this call")
+    places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
+    original, inner = sizes_within(original, places_used, told, {*parameters, *defaults, *RESERVED})
+    knobs += inner
+    followed, note = _followed(original, function, root, knobs, chip, _sized(operands, 0), folder)
     answer: dict[str, Any] = {
-        "refusals": violations, "notes": made.notes,
+        "refusals": [],
         "knobs": [{"name": k.name, "default": k.default, "values": list(k.values), "source": k.source} for k in knobs],
     }  # fmt: skip
-    if violations:
-        return answer
-    below = declared(made.observed.owners, made.knobs) if made.observed is not None else []
-    answer.update(judge(request, source, operands, given, knobs, places, below))
-    answer["notes"] = [*made.notes, *answer.pop("judge_notes", ())]
+    answer.update(judge(request, chip, followed, operands, given, knobs, places))
+    answer["notes"] = [*([note] if note else []), *answer.pop("judge_notes", ())]
     answer["seconds"] = time.monotonic() - began
     return answer
 
 
-def _add_old_names() -> None:
-    """Give JAX the names that public code uses from its older versions."""
-    for module, name, now in (
-        (pltpu, "TPUCompilerParams", pltpu.CompilerParams),
-        (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
-        (pltpu, "ANY", pl.ANY),
-        (pl, "load", lambda ref, index: ref[index]),
-        (pl, "store", lambda ref, index, value: ref.__setitem__(index, value)),
-    ):
-        if not hasattr(module, name):
-            setattr(module, name, now)
+def _own_copy(path: Path, folder: Path) -> Path:
+    """A file of JAX's own as one that stands alone: its package is loaded already."""
+    if Path(jax.__file__).parent not in path.parents:
+        return path
+    copy = folder / "jax_kernels" / path.name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    return copy
 
 
-def declared(owners: Mapping[str, Any], knobs: Mapping[str, Knob]) -> list[tuple[str, str]]:
-    """Pairs of knobs of which the first may not be above the second, as the class of the object that holds both
-    checks them when it is made."""
-    found = []
-    for one, other in itertools.permutations(owners, 2):
-        owner = owners[one]
-        if owner is not owners[other] or not dataclasses.is_dataclass(owner) or isinstance(owner, type):
-            continue
-        pairs = list(itertools.product(knobs[one].values, knobs[other].values))
-        refused = {pair for pair in pairs if not _takes(owner, {one: pair[0], other: pair[1]})}
-        if refused and refused == {(a, b) for a, b in pairs if a > b}:
-            found.append((knobs[one].name, knobs[other].name))
+def _sized(operands: Sequence[Operand], call: int) -> list[Operand]:
+    """Operands with the sizes of one call; ``dimensions.operands`` gives those of every call."""
+    return [replace(o, shape=tuple(axis[call] for axis in o.shape)) for o in operands]  # type: ignore[index]
+
+
+# -- the call ------------------------------------------------------------------------------------------------------
+
+
+def _run(function: Any, call: Call) -> Callable[[], Any]:
+    """The call on shapes, to be made where a chip is known."""
+    specs: list[jax.ShapeDtypeStruct] = []
+
+    def prepared(value: Any) -> Any:
+        if isinstance(value, TensorArgument):
+            shape = tuple(value.shape[n] for n in value.order) if value.order else value.shape
+            specs.append(jax.ShapeDtypeStruct(shape, jnp.dtype(value.dtype)))
+            return specs[-1]
+        if isinstance(value, Literal):
+            return eval(value.text.replace("torch.", "jnp."), {"jnp": jnp, "jax": jax})
+        return type(value)(prepared(v) for v in value) if isinstance(value, list | tuple) else value
+
+    arguments = [prepared(v) for v in call.arguments]
+    keywords = {k: prepared(v) for k, v in call.keywords.items()}
+    leaves, tree = jax.tree_util.tree_flatten((arguments, keywords), is_leaf=lambda v: v is None)
+    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+
+    def with_arrays(*arrays: Any) -> Any:
+        made = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            made[place] = array
+        given, named = jax.tree_util.tree_unflatten(tree, made)
+        return jax.tree.leaves(function(*given, **named))
+
+    return lambda: jax.make_jaxpr(with_arrays)(*(leaves[n] for n in places))
+
+
+def _called(function: Any, call: Call, home: str) -> set[tuple[str, int]]:
+    """File and first line of the functions below ``home`` that the call runs. Raises what it raises."""
+    found: set[tuple[str, int]] = set()
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(home):
+            found.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+
+    run, before = _run(function, call), sys.getprofile()
+    jax.clear_caches()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
     return found
 
 
-def _takes(owner: Any, values: Mapping[str, int]) -> bool:
-    try:
-        dataclasses.replace(owner, **values)
-    except Exception:  # noqa: BLE001 - whatever its check raises
-        return False
-    return True
-
-
-def _frozen(made: Module, observed: Observed, violations: Sequence[Mapping[str, Any]], entry: Any) -> bool:
-    """Freeze functions that the dialect has something against and that returned a plain value; whether there were."""
-    at = {(v["file"], v["line"]) for v in violations}
-    found = {
-        key
-        for name, key in made.places.items()
-        if any((made.files[name], line) in at for line in made.lines[name].values())
-        and _says(key, as_text(observed.returned.get(key, UNKNOWN)))
-    }
-    found -= {
-        *observed.frozen,
-        (plain_function(entry).__code__.co_filename, plain_function(entry).__code__.co_firstlineno),
-    }
-    observed.frozen |= found
-    made.notes += [
-        f"line {line}: this function is replaced by what it returned for this call" for _, line in found
-    ]
-    return bool(found)
-
-
-def _resolved(function: Any, calls: Sequence[Call], home: Path) -> list[Call]:
+def _resolved(function: Any, calls: Sequence[Call]) -> list[Call]:
     """Calls with the block sizes that a function works out where they are not given (``block_q=None``, ``"auto"``):
-    what it was seen to choose, or what does the same; only if the first call then does what it did."""
+    those with which the first call does what it did."""
+    call = calls[0]
     parameters = inspect.signature(plain_function(function)).parameters
-    call, code = calls[0], plain_function(function).__code__
     given = {*list(parameters)[: len(call.arguments)], *call.keywords}
     asked = [
         p.name for p in parameters.values()
         if p.name not in given and names_block(p.name) and (p.default is None or isinstance(p.default, str))
     ]  # fmt: skip
-    observed = _observed(function, call, home) if asked else {}
-    if not isinstance(observed, Observed):
-        return list(calls)
-    held = observed.held.get((code.co_filename, code.co_firstlineno), {})
-    plain = _traced(function, call)
 
-    def same(sizes: Mapping[str, int]) -> bool:
-        return bool(sizes) and _traced(function, replace(call, keywords={**call.keywords, **sizes})) == plain
+    def does(one: Call) -> str:
+        with contextlib.suppress(Exception):  # whatever the user's code raises
+            return text_of(_run(function, one)())
+        return ""
 
-    sizes = {name: held[name] for name in asked if is_size(held.get(name))}
-    sizes = sizes if same(sizes) else {}
-    for name in (n for n in asked if n not in sizes):
-        sizes.update(next(({name: v} for v in AUTOMATIC if same({**sizes, name: v})), {}))
+    plain = does(call) if asked else ""
+    for name in asked if plain else ():
+        for value in AUTOMATIC:
+            tried = replace(call, keywords={**call.keywords, name: value})
+            if does(tried) == plain:
+                call = tried
+                break
+    sizes = {name: call.keywords[name] for name in asked if name in call.keywords}
     return [replace(one, keywords={**one.keywords, **sizes}) for one in calls]
 
 
-def _traced(function: Any, call: Call) -> str:
-    """What a call does, as text; empty where it raises."""
-    chip = load_target("tpu7x").chip
-    try:
-        with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
-            return re.sub(r"0x[0-9a-f]+", "", str(_run(function, call)()))
-    except Exception:  # noqa: BLE001 - whatever the user's code raises
-        return ""
-
-
-def _run(function: Any, call: Call) -> Callable[[], Any]:
-    """The call on shapes, to be made where a chip is known."""
-
-    def given(value: Any) -> Any:
-        if isinstance(value, TensorArgument):
-            return jax.ShapeDtypeStruct(value.shape, jnp.dtype(value.dtype))
-        if isinstance(value, Literal):
-            return eval(value.text, {"jnp": jnp, "jax": jax})
-        return type(value)(given(v) for v in value) if isinstance(value, list | tuple) else value
-
-    return traced(
-        function, [given(v) for v in call.arguments], {k: given(v) for k, v in call.keywords.items()}
-    )
-
-
-def _says(key: tuple[str, int], returned: str) -> bool:
-    """Whether a function's text returned a plain value: one that returns nothing at all does something."""
-    if returned != "None":
-        return bool(returned)
-    file, first = key
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    made = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
-    found = next((n for n in made if min([n.lineno, *(d.lineno for d in n.decorator_list)]) == first), None)
-    return found is not None and any(isinstance(n, ast.Return) and n.value for n in ast.walk(found))
-
-
-def _observed(function: Any, call: Call, home: Path) -> Observed | dict[str, Any]:
-    """What the call does; or the refusal that says what it raises."""
-    chip = load_target("tpu7x").chip
-    try:
-        run = _run(function, call)
-        _forget(home)
-        with mesh_of({"kind": chip.device_kind, "cores": chip.cores}):
-            return observe(run, home, chip.device_kind)
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        return refusal_of(error, str(home))
-
-
-def _forget(home: Path) -> None:
-    """Empty caches: what was traced or asked before would not run again."""
-    jax.clear_caches()
-    for module in list(sys.modules.values()):
-        if (getattr(module, "__file__", None) or "").startswith(str(home)):
-            for value in list(vars(module).values()):
-                if callable(clear := getattr(value, "cache_clear", None)) and not isinstance(value, type):
-                    clear()
-
-
-def _surveyed(module: Any, path: str, missing: Sequence[str]) -> dict[str, Any]:
-    functions, refusals = [], []
-    for name, value in list(vars(module).items()):
-        plain = plain_function(value) if callable(value) else None
-        if (
-            not isinstance(plain, types.FunctionType)
-            or plain.__module__ != module.__name__
-            or name.startswith("tilewright_")
-        ):
-            continue
-        functions.append(name)
-        made = Module()
-        try:
-            made.add(plain)
-        except (Refusal, OSError, AssertionError) as error:
-            refusals.append({"line": 0, "what": str(error)})
-            continue
-        source = _source(made, "", [], {}, [], path)
-        refusals += _violations(made, source, path)
-    unique = {(f.get("file", ""), f["line"], f["what"]): f for f in refusals}
-    return {"kernels": [], "functions": functions, "refusals": list(unique.values()), "notes": list(missing)}
+def _surveyed(module: types.ModuleType, missing: Sequence[str]) -> Answer:
+    functions = [
+        name
+        for name, value in list(vars(module).items())
+        if callable(value) and isinstance(plain_function(value), types.FunctionType)
+        and plain_function(value).__module__ == module.__name__ and not name.startswith("tilewright_")
+    ]  # fmt: skip
+    return {"kernels": [], "functions": functions, "refusals": [], "notes": list(missing)}
 
 
 def _operands(
@@ -292,17 +225,14 @@ def _operands(
     return operands, said, places
 
 
-_COUNTED = re.compile(r"block|tile|page|chunk")
-_FEW = (1, 2, 4, 8, 16, 32)
-"""Values of a small number that counts what is done at once, such as pages of a block."""
+def _call_text(said: Mapping[Any, str]) -> str:
+    positional = [t for k, t in said.items() if isinstance(k, int)]
+    return ", ".join([*positional, *(f"{k}={t}" for k, t in said.items() if isinstance(k, str))])
 
 
-def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list[Knob]:
-    """Whole numbers among the call's arguments and the function's defaults, and literals that were lifted."""
-    found = [*made.knobs.values(), *made.knobs_below]
-    for name, knob in made.knobs.items():
-        if made.observed is None:  # else the text says params itself
-            said[name] = f'params["{knob.name}"]'
+def _argument_knobs(call: Any, function: Any, said: dict[Any, str]) -> list[Knob]:
+    """Whole numbers among the call's arguments and the function's defaults; ``said`` gets their parameters."""
+    found: list[Knob] = []
     parameters = inspect.signature(plain_function(function)).parameters
     given = dict(zip(parameters, call.arguments, strict=False)) | dict(call.keywords)
     for name, parameter in parameters.items():
@@ -311,10 +241,10 @@ def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list
         few = _COUNTED.search(name) is not None and type(value) is int and 2 <= value < 8
         if not (few or all(is_size(v) for v in parts)) or not parts:
             continue
-        names = [
-            name.strip("_") if len(parts) == 1 and not isinstance(value, tuple) else f"{name.strip('_')}_{n}"
-            for n in range(len(parts))
-        ]
+        if parameter.kind is parameter.POSITIONAL_ONLY and name not in given:
+            continue
+        plain = name.strip("_")
+        names = [f"{plain}_{n}" for n in range(len(parts))] if isinstance(value, tuple) else [plain]
         for one, number in zip(names, parts, strict=True):
             values = tuple(sorted({number, *_FEW})) if few else block_values(number)
             found.append(Knob(one, number, values, f"argument {name} of the call"))
@@ -325,51 +255,88 @@ def _knobs(made: Module, call: Any, function: Any, said: dict[Any, str]) -> list
     return found
 
 
-def _source(
-    made: Module,
-    entry: str,
-    operands: Sequence[Operand],
-    said: Mapping[Any, str],
-    knobs: Sequence[Knob],
-    origin: str,
-) -> str:
-    constants = "".join(f"{n} = {t}\n" for n, t in made.constants.items())
-    functions = "\n\n\n".join(plain(made.functions).values())
-    text = constants + functions
-    heads = {"functools": "import functools\n", "math": "import math\n"}
-    imports = "".join(line for word, line in heads.items() if re.search(rf"\b{word}\.", text))
-    positional = [t for k, t in said.items() if isinstance(k, int)]
-    keyword = [f"{k.lstrip('_')}={t}" for k, t in said.items() if isinstance(k, str)]
-    names = ", ".join(o.name for o in operands)
-    called = f"{entry}({', '.join([*positional, *keyword])})" if entry else "()"
-    space = {k.name: k.values for k in knobs}
-    defaults = {k.name: k.default for k in knobs}
-    head = f"SPACE = {space!r}\nDEFAULTS = {defaults!r}\nCONSTRAINTS = {{}}\n"
-    inner = ""
-    if made.observed is not None or made.knobs_below:
-        inner, functions = textwrap.indent(functions, "    ") + "\n\n", ""
+# -- the text ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FollowedText:
+    """A kernel module in the dialect. ``head``: what stands before its declarations; ``body``: what stands after."""
+
+    head: str
+    body: str
+
+    def source(self, declared: str) -> str:
+        """See ``trial.Module``."""
+        return f"{self.head}\n{declared}\n{self.body}"
+
+    def settled(self, texts: Mapping[str, str]) -> FollowedText:
+        """See ``trial.Module``."""
+        return replace(self, body=with_params(self.body, texts))
+
+    def build(self, folder: Path) -> Callable[[Mapping[str, Any]], Callable[..., Any]]:
+        """See ``trial.Module``."""
+        return load_build(self.source(""))
+
+
+def _followed(
+    original: Original, function: Any, root: Path, knobs: Sequence[Knob], chip: Chip, operands: Sequence[Operand],
+    folder: Path,
+) -> tuple[Module, str]:  # fmt: skip
+    """The function's text, where that does the same; else the function as it stands, and a line that says why."""
+    sites = {
+        (str(root / path), line, first): name
+        for name, places in original.sites.items()
+        for path, line, first, _ in places
+    }
+    made = FunctionText(sites)
+    reason = "it traces to something else"
+    try:
+        text = _text(made, made.add(function), original)
+        violations = dialect.check(text.source(""), entry="build")
+        if violations:
+            reason = violations[0].what
+        else:
+            params = {knob.name: knob.default for knob in knobs}
+            changed = {knob.name: next((v for v in knob.values if v != knob.default), 0) for knob in knobs}
+            same = [
+                [_traced(SeedBuild(chip, module.build(folder), operands), at) for module in (text, original)]
+                for at in (params, *({**params, name: value} for name, value in changed.items()))
+            ]
+            if same[0][0] and all(one == other for one, other in same):
+                return text, ""
+    except (Refusal, OSError, SyntaxError, RecursionError, ValueError, AssertionError) as error:
+        reason = str(error) or type(error).__name__
     return (
-        f'"""From {Path(origin).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'
-        "from jax.experimental import pallas as pl\nfrom jax.experimental.pallas import tpu as pltpu\n\n"
-        f"{head}\n{constants}\n\n{functions}\n\n\ndef build(params):\n{inner}"
-        f"    def apply({names}):\n        return {called}\n\n    return apply\n"
+        original,
+        f"no rewrites: the function runs as it stands with other block sizes ({reason} in its text)",
     )
 
 
-def _violations(made: Module, source: str, path: str) -> list[dict[str, Any]]:
-    lines = source.splitlines()
-    found = []
-    for violation in dialect.check(source, entry="build"):
-        line, file = 0, path
-        for name, text in made.functions.items():
-            parts = text.splitlines()
-            for start in (n for n, row in enumerate(lines) if row.strip() == parts[0]):
-                within = violation.line - start
-                if 0 < within <= len(parts):
-                    line, file = made.lines[name].get(within, 0), made.files[name]
-        code = lines[violation.line - 1].strip() if violation.line else ""
-        found.append({"line": line, "what": violation.what, "file": file, "code": code})
-    return list({(f["file"], f["line"], f["what"]): f for f in found}.values())
+def _traced(seed: SeedBuild, params: Mapping[str, int]) -> str:
+    with contextlib.suppress(Exception):  # a size that this shape does not take
+        return text_of(seed.closed({}, params))
+    return ""
+
+
+def _text(made: FunctionText, entry: str, original: Original) -> FollowedText:
+    constants = "".join(f"{n} = {t}\n" for n, t in made.constants.items())
+    functions = "\n\n\n".join(made.functions.values())
+    heads = {"functools": "import functools\n", "math": "import math\n"}
+    imports = "".join(
+        line for word, line in heads.items() if re.search(rf"\b{word}\.", constants + functions)
+    )
+    inner = ""
+    if "params[" in functions:
+        inner, functions = textwrap.indent(functions, "    ") + "\n\n", ""
+    head = (
+        f'"""From {Path(original.path).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'
+        "from jax.experimental import pallas as pl\nfrom jax.experimental.pallas import tpu as pltpu\n"
+    )
+    body = (
+        f"{constants}\n\n{functions}\n\n\ndef build(params):\n{inner}"
+        f"    def apply({', '.join(original.operands)}):\n        return {entry}({original.call})\n\n    return apply\n"
+    )
+    return FollowedText(head, body)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,21 @@ from jax._src.core import jaxprs_in_params
 from jax._src.pallas.mosaic import lowering
 from jax._src.pallas.mosaic.core import CoreType
 from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import ClosedJaxpr
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.tpu import structure
+from tilewright.seeds.operator import TensorSpec
+from tilewright.seeds.sampled import windows
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.operator import Operand, known_values
+from tilewright.workers.intake.pallas.block_sizes import launches
+from tilewright.workers.intake.pallas.original import on_chip, plain_jaxpr
 from tilewright.workers.runners.failures import describe
-from tilewright.workers.runners.pallas.check import exported, interpret
+from tilewright.workers.runners.pallas.check import exported, interpret, settings_of
 from tilewright.workers.runners.pallas.jaxpr_codec import decode, encode
-from tilewright.workers.runners.pallas.trace import load_build, mesh_of, trace
+from tilewright.workers.runners.pallas.sampled_grid import Program
+from tilewright.workers.runners.pallas.trace import check_form, closed_of, mesh_of
 
 Dims = Mapping[str, int]
 Params = Mapping[str, int]
@@ -45,38 +51,49 @@ class SeedBuild:
     build: Build
     operands: Sequence[Operand]
 
-    @classmethod
-    def of(cls, chip: Chip, source: str, operands: Sequence[Operand]) -> SeedBuild:
-        return cls(chip, load_build(source), operands)
-
     def mesh(self) -> Any:
         """While it is entered, code is traced for the chip: a pipeline within a kernel asks which one."""
         return mesh_of({"kind": self.chip.device_kind, "cores": self.chip.cores})
+
+    def closed(self, dims: Dims, params: Params) -> ClosedJaxpr:
+        """What it traces to, as candidates are judged by. Raises what the function raises."""
+        with on_chip({"kind": self.chip.device_kind, "cores": self.chip.cores}):
+            return plain_jaxpr(closed_of(self.build(dict(params)), shaped(self.operands, dims)))
 
     def interpreted(self, dims: Dims, params: Params, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs under the interpreter that gates use. Raises what the kernel raises."""
         pltpu.reset_tpu_interpret_mode_state()  # a kernel that failed leaves state that would fail the next
         with self.mesh():
-            closed = jax.jit(self.build(dict(params))).trace(*shaped(self.operands, dims)).jaxpr
+            closed = self.closed(dims, params)
             settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
             compiled = jax.jit(lambda *operands: interpret(closed, operands, settings))
             return [np.asarray(r) for r in compiled(*(inputs[o.name] for o in self.operands))]
 
-    def result_shapes(self, dims: Dims, params: Params) -> list[tuple[int, ...]]:
+    def sampled(
+        self, dims: Dims, params: Params, inputs: Mapping[str, np.ndarray], rng: np.random.Generator
+    ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
+        """Some rows and columns of the outputs at a large shape, as gates sample them, and where they are."""
+        pltpu.reset_tpu_interpret_mode_state()
         with self.mesh():
-            found = jax.eval_shape(self.build(dict(params)), *shaped(self.operands, dims))
-        return [tuple(leaf.shape) for leaf in jax.tree_util.tree_leaves(found)]
+            closed = self.closed(dims, params)
+            specs = [TensorSpec(str(n), tuple(a.shape), a.dtype.name) for n, a in enumerate(closed.out_avals)]
+            axes = windows(specs, rng)
+            where = [list(axes[spec.name]) for spec in specs]
+            program = Program(closed, [inputs[o.name] for o in self.operands])
+            return program.run(dict(enumerate(where)), settings_of(closed)), where
+
+    def result_shapes(self, dims: Dims, params: Params) -> list[tuple[int, ...]]:
+        return [tuple(aval.shape) for aval in self.closed(dims, params).out_avals]
 
     def traced(self, dims: Dims, params: Params) -> str:
         """Its jaxpr as text. Raises what it raises, ValueError for blocks that no TPU takes, Refusal where a kernel
         never runs."""
-        with self.mesh():
-            closed = jax.make_jaxpr(self.build(dict(params)))(*shaped(self.operands, dims))
+        closed = self.closed(dims, params)
         if _never_runs(closed.jaxpr):
             raise Refusal(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
         with self.mesh():
             _check_blocks(closed.jaxpr)
-        return re.sub(r"0x[0-9a-f]+", "", str(closed))
+        return text_of(closed)
 
     def lowered(
         self, params: Params, results: Sequence[str], work: Mapping[str, int], shapes: Mapping[str, Dims]
@@ -97,15 +114,15 @@ class SeedBuild:
             specs = [{"name": o.name, "shape": list(o.sizes(dims)), "dtype": o.dtype} for o in self.operands]
             try:
                 with self.mesh():
-                    made = jax.tree.leaves(
-                        jax.eval_shape(self.build(dict(params)), *shaped(self.operands, dims))
-                    )
+                    closed = self.closed(dims, params)
+                    made = closed.out_avals
                     outputs = [
                         {"name": f"o{n}", "shape": list(m.shape), "dtype": m.dtype.name}
                         for n, m in enumerate(made)
                     ]
                     workload = {"id": "seed", "inputs": specs, "outputs": outputs}
-                    closed = decode(encode(trace(self.build, params, workload)))  # as candidates are compiled
+                    check_form(closed, workload)
+                    closed = decode(encode(closed))  # as candidates are compiled
                     module = exported(workload, closed, "seed").blobs["module"]
                 known = {names.index(n): np.ravel(v) for n, v in known_values(self.operands, dims).items()}
                 facts = structure.ModuleFacts.from_data(module_facts(module, bind(module, known)))
@@ -124,6 +141,16 @@ class SeedBuild:
             if reason is not None:
                 reasons.append(f"no time can be modelled for {self.chip.name}: {reason}")
         return beside, needed, list(dict.fromkeys(reasons))
+
+
+_PLACES = re.compile(
+    r"0x[0-9a-f]+|name_and_src_info=.*|name=\S+|debug_info=.*| at .*:\d+|out_tree=.*|jaxpr=\{ lambda"
+)
+
+
+def text_of(closed: ClosedJaxpr) -> str:
+    """What a function does, without names and places."""
+    return _PLACES.sub("", str(closed)) + str(launches(closed.jaxpr))
 
 
 def _check_blocks(jaxpr: Any) -> None:

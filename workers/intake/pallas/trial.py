@@ -5,47 +5,57 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilewright.fitness.targets import load_target
+from tilewright.fitness.chips import Chip
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import Call, Literal
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import Answer, Refusal, first_line, refused
 from tilewright.workers.intake.judge import bounds
-from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
+from tilewright.workers.intake.judge.bounds import wrong
+from tilewright.workers.intake.judge.input_kinds import (
+    CheckedShape,
+    Effort,
+    InputKinds,
+    inputs_of,
+    negative_numbers,
+)
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.judge.oracles import Oracle
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.operator import Operand, operand_row
-from tilewright.workers.intake.pallas.knob_evidence import Below, legal_values, tiling_knobs, values_anywhere
+from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_anywhere
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
-from tilewright.workers.intake.source.knobs import IDLE, Knob, with_params
+from tilewright.workers.intake.source.knobs import IDLE, Knob
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=45.0)
 """Some kernels take seconds a run."""
+
+TIMED_SECONDS = 60.0
+MOST_BYTES = 3 << 29
+"""Most that the readings at timed shapes may take, and the largest operands there."""
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
 
 
 def judge(
-    request: Mapping[str, Any], source: str, operands: list[Operand], calls: Sequence[Call],
-    knobs: Sequence[Knob], places: Sequence[dimensions.Place], below: Sequence[Below] = (),
+    request: Mapping[str, Any], chip: Chip, module: Module, operands: list[Operand], calls: Sequence[Call],
+    knobs: Sequence[Knob], places: Sequence[dimensions.Place],
 ) -> Answer:  # fmt: skip
-    """The answer for a module. ``below``: pairs of knobs of which the first may not be above the second, as the user's
-    own classes check. Raises Refusal."""
-    chip = load_target("tpu7x").chip
-    assert chip is not None
+    """The answer for a module. Raises Refusal."""
     oracle = _oracle(request["reference"], calls[0], operands, places)
-    seed = SeedBuild.of(chip, source, operands)
+    folder = Path(request["folder"])
+    seed = SeedBuild(chip, module.build(folder), operands)
     defaults = {k.name: k.default for k in knobs}
     operands, all_dims = dimensions.settle(
         operands, len(calls), lambda dims, named: _takes(oracle, dims, named), size=8
@@ -67,8 +77,9 @@ def judge(
                 found.append(None)
         return found
 
-    kinds = InputKinds(operands, shapes, oracle, run_all, EFFORT, factors, source, numbers)
+    kinds = InputKinds(operands, shapes, oracle, run_all, EFFORT, factors, module.source(""), numbers)
     operands = seed.operands = kinds.operands
+    _add_timed(kinds, seed, oracle, [d for d in all_dims if all(d != s.dims for s in shapes)], defaults)
     results, failed = kinds.results(_result_sizes(seed, all_dims[0], defaults, shapes))
     notes = kinds.notes
     if failed:
@@ -77,24 +88,19 @@ def judge(
     legal, idle = legal_values({k.name: k.values for k in knobs}, defaults, every, seed.traced)
     knobs = [replace(k, values=values_anywhere(k, legal)) for k in knobs]
     space, fixed, held, tied = tiling_knobs(
-        [k for k in knobs if k.name not in idle], defaults, shapes[-1], results, seed.interpreted, below
+        [k for k in knobs if k.name not in idle], defaults, shapes[-1], results, seed.interpreted
     )
     fixed += [{"name": k.name, "value": k.default, "why": IDLE} for k in knobs if k.name in idle]
     constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
     chosen = {name: defaults[name] for name in space}
-    text = re.sub(
-        r"SPACE = .*\nDEFAULTS = .*\nCONSTRAINTS = .*\n",
-        f"SPACE = {space!r}\nDEFAULTS = {chosen!r}\nCONSTRAINTS = {constraints!r}\n", source, count=1,
-    )  # fmt: skip
-    text = with_params(
-        text,
-        {
-            k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default)
-            for k in knobs
-            if k.name not in space
-        },
-    )
-    made = SeedBuild.of(chip, text, operands)
+    replaced = {
+        k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default)
+        for k in knobs
+        if k.name not in space
+    }
+    module = module.settled(replaced)
+    text = module.source(f"SPACE = {space!r}\nDEFAULTS = {chosen!r}\nCONSTRAINTS = {constraints!r}\n")
+    made = SeedBuild(chip, module.build(folder), operands)
     timed = {label_of(dims): dims for dims in all_dims}
     work = _product_work(oracle, operands, timed)
     beside, work, reasons = made.lowered(chosen, [r.name for r in results], work, timed)
@@ -116,6 +122,44 @@ def judge(
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },
     }  # fmt: skip
+
+
+class Module(Protocol):
+    """A kernel module: the user's text in the dialect, or the function as it stands."""
+
+    def build(self, folder: Path) -> Callable[[Mapping[str, Any]], Callable[..., Any]]:
+        """Its ``build``; ``folder`` takes files."""
+        ...
+
+    def source(self, declared: str) -> str:
+        """Its text, with that of SPACE, DEFAULTS and CONSTRAINTS."""
+        ...
+
+    def settled(self, texts: Mapping[str, str]) -> Self:
+        """With some parameters replaced by texts."""
+        ...
+
+
+def _add_timed(
+    kinds: InputKinds, seed: SeedBuild, oracle: Oracle, timed: Sequence[Mapping[str, int]], defaults: Mapping[str, int]
+) -> None:  # fmt: skip
+    """Readings of the seed at timed shapes, as the campaign's gates take them: bounds must hold there, too."""
+    began = time.monotonic()
+    for dims in timed:
+        for kind in kinds.names:
+            if time.monotonic() - began > TIMED_SECONDS:
+                return
+            inputs = inputs_of(seed.operands, dims, kind, kinds.spread)
+            if sum(array.nbytes for array in inputs.values()) > MOST_BYTES:
+                break
+            try:
+                outputs, where = seed.sampled(dims, defaults, inputs, np.random.default_rng(5))
+                whole = oracle(inputs)
+            except Exception:  # noqa: BLE001 - inputs that reference or kernel do not take
+                continue
+            answers = [a[np.ix_(*axes)] if a.ndim else a for a, axes in zip(whole, where, strict=False)]
+            if not wrong(outputs, answers, seed.operands):
+                kinds.add(kind, outputs, answers)
 
 
 def _oracle(

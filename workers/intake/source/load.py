@@ -98,6 +98,16 @@ class PackageLoader(MetaPathFinder, Loader):
         """The folder of the user's code: of the package that a file lies in, else of the file."""
         return self._root / self._package if self._package else path.parent
 
+    def files(self, user: Path) -> dict[str, str]:
+        """The texts of the user's file and of those that were loaded for it, by their places below the root."""
+        loaded = [m for m in list(sys.modules.values()) if getattr(m, "__loader__", None) is self]
+        places = {user, *(Path(m.__file__) for m in loaded if m.__file__)}
+        return {p.relative_to(self._root).as_posix(): p.read_text(encoding="utf-8") for p in sorted(places)}
+
+    def place(self, path: Path) -> str:
+        """A file's place below the root."""
+        return path.relative_to(self._root).as_posix()
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:

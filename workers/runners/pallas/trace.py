@@ -33,15 +33,23 @@ class NestedKernel(ValueError):
     """A Pallas call inside a loop or branch of the surrounding program."""
 
 
-def run(job: Frame, answer: Answer) -> None:
-    """Serve one trace job; failures of the candidate become an ``error`` frame."""
+def run(
+    job: Frame,
+    answer: Answer,
+    load: Callable[[str], Callable[..., Any]] | None = None,
+    plain: Callable[[ClosedJaxpr], ClosedJaxpr] = lambda closed: closed,
+) -> None:
+    """Serve one trace job; failures of the candidate become an ``error`` frame.
+
+    ``load``: ``build`` of a source (default: of the dialect's); ``plain``: what is handed back of a jaxpr.
+    """
     phase = "import"
     try:
         with mesh_of(job.data["chip"]):
-            build = load_build(job.data["source"])
+            build = (load or load_build)(job.data["source"])
             phase = "trace"
             for workload in job.data["workloads"]:
-                artefact = encode(trace(build, job.data["params"], workload))
+                artefact = encode(plain(trace(build, job.data["params"], workload)))
                 arrays = {str(number): array for number, array in enumerate(artefact.arrays)}
                 answer(Frame("artefact", {"workload": workload["id"]}, arrays, {"text": artefact.text}))
     except MemoryError as error:
@@ -64,12 +72,16 @@ def load_build(source: str) -> Callable[..., Any]:
 
 def trace(build: Callable[..., Any], params: Mapping[str, Any], workload: Mapping[str, Any]) -> ClosedJaxpr:
     """The candidate's function for one workload. Raises TypeError for other outputs, NestedKernel for hidden loops."""
-    specs = specs_of(workload["inputs"])
-    traced: ClosedJaxpr = jax.jit(build(dict(params))).trace(*specs).jaxpr
-    if _wraps_kernels(traced.jaxpr):
-        # a rule of differentiation around a kernel runs it once: it is traced without the rule
-        traced = jax.jit(lambda *operands: _unwrapped(traced, operands)).trace(*specs).jaxpr
+    traced = closed_of(build(dict(params)), specs_of(workload["inputs"]))
     check_form(traced, workload)
+    return traced
+
+
+def closed_of(function: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct]) -> ClosedJaxpr:
+    """A function on shapes. A rule of differentiation around a kernel runs it once: it is traced without the rule."""
+    traced: ClosedJaxpr = jax.jit(function).trace(*specs).jaxpr
+    if _wraps_kernels(traced.jaxpr):
+        traced = jax.jit(lambda *operands: _unwrapped(traced, operands)).trace(*specs).jaxpr
     return traced
 
 

@@ -24,7 +24,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 
+from tilewright.fitness.dialect import is_cuda
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners import cuda
 from tilewright.workers.runners.failures import error_frame
 from tilewright.workers.runners.triton.candidate import Answer, checked_results, load_module
 from tilewright.workers.runners.triton.launch_guard import LaunchGuard
@@ -95,6 +97,9 @@ class Runner:
     def run(self, job: Frame, answer: Answer) -> None:
         """Serve one job; failures of the candidate become an ``error`` frame."""
         target = job.data["target"]
+        if is_cuda(job.data["source"]):
+            self._cuda(job, answer)
+            return
         self._driver.target = GPUTarget(target["backend"], target["arch"], int(target["lanes"]))
         self._compiler.foreign = FOREIGN[target["backend"]]
         self._compiler.clear()
@@ -113,6 +118,19 @@ class Runner:
             data = {"key": key, **self._compiler.kernels[key], "usage": usage}
             answer(Frame("code", data, arrays={"text": np.frombuffer(text.encode(), np.uint8)}))
         answer(last)
+
+    def _cuda(self, job: Frame, answer: Answer) -> None:
+        """A CUDA C++ candidate: its plans, whose code the parent reads by itself."""
+        data, target = job.data, job.data["target"]
+        try:
+            if target["backend"] != "cuda":
+                raise ValueError("CUDA C++ compiles for NVIDIA targets alone")
+            limits = int(target["arch"]), int(target["smem_bytes"])
+            plans, notes = cuda.plans_of(data["source"], data["params"], data["workloads"], *limits)
+            blobs = {name: plan.to_bytes() for name, plan in plans.items()}
+            answer(Frame("compiled", {"notes": notes}, blobs=blobs))
+        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
+            answer(error_frame("compile", error))
 
     def _launches(self, module: Any, job: Frame, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
         self._compiler.launches = []

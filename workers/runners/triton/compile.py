@@ -1,4 +1,4 @@
-"""Compiles Triton and Gluon candidates on a CPU, ahead of the device that will measure them, into plans.
+"""Compiles Triton, Gluon and CUDA C++ candidates on a CPU, ahead of the device that will measure them, into plans.
 
 A candidate's Python runs here and nowhere else: in a process without device, operands or clock. What it would launch
 on a workload's shapes becomes a plan (``library.plans``), which is all that the device's process ever sees of it.
@@ -21,7 +21,9 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tilewright.fitness.dialect import is_cuda
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners import cuda
 from tilewright.workers.runners.failures import error_frame
 from tilewright.workers.runners.triton.candidate import Answer, load_module
 from tilewright.workers.runners.triton.recorder import Recorder
@@ -62,18 +64,26 @@ class Runner:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         torch.set_default_device("meta")
-        self._recorder = Recorder(int(config["capability"]), int(config["smem_bytes"]))
+        self._limits = int(config["capability"]), int(config["smem_bytes"])
+        self._recorder = Recorder(*self._limits)
         self.hello = {"torch": torch.__version__, "triton": triton.__version__}
 
     def run(self, job: Frame, answer: Answer) -> None:
         """Serve one job; failures of the candidate become an ``error`` frame."""
         phase = "import"
         try:
-            module = load_module(job.data["source"])
+            source, workloads = job.data["source"], job.data["workloads"]
+            if is_cuda(source):
+                phase = "compile"
+                made, notes = cuda.plans_of(source, job.data["params"], workloads, *self._limits)
+                blobs = {name: plan.to_bytes() for name, plan in made.items()}
+                answer(Frame("compiled", {"notes": notes}, blobs=blobs))
+                return
+            module = load_module(source)
             phase = "compile"
             plans = {
                 workload["id"]: self._recorder.record(module.launch, job.data["params"], workload).to_bytes()
-                for workload in job.data["workloads"]
+                for workload in workloads
             }
             answer(Frame("compiled", blobs=plans))
         except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer

@@ -21,8 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
 
+from tilewright.library.launch_numbers import NotRecorded, scalar
 from tilewright.library.plans.format import Launch, Plan, Pointer, Scalar, Tensor, TensorMap
-from tilewright.library.torch_record import NotRecorded, RecordedCall, scalar
+from tilewright.library.torch_record import RecordedCall
 from tilewright.workers.runners.triton.candidate import checked_results
 
 SHIFT = 1 << 12

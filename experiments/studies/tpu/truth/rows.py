@@ -94,7 +94,7 @@ class Row:
             told["sizes"],
             told["tiles"],
             told["buffers"],
-            product.events.core_cycles / told["steps"],
+            int(product.events.work.sum()) / told["steps"],
         )
 
     def _scaled(self, op: Operation, rules: Rules) -> float:

@@ -1,0 +1,222 @@
+"""A converted linear layer beside bf16's, over rows and layers: where FP8 is faster. One GPU.
+
+    PYTHONPATH=library python -m experiments.studies.library.layer_gains OUT.json [--rows 1,64] [--layers 4096x4096]
+
+Per layer (N x K), rows and mode, the microseconds of a call of both: ``kept`` (inference, weights quantised before),
+``infer`` (inference, weights quantised in the call) and ``train`` (forward and both gradients), each ``eager`` (wall
+clock over many calls in a row) and as a CUDA ``graph``. Calls walk over copies of the weights, more than the L2 holds.
+Contenders take turns in reversed order; medians of rounds. ``--table FILE IN`` writes
+``tilewright_library``'s ``layer_times.json`` from such a file, and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.studies.h200.stamp import stamp
+from experiments.studies.records.say import say
+
+LAYERS = {
+    "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+    "llama3-70b": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
+    "qwen2.5-7b": ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944)),
+    "qwen2.5-72b": ((59136, 8192), (8192, 29568)),
+    "deepseek-v3": ((24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)),
+    "mixtral": ((14336, 4096), (5120, 5120), (2048, 2048), (8192, 2048), (1024, 1024)),
+}
+"""(N, K) of products of public models, and small ones."""
+
+ROWS = (1, 4, 8, 16, 33, 64, 100, 128, 200, 256, 384, 512, 768, 1000, 1024, 2048, 4000, 4096, 8192)
+HELD_BYTES = 160 << 20
+"""Of weights that calls walk over: three times the L2."""
+
+Calls = list[Callable[[], Any]]
+
+
+def eager(calls: Calls, count: int) -> float:
+    """Seconds a call by the wall clock."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for number in range(count):
+        calls[number % len(calls)]()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begun) / count
+
+
+def captured(calls: Calls, count: int) -> Callable[[], Any]:
+    """So many calls as one graph."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for number in range(count):
+            calls[number % len(calls)]()
+    return graph.replay
+
+
+def modules(n: int, k: int, kept: bool) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
+    """(FP8, bf16) layers over copies of one weight."""
+    from tilewright_library import Linear
+
+    copies = max(2, min(24, math.ceil(HELD_BYTES / (n * k))))
+    ours: list[torch.nn.Module] = []
+    plain: list[torch.nn.Module] = []
+    for _ in range(copies):
+        layer = torch.nn.Linear(k, n, bias=False, dtype=torch.bfloat16, device="cuda")
+        plain.append(layer)
+        fast = Linear.from_linear(layer, only_faster=False)
+        fast._keeping = kept
+        ours.append(fast)
+    return ours, plain
+
+
+def calls_of(layers: list[torch.nn.Module], m: int, k: int, n: int, mode: str) -> Calls:
+    """A call of each layer."""
+    x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda")
+    if mode != "train":
+        return [lambda layer=layer: layer(x) for layer in layers]  # type: ignore[misc]
+    x.requires_grad_()
+    dy = torch.randn(m, n, dtype=torch.bfloat16, device="cuda")
+    return [lambda layer=layer: torch.autograd.grad(layer(x), (x, layer.weight), dy) for layer in layers]  # type: ignore[misc]
+
+
+def measure(n: int, k: int, m: int, mode: str, rounds: int, budget: float) -> dict[str, dict[str, float]]:
+    """Microseconds a call by way and contender."""
+    ours, plain = modules(n, k, mode == "kept")
+    contenders = {"fp8": calls_of(ours, m, k, n, mode), "bf16": calls_of(plain, m, k, n, mode)}
+    taken: dict[tuple[str, str], list[float]] = {}
+    with torch.set_grad_enabled(mode == "train"):
+        graphs: dict[str, Callable[[], Any]] = {}
+        counts: dict[str, int] = {}
+        for name, calls in contenders.items():
+            for call in calls * 2:  # launches are kept for addresses that come again
+                call()
+            once = eager(calls, len(calls))
+            counts[name] = max(4, min(4 * len(calls), round(budget / once)))
+            graphs[name] = captured(calls, counts[name])
+            graphs[name]()
+        for turn in range(rounds):
+            for name in list(contenders) if turn % 2 == 0 else list(contenders)[::-1]:
+                taken.setdefault(("eager", name), []).append(eager(contenders[name], counts[name]))
+                taken.setdefault(("graph", name), []).append(eager([graphs[name]], 1) / counts[name])
+    found: dict[str, dict[str, float]] = {}
+    for (way, name), values in taken.items():
+        found.setdefault(way, {})[name] = round(statistics.median(values) * 1e6, 2)
+    return found
+
+
+def numbers_hold(m: int, n: int, k: int) -> list[float]:
+    """SNR in dB of y, dx and dw against bf16's."""
+    ours, plain = modules(n, k, False)
+    x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    dy = torch.randn(m, n, dtype=torch.bfloat16, device="cuda")
+    pairs = []
+    for layer in (ours[0], plain[0]):
+        y = layer(x)
+        pairs.append((y, *torch.autograd.grad(y, (x, layer.weight), dy)))
+    return [
+        round(
+            10 * math.log10(b.float().square().sum().item() / (a.float() - b.float()).square().sum().item()),
+            1,
+        )
+        for a, b in zip(*pairs, strict=True)
+    ]
+
+
+def table(found: dict[str, Any]) -> dict[str, Any]:
+    """The times of a result, as ``tilewright_library.layer_rows`` reads them."""
+    from tilewright_library import layer_rows, store
+
+    operators = (
+        "gemm_nt",
+        "gemm_nt_rows",
+        "quant_1x128",
+        "quant_128x128",
+        "quant_dual",
+        "quant_128x128_dual",
+    )
+    rows = [row for row in found["rows"] if "error" not in row]
+    times: dict[str, Any] = {}
+    for row in rows:
+        layer = times.setdefault(row["mode"], {}).setdefault(f"{row['n']}x{row['k']}", {})
+        layer[str(row["m"])] = [row["graph"]["fp8"], row["graph"]["bf16"]]
+    few = [row for row in rows if row["m"] <= 16 and row["n"] * row["k"] <= 1 << 24]
+    return {
+        **{key: found[key] for key in ("kind", "torch", "date")},
+        "measured_on": found["device"],
+        "device": "cuda:9.0",
+        "versions": {op: store.current_version(f"{layer_rows.FAMILY}/{op}").name for op in operators},
+        "host_us": {
+            mode: [
+                statistics.median(row["eager"][c] for row in few if row["mode"] == mode)
+                for c in ("fp8", "bf16")
+            ]
+            for mode in times
+        },
+        "us": times,
+    }
+
+
+def main() -> None:
+    from tilewright_library import layer_rows
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--layers", default="", help="NxK,… (default: those of six models)")
+    parser.add_argument("--modes", default="kept,infer,train")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=0.002, help="seconds of one burst")
+    parser.add_argument("--seconds", type=float, default=500.0, help="stop after")
+    parser.add_argument("--table", type=Path, help="read a result from here, write its gains to OUT")
+    options = parser.parse_args()
+    if options.table:
+        options.out.write_text(
+            json.dumps(table(json.loads(options.table.read_text())), sort_keys=True) + "\n"
+        )
+        return
+    layer_rows.FILLED_ROWS = 1  # so that all rows are measured
+    layers = [tuple(map(int, text.split("x"))) for text in options.layers.split(",") if text]
+    layers = layers or [layer for group in LAYERS.values() for layer in group]
+    begun = time.monotonic()
+    found: dict[str, Any] = {
+        **stamp("experiments/studies/library/layer_gains.py"),
+        "unit": "us a call",
+        "rows": [],
+    }
+    for n, k in layers:
+        for m in map(int, options.rows.split(",")):
+            for mode in options.modes.split(","):
+                if time.monotonic() - begun > options.seconds:
+                    break
+                row: dict[str, Any] = {"n": n, "k": k, "m": m, "mode": mode}
+                try:
+                    row |= measure(n, k, m, mode, options.rounds, options.budget)
+                except Exception as error:  # noqa: BLE001 - a size that does not run is reported and left out
+                    row["error"] = repr(error)[:300]
+                found["rows"].append(row)
+            torch.cuda.empty_cache()
+        options.out.write_text(json.dumps(found) + "\n")
+        say(f"{n} x {k}: {time.monotonic() - begun:.0f} s")
+    for shape in (
+        (1000, 4096, 4096),
+        (4000, 4096, 4096),
+        (4095, 6144, 4096),
+        (8191, 4096, 14336),
+        (300, 4096, 4096),
+    ):
+        found.setdefault("db", {})["x".join(map(str, shape))] = numbers_hold(*shape)
+    options.out.write_text(json.dumps(found) + "\n")
+    say(f"dB of y, dx, dw against bf16: {found['db']}")
+
+
+if __name__ == "__main__":
+    main()

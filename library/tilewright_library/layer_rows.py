@@ -1,0 +1,93 @@
+"""Which rows the linear layer multiplies in FP8: what kernels take, and where FP8 was measured to be faster.
+
+``kernels/gemm_fp8_blockwise/layer_times.json`` holds microseconds of a call in FP8 and in bf16, measured in a CUDA
+graph, by mode, layer and rows, and the host's time of an eager call. Modes: ``kept`` (inference, weight quantised
+before), ``infer`` (weight quantised in the call), ``train`` (forward and both gradients). An ``eager`` inference takes
+the longer of both times. A gain is bf16's time over FP8's. Another layer than those measured is judged by the nearest,
+in the sum of |log2 n| and |log2 k|; rows in between by a straight line over log2 of the rows. Standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from . import store
+
+BLOCK = 128
+FAMILY = "gemm_fp8_blockwise"
+FEW_ROWS = 256
+"""Up to so many rows any number is multiplied without a gradient; more are filled up to a multiple of 4."""
+
+FILLED_ROWS = 1024
+"""From so many rows on any number is multiplied for a gradient, filled up with rows of zeros to whole blocks."""
+
+Ranges = tuple[tuple[int, int], ...]
+"""Rows from the first of a pair up to, and without, the second."""
+
+ENDLESS = 1 << 62
+
+
+def takes_rows(m: int, trains: bool) -> bool:
+    """Whether a layer of so many rows is multiplied in FP8."""
+    return bool(m) and (not trains or m % BLOCK == 0 or m >= FILLED_ROWS)
+
+
+def whole_rows(m: int, trains: bool = True) -> int:
+    """The rows that kernels work on: m, filled up to whole blocks for a gradient, or as the product takes them."""
+    if trains:
+        return -(-m // BLOCK) * BLOCK
+    return m if m <= FEW_ROWS else -(-m // 4) * 4
+
+
+@functools.lru_cache(maxsize=1)
+def measured(folder: Path = store.KERNELS) -> dict[str, Any]:
+    """The table of times; empty where there is none, or where another version of a kernel serves than was measured."""
+    try:
+        table: dict[str, Any] = json.loads((folder / FAMILY / "layer_times.json").read_text(encoding="utf-8"))
+        same = all(
+            store.current_version(f"{FAMILY}/{op}", folder).name == v for op, v in table["versions"].items()
+        )
+    except (OSError, ValueError, KeyError, store.NotServed):
+        return {}
+    return table if same else {}
+
+
+def gains(mode: str, way: str, n: int, k: int, device: str) -> dict[int, float]:
+    """Gains by rows of the measured layer that is nearest to w [N, K]; empty where nothing is known of the device."""
+    table = measured()
+    layers = table.get("us", {}).get(mode, {}) if table.get("device") == device else {}
+    if not layers:
+        return {}
+
+    def far(name: str) -> float:
+        other_n, other_k = map(int, name.split("x"))
+        return abs(math.log2(n / other_n)) + abs(math.log2(k / other_k))
+
+    # a training step queues many layers ahead of the device
+    host = table["host_us"][mode] if way == "eager" and mode != "train" else (0.0, 0.0)
+    times = layers[min(layers, key=far)]
+    return {int(m): max(bf16, host[1]) / max(fp8, host[0]) for m, (fp8, bf16) in times.items()}
+
+
+@functools.lru_cache(maxsize=4096)
+def faster_rows(mode: str, way: str, n: int, k: int, device: str) -> Ranges:
+    """The rows at which FP8 is at least as fast as bf16: all of them where nothing was measured."""
+    points = sorted(gains(mode, way, n, k, device).items())
+    if not points:
+        return ((0, ENDLESS),)
+    edges = [0] if points[0][1] >= 1.0 else []
+    for (low, before), (high, after) in itertools.pairwise(points):
+        if (before >= 1.0) != (after >= 1.0):
+            share = (1.0 - before) / (after - before)
+            edges.append(math.ceil(low * (high / low) ** share))
+    edges += [ENDLESS] * (len(edges) % 2)
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+
+# torch.compile takes the ranges of a layer as constants, and traces the comparison of the rows with them
+faster_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]

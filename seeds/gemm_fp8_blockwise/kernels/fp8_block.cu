@@ -1,0 +1,641 @@
+// D[M,N] bf16 = sum over blocks b of 128 along K of  sa[b,m] * sb[n/128,b] * (A[m,b] . B[n,b])   (A, B e4m3, K-major)
+// Hopper (sm_90a). No headers; the parameters are macros, and fp8_block.py says what is launched.
+//
+// One producer warp fills a ring of STAGES blocks (A tile, B tile, A scales by TMA; B scales and the tile's origin by
+// ordinary stores of the same warp). WGS consumer warpgroups own 64*MW rows each of the tile and share nothing but the
+// ring, so they may drift apart: while one stores its tile, another one's wgmma keeps the tensor cores busy.
+//
+// Parameters (all typed integers)
+//   WGS   consumer warpgroups along M (1, 2, 3)      MW   waves of 64 rows per warpgroup     NW   waves of WN columns
+//   WN    columns of one wgmma (16 .. 192 by 16)      DBUF two partials: next block's wgmma is queued before promotion
+//   RSA   A through registers (ldmatrix, once for the NW waves)
+//   STAGES ring depth     CL cluster size (1, 2)      MCB  1: the pair shares B (stacked along M); 0: shares A (along N)
+//   GROUP walk: GROUP units down before one across    AXIS 0: down = M, 1: down = N
+//   ECW   columns per piece of the epilogue (32, 64)
+//   ORDER warpgroups take turns at the tensor cores: 1 passed on at issue, 2 when 3/4 of a wave is done, 3 when half is
+//   HINT  L2: 1 keep the operand that a group comes back to, 2 and let the other one go first, 3 keep both   OUTCS streaming stores
+//   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
+#ifndef WGS
+#define WGS 2
+#endif
+#ifndef MW
+#define MW 1
+#endif
+#ifndef NW
+#define NW 1
+#endif
+#ifndef WN
+#define WN 128
+#endif
+#ifndef DBUF
+#define DBUF 0
+#endif
+#ifndef RSA
+#define RSA 0
+#endif
+#ifndef STAGES
+#define STAGES 4
+#endif
+#ifndef CL
+#define CL 1
+#endif
+#ifndef MCB
+#define MCB 1
+#endif
+#ifndef GROUP
+#define GROUP 8
+#endif
+#ifndef AXIS
+#define AXIS 0
+#endif
+#ifndef ECW
+#define ECW 64
+#endif
+#ifndef CREG
+#define CREG 240
+#endif
+#ifndef PREG
+#define PREG 24
+#endif
+#ifndef UNR
+#define UNR 1
+#endif
+#ifndef ORDER
+#define ORDER 0
+#endif
+#ifndef HINT
+#define HINT 0
+#endif
+#ifndef OUTCS
+#define OUTCS 0
+#endif
+#if OUTCS
+#define OUT_HINT ".cs"
+#else
+#define OUT_HINT ""
+#endif
+#if DBUF
+#undef ORDER
+#define ORDER 0
+#endif
+
+#define L0 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define R0(d) "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7])
+#define L1 "%8,%9,%10,%11,%12,%13,%14,%15"
+#define R1(d) "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15])
+#define L2 "%16,%17,%18,%19,%20,%21,%22,%23"
+#define R2(d) "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23])
+#define L3 "%24,%25,%26,%27,%28,%29,%30,%31"
+#define R3(d) "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
+#define L4 "%32,%33,%34,%35,%36,%37,%38,%39"
+#define R4(d) "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39])
+#define L5 "%40,%41,%42,%43,%44,%45,%46,%47"
+#define R5(d) "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47])
+#define L6 "%48,%49,%50,%51,%52,%53,%54,%55"
+#define R6(d) "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55])
+#define L7 "%56,%57,%58,%59,%60,%61,%62,%63"
+#define R7(d) "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
+#define L8 "%64,%65,%66,%67,%68,%69,%70,%71"
+#define R8(d) "+f"(d[64]),"+f"(d[65]),"+f"(d[66]),"+f"(d[67]),"+f"(d[68]),"+f"(d[69]),"+f"(d[70]),"+f"(d[71])
+#define L9 "%72,%73,%74,%75,%76,%77,%78,%79"
+#define R9(d) "+f"(d[72]),"+f"(d[73]),"+f"(d[74]),"+f"(d[75]),"+f"(d[76]),"+f"(d[77]),"+f"(d[78]),"+f"(d[79])
+#define L10 "%80,%81,%82,%83,%84,%85,%86,%87"
+#define R10(d) "+f"(d[80]),"+f"(d[81]),"+f"(d[82]),"+f"(d[83]),"+f"(d[84]),"+f"(d[85]),"+f"(d[86]),"+f"(d[87])
+#define L11 "%88,%89,%90,%91,%92,%93,%94,%95"
+#define R11(d) "+f"(d[88]),"+f"(d[89]),"+f"(d[90]),"+f"(d[91]),"+f"(d[92]),"+f"(d[93]),"+f"(d[94]),"+f"(d[95])
+#if WN == 16
+#define LIST L0
+#define REGS(d) R0(d)
+#define I0 "%8"
+#define I1 "%9"
+#define I2 "%10"
+#define I3 "%11"
+#define I4 "%12"
+#define I5 "%13"
+#elif WN == 32
+#define LIST L0 "," L1
+#define REGS(d) R0(d), R1(d)
+#define I0 "%16"
+#define I1 "%17"
+#define I2 "%18"
+#define I3 "%19"
+#define I4 "%20"
+#define I5 "%21"
+#elif WN == 48
+#define LIST L0 "," L1 "," L2
+#define REGS(d) R0(d), R1(d), R2(d)
+#define I0 "%24"
+#define I1 "%25"
+#define I2 "%26"
+#define I3 "%27"
+#define I4 "%28"
+#define I5 "%29"
+#elif WN == 64
+#define LIST L0 "," L1 "," L2 "," L3
+#define REGS(d) R0(d), R1(d), R2(d), R3(d)
+#define I0 "%32"
+#define I1 "%33"
+#define I2 "%34"
+#define I3 "%35"
+#define I4 "%36"
+#define I5 "%37"
+#elif WN == 80
+#define LIST L0 "," L1 "," L2 "," L3 "," L4
+#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d)
+#define I0 "%40"
+#define I1 "%41"
+#define I2 "%42"
+#define I3 "%43"
+#define I4 "%44"
+#define I5 "%45"
+#elif WN == 96
+#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5
+#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d)
+#define I0 "%48"
+#define I1 "%49"
+#define I2 "%50"
+#define I3 "%51"
+#define I4 "%52"
+#define I5 "%53"
+#elif WN == 112
+#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6
+#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d)
+#define I0 "%56"
+#define I1 "%57"
+#define I2 "%58"
+#define I3 "%59"
+#define I4 "%60"
+#define I5 "%61"
+#elif WN == 128
+#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7
+#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d)
+#define I0 "%64"
+#define I1 "%65"
+#define I2 "%66"
+#define I3 "%67"
+#define I4 "%68"
+#define I5 "%69"
+#elif WN == 144
+#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8
+#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d), R8(d)
+#define I0 "%72"
+#define I1 "%73"
+#define I2 "%74"
+#define I3 "%75"
+#define I4 "%76"
+#define I5 "%77"
+#elif WN == 160
+#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9
+#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d), R8(d), R9(d)
+#define I0 "%80"
+#define I1 "%81"
+#define I2 "%82"
+#define I3 "%83"
+#define I4 "%84"
+#define I5 "%85"
+#elif WN == 176
+#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9 "," L10
+#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d), R8(d), R9(d), R10(d)
+#define I0 "%88"
+#define I1 "%89"
+#define I2 "%90"
+#define I3 "%91"
+#define I4 "%92"
+#define I5 "%93"
+#elif WN == 192
+#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9 "," L10 "," L11
+#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d), R8(d), R9(d), R10(d), R11(d)
+#define I0 "%96"
+#define I1 "%97"
+#define I2 "%98"
+#define I3 "%99"
+#define I4 "%100"
+#define I5 "%101"
+#endif
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+struct alignas(64) TensorMap { u64 word[16]; };
+
+enum { BM = 64 * WGS * MW, BN = WN * NW, W = MW * NW, NA = WN / 2 };
+enum { A_BYTES = BM * 128, B_BYTES = BN * 128, S_BYTES = BM * 4 };
+enum { A_AT = 0, B_AT = A_AT + STAGES * A_BYTES, S_AT = B_AT + STAGES * B_BYTES, I_AT = S_AT + STAGES * S_BYTES };
+enum { FULL_AT = I_AT + STAGES * 16, EMPTY_AT = FULL_AT + STAGES * 8 };
+enum { E_AT = (EMPTY_AT + STAGES * 8 + 127) / 128 * 128, E_ROW = ECW * 2 + 16, E_BYTES = 16 * E_ROW };
+enum { SMEM_BYTES = E_AT + WGS * 4 * E_BYTES };
+enum { THREADS = 128 * (WGS + 1) };
+static_assert(SMEM_BYTES <= 232448, "shared memory");
+static_assert(MW == 1 || NW == 1, "waves go one way");
+static_assert(!DBUF || W == 1, "two partials of one wave");
+static_assert(BM <= 256 && BN <= 256, "TMA boxes");
+enum { ONE_SB = 128 % BN == 0 };          // a tile lies in one 128-column block of B
+enum { FIXED_SB = BN % 128 == 0 };        // tiles begin at blocks of B
+
+__device__ __forceinline__ void bar_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void bar_expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bar_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void bar_arrive_at(u32 bar, u32 cta) {
+    asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(cta) : "memory");
+}
+__device__ __forceinline__ void bar_wait(u32 bar, u32 parity) {
+    asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}"
+                 ::"r"(bar), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void tma(u32 to, const TensorMap* map, int x, int y, u32 bar, u64 policy) {
+#if HINT
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
+                 ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy) : "memory");
+#else
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+                 ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
+#endif
+}
+__device__ __forceinline__ void tma_pair(u32 to, const TensorMap* map, int x, int y, u32 bar, u64 policy) {
+#if HINT
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+                 "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((u16)3), "l"(policy) : "memory");
+#else
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((u16)3) : "memory");
+#endif
+}
+__device__ __forceinline__ float lds(u32 at) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+    return v;
+}
+struct Info { float sb0, sb1; int m0, n0; };
+__device__ __forceinline__ Info lds_info(u32 at) {
+    Info v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=f"(v.sb0), "=f"(v.sb1), "=r"(v.m0), "=r"(v.n0) : "r"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ u64 desc(u32 at) {   // K-major, rows of 128 bytes, 128-byte swizzle
+    return ((u64)((1u << 30) | 64u) << 32) | (1u << 16) | (at >> 4);
+}
+__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void mma_wait(float (&d)[NA]) {
+    asm volatile("wgmma.wait_group.sync.aligned " I0 ";" : REGS(d) : "n"(PENDING) : "memory");
+}
+__device__ __forceinline__ void hold(float (&d)[NA]) { asm volatile("" : REGS(d) :: "memory"); }
+
+#define STR1(x) #x
+#define STR(x) STR1(x)
+#define SHAPE "wgmma.mma_async.sync.aligned.m64n" STR(WN) "k32.f32.e4m3.e4m3 {"
+template <int ADD> __device__ __forceinline__ void mma(float (&d)[NA], u64 a, u64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " I2 ", 0;\n" SHAPE LIST "}, " I0 ", " I1 ", p, 1, 1;\n}"
+                 : REGS(d) : "l"(a), "l"(b), "n"(ADD) : "memory");
+}
+template <int ADD> __device__ __forceinline__ void mma_rs(float (&d)[NA], const u32 (&a)[4], u64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " I5 ", 0;\n" SHAPE LIST "}, {" I0 "," I1 "," I2 "," I3 "}, " I4 ", p, 1, 1;\n}"
+                 : REGS(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD) : "memory");
+}
+__device__ __forceinline__ void block_mma(float (&d)[NA], u32 a, u32 b) {
+    const u64 da = desc(a), db = desc(b);
+    mma<0>(d, da, db);
+    mma<1>(d, da + 2, db + 2);
+    if (ORDER == 3) mma_commit();
+    mma<1>(d, da + 4, db + 4);
+    if (ORDER == 2) mma_commit();
+    mma<1>(d, da + 6, db + 6);
+}
+__device__ __forceinline__ u32 pack(float lo, float hi) {
+    u32 v;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    return v;
+}
+
+// 16 rows x WN columns of one warp: registers -> this warp's piece of shared memory -> whole rows of D
+__device__ __forceinline__ void store(const float (&d)[NA], u32 piece, u16* out, int row, int col, int M, int N, int lane) {
+#pragma unroll
+    for (int c0 = 0; c0 < WN; c0 += ECW) {
+        constexpr int FULL = ECW / 8;
+        const int cols = WN - c0 < ECW ? WN - c0 : ECW, chunks = cols / 8;
+#pragma unroll
+        for (int j = 0; j < FULL; j += 2) {
+            if (j >= chunks) break;
+            const int e = (c0 / 8 + j) * 4;
+            const u32 to = piece + ((lane >> 3 & 1) * 8 + (lane & 7)) * E_ROW + (j + (lane >> 4)) * 16;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                         "r"(pack(d[e], d[e + 1])), "r"(pack(d[e + 2], d[e + 3])), "r"(pack(d[e + 4], d[e + 5])),
+                         "r"(pack(d[e + 6], d[e + 7])) : "memory");
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < FULL / 2; i++) {
+            if (i >= chunks / 2) break;
+            const int p = i * 32 + lane, r = p / chunks, c = p % chunks;
+            u32 v0, v1, v2, v3;
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v0), "=r"(v1), "=r"(v2), "=r"(v3)
+                         : "r"(piece + r * E_ROW + c * 16) : "memory");
+            if (row + r < M && col + c0 + c * 8 < N)
+                asm volatile("st.global" OUT_HINT ".v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(out + (u64)(row + r) * N + col + c0 + c * 8),
+                             "r"(v0), "r"(v1), "r"(v2), "r"(v3) : "memory");
+        }
+        __syncwarp();
+    }
+}
+
+template <int V> struct Tag { enum { value = V }; };
+struct Scales { float a[MW][2]; Info i; };
+__device__ __forceinline__ void load_scales(Scales& x, u32 base, int s, int row) {
+    x.i = lds_info(base + I_AT + s * 16);
+#pragma unroll
+    for (int w = 0; w < MW; w++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) x.a[w][h] = lds(base + S_AT + s * S_BYTES + (row + w * 64 + h * 8) * 4);
+}
+__device__ constexpr int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }
+enum { GRAN = gcd(BN, 128), GS = ONE_SB || FIXED_SB ? 1 : WN / GRAN };   // columns that share a scale of B
+static_assert(ONE_SB || FIXED_SB || WN % GRAN == 0, "granules");
+struct Factors { float f[GS][2]; };
+template <int w> __device__ __forceinline__ Factors factors(const Scales& x) {   // both scales, for the columns of wave w
+    constexpr int aw = MW > 1 ? w : 0, off = NW > 1 ? w * WN : 0;
+    Factors r;
+#pragma unroll
+    for (int g = 0; g < GS; g++) {
+        const int at = off + g * GRAN;
+        bool second = !ONE_SB && at >= 128;
+        if (!ONE_SB && !FIXED_SB && at > 0 && at < 128) second = (x.i.n0 & 127) + at >= 128;
+        const float sb = second ? x.i.sb1 : x.i.sb0;
+        r.f[g][0] = x.a[aw][0] * sb;
+        r.f[g][1] = x.a[aw][1] * sb;
+        asm volatile("" : "+f"(r.f[g][0]), "+f"(r.f[g][1]));   // here, not after the wait
+    }
+    return r;
+}
+__device__ __forceinline__ void promote(float (&acc)[NA], const float (&p)[NA], const Factors& x) {
+#pragma unroll
+    for (int j = 0; j < WN / 8; j++) {
+        const int g = GS == 1 ? 0 : j * 8 / GRAN;
+        acc[j * 4 + 0] = fmaf(x.f[g][0], p[j * 4 + 0], acc[j * 4 + 0]);
+        acc[j * 4 + 1] = fmaf(x.f[g][0], p[j * 4 + 1], acc[j * 4 + 1]);
+        acc[j * 4 + 2] = fmaf(x.f[g][1], p[j * 4 + 2], acc[j * 4 + 2]);
+        acc[j * 4 + 3] = fmaf(x.f[g][1], p[j * 4 + 3], acc[j * 4 + 3]);
+    }
+}
+
+struct Walk {
+    int down, across, units;
+    __device__ __forceinline__ Walk(int M, int N) {
+        const int um = CL == 2 && MCB ? 2 * BM : BM, un = CL == 2 && !MCB ? 2 * BN : BN;
+        const int tm = (M + um - 1) / um, tn = (N + un - 1) / un;
+        down = AXIS ? tn : tm;
+        across = AXIS ? tm : tn;
+        units = tm * tn;
+    }
+    __device__ __forceinline__ void at(int u, int rank, int& m0, int& n0) const {
+        const int per = GROUP * across, first = u / per * GROUP, inside = u % per;
+        const int rows = down - first < GROUP ? down - first : GROUP;
+        const int d = first + inside % rows, a = inside / rows;
+        int m = AXIS ? a : d, n = AXIS ? d : a;
+        if (CL == 2 && MCB) m = 2 * m + rank;
+        if (CL == 2 && !MCB) n = 2 * n + rank;
+        m0 = m * BM;
+        n0 = n * BN;
+    }
+};
+
+#if CL == 2
+#define CLUSTER_ATTR __cluster_dims__(2, 1, 1)
+#else
+#define CLUSTER_ATTR
+#endif
+
+
+extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, 1)
+fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
+          const __grid_constant__ TensorMap map_s, const float* __restrict__ sb, u16* __restrict__ out, int M, int N, int K) {
+    extern __shared__ __align__(1024) unsigned char smem[];
+    const u32 base = (u32)__cvta_generic_to_shared(smem);
+    const int lane = threadIdx.x & 31, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
+    const int blocks = (K + 127) / 128;
+    int rank = 0;
+    if (CL == 2) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    const int me = blockIdx.x / CL, gangs = gridDim.x / CL;
+    const Walk walk(M, N);
+
+    if (threadIdx.x == WGS * 128 + 32) {
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&map_a) : "memory");
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&map_b) : "memory");
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&map_s) : "memory");
+    }
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            bar_init(base + FULL_AT + s * 8, 1);
+            bar_init(base + EMPTY_AT + s * 8, WGS * 4 * CL);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if (CL == 2) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+    else __syncthreads();
+
+    if (wg == WGS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PREG));
+        if (warp == WGS * 4) {
+            int s = 0;
+            u32 phase = 1;
+            u64 keep_a = 0, keep_b = 0;   // the operand that a group of tiles comes back to is kept in L2
+#if HINT
+            u64 stay, go;
+            asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(stay));
+#if HINT == 2
+            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(go));
+#elif HINT == 1
+            asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(go));
+#else
+            go = stay;
+#endif
+            keep_a = AXIS ? go : stay;
+            keep_b = AXIS ? stay : go;
+#endif
+            const int last_nb = (N + 127) / 128 - 1;
+            for (int u = me; u < walk.units; u += gangs) {
+                int m0, n0;
+                walk.at(u, rank, m0, n0);
+                const int nb = n0 / 128 < last_nb ? n0 / 128 : last_nb, nb1 = nb < last_nb ? nb + 1 : nb;
+                float v0 = 0, v1 = 0;
+                for (int k = 0; k < blocks; k++) {
+                    if ((k & 31) == 0) {
+                        const int kk = k + lane < blocks ? k + lane : blocks - 1;
+                        v0 = __ldg(sb + (u64)nb * blocks + kk);
+                        if (!ONE_SB) v1 = __ldg(sb + (u64)nb1 * blocks + kk);
+                    }
+                    const u32 full = base + FULL_AT + s * 8;
+                    bar_wait(base + EMPTY_AT + s * 8, phase);
+                    if (lane == 0) {
+                        const u32 a = base + A_AT + s * A_BYTES, b = base + B_AT + s * B_BYTES;
+                        if (CL == 2 && !MCB) tma_pair(a + rank * (A_BYTES / 2), &map_a, k * 128, m0 + rank * (BM / 2), full, keep_a);
+                        else tma(a, &map_a, k * 128, m0, full, keep_a);
+                        if (CL == 2 && MCB) tma_pair(b + rank * (B_BYTES / 2), &map_b, k * 128, n0 + rank * (BN / 2), full, keep_b);
+                        else tma(b, &map_b, k * 128, n0, full, keep_b);
+                        tma(base + S_AT + s * S_BYTES, &map_s, m0, k, full, keep_a);
+                    }
+                    const float x0 = __shfl_sync(~0u, v0, k & 31), x1 = __shfl_sync(~0u, v1, k & 31);
+                    if (lane == 0) {
+                        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + I_AT + s * 16), "f"(x0), "f"(x1),
+                                     "r"(m0), "r"(n0) : "memory");
+                        bar_expect(full, A_BYTES + B_BYTES + S_BYTES);
+                    }
+                    __syncwarp();
+                    if (++s == STAGES) s = 0, phase ^= 1;
+                }
+            }
+            // one empty block more: consumers always look one block ahead
+            bar_wait(base + EMPTY_AT + s * 8, phase);
+            if (lane == 0) bar_arrive(base + FULL_AT + s * 8);
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CREG));
+        const int tiles = me < walk.units ? (walk.units - me + gangs - 1) / gangs : 0;
+        const int row = wg * 64 * MW + (warp & 3) * 16 + lane / 4;
+        const u32 a_at = base + A_AT + wg * (64 * MW * 128), b_at = base + B_AT;
+        const u32 piece = base + E_AT + warp * E_BYTES;
+        int s = 0;
+        u32 phase = 0;
+        auto release = [&](int stage) {
+            __syncwarp();   // every lane has read its scales
+            const u32 bar = base + EMPTY_AT + stage * 8;
+            if (CL == 1) { if (lane == 0) bar_arrive(bar); }
+            else if (lane < CL) bar_arrive_at(bar, lane);
+        };
+        float acc[W][NA];
+#pragma unroll
+        for (int w = 0; w < W; w++)
+#pragma unroll
+            for (int i = 0; i < NA; i++) acc[w][i] = 0.f;
+        auto finish = [&](auto tag, const Info& at) {
+            constexpr int w = decltype(tag)::value;
+            const int r = at.m0 + wg * 64 * MW + (warp & 3) * 16;
+            store(acc[w], piece, out, r + (MW > 1 ? w * 64 : 0), at.n0 + (NW > 1 ? w * WN : 0), M, N, lane);
+#pragma unroll
+            for (int i = 0; i < NA; i++) acc[w][i] = 0.f;
+        };
+        if (tiles > 0) {
+#if DBUF
+            float p[NA], q[NA];
+            Scales x, y;
+            int k = 0, t = 0;
+            bar_wait(base + FULL_AT, 0);
+            load_scales(x, base, 0, row);
+            hold(p);
+            mma_fence();
+            block_mma(p, a_at, b_at);
+            mma_commit();
+            auto step = [&](float (&now)[NA], float (&next)[NA], Scales& xn, Scales& xx) {
+                const int old = s;
+                if (++s == STAGES) s = 0, phase ^= 1;
+                bar_wait(base + FULL_AT + s * 8, phase);
+                load_scales(xx, base, s, row);
+                hold(next);
+                mma_fence();
+                block_mma(next, a_at + s * A_BYTES, b_at + s * B_BYTES);
+                mma_commit();
+                const Factors f = factors<0>(xn);
+                mma_wait<1>(now);
+                release(old);
+                promote(acc[0], now, f);
+                if (++k == blocks) {
+                    finish(Tag<0>{}, xn.i);
+                    k = 0;
+                    return ++t == tiles;
+                }
+                return false;
+            };
+            while (true) {
+                if (step(p, q, x, y)) { mma_wait<0>(q); break; }
+                if (step(q, p, y, x)) { mma_wait<0>(p); break; }
+            }
+#else
+            // a tile's rows are stored behind the next wave's wgmma, the next tile's if need be
+            float p[NA];
+            Scales x;
+            bar_wait(base + FULL_AT, 0);
+            load_scales(x, base, 0, row);
+#if RSA
+            u32 f[4][4];
+#endif
+            const int my_turn = 1 + wg, next_turn = 1 + (wg + 1) % WGS;
+            auto pass = [&] { asm volatile("bar.arrive %0, 256;" ::"r"(next_turn) : "memory"); };
+            auto hand = [&] {
+                if (ORDER >= 2) {
+                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                    pass();
+                }
+            };
+            if (ORDER && wg == WGS - 1) pass();
+            auto issue = [&](auto tag) {
+                constexpr int w = decltype(tag)::value;
+                const u32 a = a_at + s * A_BYTES, b = b_at + s * B_BYTES;
+#if RSA
+                if (w == 0) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const u32 from = a + ((warp & 3) * 16 + (lane >> 3 & 1) * 8 + (lane & 7)) * 128 + (((j * 2 + (lane >> 4)) ^ (lane & 7)) * 16);
+                        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                                     : "=r"(f[j][0]), "=r"(f[j][1]), "=r"(f[j][2]), "=r"(f[j][3]) : "r"(from) : "memory");
+                    }
+                }
+                hold(p);
+                if (ORDER) asm volatile("bar.sync %0, 256;" ::"r"(my_turn) : "memory");
+                mma_fence();
+                const u64 db = desc(b + (NW > 1 ? w * WN * 128 : 0));
+                mma_rs<0>(p, f[0], db);
+                mma_rs<1>(p, f[1], db + 2);
+                if (ORDER == 3) mma_commit();
+                mma_rs<1>(p, f[2], db + 4);
+                if (ORDER == 2) mma_commit();
+                mma_rs<1>(p, f[3], db + 6);
+#else
+                hold(p);
+                if (ORDER) asm volatile("bar.sync %0, 256;" ::"r"(my_turn) : "memory");
+                mma_fence();
+                block_mma(p, a + (MW > 1 ? w * 64 * 128 : 0), b + (NW > 1 ? w * WN * 128 : 0));
+#endif
+                mma_commit();
+                if (ORDER == 1) pass();
+            };
+            Info tile, done;
+            for (int t = 0; t < tiles; t++) {
+#pragma unroll UNR
+                for (int k = 0; k < blocks; k++) {
+                    issue(Tag<0>{});
+                    if (k == 0) {
+                        if (t > 0) finish(Tag<W - 1>{}, done);   // the last tile's rows, behind this tile's first wave
+                        tile = x.i;
+                    }
+                    if constexpr (W == 2) {
+                        const Factors g = factors<0>(x);
+                        hand();
+                        mma_wait<0>(p);
+                        promote(acc[0], p, g);
+                        issue(Tag<1>{});
+                    }
+                    const int old = s;
+                    if (++s == STAGES) s = 0, phase ^= 1;
+                    const Factors g = factors<W - 1>(x);
+                    bar_wait(base + FULL_AT + s * 8, phase);
+                    load_scales(x, base, s, row);
+                    hand();
+                    if constexpr (W == 2) if (k == blocks - 1) finish(Tag<0>{}, tile);
+                    mma_wait<0>(p);
+                    release(old);
+                    promote(acc[W - 1], p, g);
+                }
+                done = tile;
+            }
+            finish(Tag<W - 1>{}, done);
+#endif
+        }
+    }
+    if (CL == 2) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}

@@ -1,0 +1,22 @@
+"""Scheduling of tests that share one costly fixture."""
+
+from __future__ import annotations
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+TOGETHER = "exploits/test_triton.py"
+"""One worker asks the device about all exploits. pytest 9.2 keeps no node id that xdist 3.8 could add a group to."""
+
+
+class TestOrFile(LoadScopeScheduling):
+    """``--dist loadgroup``: every test by itself, those of ``TOGETHER`` in one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return file if file.endswith(TOGETHER) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    return TestOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None

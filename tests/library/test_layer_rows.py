@@ -1,0 +1,66 @@
+"""Which rows a layer multiplies in FP8: what kernels take, and what was measured to be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tilewright.library import layer_rows
+
+TABLE: dict[str, Any] = {
+    "device": "cuda:9.0",
+    "host_us": {"kept": [40.0, 20.0], "infer": [40.0, 20.0], "train": [400.0, 200.0]},
+    "us": {
+        mode: {
+            "1024x1024": {"16": [10.0, 12.0], "64": [10.0, 5.0], "256": [10.0, 20.0]},
+            "8192x8192": {"16": [50.0, 100.0]},
+        }
+        for mode in ("kept", "infer", "train")
+    },
+}
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(layer_rows, "measured", lambda: TABLE)
+    layer_rows.faster_rows.cache_clear()
+    yield
+    layer_rows.faster_rows.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("mode", "way", "n", "k", "device", "ranges"),
+    [
+        ("kept", "graph", 1024, 1024, "cuda:9.0", ((0, 24), (102, layer_rows.ENDLESS))),
+        ("train", "eager", 1024, 1024, "cuda:9.0", ((0, 24), (102, layer_rows.ENDLESS))),
+        ("kept", "eager", 1024, 1024, "cuda:9.0", ()),
+        ("kept", "eager", 6144, 8192, "cuda:9.0", ((0, layer_rows.ENDLESS),)),
+        ("kept", "graph", 1024, 1024, "cuda:10.0", ((0, layer_rows.ENDLESS),)),
+    ],
+    ids=[
+        "between points",
+        "training is not bound by the host",
+        "the host binds",
+        "nearest layer",
+        "unknown device",
+    ],
+)
+def test_ranges_follow_the_measured_gains(
+    known: None, mode: str, way: str, n: int, k: int, device: str, ranges: layer_rows.Ranges
+) -> None:
+    assert layer_rows.faster_rows(mode, way, n, k, device) == ranges
+
+
+def test_the_shipped_table_is_of_the_kernels_that_are_shipped() -> None:
+    table = layer_rows.measured()
+    assert table and table["kind"] == "measured" and set(table["us"]) == {"kept", "infer", "train"}
+
+
+def test_rows_that_kernels_take() -> None:
+    assert [layer_rows.whole_rows(m) for m in (1, 128, 4000)] == [128, 128, 4096]
+    assert [layer_rows.whole_rows(m, False) for m in (7, 255, 257, 8191)] == [7, 255, 260, 8192]
+    assert [layer_rows.takes_rows(m, True) for m in (0, 100, 128, 1023, 1024, 4000)] == [
+        False, False, True, False, True, True,
+    ]  # fmt: skip

@@ -1,0 +1,209 @@
+"""A user's Pallas function as it stands, for each value of its block sizes: any Python, run in a confined child.
+
+A kernel module whose only content is data (``ORIGINAL``) holds the files of the user's package that the function uses,
+the text of the call, and where block sizes stand in those files. A child that sees neither inputs nor a clock writes
+the files with the sizes of one candidate, calls the function on shapes, and hands back the jaxpr. Packages that are not
+installed are placeholders, and the target's TPU is the device. That jaxpr is the candidate, and is judged as any is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from jax._src import core
+from jax._src.pallas.mosaic.core import CompilerParams
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import ClosedJaxpr
+
+from tilewright.fitness.original import Site, data_of, texts_of
+from tilewright.workers.child.frames import Frame
+from tilewright.workers.intake.source.knobs import with_params
+from tilewright.workers.intake.source.literals import Literals
+from tilewright.workers.intake.source.load import load
+from tilewright.workers.runners.pallas import jaxpr_names, trace
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Original:
+    """``path`` of the user's file below the root, and the function's name in it. ``call``: its arguments as text over
+    ``operands`` and ``params``. ``sites``: by parameter, the numbers in ``files`` (text by path) that it replaces."""
+
+    path: str
+    function: str
+    call: str
+    operands: tuple[str, ...]
+    files: Mapping[str, str]
+    sites: Mapping[str, tuple[Site, ...]]
+
+    @classmethod
+    def of_source(cls, source: str) -> Original:
+        """Raises ValueError for a source that is no such module."""
+        data = data_of(source)
+        if data is None:
+            raise ValueError("the module holds no function as it stands")
+        return cls(**data)
+
+    def source(self, declared: str) -> str:
+        """The kernel module. ``declared``: the text of SPACE, DEFAULTS and CONSTRAINTS."""
+        return (
+            f'"""{self.function} of {Path(self.path).name} as it stands: what it traces to is the candidate."""\n\n'
+            f"{declared}\nORIGINAL = {asdict(self)!r}\n"
+        )
+
+    def loaded(self, params: Params, folder: Path) -> Callable[..., Any]:
+        """The user's function with the sizes of a candidate; its files are written below ``folder``."""
+        texts = texts_of(self.files, self.sites, params)
+        root = folder / hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:16]
+        for path, text in texts.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text, encoding="utf-8")
+        _forget(root)
+        module, _ = load(root / self.path, self.function, Literals(), traced=False)
+        return function_in(module, self.function)
+
+    def settled(self, texts: Mapping[str, str]) -> Original:
+        """With some parameters replaced by these texts: another parameter, or the value that the files have."""
+        sites = {name: places for name, places in self.sites.items() if name not in texts}
+        for name, text in texts.items():
+            other = re.fullmatch(r'params\["(\w+)"\]', text)
+            if other is not None and (name in self.sites or other[1] in sites):
+                sites[other[1]] = (*sites.get(other[1], ()), *self.sites.get(name, ()))
+        return replace(self, call=with_params(self.call, texts), sites=sites)
+
+    def build(self, folder: Path) -> Callable[[Params], Callable[..., Any]]:
+        """``build`` of the module: see ``runners.pallas.trace``."""
+
+        @functools.lru_cache(maxsize=32)
+        def load_once(values: tuple[tuple[str, int], ...]) -> Callable[..., Any]:
+            return self.loaded(dict(values), folder)
+
+        def build(params: Params) -> Callable[..., Any]:
+            inside = {name: params[name] for name in self.sites if name in params}
+            scope = {
+                "jax": jax,
+                "jnp": jnp,
+                "params": dict(params),
+                "original": load_once(tuple(inside.items())),
+            }
+            made = eval(f"lambda {', '.join(self.operands)}: original({self.call})", scope)
+
+            def apply(*operands: Any) -> Any:
+                return jax.tree.leaves(made(*operands))
+
+            return apply
+
+        return build
+
+
+def function_in(module: types.ModuleType, name: str) -> Callable[..., Any]:
+    """A function of a module, also of a class. Raises LookupError."""
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise LookupError(name)
+        found = getattr(found, part)
+    made: Callable[..., Any] = found
+    return made
+
+
+def _forget(root: Path) -> None:
+    """Forget modules of the names of files below ``root``, loaded before with other sizes."""
+    tops = {path.stem for path in root.iterdir()} - {"jax", "jaxlib", "numpy"}
+    for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+# -- the device that a function asks for ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def on_chip(chip: Mapping[str, Any]) -> Iterator[None]:
+    """While it is entered, code finds the target's TPU: ``kind`` and ``cores``."""
+    device = types.SimpleNamespace(
+        device_kind=chip["kind"], platform="tpu", num_cores=chip["cores"], id=0, process_index=0,
+        client=types.SimpleNamespace(platform_version="", platform="tpu"), coords=(0, 0, 0), core_on_chip=0,
+    )  # fmt: skip
+    answers = {
+        "devices": [device], "local_devices": [device], "device_count": 1, "local_device_count": 1,
+        "default_backend": "tpu",
+    }  # fmt: skip
+    _add_old_names()
+    with contextlib.ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(jax, name, return_value=answer))
+        stack.enter_context(trace.mesh_of(chip))
+        yield
+
+
+def _add_old_names() -> None:
+    """Give JAX the names that public code uses from its older versions."""
+    for module, name, now in (
+        (pltpu, "TPUCompilerParams", pltpu.CompilerParams),
+        (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
+        (pltpu, "ANY", pl.ANY),
+        (pl, "load", lambda ref, index: ref[index]),
+        (pl, "store", lambda ref, index, value: ref.__setitem__(index, value)),
+    ):
+        if not hasattr(module, name):
+            setattr(module, name, now)
+
+
+# -- the jaxpr without what only watches it ------------------------------------------------------------------------
+
+
+def plain_jaxpr(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr whose kernels have no options that only watch or place them: estimates of cost, names, debugging.
+
+    Results that take the place of operands are among them: where a kernel writes all of a result the answer is the
+    same, and where it does not the comparison with the reference says so.
+    """
+    return ClosedJaxpr(_plain(closed.jaxpr), closed.consts)
+
+
+def _plain(jaxpr: Any) -> Any:
+    return jaxpr.replace(eqns=[_plain_equation(equation) for equation in jaxpr.eqns])
+
+
+def _plain_equation(equation: Any) -> Any:
+    name, params = equation.primitive.name, dict(equation.params)
+    for key, only in jaxpr_names.ONLY.get(name, {}).items():
+        if key in params and key != "mesh":
+            params[key] = only
+    if name == "pallas_call":
+        options = params.get("compiler_params")
+        if isinstance(options, CompilerParams):
+            params["compiler_params"] = replace(options, **jaxpr_names.WITHHELD["CompilerParams"])
+    for key, value in params.items():
+        if isinstance(value, ClosedJaxpr | core.ClosedJaxpr):
+            params[key] = plain_jaxpr(value)
+    return equation.replace(params=params)
+
+
+# -- the child -----------------------------------------------------------------------------------------------------
+
+
+def run(job: Frame, answer: trace.Answer) -> None:
+    """Serve one job of ``runners.pallas.trace`` whose source is a function as it stands."""
+
+    def build_of(source: str) -> Callable[..., Any]:
+        return Original.of_source(source).build(Path.cwd())
+
+    with on_chip(job.data["chip"]):
+        trace.run(job, answer, build_of, plain_jaxpr)
