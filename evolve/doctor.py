@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.fitness.chips import CHIPS, Chip
+from tilewright.fitness.gpus import LOCAL
 from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target, targets
 from tilewright.workers.device.station import station_fault
 from tilewright.workers.toolchains import tpu as tpu_toolchain
@@ -39,6 +41,7 @@ def examine(home: Path) -> Iterator[Diagnosis]:
     """Findings in the order a newcomer needs them. Each target compiles a small kernel (seconds)."""
     yield Diagnosis("python", True, platform.python_version())
     yield from (_package(name) for name in ("ray", "mlflow"))
+    yield from (_extra(name) for name in EXTRAS)
     yield _cores()
     yield _memory()
     yield _folder(home)
@@ -46,6 +49,7 @@ def examine(home: Path) -> Iterator[Diagnosis]:
     for target in targets().values():
         if target.name not in MEASURED_TPUS:
             yield _target(target)
+    yield _cuda()
     yield _tpu()
 
 
@@ -67,6 +71,47 @@ def _package(name: str) -> Diagnosis:
         return Diagnosis(name, True, metadata.version(name))
     except metadata.PackageNotFoundError:
         return Diagnosis(name, False, f"not installed; pip install {name}")
+
+
+EXTRAS = {"tpu": "jax", "triton": "triton", "llm": "openai", "pandas": "pandas"}
+"""The packages whose presence shows that an extra is installed."""
+
+
+def _extra(name: str) -> Diagnosis:
+    """Whether an extra is installed, and whether its pinned versions are."""
+    part, wanted = f"extra {name}", []
+    try:
+        for line in metadata.requires("tilewright") or ():
+            requirement, _, condition = line.partition(";")
+            package, pinned, version = requirement.partition("==")
+            if pinned and re.search(rf"extra == ['\"]{name}['\"]", condition):
+                wanted.append((package.strip(), version.strip()))
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        found = {package: metadata.version(package) for package, _ in wanted or [(EXTRAS[name], "")]}
+    except metadata.PackageNotFoundError as error:
+        return Diagnosis(
+            part, False, f"{error.name} is not installed; pip install 'tilewright[{name}]'", needed=False
+        )
+    listed = ", ".join(f"{package} {version}" for package, version in found.items())
+    other = [f"{p} {pin}" for p, pin in wanted if found[p].split("+")[0] != pin]
+    advice = f"; tilewright was verified with {', '.join(other)}" if other else ""
+    return Diagnosis(part, not other, f"{listed}{advice}", needed=False)
+
+
+def _cuda() -> Diagnosis:
+    """This machine's NVIDIA GPU: what the target ``cuda`` stands for."""
+    try:
+        target = load_target(named_target(LOCAL))
+    except (UserError, UnknownTarget) as error:
+        return Diagnosis(
+            f"target {LOCAL}",
+            False,
+            str(error).partition(" here: ")[2].rstrip(".") or str(error),
+            needed=False,
+        )
+    return replace(_target(target), part=f"target {LOCAL}")
 
 
 def _cores() -> Diagnosis:

@@ -21,9 +21,7 @@ pytest.importorskip("triton")
 
 PAGE = (ROOT / "docs" / "bring_your_own.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^```\w+ (\S+)\n(.*?)^```$", PAGE, re.M | re.S)
-COMMANDS = [
-    line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S) for line in block.splitlines()
-]
+COMMANDS, ALL_THE_WAY = (block.splitlines() for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,9 @@ def operator_of(folder: Path):
 
 
 def test_the_page_builds_an_operator_and_evolves_it(folder: Path) -> None:
-    assert [name for name, _ in FILES] == ["rms_quant/operator.py", "rms_quant/kernels/rows.py", "rms.yaml"]
+    triton = ["rms_quant/operator.py", "rms_quant/kernels/rows.py", "rms.yaml"]
+    pallas = ["row_norm/operator.py", "row_norm/kernels/blocks.py", "norm.yaml", "use.py"]
+    assert [name for name, _ in FILES] == triton + pallas
     assert len(COMMANDS) == 2
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
     for command in COMMANDS:
@@ -69,6 +69,27 @@ def test_the_page_builds_an_operator_and_evolves_it(folder: Path) -> None:
     assert evaluations[0].verdict is Verdict.OK, evaluations[0].reason
     assert evaluations[0].unit == "GB/s"
     assert {reading.gate for reading in evaluations[0].gates} == {"scales", "payload"}
+
+
+@pytest.mark.slow
+def test_a_pallas_operator_is_evolved_promoted_and_called(folder: Path) -> None:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
+    printed = ""
+    for command in ALL_THE_WAY:
+        run = command.replace(
+            "tilewright ", "python -m tilewright.evolve.cli ", command.startswith("tilewright")
+        )
+        run = run.replace("python ", f"{sys.executable} ").replace(
+            "PYTHONPATH=library", f"PYTHONPATH=library:{ROOT}"
+        )
+        done = subprocess.run(
+            ["bash", "-ec", run], cwd=folder, env={**clean, "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=280, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        printed += done.stdout
+    assert all(line in printed for line in shown.splitlines()), printed
 
 
 def test_wrong_twins_fail_and_the_right_answer_passes(folder: Path) -> None:

@@ -12,6 +12,8 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"is no function$", "name a function at the file's module level, or Class.method"),
     (r"must be Tensor, not \w*Tracer|not a valid JAX type", "a TPU takes Pallas functions, this one is torch's: use "
      "--target cuda, or interpreter"),
+    (r"torch\.Tensor.* and was passed to the function", "a GPU's target takes Triton functions, this one is JAX's: "
+     "use --target tpu7x"),
     (r"^torch computes (\S+)", "do it in the kernel, or before the call and pass the result as an argument"),
     (r"reads a tensor's values", "pass the value as a plain argument of the call"),
     (r"a tensor that is not contiguous", "allocate it contiguous and give the kernel its strides"),

@@ -24,6 +24,17 @@ def test_the_sandbox_line_says_what_is_enforced(
     assert finding.good is good and words in finding.sentence and not finding.needed
 
 
+def test_extras_and_the_gpu_of_this_machine_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ['jax==0.0.1; extra == "tpu"', 'nowhere==1.0; extra == "triton"', "numpy>=2.0"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
+    pinned, missing = doctor._extra("tpu"), doctor._extra("triton")
+    assert not pinned.good and "verified with jax 0.0.1" in pinned.sentence
+    assert (
+        not missing.good and missing.sentence == "nowhere is not installed; pip install 'tilewright[triton]'"
+    )
+    assert doctor._cuda().part == "target cuda"
+
+
 def test_the_sandbox_is_tried_in_a_process_of_its_own() -> None:
     assert doctor._sandbox().sentence.startswith("network ")
     open("/etc/hostname").close()  # this process stays as it was

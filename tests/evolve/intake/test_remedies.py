@@ -41,6 +41,7 @@ SAID = (
     "the constant accumulator is a function",
     "mine.py defines no softmax",
     "the call raises ModuleNotFoundError: No module named 'vllm'",
+    "the call raises TypeError: of type <class 'torch.Tensor'> and was passed to the function at path x",
     "the call raises ValueError: two dimensions",
     "0 functions called launch",
     "** in a call of anything but BlockSpec",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tilewright.evolve.campaign.loop import Order
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.intake import child
 from tilewright.evolve.intake.child import calls_of_file
 from tilewright.evolve.intake.tune import (
     COMPILE_SECONDS,
@@ -65,6 +67,16 @@ def test_a_file_of_pallas_means_tpu7x(tmp_path: Path, text: str, target: str | N
     (tmp_path / "mine.py").write_text(text)
     assert default_target(f"{tmp_path}/mine.py:f") == default_target(f"{tmp_path}/mine.py") == target
     assert default_target("gone.py:f") is None
+
+
+def test_a_missing_package_is_one_line_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    (shadow / "jax.py").write_text("raise ModuleNotFoundError(\"No module named 'jax'\")\n")
+    monkeypatch.setattr(child, "ROOT", f"{shadow}{os.pathsep}{child.ROOT}")
+    (tmp_path / "mine.py").write_text("def f(x):\n    return x\n")
+    with pytest.raises(UserError, match=r"^jax is not installed; pip install 'tilewright\[tpu\]'\.$"):
+        child.ask(tmp_path / "mine.py", None, "", (), load_target("tpu7x"), child.PALLAS)
 
 
 def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path: Path) -> None:
