@@ -51,26 +51,27 @@ _SCRUB = b"""
 .extern .shared .align 16 .b8 memory[];
 .visible .entry scrub(.param .u32 bytes) {
   .reg .pred %p;
-  .reg .b32 %at, %end, %step, %base, %here, %zero;
+  .reg .b32 %at, %end, %step, %base, %here, %fill;
   mov.u32 %at, %tid.x;
   shl.b32 %at, %at, 2;
   mov.u32 %step, %ntid.x;
   shl.b32 %step, %step, 2;
   ld.param.u32 %end, [bytes];
   mov.u32 %base, memory;
-  mov.u32 %zero, 0;
+  mov.u32 %fill, -1;
 next:
   setp.ge.u32 %p, %at, %end;
   @%p bra done;
   add.u32 %here, %base, %at;
-  st.volatile.shared.u32 [%here], %zero;
+  st.volatile.shared.u32 [%here], %fill;
   add.u32 %at, %at, %step;
   bra next;
 done:
   ret;
 }
 \0"""
-"""Overwrites the shared memory of a multiprocessor, all of which one block of it takes."""
+"""Overwrites the shared memory of a multiprocessor, all of which one block of it takes, with what is NaN in every
+floating-point type: a kernel that counts on zeros there is wrong elsewhere."""
 
 
 class Runner(TorchDevice):
