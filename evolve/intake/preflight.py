@@ -43,9 +43,12 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     for row in answer["fixed"]:
         yield f"  fixed      {row['name']} = {row['value']}: {row['why']}"
     checked = ", ".join("x".join(str(n) for n in shape.values()) for shape in answer["check"])
-    yield f"  checked    the seed passes at {checked}, with inputs {', '.join(answer['kinds'])}"
+    yield f"  checked    small shapes {checked}, with inputs {', '.join(answer['kinds'])}"
     yield from _space(answer)
     yield from _rewrites(answer["source"])
+    for line in answer.get("left_out", ()):
+        yield f"  left out   {line}"
+    yield "  gradients  a call that needs one goes to the original: no backward was taken in"
     for note in answer["notes"]:
         yield f"  note       {note}"
     yield f"  target     {target}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -190,12 +189,3 @@ def parameter_access(kernel: KernelSource, at: cst.CSTNode, name: str) -> str:
         if isinstance(function, cst.FunctionDef) and function.name.value in ("build", "launch"):
             return f'{parameters(function)[-1].name.value}["{name}"]'
     raise Unsupported("the launch parameters are not in scope where the kernel is called")
-
-
-class _Substitute(cst.CSTTransformer):
-    def __init__(self, table: dict[cst.CSTNode, cst.BaseExpression]) -> None:
-        super().__init__()
-        self.table = table
-
-    def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
-        return self.table.get(original_node, super().on_leave(original_node, updated_node))

@@ -1,20 +1,18 @@
 """Blockwise FP8 GEMM (NT) in CUDA C++ for Hopper: one producer warp, one to three consumer warpgroups, no barrier
 between them (see ``fp8_block.cu``).
 
-A tile has 64 x MW x WGS rows and WN x NW columns; a warpgroup holds MW waves of rows or NW waves of columns in
-registers. A cluster of two multicasts the operand it shares. Programs are persistent, and a tile's rows are stored
-behind the next wave's products. Measured by its author on an H200 over twelve training shapes: 1.00 times DeepGEMM,
-1.10 times cuBLAS with one genome a shape.
+A tile has 64 x WGS rows and WN columns, twice as many rows with two waves ``down`` a warpgroup, twice as many columns
+with two ``across``. A cluster of two multicasts the operand that it shares. Programs are persistent, and a tile's rows
+are stored behind the next wave's products. Measured on an H200 over twelve training shapes: 1.11 times cuBLAS with a
+genome for each shape, 1.09 with the defaults (``experiments/records/h200_fp8/cuda_fp8.md``).
 """
 
 SPACE = {
     "WGS": (1, 2, 3),
-    "MW": (1, 2),
-    "NW": (1, 2),
+    "WAVES": ("one", "down", "across"),
     "WN": (16, 32, 48, 64, 80, 96, 112, 128, 160, 192),
     "STAGES": (3, 4, 5, 6, 7, 8, 10, 12, 13, 16),
-    "CL": (1, 2),
-    "MCB": (0, 1),
+    "SHARE": ("none", "a", "b"),
     "GROUP": (2, 4, 8, 16, 32),
     "AXIS": (0, 1),
     "UNR": (1, 2, 4),
@@ -29,12 +27,10 @@ SPACE = {
 }
 DEFAULTS = {
     "WGS": 2,
-    "MW": 2,
-    "NW": 1,
+    "WAVES": "down",
     "WN": 128,
     "STAGES": 3,
-    "CL": 2,
-    "MCB": 0,
+    "SHARE": "a",
     "GROUP": 8,
     "AXIS": 0,
     "UNR": 2,
@@ -48,23 +44,19 @@ DEFAULTS = {
     "CTAS": 132,
 }
 CONSTRAINTS = {
-    "STAGES * (WGS * MW * 64 * 132 + WN * NW * 128 + 32) + WGS * 64 * (ECW * 2 + 16) + 128 <= 232448": (
-        "the ring and the stores' pieces share 227 KB of shared memory"
+    "STAGES * (WGS * (64 + 64 * (WAVES == 'down')) * 132 + WN * (1 + (WAVES == 'across')) * 128 + 32)"
+    " + WGS * 64 * (ECW * 2 + 16) + 128 <= 232448": "the ring and the stores' pieces share 227 KB of shared memory",
+    "DBUF == 0 or WAVES == 'one'": "two partials of one wave",
+    "DBUF == 0 or ORDER + RSA == 0": "a second partial takes no turns and leaves no registers for A",
+    "RSA == 0 or WAVES != 'down'": "A's registers serve the waves along N",
+    "WAVES != 'down' or WGS <= 2 and WN <= 128": "a copy brings 256 rows of A, a thread keeps 256 numbers",
+    "WAVES != 'across' or WN <= 128 and (WN % 128 == 0 or 64 % WN == 0)": (
+        "a copy brings 256 rows of B, and waves keep to granules of B's scales"
     ),
-    "MW == 1 or NW == 1": "a warpgroup's waves go one way",
-    "DBUF == 0 or MW * NW == 1": "two partials of one wave",
-    "DBUF == 0 or ORDER == 0": "turns are for one partial",
-    "DBUF == 0 or RSA == 0": "a second partial leaves no registers for A",
-    "RSA == 0 or MW == 1": "A's registers serve the waves along N",
-    "WGS * MW <= 4": "a copy brings 256 rows of A at most",
-    "WN * NW <= 256": "a copy brings 256 rows of B at most",
-    "128 % (WN * NW) == 0 or WN * NW % 128 == 0 or WN % 16 == 0 and NW == 1": "waves keep to granules of B's scales",
-    "MW * NW * WN <= 256": "a thread's accumulators and partial fit 240 registers",
     "WGS < 3 or CREG <= 160": "registers of four warpgroups",
     "WGS == 3 or CREG >= 216": "consumers take what the producer gives",
     "WGS > 1 or CREG < 240": "registers of two warpgroups",
     "PREG == 24 or CREG <= 232": "registers of all warpgroups together",
-    "CL == 2 or MCB == 0": "one CTA shares nothing",
     "columns == 0": "B has scales of 128 x 128 blocks",
     "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
     "N % 8 == 0": "rows of C begin at 16 bytes",
@@ -74,14 +66,15 @@ CONSTRAINTS = {
 
 def launch(inputs, params):
     (m, k), n = inputs["a_q"].shape, inputs["b_q"].shape[0]
-    rows, columns = 64 * params["WGS"] * params["MW"], params["WN"] * params["NW"]
-    stages, cluster = params["STAGES"], params["CL"]
+    down, across = (2 if params["WAVES"] == way else 1 for way in ("down", "across"))
+    rows, columns = 64 * params["WGS"] * down, params["WN"] * across
+    shares_a, shares_b = (params["SHARE"] == operand for operand in ("a", "b"))
+    stages, cluster = params["STAGES"], 2 if shares_a or shares_b else 1
     ring = stages * (rows * 132 + columns * 128 + 32)
-    shares_a, shares_b = (cluster == 2 and params["MCB"] == which for which in (0, 1))
-    down, across = (2 if shares_b else 1) * rows, (2 if shares_a else 1) * columns
-    units = -(-m // down) * -(-n // across)
+    units = -(-m // (rows * (2 if shares_b else 1))) * -(-n // (columns * (2 if shares_a else 1)))
     return {
         "options": {"default_device": True},
+        "defines": {"MW": down, "NW": across, "CL": cluster, "MCB": 1 if shares_b else 0},
         "steps": (
             {
                 "kernel": "fp8_block",

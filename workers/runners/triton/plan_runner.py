@@ -28,9 +28,9 @@ from tilewright.workers.runners.triton.clock import Clock, GpuClock, nothing
 from tilewright.workers.runners.triton.launch_guard import (
     CANARY,
     CANARY_BYTES,
-    POISON,
     Canaries,
     OutsideWrite,
+    poison,
 )
 from tilewright.workers.runners.triton.tensors import Tensors, torch_dtype
 from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
@@ -51,26 +51,27 @@ _SCRUB = b"""
 .extern .shared .align 16 .b8 memory[];
 .visible .entry scrub(.param .u32 bytes) {
   .reg .pred %p;
-  .reg .b32 %at, %end, %step, %base, %here, %zero;
+  .reg .b32 %at, %end, %step, %base, %here, %fill;
   mov.u32 %at, %tid.x;
   shl.b32 %at, %at, 2;
   mov.u32 %step, %ntid.x;
   shl.b32 %step, %step, 2;
   ld.param.u32 %end, [bytes];
   mov.u32 %base, memory;
-  mov.u32 %zero, 0;
+  mov.u32 %fill, -1;
 next:
   setp.ge.u32 %p, %at, %end;
   @%p bra done;
   add.u32 %here, %base, %at;
-  st.volatile.shared.u32 [%here], %zero;
+  st.volatile.shared.u32 [%here], %fill;
   add.u32 %at, %at, %step;
   bra next;
 done:
   ret;
 }
 \0"""
-"""Overwrites the shared memory of a multiprocessor, all of which one block of it takes."""
+"""Overwrites the shared memory of a multiprocessor, all of which one block of it takes, with what is NaN in every
+floating-point type: a kernel that counts on zeros there is wrong elsewhere."""
 
 
 class Runner(TorchDevice):
@@ -196,7 +197,7 @@ class Arena:
         self._spans: list[tuple[int, int]] = []
 
     def laid(self, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Buffers of these sizes in bytes, at places drawn anew: every byte POISON, and CANARY around them."""
+        """Buffers of these sizes in bytes, at places drawn anew: all bytes one drawn anew, CANARY around them."""
         room = (_PLACES - 1) * _STEP
         needed = 2 * CANARY_BYTES + sum(_rounded(size) + room + CANARY_BYTES for size in sizes)
         if not needed <= self._memory.numel() <= 2 * needed:
@@ -209,8 +210,9 @@ class Arena:
         for gap in self._gaps():
             gap.fill_(CANARY)
         buffers = [self._memory[start:end] for start, end in self._spans]
+        fill = poison()
         for buffer in buffers:
-            buffer.fill_(POISON)
+            buffer.fill_(fill)
         return buffers
 
     def _gaps(self) -> list[torch.Tensor]:
