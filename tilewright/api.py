@@ -403,7 +403,8 @@ def tune(
 
     Returns:
         A callable with the function's signature. It runs the winner for calls of the dtypes, ranks and options that
-        were tuned, up to the tuned sizes, and the original function for every other call. Its attributes are
+        were tuned, up to the tuned sizes, and the original function for every other call, also for those that need a
+        gradient. Its attributes are
         ``source``, ``params``, ``history``, ``gain``, ``campaign`` and ``report()``.
 
     Raises:
@@ -464,12 +465,8 @@ def _tuned(
             intake.config_of(request, chosen, where, changes), folder, make_display(), device
         )
     campaign = open_campaign(outcome.campaign, home=home)
-    module = intake.export(campaign, request, answer, where)
-    orders = answer.get("orders") or [()] * len(answer["operands"])
-    operands = [
-        (row[0], row[1], len(row[2]), order) for row, order in zip(answer["operands"], orders, strict=True)
-    ]
-    return winner.Tuned(campaign, original, module, request.name, operands, request.calls)
+    module = intake.export(campaign, request, answer, where, chosen)
+    return winner.Tuned(campaign, original, module, request.name)
 
 
 def _file_of(function: Callable[..., Any]) -> str:

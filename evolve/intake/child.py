@@ -50,10 +50,11 @@ class Intake:
     Close it; it answers one request.
     """
 
-    def __init__(self, program: str = MAIN) -> None:
+    def __init__(self, program: str = MAIN, interpreted: bool = True) -> None:
         self.program = program
         environment = {
-            **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
+            **os.environ, **({"TRITON_INTERPRET": "1"} if interpreted else {}), "OMP_NUM_THREADS": "1",
+            "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         }  # fmt: skip
         self._process = subprocess.Popen(
@@ -133,6 +134,33 @@ def ask(
     if not isinstance(answer, dict):
         raise UserError(f"{path.name}: the process that reads {function} gave no answer.")
     return answer
+
+
+TRIAL = "winner_trial"
+TRIAL_SECONDS = 120.0
+"""Most that the recorded calls of a winner's module may take, in Triton's interpreter, too."""
+
+
+def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Target) -> str:
+    """Why a winner's module fails on a recorded call; empty where it does not. Where the interpreter is the device, one
+    small shape will do."""
+    slow = target.interpreted or target.compile_only
+    intake = Intake(TRIAL, slow or target.entry == "build")
+    question = {
+        "path": str(path.resolve()), "function": request.name, "calls": list(request.calls),
+        "operands": answer["operands"], "dims": [*(answer["check"] if slow else ()), *answer["dims"]],
+        "jax": target.entry == "build", "first": slow,
+    }  # fmt: skip
+    err = b""
+    try:
+        out, err = intake.answer(question, TRIAL_SECONDS, lambda: None)
+        return str(json.loads(out)["why"])
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {TRIAL_SECONDS:.0f} s"
+    except (ValueError, KeyError):
+        return " ".join(err.decode(errors="replace").strip().splitlines()[-1:]) or "its process ended"
+    finally:
+        intake.close()
 
 
 def calls_of_file(place: str) -> list[str]:

@@ -150,7 +150,8 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
         outcome = run(config, home, make_display(), device, process_ends=True)
     code = tell(outcome, arguments)
     if code == 0:
-        module = export(tilewright.open_campaign(outcome.campaign, home=home), request, answer, where)
+        campaign = tilewright.open_campaign(outcome.campaign, home=home)
+        module = export(campaign, request, answer, where, target)
         _say(f"winner: {module} (a plain module: {request.name})")
     return code
 

@@ -38,10 +38,13 @@ def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any]) -
     kernels = folder / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
     _put(kernels / f"{SEED}.py", str(answer["source"]))
-    if reference == SELF:
-        own = kernels.resolve() / f"{SELF}.py"
+    own = kernels.resolve() / f"{SELF}.py"
+    if reference == SELF or answer.get("rest"):
         _put(own, str(answer["source"]))
+    if reference == SELF:
         reference = f"{SELF}:{own}"
+    elif answer.get("rest"):
+        answer = {**answer, "rest": (f"{SELF}:{own}", *answer["rest"])}
     _put(folder / "operator.py", operator_text(folder.name, title, reference, answer))
 
 
@@ -62,6 +65,8 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     few = "CHECK" if len(small) == len(answer["check"]) else f"tuple(CHECK[n] for n in {tuple(small)})"
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
     beside = f"    beside=frozenset({sorted(answer['beside'])!r}),\n" if answer.get("beside") else ""
+    beside += f"    rest={tuple(answer['rest'])!r},\n" if answer.get("rest") else ""
+    beside += f"    left_out={tuple(answer['left_out'])!r},\n" if answer.get("left_out") else ""
     points = ", points=POINTS" if answer.get("points") else ""
     return f'''"""{title}, compared with {reference}. Written by `tilewright tune`; edit it as you like.
 

@@ -43,9 +43,12 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     for row in answer["fixed"]:
         yield f"  fixed      {row['name']} = {row['value']}: {row['why']}"
     checked = ", ".join("x".join(str(n) for n in shape.values()) for shape in answer["check"])
-    yield f"  checked    the seed passes at {checked}, with inputs {', '.join(answer['kinds'])}"
+    yield f"  checked    small shapes {checked}, with inputs {', '.join(answer['kinds'])}"
     yield from _space(answer)
     yield from _rewrites(answer["source"])
+    for line in answer.get("left_out", ()):
+        yield f"  left out   {line}"
+    yield "  gradients  a call that needs one goes to the original: no backward was taken in"
     for note in answer["notes"]:
         yield f"  note       {note}"
     yield f"  target     {target}"
@@ -61,6 +64,17 @@ def screen(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[s
         yield from textwrap.wrap(
             line, COLUMNS, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
         )
+
+
+def interpreter_line(answer: Mapping[str, Any]) -> str:
+    """The shapes that the interpreter runs, in place of those of the calls."""
+    ran, asked = (
+        ", ".join("x".join(str(n) for n in shape.values()) for shape in shapes)
+        for shapes in (answer.get("small", answer["check"]), answer["dims"])
+    )
+    return (
+        f"  runs at    {ran}, not {asked}: the interpreter is slow, its times mean nothing, and the seed wins"
+    )
 
 
 def _agreement(dtype: str, operands: Any) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.metadata
 import itertools
 import os
+import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.targets import named_target
@@ -20,6 +22,9 @@ from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.intake.judge.self_reference import SELF
+
+if TYPE_CHECKING:
+    from tilewright.api import RecordedCampaign
 
 MODELLED = "tpu7x"
 IN_FLIGHT = (4, 16)
@@ -217,6 +222,8 @@ def prepare(
     )
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
+    if target.gpu_interpreter:
+        say(preflight.interpreter_line(answer))
     try:
         folder.write(where, f"{request.function} of {request.path.name}", request.reference, answer)
         folder.write_campaign(where, config_data(request, target, overrides))
@@ -225,18 +232,54 @@ def prepare(
     return answer
 
 
-def export(campaign: Any, request: Request, answer: Mapping[str, Any], where: Path) -> Path:
-    """Write the winner (where nothing won, the seed) as a plain module beside the operator; its path."""
-    from tilewright.evolve.intake.winner import plain_module
+def export(
+    campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], where: Path, target: Target
+) -> Path:
+    """Write the winner (where nothing won, the seed) as a plain module beside the operator, import it and make the
+    recorded calls; its path. Raises UserError where a call fails."""
+    from tilewright.evolve.intake.winner import winner_module
 
     winner = campaign.winner
     source = winner["source"] if winner else answer["source"]
     params = winner["params"] if winner else answer["defaults"]
-    note = f"{request.function} of {request.path.name}, tuned: winner of campaign {campaign.id}."
     path = where / f"{request.name}.py"
-    text = plain_module(source, params, request.name, [row[0] for row in answer["operands"]], note)
+    part = path.with_suffix(".part.py")
+    text = winner_module(source, params, request, answer, note_of(campaign, request, answer, target))
     try:
-        path.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
+        why = child.try_winner(part, request, answer, target)
+        if why:
+            raise UserError(f"{part}: the winner's module fails on a recorded call: {why}.")
+        os.replace(part, path)
     except OSError as error:
         raise UserError(f"--out: cannot write {path}: {error.strerror}.") from error
     return path
+
+
+def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], target: Target) -> str:
+    """The head of a winner's module: gain, target, versions, what it serves and what it leaves out."""
+    from tilewright.evolve.intake.winner import gain_of
+
+    gain = gain_of(campaign)
+    kind = "modelled" if isinstance(target.part, Chip) else "measured"
+    figure = (
+        f"{gain:.2f} times the rate of the original configuration ({target.name}, {kind})"
+        if gain
+        else "unknown"
+    )
+    if target.interpreted or target.compile_only:
+        figure = f"unknown: {target.name} gives no times"
+    versions = [f"Python {platform.python_version()}"]
+    for name in ("torch", "triton", "jax", "tilewright"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    left = "".join(f"  - {line}\n" for line in answer.get("left_out", ()))
+    lost = f"\nLeft out, which the original does:\n{left}" if left else ""
+    place = request.path.resolve()
+    text = (
+        f"{request.function} of {request.path.name}, tuned for {target.label}: winner of campaign {campaign.id}.\n\n"
+        f"Gain: {figure}.\nMade with {', '.join(versions)}.\n"
+        f"It serves the calls that were tuned: {'; '.join(request.calls)}.\n"
+        f"Every other call, and one that needs a gradient, goes to the original in {place}.\n{lost}"
+    )
+    return text.replace("\\", "/").replace('"', "'")

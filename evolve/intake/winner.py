@@ -5,19 +5,31 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pprint
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.intake import served_calls
 from tilewright.evolve.intake.original_winner import original_module
+from tilewright.evolve.intake.served_calls import TILEWRIGHT_DEFAULT, tilewright_text
 from tilewright.fitness.original import data_of
-from tilewright.workers.intake.calls.call_text import parse
-from tilewright.workers.intake.calls.call_values import value_text
+from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument, parse
+from tilewright.workers.intake.calls.sizes import size_code
 
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
 
+RESULTS = "tilewright_results"
+ORIGINAL = "tilewright_tuned"
+"""The user's own function with the sizes that won."""
+
+DEFAULT = repr(TILEWRIGHT_DEFAULT)
 _DECLARED = ("SPACE", "DEFAULTS", "CONSTRAINTS")
 _MADE = ("empty", "zeros")
 
@@ -26,12 +38,29 @@ def plain_module(
     source: str, params: Mapping[str, Any], function: str, operands: Sequence[str], note: str
 ) -> str:
     """A kernel module as one that depends on torch and Triton (or JAX) alone, with ``function(*operands)``."""
+    text, entry = _kernels(source, params, function, operands)
+    given = ", ".join(operands)
+    inputs = ", ".join(f'"{name}": {name}' for name in operands)
+    called = (
+        f"    return {'build(PARAMS)' if entry == 'build' else entry}({given})\n"
+        if entry != "launch"
+        else f"    results = launch({{{inputs}}}, PARAMS)\n    return results[0] if len(results) == 1 else results\n"
+    )
+    return f'"""{note}"""\n\n{text}\n\ndef {function}({given}):\n{called}'
+
+
+def _kernels(
+    source: str, params: Mapping[str, Any], function: str, operands: Sequence[str]
+) -> tuple[str, str]:
+    """A kernel module's functions with PARAMS, without what the search needs of it; and its entry point: ``launch``,
+    ``build``, or ORIGINAL of the user's own file."""
     if (original := data_of(source)) is not None:
-        return original_module(original, params, function, operands, note)
-    tree = ast.parse(source)
+        text = original_module(original, params, function, operands, "").partition("\n\n")[2]
+        head, _, tail = text.rpartition(f"\ndef {function}(")
+        return f"{head}\ndef {ORIGINAL}({tail}", ORIGINAL
     body: list[ast.stmt] = []
     entry = "launch"
-    for node in tree.body:
+    for node in ast.parse(source).body:
         if (
             isinstance(node, ast.Assign)
             and isinstance(node.targets[0], ast.Name)
@@ -47,16 +76,243 @@ def plain_module(
         body.append(node)
     _Renamed(function, f"{function}_kernel_call").rename(body)
     text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
-    given = ", ".join(operands)
-    if entry == "build":
-        called = f"    return build(PARAMS)({given})\n"
-    else:
-        inputs = ", ".join(f'"{name}": {name}' for name in operands)
-        called = (
-            f"    results = launch({{{inputs}}}, PARAMS)\n"
-            "    return results[0] if len(results) == 1 else results\n"
+    return f"{text}\n\nPARAMS = {dict(params)!r}\n", entry
+
+
+Parameters = dict[str, tuple[Any, str]]
+"""By name: the kind, as ``inspect`` has it, and the text of the default, empty where there is none."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function's parameters as its file writes them."""
+
+    text: str
+    returns: str
+    doc: str
+    names: Parameters
+
+    def forwarded(self) -> str:
+        """The arguments of a call with the same ones."""
+        forms = {
+            Parameter.POSITIONAL_ONLY: "{0}", Parameter.POSITIONAL_OR_KEYWORD: "{0}", Parameter.VAR_POSITIONAL: "*{0}",
+            Parameter.KEYWORD_ONLY: "{0}={0}", Parameter.VAR_KEYWORD: "**{0}",
+        }  # fmt: skip
+        hidden = [n for n, (_, default) in self.names.items() if default == DEFAULT]
+        shown = [forms[kind].format(n) for n, (kind, _) in self.names.items() if n not in hidden]
+        left = ", ".join(f'"{n}": {n}' for n in hidden)
+        return ", ".join([*shown, *([f"**tilewright_given({{{left}}})"] if hidden else [])])
+
+
+def signature_of(path: Path, function: str, call: Call) -> Signature:
+    """The signature of a function of a file, of a Class's ``forward``, or of an autograd Function's ``apply``; of a
+    function that the file does not define by a ``def``, as many parameters as a call has arguments."""
+    nodes: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    found: ast.AST | None = None
+    parts = function.split(".")
+    for part in [*parts[:-1], "forward"] if parts[-1] == "apply" else parts:
+        found = next((n for n in reversed(_definitions(nodes)) if n.name == part), None)
+        nodes = getattr(found, "body", [])
+    if isinstance(found, ast.ClassDef):
+        found = next((n for n in _definitions(nodes) if n.name == "forward"), None)
+    if not isinstance(found, ast.FunctionDef):
+        names = [f"x{n}" for n in range(len(call.arguments))]
+        known: Parameters = dict.fromkeys(names, (Parameter.POSITIONAL_OR_KEYWORD, ""))
+        known.update(dict.fromkeys(call.keywords, (Parameter.KEYWORD_ONLY, "")))
+        star = ["*"] if call.keywords else []
+        return Signature(", ".join([*names, *star, *call.keywords]), "", "", known)
+    given = found.args
+    first = [*given.posonlyargs, *given.args][:1]
+    static = any(ast.unparse(d) == "staticmethod" for d in found.decorator_list)
+    if (len(parts) > 1 and (not static or parts[-1] == "apply")) or (first and first[0].arg == "self"):
+        del (given.posonlyargs or given.args)[0]
+    every = [*given.posonlyargs, *given.args]
+    defaults = [""] * (len(every) - len(given.defaults)) + [_default(d) for d in given.defaults]
+    given.defaults = [_as_code(d) for d in defaults if d]
+    keyword = [_default(d) if d is not None else "" for d in given.kw_defaults]
+    given.kw_defaults = [_as_code(d) if d else None for d in keyword]
+    named: Parameters = {a.arg: (Parameter.POSITIONAL_ONLY, d) for a, d in zip(every, defaults, strict=True)}
+    named.update({a.arg: (Parameter.POSITIONAL_OR_KEYWORD, named[a.arg][1]) for a in given.args})
+    if given.vararg is not None:
+        named[given.vararg.arg] = (Parameter.VAR_POSITIONAL, "()")
+    named.update({a.arg: (Parameter.KEYWORD_ONLY, d) for a, d in zip(given.kwonlyargs, keyword, strict=True)})
+    if given.kwarg is not None:
+        named[given.kwarg.arg] = (Parameter.VAR_KEYWORD, "{}")
+    for argument in ast.walk(given):
+        if isinstance(argument, ast.arg) and argument.annotation is not None:
+            argument.annotation = ast.Constant(ast.unparse(argument.annotation))
+    returns = f" -> {ast.unparse(found.returns)!r}" if found.returns is not None else ""
+    return Signature(ast.unparse(given), returns, ast.get_docstring(found) or "", named)
+
+
+def _definitions(nodes: Sequence[ast.stmt]) -> list[ast.FunctionDef | ast.ClassDef]:
+    """Functions and classes among statements, also below a condition."""
+    return [n for s in nodes for n in ([s] if isinstance(s, ast.FunctionDef | ast.ClassDef) else
+            ast.walk(s) if isinstance(s, ast.If | ast.Try) else [])
+            if isinstance(n, ast.FunctionDef | ast.ClassDef)]  # fmt: skip
+
+
+def _default(node: ast.expr) -> str:
+    """A default as text: of a constant or a dtype its own, of all else DEFAULT."""
+    text = ast.unparse(node)
+    try:
+        return repr(ast.literal_eval(node))
+    except ValueError:
+        return text if re.fullmatch(r"torch\.(float|bfloat|int|uint)\w+", text) else DEFAULT
+
+
+def _as_code(default: str) -> ast.expr:
+    return ast.parse("TILEWRIGHT_DEFAULT" if default == DEFAULT else default, mode="eval").body
+
+
+def _settled(signature: Signature, call: Call) -> tuple[dict[str, str], list[tuple[Any, ...]]]:
+    """A call's arguments by parameter as ``tilewright_text`` has them, and the places of its tensors. Raises UserError
+    where the function takes no such call."""
+    given: dict[str, Any] = {}
+    places: list[tuple[Any, ...]] = []
+    place: tuple[Any, ...]
+    kinds = {n: kind for n, (kind, _) in signature.names.items()}
+    plain = [n for n, k in kinds.items() if k in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    rest = next((n for n, k in kinds.items() if k is Parameter.VAR_POSITIONAL), "")
+    other = next((n for n, k in kinds.items() if k is Parameter.VAR_KEYWORD), "")
+    for n, value in enumerate(call.arguments):
+        if n >= len(plain) and not rest:
+            raise UserError(
+                f"the call has {len(call.arguments)} arguments and the function takes {len(plain)}."
+            )
+        if n < len(plain):
+            given[plain[n]], place = value, (plain[n],)
+        else:
+            given[rest], place = (*given.get(rest, ()), value), (rest, n - len(plain))
+        places += _places(value, place)
+    for key, value in call.keywords.items():
+        if key in kinds or other:
+            place = (key,) if key in kinds else (other, key)
+            given.update({key: value} if key in kinds else {other: {**given.get(other, {}), key: value}})
+            places += _places(value, place)
+    for name, (_, default) in signature.names.items():
+        if name not in given and default not in ("", DEFAULT) and not default.startswith("torch."):
+            given[name] = ast.literal_eval(default)
+    left = {name: default for name, (_, default) in signature.names.items() if name not in given}
+    return {name: _text(given[name]) if name in given else left[name] for name in signature.names}, places
+
+
+def _places(value: Any, place: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    if isinstance(value, TensorArgument):
+        return [place]
+    return (
+        [p for n, v in enumerate(value) for p in _places(v, (*place, n))] if isinstance(value, tuple) else []
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, TensorArgument):
+        return "tensor"
+    if isinstance(value, Literal):
+        return "device" if "device" in value.text else value.text
+    return tilewright_text({k: _Said(_text(v)) for k, v in value.items()} if isinstance(value, dict) else
+                           [_Said(_text(v)) for v in value] if isinstance(value, tuple) else value)  # fmt: skip
+
+
+class _Said(str):
+    """A text that stands for a value."""
+
+    __repr__ = str.__str__
+
+
+def winner_module(
+    source: str, params: Mapping[str, Any], request: Any, answer: Mapping[str, Any], note: str
+) -> str:
+    """The winner as a module of its own, with the original's signature: it serves the calls that were tuned, and gives
+    every other one to the original."""
+    names = [row[0] for row in answer["operands"]]
+    kernels, entry = _kernels(source, params, request.name, names)
+    calls = [parse(text) for text in request.calls]
+    signature = signature_of(request.path, request.function, calls[0])
+    settled = [_settled(signature, call) for call in calls]
+    shapes = [[tensor.shape for tensor in call.tensors()] for call in calls]
+    orders = answer.get("orders") or [()] * len(names)
+    wrapper = answer.get("wrapper") or {}
+    root, module = _import_place(request.path)
+    served = {
+        "settled": [texts for texts, _ in settled],
+        "operands": [
+            (row[0], place, row[1], tuple(order), tuple(map(max, *of)) if len(of) > 1 else of[0])
+            for row, place, order, of in zip(
+                answer["operands"], settled[0][1], orders, list(zip(*shapes, strict=True)), strict=True
+            )
+        ],
+        "writes": bool(wrapper.get("writes")),
+        "original": (str(request.path.resolve()), root, module, request.function),
+    }
+    inner = ", ".join(names)
+    made = "".join(f"    {line}\n" for line in wrapper.get("made", ()))
+    conditions = [*_sizes(answer["operands"]), *wrapper.get("conditions", ())]
+    if not wrapper or wrapper["exact"]:
+        known = [tuple(map(tuple, row)) for row in shapes]
+        conditions.append(f"({''.join(f'tuple({name}.shape), ' for name in names)}) in {known}")
+    fits = "".join(f"        and {text}\n" for text in conditions)
+    returned = "".join(f"    {name}.copy_({RESULTS}[{n}])\n" for name, n in wrapper.get("writes", {}).items())
+    value = wrapper.get("returned") or f"{RESULTS}[0] if len({RESULTS}) == 1 else {RESULTS}"
+    returned += f"    return {value if entry == 'launch' else RESULTS}\n"
+    ways = {"launch": "launch(own, PARAMS)", "build": "build(PARAMS)(*own.values())"}
+    run = ways.get(entry, f"{entry}(*own.values())")
+    given = ", ".join(f'"{name}": {name}' for name in signature.names)
+    doc = f"    {signature.doc!r}\n" if signature.doc else ""
+    runtime = Path(served_calls.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2]
+    return f'''"""{note}"""
+
+{kernels}
+
+{runtime}
+
+def tilewright_given(values):
+    return {{k: v for k, v in values.items() if v is not TILEWRIGHT_DEFAULT}}
+
+
+SERVED = {pprint.pformat(served, width=110, sort_dicts=False)}
+
+
+def tilewright_fits({inner}):
+{made}    return bool(
+        True
+{fits}    )
+
+
+def tilewright_returned({RESULTS}, {inner}):
+{returned}
+
+def {request.name}({signature.text}){signature.returns}:
+{doc}    own = tilewright_operands(SERVED, tilewright_fits, {{{given}}})
+    if own is None:
+        return tilewright_original(SERVED)({signature.forwarded()})
+    return tilewright_returned({run}, **own)
+'''
+
+
+def _sizes(operands: Sequence[Any]) -> list[str]:
+    """Conditions on the sizes of operands that name dimensions: what is one dimension is of one size."""
+    places: dict[str, str] = {}
+    found = []
+    axes = [(size, f"{row[0]}.shape[{axis}]") for row in operands for axis, size in enumerate(row[2])]
+    for size, text in axes:
+        if isinstance(size, str) and size.isidentifier():
+            places.setdefault(size, text)
+    for size, text in axes:
+        code = re.sub(r"triton\.cdiv\((.+?), (\d+)\)", r"-(-(\1) // \2)", size_code(size, places)) or str(
+            size
         )
-    return f'"""{note}"""\n\n{text}\n\nPARAMS = {dict(params)!r}\n\n\ndef {function}({given}):\n{called}'
+        found += [f"{text} == {code}"] if code != text else []
+    return found
+
+
+def _import_place(path: Path) -> tuple[str, str]:
+    """The folder from which a file's package is imported, and the module's name there."""
+    parts, root = [path.stem], path.resolve().parent
+    while (root / "__init__.py").is_file():
+        parts.insert(0, root.name)
+        root = root.parent
+    return str(root), ".".join(parts)
 
 
 class _Renamed(ast.NodeTransformer):
@@ -107,23 +363,15 @@ class _OnDevice(ast.NodeTransformer):
 
 
 class Tuned:
-    """The winner of a campaign as a function of the original's signature.
-
-    Calls whose tensors have other dtypes or ranks than those it was tuned for, or are larger along some axis, or whose
-    other arguments are none of those it was tuned with, go to the original: its wrapper may do something else there.
-    """
+    """The winner of a campaign as a function of the original's signature: what its module says, with the ``original``
+    at hand."""
 
     def __init__(
-        self, campaign: RecordedCampaign, original: Callable[..., Any] | None, module: Path, name: str,
-        operands: Sequence[tuple[str, str, int, Sequence[int]]], calls: Sequence[str],
-    ) -> None:  # fmt: skip
+        self, campaign: RecordedCampaign, original: Callable[..., Any] | None, module: Path, name: str
+    ) -> None:
         self.campaign, self.original, self.module = campaign, original, module
-        self._name, self._operands = name, list(operands)
+        self._name = name
         self._function: Callable[..., Any] | None = None
-        made = [parse(text) for text in calls]
-        self._settled = [plain_arguments(original, call.arguments, call.keywords) for call in made]
-        shapes = zip(*([tensor.shape for tensor in call.tensors()] for call in made), strict=True)
-        self._largest = [tuple(map(max, *of)) if len(of) > 1 else of[0] for of in shapes]
 
     @property
     def source(self) -> str:
@@ -144,87 +392,35 @@ class Tuned:
     @property
     def gain(self) -> float | None:
         """Rate of the winner over that of the seed."""
-        seeds = [row["fitness"] for row in self.history if row["mutation"] == "seed" and row["fitness"]]
-        winner = self.campaign.winner
-        return float(winner["fitness"] / seeds[0]) if seeds and winner else None
+        return gain_of(self.campaign)
 
     def report(self, path: str | Path | None = None) -> Path:
         """The campaign's report as one HTML file."""
         return self.campaign.report(path)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        named = self._named(arguments, keywords)
-        if named is None:
-            if self.original is None:
-                raise UserError(
-                    f"{self._name}: tuned for other dtypes, ranks or options, and there is no original to call."
-                )
-            return self.original(*arguments, **keywords)
-        return self._loaded()(**named)
-
-    def _named(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any] | None:
-        tensors = list(_tensors((*arguments, *keywords.values())))
-        if len(tensors) != len(self._operands):
-            return None
-        if plain_arguments(self.original, arguments, keywords) not in self._settled:
-            return None
-        named = {}
-        for tensor, (name, dtype, rank, order), largest in zip(
-            tensors, self._operands, self._largest, strict=True
-        ):
-            if order and hasattr(tensor, "permute"):
-                tensor = tensor.permute([order.index(n) for n in range(len(order))])
-            strided = hasattr(tensor, "is_contiguous") and not tensor.is_contiguous()
-            if str(tensor.dtype).rpartition(".")[2] != dtype or len(tensor.shape) != rank or strided:
-                return None
-            if any(size > most for size, most in zip(tensor.shape, largest, strict=True)):
-                return None
-            named[name] = tensor
-        return named
-
-    def _loaded(self) -> Callable[..., Any]:
         if self._function is None:
-            spec = importlib.util.spec_from_file_location(f"tilewright_tuned_{self._name}", self.module)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            module = loaded_module(self.module)
+            if self.original is not None:
+                vars(module)["tilewright_original"] = lambda served: self.original
             self._function = getattr(module, self._name)
-        return self._function
+        return self._function(*arguments, **keywords)
 
 
-def plain_arguments(
-    function: Callable[..., Any] | None, arguments: Sequence[Any], keywords: Mapping[str, Any]
-) -> dict[str, str]:
-    """Arguments that are no tensors by their names, as text; those left out with their defaults."""
-    try:
-        signature = inspect.signature(function) if function is not None else None
-    except (TypeError, ValueError):
-        signature = None
-    named: dict[str, Any] = {f"x{n}": value for n, value in enumerate(arguments)} | dict(keywords)
-    if signature is not None:
-        parameters = signature.parameters.values()
-        taken = {k: v for k, v in keywords.items()
-                 if k in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)}  # fmt: skip
-        try:
-            bound = signature.bind_partial(*arguments, **taken)
-        except TypeError:
-            return {"": "no such call"}
-        bound.apply_defaults()
-        named = dict(bound.arguments)
-    return {k: value_text(v) for k, v in named.items() if not _is_tensor(v)}
+def gain_of(campaign: RecordedCampaign) -> float | None:
+    """Rate of a campaign's winner over that of its seed."""
+    seeds = [row["fitness"] for row in campaign.history if row["mutation"] == "seed" and row["fitness"]]
+    winner = campaign.winner
+    return float(winner["fitness"] / seeds[0]) if seeds and winner else None
 
 
-def _is_tensor(value: Any) -> bool:
-    return next(_tensors((value,)), None) is not None
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[Any]:
-    """Tensors among values, also in lists of them, in order."""
-    for value in values:
-        if isinstance(value, tuple | list):
-            yield from _tensors(value)
-        elif hasattr(value, "dtype") and hasattr(value, "shape"):
-            yield value
+def loaded_module(path: Path) -> ModuleType:
+    """A winner's module."""
+    spec = importlib.util.spec_from_file_location(f"tilewright_tuned_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 # -- from values to text ---------------------------------------------------------------------------

@@ -148,6 +148,12 @@ class TakenOperator:
     beside: frozenset[str] = frozenset()
     """See ``seeds.operator.BesideKernels``."""
 
+    rest: tuple[str, ...] = ()
+    """For results that the reference does not compute: the original kernel (a reference), its call, its precision."""
+
+    left_out: tuple[str, ...] = ()
+    """What the wrapper does that no candidate can do, such as assertions on values."""
+
     @property
     def input_kinds(self) -> tuple[str, ...]:
         return self.kinds
@@ -199,6 +205,9 @@ class TakenOperator:
     def answers(self, inputs: Arrays) -> Arrays:
         """What the reference says, each as float64 or in the result's own bits."""
         values = run_reference(function_of(self.reference), self.call, inputs, self.precision)
+        if self.rest:
+            own, call, precision = self.rest
+            values += run_reference(function_of(own), call, inputs, precision)[len(values) :]
         return {r.name: as_result(values[r.place], r.dtype) for r in self.results}
 
     def flops(self, workload: Workload) -> int:
@@ -269,7 +278,7 @@ class SampledOperator(TakenOperator):
         elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
         share = math.prod(kept[n] / dims[n] for n in dims)
         light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
-        if light or self.reference.startswith("itself:"):
+        if light or self.rest or self.reference.startswith("itself:"):
             return None
         return {
             "reference": self.reference,

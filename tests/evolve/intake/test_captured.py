@@ -7,12 +7,9 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from tilewright.evolve.intake.winner import Tuned
 
 ROOT = Path(__file__).parents[3]
 
@@ -88,47 +85,3 @@ def test_calls_and_launches_are_noted_and_what_was_watched_is_as_before(noted) -
     assert "factor=2.0, n=200, BLOCK=64" in launch
     assert "argument 0 has gaps (shape [10, 7], strides [20, 1])" in note and "go to the original" in note
     assert noted["restored"]
-
-
-class _Tensor:
-    def __init__(self, *shape: int, strides: tuple[int, ...] = ()) -> None:
-        self.shape, self.dtype = shape, "torch.float32"
-        self._strides = strides
-
-    def is_contiguous(self) -> bool:
-        return not self._strides
-
-    def stride(self, n: int | None = None) -> Any:
-        return self._strides if n is None else self._strides[n]
-
-    def permute(self, order: Any) -> _Tensor:
-        strides = tuple(self._strides[n] for n in order)
-        plain = (self.shape[order[1]], 1)
-        return _Tensor(*(self.shape[n] for n in order), strides=() if strides == plain else strides)
-
-
-def _original(x: Any, factor: float = 2.0, *, mode: str = "plain") -> str:
-    return f"original {factor} {mode}"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "own"),
-    [
-        ((_Tensor(8, 4),), {}, True),
-        ((_Tensor(3, 4), 2.0), {"mode": "plain"}, True),
-        ((_Tensor(16, 4),), {}, True),
-        ((_Tensor(17, 4),), {}, False),
-        ((_Tensor(8, 4), 3.0), {}, True),
-        ((_Tensor(8, 4), 4.0), {}, False),
-        ((_Tensor(8, 4),), {"mode": "other"}, False),
-        ((_Tensor(8),), {}, False),
-        ((_Tensor(8, 4, strides=(9, 1)),), {}, False),
-    ],
-)
-def test_calls_it_was_not_tuned_for_go_to_the_original(arguments, keywords, own: bool, monkeypatch) -> None:
-    tuned = Tuned(
-        SimpleNamespace(), _original, Path("none"), "scaled", [("x", "float32", 2, ())],
-        ["f32[16, 4]", "f32[8, 4], factor=3.0"],
-    )  # fmt: skip
-    monkeypatch.setattr(tuned, "_loaded", lambda: lambda x: "winner")
-    assert (tuned(*arguments, **keywords) == "winner") is own

@@ -87,6 +87,33 @@ class OwnAnswers:
         return ()
 
 
+@dataclass
+class CompletedOracle:
+    """A reference, and the kernel's ``own`` answers for those of its results that the reference does not compute."""
+
+    reference: Oracle
+    own: OwnAnswers
+    completed: bool = False
+
+    def __call__(self, inputs: Arrays) -> list[np.ndarray]:
+        """All results. Raises what either raises."""
+        found = self.reference(inputs)
+        own = self.own(inputs) if self.completed else []
+        return [*found, *own[len(found) :]]
+
+    @property
+    def call(self) -> str:
+        return self.reference.call
+
+    @property
+    def precision(self) -> str:
+        return self.reference.precision
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.reference.function
+
+
 def _wide(array: np.ndarray) -> np.ndarray:
     name = array.dtype.name
     return array.astype(np.float64) if array.dtype.kind == "f" or name == "bfloat16" else array

@@ -12,6 +12,7 @@ WARPS = (1, 2, 4, 8, 16, 32)
 STAGES = (1, 2, 3, 4, 5)
 
 MEANING = "another value gives another answer: it is part of the meaning"
+MEANT = "it selects a branch by equality, or another constant is computed from it"
 IDLE = "other values change nothing on these shapes"
 """Why a number is not a parameter of the search."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from tilewright.workers.intake.source import traced_numbers
 
 HOOK = "tilewright_hook_"
-_HOOKED = ("min", "max", "int", "float", "abs", "round")
+_HOOKED = ("min", "max", "int", "float", "abs", "round", "range")
 
 
 @dataclass
@@ -141,6 +141,7 @@ def hooks(literals: Literals) -> dict[str, Any]:
         **{HOOK + name: function for name, function in made.items()},
         f"{HOOK}int": lambda *a, **k: _whole(a[0]) if len(a) == 1 and not k else int(*a, **k),
         f"{HOOK}float": _real,
+        f"{HOOK}range": lambda *bounds: range(*map(traced_numbers.settled, bounds)),
         f"{HOOK}real": lambda value: traced_numbers.traced(
             value, traced_numbers.number_text(value), frozenset()
         ),

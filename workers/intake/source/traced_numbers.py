@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 MAX_CODE = 2000
@@ -25,6 +26,17 @@ class Traced:
     atoms: frozenset[str]
 
 
+WATCH: ContextVar[Callable[[Traced, int], None] | None] = ContextVar("watch", default=None)
+"""Who is told of each traced number that a program settles, as in a branch or a ``range``, with its value."""
+
+
+def settled(number: Any) -> Any:
+    """The number alone, after whoever watches has been told."""
+    if isinstance(number, Traced) and (watch := WATCH.get()) is not None:
+        watch(number, plain(number))
+    return plain(number)
+
+
 class TracedInt(int, Traced):
     """An integer."""
 
@@ -36,6 +48,9 @@ class TracedInt(int, Traced):
     def __index__(self) -> int:
         return int.__int__(self)
 
+    def __bool__(self) -> bool:
+        return bool(settled(traced(int.__int__(self) != 0, f"({self.code} != 0)", self.atoms)))
+
 
 class TracedBool(int, Traced):
     """A truth value; what branches on it is settled."""
@@ -43,10 +58,10 @@ class TracedBool(int, Traced):
     __hash__ = int.__hash__
 
     def __bool__(self) -> bool:
-        return int.__int__(self) != 0
+        return bool(settled(self))
 
     def __repr__(self) -> str:
-        return repr(bool(self))
+        return repr(plain(self))
 
 
 class TracedFloat(float, Traced):
@@ -73,7 +88,7 @@ def traced(value: Number, code: str, atoms: frozenset[str]) -> Any:
 def plain(value: Any) -> Any:
     """The number alone."""
     if isinstance(value, TracedBool):
-        return bool(value)
+        return int.__int__(value) != 0
     if isinstance(value, TracedInt):
         return int.__int__(value)
     if isinstance(value, TracedFloat):

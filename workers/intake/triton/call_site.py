@@ -18,7 +18,7 @@ from tilewright.workers.intake.calls.call_text import Call, Literal
 from tilewright.workers.intake.calls.dimensions import Place, argument_at, permuted, reference_calls
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.inputs import draw
-from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
+from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import flat, function_of, run_reference
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand
@@ -133,7 +133,7 @@ class Seed:
     site: CallSite
     text: KernelModule
     module: ModuleType
-    reference: Oracle | OwnAnswers
+    reference: CompletedOracle | OwnAnswers
 
     @property
     def defaults(self) -> dict[str, Any]:

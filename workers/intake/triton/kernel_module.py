@@ -15,6 +15,20 @@ MOST_CONFIGURATIONS = 16
 """Of a long list as many are tried as a campaign of 64 evaluations can spare a quarter for."""
 
 
+@dataclass(frozen=True)
+class WrapperText:
+    """``conditions``: expressions over the operands that a call must meet; ``made``: assignments before them, of
+    tensors without memory. ``returned``: an expression over operands and the module's results; empty where there is
+    none. ``writes``: operand to the number of the result that it holds after the call. ``exact``: only calls of the
+    recorded sizes are known to do the same."""
+
+    conditions: tuple[str, ...]
+    made: tuple[str, ...]
+    returned: str
+    writes: Mapping[str, int]
+    exact: bool
+
+
 @dataclass
 class KernelModule:
     """A kernel module as text. ``outputs``: the recorded tensors that it returns; ``ties``: echoes that follow a knob,
@@ -26,6 +40,11 @@ class KernelModule:
     kernels: Kernels
     notes: list[str] = field(default_factory=list)
     ties: dict[str, str] = field(default_factory=dict)
+    wrapper: WrapperText | None = None
+    left_out: list[str] = field(default_factory=list)
+    """What the wrapper does and the module does not."""
+    meant: dict[str, int] = field(default_factory=dict)
+    """Literals that are no knobs by what the wrapper and the kernels do with them."""
 
     def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
         """The module with the knobs that are in ``space``; the others as constants of their default."""

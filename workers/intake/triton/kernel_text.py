@@ -51,6 +51,7 @@ class Kernels:
     functions: dict[str, Text] = field(default_factory=dict)
     parameters: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     refusals: list[tuple[int, str]] = field(default_factory=list)
     given: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """By the identity of a launched function: parameters that its launches give a constant."""
@@ -311,13 +312,14 @@ class _Transform(ast.NodeTransformer):
         if isinstance(node.value, ast.Call):
             called = ast.unparse(node.value.func).rpartition(".")[2]
             if called in _DROPPED:
-                self._owner.notes.append(f"line {node.lineno}: {called} is dropped")
+                kept = self._owner.left_out if "assert" in called else self._owner.notes
+                kept.append(f"line {node.lineno}: {called} is dropped")
                 return None
         node.value = self.visit(node.value)
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST | None:
-        self._owner.notes.append(f"line {node.lineno}: an assertion within a kernel is dropped")
+        self._owner.left_out.append(f"line {node.lineno}: an assertion within a kernel is dropped")
         return None
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:

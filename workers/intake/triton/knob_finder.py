@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tilewright.workers.intake.source import traced_numbers
-from tilewright.workers.intake.source.knobs import STAGES, WARPS, Knob, between, values_around
+from tilewright.workers.intake.source.knobs import STAGES, WARPS, Knob, between, constexprs, values_around
 from tilewright.workers.intake.source.traced_numbers import Number, Traced
 from tilewright.workers.intake.triton.kernel_module import Origin
 from tilewright.workers.intake.triton.kernel_text import definition
@@ -23,6 +24,8 @@ class KnobFinder:
         self._trace, self._device = trace, origin.device
         self._literals, self._names = origin.literals, origin.names
         self.knobs: dict[str, Knob] = {}
+        self.meant: dict[str, int] = {}
+        """Literals that select a branch by equality, or that other constants are computed from."""
         self.notes: list[str] = []
 
     def options(self, launch: Launch, name: str, launches: Sequence[Launch]) -> list[str]:
@@ -73,6 +76,8 @@ class KnobFinder:
     def find(self, value: Traced, parameter: str, launch: Launch) -> None:
         """Make knobs of the literals and configurations that a compile-time argument is made of."""
         kernel = launch.kernel.fn.__name__
+        fixed = constexprs(launch.kernel.fn)
+        compiled = [v for p, v in launch.arguments.items() if p in fixed and isinstance(v, Traced)]
         for atom in sorted(value.atoms - {knob.atom for knob in self.knobs.values()}):
             default = self._trace.atoms.get(atom)
             if atom.startswith("C") and default is not None:
@@ -90,6 +95,14 @@ class KnobFinder:
             elif atom in self._literals and not isinstance(value, traced_numbers.TracedBool):
                 default, _, line = self._literals[atom]
                 exact = value.code == atom
+                codes = {v.code for v in compiled if atom in v.atoms and v.atoms <= set(self._literals)}
+                if (exact and selects(launch.kernel.fn, parameter)) or (atom in codes and len(codes) > 1):
+                    self._trace.meanings.add(
+                        atom
+                    )  # it selects a branch, or another constant is computed from it
+                if atom in self._trace.meanings:
+                    self.meant[self._names.get(atom, parameter)] = default
+                    continue
                 name = parameter if exact else self._names.get(atom) or f"{parameter}_{default}"
                 name = self._knob_name(name, launch)
                 self._add(Knob(name, default, values_around(default), f"literal at line {line}", atom))
@@ -133,9 +146,14 @@ class KnobFinder:
         text = 'params["programs"]'
         return text if measured is None else self.resolved(ast.unparse(tree).replace(measured, text))
 
-    def resolved(self, code: str) -> str:
-        """An expression with knobs as parameters and all else that is constant as numbers."""
-        knobs = {knob.atom: knob.name for knob in self.knobs.values()}
+    def plain_code(self, code: str) -> str:
+        """An expression with all that is constant as numbers, as the wrapper itself has them."""
+        return self.resolved(code, {})
+
+    def resolved(self, code: str, knobs: Mapping[str, str] | None = None) -> str:
+        """An expression with ``knobs`` (names by atom; default: all) as parameters and all else that is constant as
+        numbers."""
+        knobs = {knob.atom: knob.name for knob in self.knobs.values()} if knobs is None else knobs
 
         def text(match: re.Match[str]) -> str:
             atom = match[0]
@@ -152,3 +170,16 @@ class KnobFinder:
 def _configured(launch: Launch, key: str, default: int) -> tuple[int, ...]:
     """The values of ``key`` in the tuner's configurations; ``default`` in one that leaves it open."""
     return tuple(c[key] if isinstance(c.get(key), int) else default for c in launch.tuned)
+
+
+def selects(function: Any, parameter: str) -> bool:
+    """Whether a kernel compares a parameter, as it is, with a constant for equality."""
+    for node in ast.walk(definition(function)[0]):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn):
+            sides = (node.left, node.comparators[0])
+            if any(isinstance(s, ast.Name) and s.id == parameter for s in sides) and any(
+                isinstance(s, ast.Constant | ast.Tuple) or (isinstance(s, ast.Name) and s.id.isupper())
+                for s in sides
+            ):
+                return True
+    return False

@@ -22,6 +22,7 @@ from tilewright.workers.intake.triton.kernel_text import Kernels, Text, dtype_na
 from tilewright.workers.intake.triton.knob_finder import KnobFinder
 from tilewright.workers.intake.triton.results import results_of, root_of
 from tilewright.workers.intake.triton.trace import Launch, Trace, Var, Work
+from tilewright.workers.intake.triton.wrapper_text import wrapper_text
 
 COPY = "copy_argument"
 COPY_TEXT = """@triton.jit
@@ -56,7 +57,6 @@ class _ModuleWriter:
             by_kernel.setdefault(id(launch.kernel.fn), []).append(launch.arguments)
         self._kernels.given = {fn: constants_of(given) for fn, given in by_kernel.items()}
         results = results_of(self._trace, types, self._origin.keeps_arguments)
-        self._notes += results.notes
         self._kernels.refusals += results.refusals
         body = self._statements(launches, results.chosen, results.replaced)
         self._kernels.keep_used(body)
@@ -65,8 +65,12 @@ class _ModuleWriter:
             _DESCRIPTOR if "TensorDescriptor(" in body else "",
         )  # fmt: skip
         notes = [*self._notes, *self._finder.notes, *self._kernels.notes]
-        tensors = [var.tensor for var in results.chosen]
-        return KernelModule(source, list(self._finder.knobs.values()), tensors, self._kernels, notes)
+        left_out = [*self._trace.left_out, *results.left_out, *self._kernels.left_out]
+        wrapper = wrapper_text(self._trace, results, self._finder.plain_code, left_out)
+        return KernelModule(
+            source, list(self._finder.knobs.values()), [var.tensor for var in results.chosen], self._kernels, notes,
+            wrapper=wrapper, left_out=list(dict.fromkeys(left_out)), meant=self._finder.meant,
+        )  # fmt: skip
 
     def _statements(
         self, launches: Sequence[Launch], outputs: Sequence[Var], replaced: Mapping[str, str]

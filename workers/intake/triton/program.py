@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,10 +28,11 @@ from tilewright.workers.intake.calls.sizes import shape_text
 from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refused
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
-from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
+from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
+from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
@@ -211,31 +213,26 @@ def _prepare_interpreter() -> None:
 def seed_of(site: CallSite, text: KernelModule) -> Seed:
     """The module, loaded, with what its answers are compared with: the reference, or the module itself."""
     module = load_module(text.source)
-    if site.reference != SELF:
-        return Seed(site, text, module, Oracle(function_of(site.reference), site.reference_calls()))
     defaults = {knob.name: knob.default for knob in text.knobs}
     own = OwnAnswers(
         lambda inputs: run(module, defaults, inputs),
         lambda one, other: bounds.wrong(one, other, site.operands),
         site.operands,
     )
-    return Seed(site, text, module, own)
+    if site.reference == SELF:
+        return Seed(site, text, module, own)
+    oracle = CompletedOracle(Oracle(function_of(site.reference), site.reference_calls()), own)
+    return Seed(site, text, module, oracle)
 
 
 def keeping_arguments(site: CallSite, text: KernelModule) -> KernelModule | None:
     """The module that keeps what arguments held where no kernel writes, as of a cache that is filled in places; None
     where it is the same one."""
     site.keeps_arguments = True
-    kept = _recorded_again(site, text.outputs)
-    return None if kept.source == text.source else kept
-
-
-def _recorded_again(site: CallSite, outputs: Sequence[torch.Tensor]) -> KernelModule:
-    """The module with these results alone."""
     with stub_device(site.part):
-        text = site.module_at(site.dims[0], [(tuple(t.shape), t.dtype) for t in outputs])
+        kept = site.module_at(site.dims[0], [(tuple(t.shape), t.dtype) for t in text.outputs])
     torch.set_default_device("cpu")
-    return text
+    return None if kept.source == text.source else kept
 
 
 def _seed_with_shapes(
@@ -251,10 +248,14 @@ def _seed_with_shapes(
         shapes = shapes if isinstance(again, str) else again
     if isinstance(shapes, str):
         raise Refusal(shapes)
-    count = len(shapes[0].answers)
-    if count < len(seed.text.outputs):  # the reference could not be asked for shapes alone
-        seed.text = _recorded_again(site, seed.text.outputs[:count])
-        seed.module = load_module(seed.text.source)
+    count, wanted = len(shapes[0].answers), len(seed.text.outputs)
+    if count < wanted and isinstance(seed.reference, CompletedOracle):
+        seed.reference.completed = True
+        for number, shape in enumerate(shapes):
+            shapes[number] = replace(shape, answers=seed.reference(shape.inputs))
+        notes.append(
+            f"the reference computes {count} of {wanted} results: the original kernel judges the others"
+        )
     return seed, shapes
 
 
@@ -318,7 +319,7 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str]) -> Answer:
         "space": {name: list(values) for name, values in space.items()},
         "defaults": defaults,
         "points": seed.text.configurations(space, defaults),
-        "fixed": fixed,
+        "fixed": [*fixed, *({"name": n, "value": v, "why": MEANT} for n, v in seed.text.meant.items())],
         "operands": [operand_row(o) for o in site.operands],
         "orders": [dimensions.argument_at(site.calls[0], place).order for place in site.places],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
@@ -331,7 +332,19 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str]) -> Answer:
         "independent": independent_dimensions(seed, shapes[0], results),
         "work": product_work(seed),
         "notes": notes,
+        "rest": _rest(seed),
+        "left_out": seed.text.left_out,
+        "wrapper": asdict(seed.text.wrapper) if seed.text.wrapper is not None else None,
     }
+
+
+def _rest(seed: Seed) -> list[str]:
+    """How the original kernel is called for the results that the reference does not compute, and in which precision."""
+    oracle = seed.reference
+    completed = isinstance(oracle, CompletedOracle) and oracle.completed
+    return (
+        [oracle.own.call, oracle.own.precision] if completed and isinstance(oracle, CompletedOracle) else []
+    )
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Recording(TorchFunctionMode):
             self._assigned(target, args[-1], name)
             return args[0]
         if name in ("equal", "allclose"):
-            self._trace.notes.append(f"line {user_line()}: torch.{name} of two tensors is taken as False")
+            self._trace.left_out.append(f"line {user_line()}: torch.{name} of two tensors is taken as False")
             return False
         if name == "cpu":
             return args[0]
@@ -85,6 +85,10 @@ class Recording(TorchFunctionMode):
         result = func(*args, **_meta(options))
         if name not in _FREE:
             foreign(self._trace, name, result)
+            if result is None:
+                self._trace.left_out.append(f"line {user_line()}: torch.{name} is not done")
+            elif any(result is a for a in args) and self._var(result) is not None:
+                self._trace.refusals.append((user_line(), f"torch computes {name} on a tensor"))
         return result
 
     # -- values that a wrapper reads -------------------------------------------------------------
@@ -95,7 +99,7 @@ class Recording(TorchFunctionMode):
         if name == "__bool__":
             decided = scalar_reads.guarded(*caller())
             if decided is not None:
-                self._trace.notes.append(f"line {line}: a condition on a tensor's values is taken as met")
+                self._trace.left_out.append(f"line {line}: a condition on a tensor's values is taken as met")
                 return decided
         var = self._var(tensor)
         plain = name in ("item", "tolist", "__int__", "__float__")
@@ -329,7 +333,7 @@ def record(
         trace.add(Var(trace.fresh_name("v"), tensor, "view", text, trace.inputs[name]))
     with opened(trace, files), torch.no_grad(), Recording(trace):
         result = function(*arguments, **options)
-    trace.results = list(_flat(result))
+    trace.returned, trace.results = result, list(_flat(result))
     return trace
 
 

@@ -14,7 +14,7 @@ from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.triton.dead_branches import constants_of, cut
 from tilewright.workers.intake.triton.kernel_module import ResultTypes
 from tilewright.workers.intake.triton.kernel_text import definition, is_jitted, kernel_function
-from tilewright.workers.intake.triton.trace import Launch, Trace, Var
+from tilewright.workers.intake.triton.trace import Launch, Trace, Var, Work
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Results:
 
     chosen: list[Var]
     replaced: dict[str, str]
-    notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     refusals: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -50,14 +50,15 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
     found = Results([v for v, _ in candidates], replaced)
     if types is not None:
         found.chosen, left = _of_types(candidates, types)
-        if left:
-            found.notes.append(
-                f"{left} result(s) of the call are not compared: the reference does not return them"
-            )
+        found.chosen += [var for var in left if not is_foreign(var)]  # the original kernel judges them
+        found.left_out += [
+            f"line {v.line}: torch's {v.foreign} is not returned" for v in left if is_foreign(v)
+        ]
     if not found.chosen:
         raise Refusal("the call returns no tensor, and its kernels write to none of its arguments")
+    found.left_out += _unread(trace, found.chosen)
     for var in found.chosen:
-        if var.foreign or var.kind == "foreign":
+        if is_foreign(var):
             found.refusals.append((var.line, f"torch computes {var.foreign} after the kernel"))
     return found
 
@@ -65,8 +66,8 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
 def _of_types(
     candidates: Sequence[tuple[Var, torch.Tensor]],
     types: Sequence[tuple[tuple[int, ...], torch.dtype]],
-) -> tuple[list[Var], int]:
-    """The first for each of the shapes that are wanted, of its dtype where there is one; how many are left."""
+) -> tuple[list[Var], list[Var]]:
+    """The first for each of the shapes that are wanted, of its dtype where there is one; those that are left."""
     chosen, left = [], list(candidates)
     for shape, dtype in types:
         fits = [c for c in left if tuple(c[1].shape) == shape and c[1].dtype == dtype]
@@ -78,7 +79,29 @@ def _of_types(
             )
         left = [c for c in left if c[0] is not fits[0][0]]
         chosen.append(fits[0][0])
-    return chosen, len(left)
+    return chosen, [var for var, _ in left]
+
+
+def is_foreign(var: Var) -> bool:
+    """Whether torch alone could make it."""
+    return bool(var.foreign) or var.kind == "foreign"
+
+
+def _unread(trace: Trace, chosen: Sequence[Var]) -> list[str]:
+    """Tensors that kernels write, and that nobody reads: no answer shows what is in them."""
+    launches = [step for step in trace.steps if isinstance(step, Launch)]
+    works = [step for step in trace.steps if isinstance(step, Work)]
+    known = {id(root_of(var)) for var in chosen} | {id(root_of(v)) for w in works for v in w.reads}
+    uses: dict[int, set[str]] = {}
+    for key, use in written_tensors(launches).items():
+        if key in trace.vars:
+            uses.setdefault(id(root_of(trace.vars[key])), set()).add(use)
+    return [
+        f"line {var.line}: what kernels write into {var.tensor.dtype}{list(var.tensor.shape)} is not judged: "
+        "the call does not return it"
+        for var in trace.vars.values()
+        if var.kind in ("fresh", "zeros") and uses.get(id(var)) == {"written"} and id(var) not in known
+    ]
 
 
 def root_of(var: Var) -> Var:

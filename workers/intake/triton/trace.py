@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.triton import scalar_reads
 
 
 @dataclass
@@ -58,7 +62,18 @@ class Trace:
     inputs: dict[str, Var]
     steps: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
+    returned: Any = None
+    """What the call returned, as it is built of ``results`` and other values."""
+
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """What the call did that a module cannot do, such as assertions on values."""
+
+    conditions: dict[str, bool | int] = field(default_factory=dict)
+    """What the call decided by the sizes of its tensors: expressions, and their values."""
+
+    meanings: set[str] = field(default_factory=set)
+    """Atoms of numbers that select a branch by equality, or that a loop of the wrapper counts to."""
     configs: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     """Kernel to its autotuner's configurations."""
 
@@ -72,6 +87,19 @@ class Trace:
     """Values of atoms that configurations and the device give."""
 
     _count: int = 0
+
+    def settle(self, number: traced_numbers.Traced, value: bool | int) -> None:
+        """Note a number that the wrapper settled."""
+        if "read" in number.atoms:
+            if scalar_reads.guarded(*caller()) is None:
+                self.refusals.append((user_line(), "a branch or a loop is computed from a tensor's values"))
+            else:
+                self.left_out.append(f"line {user_line()}: a condition on a tensor's values is taken as met")
+        elif "shape" in number.atoms:
+            self.conditions.setdefault(number.code, value)
+        compared = re.fullmatch(r"\((\w+) [=!]= (\w+)\)", number.code)
+        self.meanings |= number.atoms & set(compared.groups()) if compared else set()
+        self.meanings |= number.atoms if not isinstance(value, bool) else set()
 
     def fresh_name(self, hint: str) -> str:
         self._count += 1
@@ -116,9 +144,11 @@ def opened(trace: Trace, files: Sequence[str]) -> Iterator[None]:
     """While open, launches are noted in ``trace``; ``files`` are the user's."""
     _current.append(trace)
     _user_files[:] = files
+    watching = traced_numbers.WATCH.set(trace.settle)
     try:
         yield
     finally:
+        traced_numbers.WATCH.reset(watching)
         _current.pop()
 
 

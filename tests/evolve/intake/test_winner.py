@@ -1,0 +1,56 @@
+"""The winner's module against the original: on every call they agree, or the original serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testkit import ROOT
+
+pytest.importorskip("triton")
+PROGRAM = Path(__file__).with_name("odd_calls.py")
+NEVER = {"other dtype", "half", "rank", "empty", "larger", "with gaps", "needs a gradient", "gradient of a view",
+         "other device", "other option", "unknown option", "too few", "no tensor"}  # fmt: skip
+"""Calls that no winner serves."""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Any], Path]:
+    folder = tmp_path_factory.mktemp("winners")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    said = []
+    for step in ("make", "compare"):
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), step, str(folder)], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(json.loads(done.stdout.splitlines()[-1]))
+    return said[0], said[1], folder
+
+
+def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers) -> None:
+    _, rows, _ = answers
+    assert [str(row)[:900] for row in rows if row[2]] == []
+    served = {(name, case) for name, case, _, own in rows if own}
+    assert {name for name, case in served if case == "as recorded"} == {name for name, *_ in rows}
+    assert {("branched", "smaller"), ("guarded", "smaller")}.isdisjoint(served)  # other branches there
+    assert ("turned", "smaller") in served and ("summed", "smaller") in served
+    assert not [pair for pair in served if pair[1] in NEVER]
+    assert ("into", "one storage") not in served
+
+
+def test_what_a_winner_leaves_out_is_told_and_meaning_is_no_knob(answers) -> None:
+    facts, _, folder = answers
+    dropped, flags = sorted(facts["rows"]["left_out"])
+    assert "what kernels write into torch.bool[24] is not judged" in dropped + flags
+    assert "torch._assert_async is not done" in dropped + flags
+    assert {"R", "reduction"}.isdisjoint(facts["rows"]["knobs"])
+    text = (folder / "rows.py").read_text()
+    assert "def rows(x: 'torch.Tensor', w: 'torch.Tensor', eps: 'float'=1e-06, *, mode='plain'):" in text
+    assert "'Rows by their root mean square, and its inverse.'" in text and "tilewright." not in text

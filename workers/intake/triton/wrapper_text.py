@@ -1,0 +1,112 @@
+"""What a wrapper does around its kernels, as text: what it decides by sizes, and what it returns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.triton.kernel_module import WrapperText
+from tilewright.workers.intake.triton.results import Results, root_of
+from tilewright.workers.intake.triton.trace import Trace, Var
+
+MADE = re.compile(r"\b[tvur]\d+\b")
+"""Names of tensors that the wrapper makes."""
+
+RESULTS = "tilewright_results"
+
+
+class _Unknown(Exception):
+    """A value that no text can stand for."""
+
+
+def wrapper_text(
+    trace: Trace, results: Results, plain: Callable[[str], str], left_out: list[str]
+) -> WrapperText:
+    """The text of a recording. ``plain``: an expression without atoms. ``left_out`` is added to."""
+    conditions, made, exact = _conditions(trace, plain)
+    writes = {v.name: n for n, v in enumerate(results.chosen) if v.name in results.replaced}
+    lost = sorted(set(results.replaced) - set(writes))
+    left_out += [f"argument {name} is not written" for name in lost]
+    try:
+        returned = _value(trace.returned, trace, results.chosen, writes, plain)
+    except _Unknown as unknown:
+        left_out.append(f"the call returns {unknown}; the winner returns its results as a tuple")
+        returned = ""
+    return WrapperText(tuple(conditions), tuple(made), returned, writes, exact)
+
+
+def _conditions(trace: Trace, plain: Callable[[str], str]) -> tuple[list[str], list[str], bool]:
+    by_name = {step.name: step for step in trace.steps if isinstance(step, Var)}
+    made: dict[str, str] = {}
+
+    def define(code: str) -> bool:
+        for name in MADE.findall(code):
+            if name in made or name in trace.inputs:
+                continue
+            var = by_name.get(name)
+            if var is None or not var.text or not define(var.text):
+                return False
+            text = plain(var.text)
+            made[name] = (
+                f"{name} = {text[:-1]}, device='meta')" if text.startswith("torch.") else f"{name} = {text}"
+            )
+        return True
+
+    found, exact = [], False
+    for code, value in trace.conditions.items():
+        if "read" in code or not define(code):
+            exact = True
+        elif isinstance(value, bool):
+            found.append(plain(code) if value else f"not {plain(code)}")
+        else:
+            found.append(f"{plain(code)} == {value}")
+    return found, list(made.values()), exact
+
+
+def _value(
+    value: Any, trace: Trace, chosen: Sequence[Var], writes: Mapping[str, int], plain: Callable[[str], str]
+) -> str:
+    """A returned value as text. Raises _Unknown."""
+
+    def text(part: Any) -> str:
+        if isinstance(part, torch.Tensor):
+            return _tensor(part, trace, chosen, writes)
+        if (
+            isinstance(part, traced_numbers.Traced)
+            and not MADE.search(part.code)
+            and "read" not in part.atoms
+        ):
+            return plain(part.code)
+        if part is None or isinstance(part, str | bool | int | float):
+            return traced_numbers.number_text(traced_numbers.plain(part))
+        if isinstance(part, torch.dtype):
+            return str(part)
+        if type(part) is dict:
+            return "{" + ", ".join(f"{text(key)}: {text(of)}" for key, of in part.items()) + "}"
+        if type(part) is list:
+            return "[" + ", ".join(map(text, part)) + "]"
+        if type(part) in (tuple, torch.Size):
+            return "(" + "".join(f"{text(of)}, " for of in part) + ")"
+        raise _Unknown(f"an object of {type(part).__name__}")
+
+    return text(value)
+
+
+def _tensor(tensor: torch.Tensor, trace: Trace, chosen: Sequence[Var], writes: Mapping[str, int]) -> str:
+    var = trace.find(tensor)
+    if var is None:
+        raise _Unknown("a tensor that no kernel makes")
+    if var.kind == "input":
+        return var.name
+    number = next((n for n, known in enumerate(chosen) if known is var), None)
+    if number is None or (root_of(var).kind == "input" and root_of(var).name not in writes):
+        raise _Unknown("a tensor that is not judged")
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    if tensor.is_contiguous() or not tensor.permute(order).is_contiguous():
+        return f"{RESULTS}[{number}]"
+    back = [order.index(n) for n in range(tensor.dim())]
+    return f"{RESULTS}[{number}].permute({order}).contiguous().permute({back})"

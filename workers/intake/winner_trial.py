@@ -1,0 +1,144 @@
+"""The program that imports a winner's module and makes the recorded calls: ``why`` they fail, empty where they do not.
+
+Where the original can be called as well, both must return the same structure, dtypes, shapes and strides, and values
+that agree but for rounding.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument, parse
+from tilewright.workers.intake.child_program import Answer, Request, answer_request, first_line
+from tilewright.workers.intake.judge.bounds import wrong
+from tilewright.workers.intake.judge.inputs import draw
+from tilewright.workers.intake.operator import Operand
+
+
+class _NotServed(Exception):
+    """The module would give this call to the original."""
+
+
+def answer_to(request: Request) -> Answer:
+    """``why`` a call failed; ``calls`` that were made, as texts of their sizes."""
+    spec = importlib.util.spec_from_file_location("tilewright_winner", request["path"])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    original = vars(module)["tilewright_original"]
+    vars(module)["tilewright_original"] = _refuse
+    operands = [Operand(row[0], row[1], tuple(row[2]), *row[3:]) for row in request["operands"]]
+    calls = [parse(text) for text in request["calls"]]
+    made: list[str] = []
+    asked = [(calls[min(n, len(calls) - 1)], dims) for n, dims in enumerate(request["dims"])]
+    for call, dims in asked:
+        try:
+            why = _tried(module, request["function"], call, operands, dims, request["jax"], original)
+        except _NotServed:
+            continue
+        except Exception as error:  # noqa: BLE001 - whatever the module raises
+            why = first_line(error)
+        if why:
+            return {"why": why, "calls": made}
+        made.append("x".join(map(str, dims.values())))
+        if request["first"]:
+            break
+    return {"why": "" if made else "it serves none of the recorded calls", "calls": made}
+
+
+def _refuse(served: object) -> Any:
+    raise _NotServed
+
+
+def _tried(
+    module: Any, name: str, call: Call, operands: Sequence[Operand], dims: Mapping[str, int], in_jax: bool,
+    original: Any,
+) -> str:  # fmt: skip
+    function = getattr(module, name)
+    arrays = [draw(operand, dims, "randn", 1, np.random.default_rng(1)) for operand in operands]
+    if in_jax:
+        import jax
+
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
+
+        def called(*tensors: Any) -> Any:
+            given, named = _arguments(call, tensors)
+            return function(*given, **named)
+
+        jax.eval_shape(called, *shapes)
+        return ""
+    import torch
+
+    from tilewright.workers.runners.triton.tensors import to_torch
+
+    place = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    with torch.no_grad():
+        one, other = ([to_torch(array, place) for array in arrays] for _ in range(2))
+        found = function(*_arguments(call, one)[0], **_arguments(call, one)[1])
+        try:
+            given = _arguments(call, other)
+            wanted = original(module.SERVED)(*given[0], **given[1])
+        except Exception:  # noqa: BLE001 - it may want a device, or a package, that is not here
+            return ""
+    return _unlike(list(_flat((found, one))), list(_flat((wanted, other))), operands)
+
+
+def _unlike(found: Sequence[Any], wanted: Sequence[Any], operands: Sequence[Operand]) -> str:
+    from tilewright.workers.runners.triton.tensors import to_numpy
+
+    def kind(value: Any) -> str:
+        return (
+            f"{value.dtype}{list(value.shape)} strides {value.stride()}"
+            if hasattr(value, "stride")
+            else repr(value)
+        )
+
+    for number, (one, other) in enumerate(zip(found, wanted, strict=False)):
+        if kind(one) != kind(other):
+            return f"value {number} is {kind(one)}, and the original's {kind(other)}"
+    tensors = [([to_numpy(v.contiguous()) for v in side if hasattr(v, "stride")]) for side in (found, wanted)]
+    answers = [a if a.dtype.kind in "iub" else a.astype(np.float64) for a in tensors[1]]
+    differ = "" if len(found) == len(wanted) else f"{len(found)} values, and the original's {len(wanted)}"
+    return differ or wrong(tensors[0], answers, operands)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield value
+
+
+def _arguments(call: Call, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """A call's arguments and keywords, with these tensors in the order of its own."""
+    left = iter(tensors)
+
+    def value_of(value: Any) -> Any:
+        if isinstance(value, TensorArgument):
+            tensor = next(left)
+            return tensor.permute(value.order) if value.order else tensor
+        if isinstance(value, tuple):
+            return [value_of(part) for part in value]
+        if isinstance(value, Literal):
+            scope = {
+                n: sys.modules[m]
+                for n, m in (("torch", "torch"), ("jax", "jax"), ("jnp", "jax.numpy"))
+                if m in sys.modules
+            }
+            return eval(value.text, scope)
+        return value
+
+    return [value_of(v) for v in call.arguments], {k: value_of(v) for k, v in call.keywords.items()}
+
+
+if __name__ == "__main__":
+    answer_request(answer_to)
