@@ -184,6 +184,8 @@ class _Checker:
         self.device_code: ast.Constant | None = None
         """Of a module in CUDA C++, whose Python imports numbers alone."""
         self._called: set[int] = set()
+        self._spoken = _spoken(tree) if not products else None
+        """Where values may become text; None: anywhere."""
         self._aliases: dict[str, str] = {}
         self._found: list[Violation] = []
         self._functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -348,6 +350,8 @@ class _Checker:
             self._annotation(node.annotation)
         elif isinstance(node, ast.Call):
             self._call(node)
+        elif self._makes_text(node):
+            self._say(node, "text made of values: str, an f-string or a format")
         elif isinstance(node, ast.BinOp | ast.AugAssign):
             if isinstance(node.op, ast.MatMult) and not self._products:
                 self._say(node, "a matrix product outside a kernel")
@@ -363,6 +367,17 @@ class _Checker:
             self._say(node, f"bytes, {what}")
         for child in ast.iter_child_nodes(node):
             self._node(child)
+
+    def _makes_text(self, node: ast.AST) -> bool:
+        """The text of a tensor holds its values, and torch writes it outside the guard on ``launch``."""
+        if self._spoken is None or id(node) in self._spoken:
+            return False
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            left = node.left
+            return isinstance(left, ast.JoinedStr) or (
+                isinstance(left, ast.Constant) and isinstance(left.value, str)
+            )
+        return isinstance(node, ast.FormattedValue) or (isinstance(node, ast.Name) and node.id == "str")
 
     def _identifier(self, node: ast.AST, name: str) -> None:
         if name.startswith("_"):
@@ -480,6 +495,23 @@ class _Checker:
             # members of a value, such as an enumeration's items or a dtype's size
             return all(part in names.VALUE_ATTRIBUTES or part.isupper() for part in rest[1:])
         return False
+
+
+def _spoken(tree: ast.AST) -> frozenset[int]:
+    """Nodes in messages of errors, which end a launch, in annotations and in ``isinstance``."""
+    found: list[ast.AST | None] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise):
+            found.append(node)
+        elif isinstance(node, ast.Assert):
+            found.append(node.msg)
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            found.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef):
+            found.append(node.returns)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            found += node.args[1:]
+    return frozenset(id(part) for root in found if root is not None for part in ast.walk(root))
 
 
 @dataclass(frozen=True)

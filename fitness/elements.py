@@ -36,6 +36,12 @@ SIGN = 2.0**-4
 FAINT = 2.0**-8
 """The root mean square of a tile counts as at least this part of the whole output's."""
 
+LEANING, FEW = (2.0**-7, 2.0**-5, 2.0**-3, np.inf), 32
+"""Up to these shares of what is usual around them elements are looked at together, if there are so many."""
+
+LEAN = 2.0**-4
+"""Share of the answers by which errors may lean."""
+
 OUTLYING = 4.0
 """A row or column of a tile is outlying when its median size is so many times the tile's."""
 
@@ -68,6 +74,8 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
     A bar below ``ROUNDING_DB`` is a convention on a whole output: outliers of its operands may be far off.
     """
     inexact, sums = least > ROUNDED, max(ROUNDED, least)
+    if gate.slack is not None:
+        return Allowance(sums, sums, rounded=False, inexact=inexact)
     if gate.worst is not None:
         worst = max(gate.worst, least)
         zero = min(worst, sums) if gate.zero is None else gate.zero
@@ -78,21 +86,31 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
 
 
 def objection(
-    output: np.ndarray, reference: np.ndarray, allowed: Allowance, usual: np.ndarray | None = None
+    output: np.ndarray,
+    reference: np.ndarray,
+    allowed: Allowance,
+    usual: np.ndarray | None = None,
+    slack: np.ndarray | None = None,
 ) -> str | None:
     """One line on what is wrong with single elements; None when all is explained. Finite arrays of one shape.
 
     ``usual``: how large each element would usually be, from the operands: the root of the sum of its squared products.
+    ``slack``: what is left to each element beside, in absolute terms.
     """
     if output.size == 0 or allowed.worst == math.inf:
         return None
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64, copy=False).reshape(-1, columns)
-    if not allowed.rounded and _surely_explained(found, wanted, output.dtype, allowed):
+    if slack is None and not allowed.rounded and _surely_explained(found, wanted, output.dtype, allowed):
         return None
     rounded, unit = _rounded(wanted, output.dtype)
     around = _around(wanted)
+    if slack is not None:
+        room = slack.astype(np.float64).reshape(-1, columns) + np.abs(rounded - wanted)
+        if _leans(found - wanted, wanted, room + unit + allowed.worst * around, around):
+            return "errors lean towards zero or away from it"
+        unit = unit + slack.astype(np.float64).reshape(-1, columns)
     said = _objection(output, found, wanted, rounded, unit, around, allowed)
     if said is None or not allowed.inexact:
         return said  # the reach, which takes longest, allows for more and never for less
@@ -118,7 +136,7 @@ def _objection(
             share = error[place] / around[place] if around[place] else np.inf
             return f"element {_index(place, output)} is off by {share:.2g} of what is usual around it"
         bar = np.where(found == 0, allowed.sign if allowed.zero is None else allowed.zero, allowed.sign)
-        flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) > bar * around)
+        flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) > bar * around + unit)
         if (place := _first(flipped)) is not None:
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
@@ -129,6 +147,21 @@ def _objection(
             if noise > expected * (10 ** (NOISE_DB / 10) + _chance(unit * unit / 12 + lost)):
                 return f"{10 * np.log10(noise / expected):.1f} dB more noise than rounding makes"
     return None
+
+
+def _leans(error: np.ndarray, wanted: np.ndarray, room: np.ndarray, around: np.ndarray) -> bool:
+    """Whether errors of small, of middling or of all elements go with the answer by more than chance.
+
+    ``room``: what one error may be; half of it is taken as a standard deviation, and six of them as chance. Where one
+    product makes up a sum, its rounding goes with the answer, by a share far below ``LEAN``.
+    """
+    size = np.abs(wanted) / np.where(around > 0, around, 1.0)
+    for most in LEANING:
+        some = (size <= most) & (wanted != 0)
+        lean, chance = error[some] @ wanted[some], np.linalg.norm(wanted[some] * room[some]) * 3.0
+        if some.sum() >= FEW and not abs(lean) <= max(chance, LEAN * float(wanted[some] @ wanted[some])):
+            return True
+    return False
 
 
 def _surely_explained(found: np.ndarray, wanted: np.ndarray, dtype: np.dtype, allowed: Allowance) -> bool:

@@ -74,11 +74,13 @@ def _read(
     reference = references[gate.reference]
     if isinstance(gate, SnrGate):
         usual: Arrays = references.get(gate.usual or "", {})
+        slack: Arrays = references[gate.slack] if gate.slack else {}
         if gate.counted:
             counts = references[gate.counted]
             outputs = {name: outputs[name][rows] for name, rows in counts.items()}
             reference = {name: wanted[counts[name]] for name, wanted in reference.items()}
             usual = {name: size[counts[name]] for name, size in usual.items()}
+            slack = {name: size[counts[name]] for name, size in slack.items()}
         values = [snr_db(outputs[name], wanted) for name, wanted in reference.items()]
         value = min(values) if values and not any(np.isnan(values)) else float("nan")
         passed = value >= gate.min_db
@@ -86,7 +88,8 @@ def _read(
         allowed = elements.allowance(gate, least)
         judged = reference if passed else {}
         faults = [
-            elements.objection(outputs[n], wanted, allowed, usual.get(n)) for n, wanted in judged.items()
+            elements.objection(outputs[n], wanted, allowed, usual.get(n), slack.get(n))
+            for n, wanted in judged.items()
         ]
         fault = next(filter(None, faults), "")
         return GateReading(

@@ -93,7 +93,9 @@ class SnrGate:
     bool arrays over leading axes of the outputs: what they leave out may be anything. All counts without one.
     ``usual`` names a reference of how large each element usually is, from the operands: the root of the sum of its
     squared products. Where there is none that is guessed from the elements around it. ``zero``: the share of the same
-    kind as ``worst`` below which an element may be a zero; None: what sums in float32 explain.
+    kind as ``worst`` below which an element may be a zero; None: what sums in float32 explain. ``slack`` names a
+    reference of what the contract leaves to each element beside rounding and sums, in absolute terms: then no share is
+    allowed, and errors may not lean towards the answer or away from it.
     """
 
     name: str
@@ -103,6 +105,7 @@ class SnrGate:
     counted: str | None = None
     usual: str | None = None
     zero: float | None = None
+    slack: str | None = None
 
 
 @dataclass(frozen=True)

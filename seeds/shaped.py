@@ -6,7 +6,7 @@ A family's operator derives from ``Shaped`` (or ``Product``) and says ``operands
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -73,6 +73,60 @@ class Product(Shaped):
         """2 M N K."""
         m, n, k = self.dims(workload)
         return 2 * m * n * k
+
+
+def integers(
+    rng: np.random.Generator, shape: tuple[int, ...], axis: int, seed: int, *, mirror: bool
+) -> np.ndarray:
+    """An operand, float32, of integers 1 to 7 whose sums of products are large on the way and small at the end.
+
+    Each block of 128 of the first half of ``axis`` is like one of the second, as ``seed`` pairs them; with ``mirror``
+    the second is the negative but for some four zeros. Two operands of one seed, one of them mirrored, have exact
+    products and sums in float32, in any order: an accumulator of fewer bits shows.
+    """
+    made = rng.integers(1, 8, shape).astype(np.float32)
+    along = np.moveaxis(made, axis, -1)
+    count = along.shape[-1] // 128
+    half = count // 2
+    for one, other in enumerate(half + np.random.default_rng(seed).permutation(half)):
+        copied = along[..., one * 128 : (one + 1) * 128]
+        kept = rng.random(copied.shape) >= 4 / (half * 128)
+        along[..., other * 128 : (other + 1) * 128] = np.where(kept, -copied, 0) if mirror else copied
+    return made
+
+
+def turned_steps(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """float64 [M, K]: by how much x [M, K] under scales [M, K/g] changes where its e4m3 code may be the neighbour.
+
+    ``x / s`` in float32 is off by three roundings at most, however it is computed: only codes near a tie may turn.
+    """
+    wide = np.repeat(scale.astype(np.float64), x.shape[1] // scale.shape[1], axis=1)
+    ratio = x.astype(np.float64) / wide
+    low, high = ((ratio * (1 + e)).astype(np.float32).astype(ml_dtypes.float8_e4m3fn) for e in (-NEAR, NEAR))
+    found: np.ndarray = np.abs(high.astype(np.float64) - low.astype(np.float64)) * wide
+    return found
+
+
+def slack_of(
+    product: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    a: np.ndarray,
+    b: np.ndarray,
+    steps_a: np.ndarray | None,
+    steps_b: np.ndarray | None = None,
+) -> np.ndarray:
+    """What an element of ``product(a, b)`` is off by at most, where codes turn and operands are rounded to bfloat16."""
+    lost = [np.square(x - x.astype(ml_dtypes.bfloat16).astype(x.dtype)).astype(np.float32) for x in (a, b)]
+    left, right = (np.abs(x).astype(np.float32) for x in (a, b))
+    found: np.ndarray = ROOM * np.sqrt(product(lost[0], right * right) + product(left * left, lost[1]))
+    if steps_a is not None and steps_a.any():
+        found = found + product(steps_a.astype(np.float32), right)
+    if steps_b is not None and steps_b.any():
+        found = found + product(left, steps_b.astype(np.float32))
+    return found
+
+
+ROOM, NEAR = 6.5, 2.0**-21
+"""Standard deviations that the largest of millions of errors may be; shares of a code within which it may turn."""
 
 
 def gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:

@@ -108,3 +108,23 @@ def test_plain_code_is_accepted(source):
 )
 def test_an_escape_is_named(source, why):
     assert why in said(source)
+
+
+LAUNCH = "import triton\ndef launch(inputs, params):\n    x = inputs['x']\n    {}\n    return (x,)\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("n = len(str(x))", True),
+        ("n = len(f'{x}')", True),
+        ("n = len('%s' % x)", True),
+        ("n = list(map(str, (x,)))", True),
+        ("n = len(f'plain')", False),
+        ("n = x.shape[0] % 2", False),
+        ("assert x.shape[0] > 1, f'{x.shape} is too short'", False),
+        ("n = isinstance(params['mode'], str)", False),
+    ],
+)
+def test_launch_makes_no_text_of_values(line, refused):
+    assert ("text made of values" in said(LAUNCH.format(line), "launch")) is refused

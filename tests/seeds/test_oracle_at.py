@@ -34,4 +34,7 @@ def test_some_answers_are_those_of_the_oracle(name, workload, kind):
     for reference, arrays in whole.items():
         for output, array in arrays.items():
             assert some[reference][output].shape == array.shape
-            assert np.allclose(some[reference][output], array, rtol=1e-9, atol=1e-12 * np.abs(array).max())
+            rtol = 1e-3 if array.dtype == np.float32 else 1e-9
+            assert np.allclose(
+                some[reference][output], array, rtol=rtol, atol=rtol / 1000 * np.abs(array).max()
+            )

@@ -60,3 +60,11 @@ def test_a_write_beside_a_tensor_is_seen(place):
     made.as_strided((1,), (1,), made.storage_offset() + place).fill_(0.0)
     with pytest.raises(OutsideWrite):
         canaries.inspect()
+
+
+@pytest.mark.parametrize("write", [str, repr, "{}".format, "{:.1f}".format])
+def test_a_tensor_has_no_text_under_the_guard(write):
+    tensor = torch.ones(())
+    with pytest.raises(ForeignWork, match="work outside the kernel"), LaunchGuard():
+        write(tensor)
+    assert "1." in write(tensor)

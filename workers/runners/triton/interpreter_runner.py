@@ -25,7 +25,12 @@ from tilewright.workers.runners.gluon_emulator.install import is_gluon
 from tilewright.workers.runners.triton.candidate import checked_results, load_module
 from tilewright.workers.runners.triton.clock import CpuClock, nothing
 from tilewright.workers.runners.triton.interpreter_rounding import repair as repair_interpreter
-from tilewright.workers.runners.triton.launch_guard import Canaries, LaunchGuard, leave_interpreter_unguarded
+from tilewright.workers.runners.triton.launch_guard import (
+    Canaries,
+    LaunchGuard,
+    leave_interpreter_unguarded,
+    poison,
+)
 from tilewright.workers.runners.triton.tensors import Tensors, torch_dtype
 from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
 
@@ -79,8 +84,9 @@ class _Interpreted:
         return results
 
     def prepare(self) -> None:
-        """Leave NaN where the allocator will put the next outputs."""
-        spoilt = [_nans(spec) for spec in self._outputs]
+        """Leave bytes drawn by lot where the allocator will put the next outputs."""
+        fill = poison()
+        spoilt = [_filled(spec, fill) for spec in self._outputs]
         del spoilt
 
     def inspect(self) -> None:
@@ -93,10 +99,10 @@ class _Interpreted:
         return checked_results(made, self._outputs)
 
 
-def _nans(spec: Mapping[str, Any]) -> torch.Tensor:
-    """An output's memory, every byte 0xff: NaN in every float type."""
+def _filled(spec: Mapping[str, Any], fill: int) -> torch.Tensor:
+    """An output's memory, every byte ``fill``."""
     tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
-    tensor.view(-1).view(torch.uint8).fill_(0xFF)
+    tensor.view(-1).view(torch.uint8).fill_(fill)
     return tensor
 
 

@@ -8,6 +8,7 @@ leaves it nothing else, and the guard no look at a value), so one guarded call f
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tilewright.library.torch_record import FRESH, RESET, VIEWS, ZEROS, ForeignWork
 
 POISON = 0xFF
-"""Every byte of fresh memory: NaN in every float type."""
+"""Every byte of fresh memory, every other time: NaN in every float type."""
+
+
+def poison() -> int:
+    """A byte to fill fresh memory with, by lot: what is left as it was must not be known by its looks."""
+    return secrets.choice((POISON, secrets.randbelow(POISON)))
+
 
 CANARY = 0xA5
 CANARY_BYTES = 1 << 14
@@ -34,12 +41,14 @@ class Canaries:
     def __init__(self) -> None:
         self._rings: list[torch.Tensor] = []
 
-    def allocate(self, like: torch.Tensor, device: torch.device | str, fill: int = POISON) -> torch.Tensor:
-        """Contiguous memory of this shape and dtype between two canaries, every byte ``fill``."""
+    def allocate(
+        self, like: torch.Tensor, device: torch.device | str, fill: int | None = None
+    ) -> torch.Tensor:
+        """Contiguous memory of this shape and dtype between two canaries, every byte ``fill``, or one by lot."""
         size = like.numel() * like.element_size()
         memory = torch.empty(size + 2 * CANARY_BYTES, dtype=torch.uint8, device=device)
         middle = memory[CANARY_BYTES : CANARY_BYTES + size]
-        middle.fill_(fill)
+        middle.fill_(poison() if fill is None else fill)
         for ring in (memory[:CANARY_BYTES], memory[CANARY_BYTES + size :]):
             ring.fill_(CANARY)
             self._rings.append(ring)
@@ -57,6 +66,11 @@ class Canaries:
             raise OutsideWrite("a kernel writes outside the tensors it was given")
 
 
+def _no_text(*_: Any, **__: Any) -> str:
+    """In place of torch's own: that looks at values with all modes off."""
+    raise ForeignWork("work outside the kernel: torch writes a tensor as text")
+
+
 class LaunchGuard(TorchDispatchMode):
     """While open, torch makes tensors (between ``canaries``, if given) and views and does nothing else.
 
@@ -72,18 +86,28 @@ class LaunchGuard(TorchDispatchMode):
         super().__init__()
         self._canaries = canaries
 
+    def __enter__(self) -> Any:
+        self._text, torch._tensor_str._str = torch._tensor_str._str, _no_text
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        torch._tensor_str._str = self._text
+        super().__exit__(*raised)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
         name = func.overloadpacket.__name__
         if name in FRESH or name in ZEROS:
-            return self._made(func, args, options, 0 if name in ZEROS else POISON)
+            return self._made(func, args, options, 0 if name in ZEROS else None)
         if name not in VIEWS and name not in RESET:
             raise ForeignWork(f"work outside the kernel: torch computes {name}")
         return func(*args, **options)
 
-    def _made(self, func: Any, args: Sequence[Any], options: dict[str, Any], fill: int) -> torch.Tensor:
+    def _made(
+        self, func: Any, args: Sequence[Any], options: dict[str, Any], fill: int | None
+    ) -> torch.Tensor:
         if self._canaries is None:
             return func(*args, **options)
         like = func(*args, **{**options, "device": "meta"})

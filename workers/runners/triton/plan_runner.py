@@ -28,9 +28,9 @@ from tilewright.workers.runners.triton.clock import Clock, GpuClock, nothing
 from tilewright.workers.runners.triton.launch_guard import (
     CANARY,
     CANARY_BYTES,
-    POISON,
     Canaries,
     OutsideWrite,
+    poison,
 )
 from tilewright.workers.runners.triton.tensors import Tensors, torch_dtype
 from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
@@ -197,7 +197,7 @@ class Arena:
         self._spans: list[tuple[int, int]] = []
 
     def laid(self, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Buffers of these sizes in bytes, at places drawn anew: every byte POISON, and CANARY around them."""
+        """Buffers of these sizes in bytes, at places drawn anew: all bytes one drawn anew, CANARY around them."""
         room = (_PLACES - 1) * _STEP
         needed = 2 * CANARY_BYTES + sum(_rounded(size) + room + CANARY_BYTES for size in sizes)
         if not needed <= self._memory.numel() <= 2 * needed:
@@ -210,8 +210,9 @@ class Arena:
         for gap in self._gaps():
             gap.fill_(CANARY)
         buffers = [self._memory[start:end] for start, end in self._spans]
+        fill = poison()
         for buffer in buffers:
-            buffer.fill_(POISON)
+            buffer.fill_(fill)
         return buffers
 
     def _gaps(self) -> list[torch.Tensor]:
