@@ -109,8 +109,8 @@ def bar(
                 None,
                 f"{shown.db:.1f} dB where {kind} explains {expected - ROOM_DB:.0f} dB; {element_text(shown)}",
             )
-        share = f"{worst.needed:.2g} of the values around it, where {kind} explains {cap:.2g}"
-        return None, f"an element is off by {share}; {element_text(worst)}"
+        needed = f"{worst.needed:.2g} of the values around it, where {kind} explains {cap:.2g}"
+        return None, f"an element is off by {needed}; {element_text(worst)}"
     own = PRODUCTS_DB[products] if products and result == "float32" else EXPECTED_DB.get(result, 0.0)
     if least >= own + OWN_ROOM_DB:
         expected = max(expected, own)
