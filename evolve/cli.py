@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.export.command import add_command as add_export_command
 from tilewright.evolve.intake.cli import add_commands as add_intake_commands
+from tilewright.evolve.program.cli import add_command as add_program_command
 from tilewright.evolve.promote.cli import add_commands
 from tilewright.evolve.record.home import (
     JOURNAL,
@@ -50,6 +51,7 @@ EXAMPLES = {
     "library": "library list --library library",
     "tune": 'tune kernels.py:softmax --reference torch.softmax --args "f32[4096, 1024], dim=1"',
     "check": "check kernels.py",
+    "program": "program train.py:step --setup setup",
     "export": "export vllm gemm_fp8_blockwise/gemm_nt",
 }
 """What ``--help`` of each command shows."""
@@ -209,6 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     add_commands(commands, _register, _run_campaign)
     add_intake_commands(commands, _tell)
     add_export_command(commands, _say)
+    add_program_command(commands)
     for name, command in commands.choices.items():
         command.epilog = f"example: tilewright {EXAMPLES[name]}"
         # --home may also follow the command

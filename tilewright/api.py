@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tilewright.evolve.campaign.config import CampaignConfig
     from tilewright.evolve.intake.child import Intake
     from tilewright.evolve.intake.winner import Tuned
+    from tilewright.evolve.program.run import Program
     from tilewright.evolve.record.journal import Journal
     from tilewright.evolve.report.data import CampaignData
     from tilewright.evolve.show.display import Snapshot
@@ -499,6 +500,30 @@ def capture(module: str | ModuleType) -> Captured:
         best = tw.tune(calls)
     """
     return Captured(importlib.import_module(module) if isinstance(module, str) else module)
+
+
+def program(step: Callable[..., Any] | str, *, setup: str = "", out: str | Path | None = None) -> Program:
+    """Find what can be gained in a step of a program, and prove it.
+
+    Parameters:
+        step: a function of a file, or the text ``"FILE.py:function"``. It runs in a process of its own.
+        setup: the function of the same file whose result the step takes.
+        out: the folder for record, report and ``faster.py``; ``<step>_faster`` by default.
+
+    Returns:
+        The program, with ``record()``, ``ceiling()``, ``tune()`` and ``prove()``.
+
+    Raises:
+        UserError: the step is not a function of a file.
+
+    Example:
+        program = tw.program("train.py:step", setup="setup")
+        print(program.ceiling().sources)
+        program.prove()
+    """
+    from tilewright.evolve.program.run import program as program_of
+
+    return program_of(step, setup, out)
 
 
 def load_library(folder: str | Path = "library") -> ModuleType:

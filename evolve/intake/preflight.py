@@ -66,6 +66,17 @@ def screen(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[s
         )
 
 
+def interpreter_line(answer: Mapping[str, Any]) -> str:
+    """The shapes that the interpreter runs, in place of those of the calls."""
+    ran, asked = (
+        ", ".join("x".join(str(n) for n in shape.values()) for shape in shapes)
+        for shapes in (answer.get("small", answer["check"]), answer["dims"])
+    )
+    return (
+        f"  runs at    {ran}, not {asked}: the interpreter is slow, its times mean nothing, and the seed wins"
+    )
+
+
 def _agreement(dtype: str, operands: Any) -> str:
     """What the gate of a result without a bound in dB asks."""
     from tilewright.workers.intake.calls.dtypes import is_narrow

@@ -222,6 +222,8 @@ def prepare(
     )
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
+    if target.gpu_interpreter:
+        say(preflight.interpreter_line(answer))
     try:
         folder.write(where, f"{request.function} of {request.path.name}", request.reference, answer)
         folder.write_campaign(where, config_data(request, target, overrides))

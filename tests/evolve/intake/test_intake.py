@@ -64,6 +64,7 @@ def test_its_folder_is_an_operator_that_judges(taken, tmp_path: Path) -> None:
     assert operator.gates[0].min_db >= 40
     overrides = {"budget.evaluations": 2, "budget.wall_seconds": None}
     folder.write_campaign(where, tune.config_data(request, load_target("interpreter"), overrides))
+    assert "runs at" in preflight.interpreter_line(answer) and ", not " in preflight.interpreter_line(answer)
     goes_on = load_config(where / folder.CAMPAIGN, {})
     assert resolve(goes_on).operator.name == operator.name and goes_on == config.model_copy(
         update={"operator": goes_on.operator}

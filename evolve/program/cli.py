@@ -1,0 +1,64 @@
+"""The command ``program``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+PARTS = ("record", "ceiling", "tune", "prove")
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the parser's."""
+    command = commands.add_parser(
+        "program", help="find what can be gained in a program's step, tune it, prove it and write faster.py"
+    )
+    command.add_argument("place", metavar="FILE:STEP", help="the function that is one step of the program")
+    command.add_argument(
+        "part", nargs="?", choices=PARTS, default="prove",
+        help="how far to go: record, ceiling, tune, or prove, which does all (default)",
+    )  # fmt: skip
+    command.add_argument("--setup", default="", help="the function of the file whose result the step takes")
+    command.add_argument("--out", type=Path, help="folder to write to (default: ./STEP_faster)")
+    command.add_argument("--seconds", type=float, default=60.0, help="budget of the search (default: 60)")
+    command.add_argument(
+        "--prove-seconds", type=float, default=40.0, help="budget of the proof (default: 40)"
+    )
+    command.add_argument("--fp8", action="store_true", help="replace linear layers by blockwise FP8 too")
+    command.add_argument(
+        "--faster", type=Path, metavar="FILE", help="prove the replacements of this file instead of searching"
+    )
+    command.set_defaults(run=_run)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.errors import UserError
+    from tilewright.evolve.program.run import FASTER, PAGE, program
+    from tilewright.evolve.program.screen import ceiling_lines, proof_lines, record_lines
+
+    if not (arguments.seconds > 0 and arguments.prove_seconds > 0):
+        raise UserError("--seconds and --prove-seconds must be above 0.")
+    if arguments.faster is not None and not arguments.faster.is_file():
+        raise UserError(f"--faster: {arguments.faster} does not exist.")
+    found = program(arguments.place, arguments.setup, arguments.out)
+    proof = None
+    if arguments.part == "tune":
+        found.tune(arguments.seconds)
+    elif arguments.part == "prove":
+        proof = found.prove(arguments.seconds, arguments.prove_seconds, arguments.fp8, arguments.faster)
+    lines = list(record_lines(found.record(), found.ceiling()))
+    if arguments.part != "record":
+        lines += ceiling_lines(found.ceiling())
+    if proof is not None:
+        lines += proof_lines(proof)
+    for line in lines:
+        _say(line)
+    if (found.folder / FASTER).is_file() and arguments.part in ("tune", "prove"):
+        _say(f"installed by: {found.folder / FASTER}")
+    _say(f"report: {found.folder / PAGE}")
+    return 0

@@ -1,0 +1,180 @@
+"""A program as users see it: recorded, its ceiling said, tuned, proved, and written as ``faster.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.program.ceiling import Ceiling, ceiling
+from tilewright.evolve.program.faster_file import faster_text
+from tilewright.evolve.program.screen import figure_kind, page
+from tilewright.workers.child.launch import ROOT
+
+RECORD, PAGE, FASTER, RECEIPT = "record.json", "program.html", "faster.py", "receipt.json"
+CHILD = "tilewright.workers.program.main"
+LEAST_WALL = 900.0
+"""Seconds that the process may take beside its budgets."""
+
+
+@dataclass
+class Program:
+    """A step of a file, and the folder that what is found about it is written to.
+
+    Parameters:
+        path: the file.
+        step: the function of the file that is one step.
+        setup: the function of the file whose result the step takes; empty for a step without arguments.
+        folder: where record, report and ``faster.py`` go; made when the first of them is written.
+
+    Example:
+        program = tw.program("train.py:step", setup="setup")
+        print(program.ceiling().sources)
+        program.prove(seconds=120, fp8=True)
+    """
+
+    path: Path
+    step: str
+    setup: str = ""
+    folder: Path = Path("step_faster")
+    answer: dict[str, Any] = field(default_factory=dict)
+
+    def record(self) -> Mapping[str, Any]:
+        """Run the step a few times and say where its time goes: kernels, launches, linear layers, device.
+
+        Raises:
+            UserError: the step fails, or launches nothing.
+        """
+        if "record" not in self.answer:
+            self._ask(part="record")
+        found: Mapping[str, Any] = self.answer["record"]
+        return found
+
+    def ceiling(self) -> Ceiling:
+        """The most that each source of gain could give to the step. Nothing is searched for it."""
+        return ceiling(self.record())
+
+    def tune(self, seconds: float = 60.0) -> list[Mapping[str, Any]]:
+        """Search a faster configuration of each Triton kernel, and write ``faster.py`` with what was found.
+
+        Parameters:
+            seconds: the budget of the search.
+
+        Returns:
+            A row for each launch that was searched: kernel, arguments, seconds, gain with its interval.
+        """
+        self._ask(part="tune", seconds=seconds)
+        self._write(proof=None)
+        return list(self.answer["found"])
+
+    def prove(
+        self,
+        seconds: float = 60.0,
+        prove_seconds: float = 40.0,
+        fp8: bool = False,
+        faster: str | Path | None = None,
+    ) -> Mapping[str, Any]:
+        """Tune, prove each replacement in the step, take out what does not pay, and write ``faster.py``.
+
+        Parameters:
+            seconds: the budget of the search.
+            prove_seconds: the budget of the interleaved rounds.
+            fp8: replace linear layers by the library's blockwise FP8 too, which changes numerics.
+            faster: a file whose ``REPLACEMENTS`` are proved instead of searched ones.
+
+        Returns:
+            The proof: ``gain`` with ``interval``, what was ``kept`` and what was ``left_out`` with reasons.
+        """
+        given = str(Path(faster).resolve()) if faster is not None else ""
+        self._ask(part="prove", seconds=seconds, prove_seconds=prove_seconds, fp8=fp8, faster=given)
+        proof: dict[str, Any] = {**self.answer["proof"], "kind": figure_kind(self.answer["record"])}
+        self._write(proof)
+        return proof
+
+    @cached_property
+    def name(self) -> str:
+        return f"{self.path.name}:{self.step}"
+
+    def _ask(self, **request: Any) -> None:
+        """Run the program in a process of its own. Raises UserError."""
+        budget = float(request.get("seconds", 0.0)) + float(request.get("prove_seconds", 0.0))
+        with tempfile.TemporaryDirectory(prefix="tilewright-program-") as name:
+            asked, answered = Path(name) / "request.json", Path(name) / "answer.json"
+            given = {"path": str(self.path.resolve()), "step": self.step, "setup": self.setup, **request}
+            asked.write_text(json.dumps(given), encoding="utf-8")
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+            }  # fmt: skip
+            command = [sys.executable, "-m", CHILD, str(asked), str(answered)]
+            try:
+                done = subprocess.run(
+                    command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=environment,
+                    timeout=LEAST_WALL + 4 * budget, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                raise UserError(f"{self.name}: took more than {LEAST_WALL + 4 * budget:.0f} s.") from error
+            if not answered.is_file():
+                last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                raise UserError(f"{self.name}: its process ended without an answer: {last}")
+            answer = json.loads(answered.read_text(encoding="utf-8"))
+        if "why" in answer:
+            raise UserError(f"{answer['why']}.")
+        self.answer = answer
+        self._save(
+            {RECORD: json.dumps(answer["record"], indent=1), PAGE: page(answer["record"], self.ceiling())}
+        )
+
+    def _write(self, proof: Mapping[str, Any] | None) -> None:
+        """``faster.py`` with its receipt; neither where there is nothing to install."""
+        record, replacements = self.answer["record"], self.answer["replacements"]
+        files = {PAGE: page(record, self.ceiling(), proof)}
+        if proof is not None:
+            receipt = {
+                "program": self.name,
+                "device": record["device"],
+                "shares": self.ceiling().shares,
+                **proof,
+            }
+            files[RECEIPT] = json.dumps(receipt, indent=1)
+        if replacements or self.answer["fp8_shapes"]:
+            files[FASTER] = faster_text(
+                self.name, replacements, self.answer["fp8_shapes"], record["device"]["product"], proof
+            )
+        else:
+            (self.folder / FASTER).unlink(missing_ok=True)
+        self._save(files)
+
+    def _save(self, files: Mapping[str, str]) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (self.folder / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--out: cannot write {self.folder}: {error.strerror}.") from error
+
+
+def program(step: str | Callable[..., Any], setup: str = "", out: str | Path | None = None) -> Program:
+    """See ``tilewright.program``."""
+    if isinstance(step, str):
+        file, colon, name = step.rpartition(":")
+        if not colon or not name.isidentifier() or Path(file).suffix != ".py":
+            raise UserError(f"{step!r} names no step; write FILE.py:function.")
+        path = Path(file)
+    else:
+        code = getattr(step, "__code__", None)
+        name = getattr(step, "__name__", "")
+        if code is None or not name.isidentifier() or getattr(step, "__qualname__", name) != name:
+            raise UserError(f"{step!r} is not a function of a file; write FILE.py:function.")
+        path = Path(code.co_filename)
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; write FILE.py:function.")
+    return Program(path, name, setup, Path(out) if out is not None else Path(f"{name}_faster"))

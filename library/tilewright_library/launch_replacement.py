@@ -1,0 +1,203 @@
+"""Triton kernels of a program, replaced at their modules' names. Standard library and Triton only.
+
+A replacement serves exactly the launches that it lists: dtype, shape, strides and alignment of every tensor, every
+integer and option. All other launches go to the kernel that stood at the name before. It takes and fills the tensors
+that the program's own code hands it, so that ``torch.autograd.Function`` and CUDA graphs see no difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+ALIGNMENT = 16
+"""Bytes: Triton compiles a pointer that is a multiple of it in another way."""
+
+Signature = tuple[Any, ...]
+Configuration = Mapping[str, Any]
+"""Constants and options of a launch by name: tile sizes, ``num_warps``, ``num_stages``."""
+
+
+def signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature | None:
+    """What a launch is recognised by; None for a launch with an argument of a kind that is not compared."""
+    parts: list[Any] = []
+    for value in args:
+        parts.append(_described(value))
+    for name, value in kwargs.items():
+        parts.append((name, _described(value)))
+    return None if any(p is NotImplemented or p[-1] is NotImplemented for p in parts) else tuple(parts)
+
+
+def _described(value: Any) -> Any:
+    kind = type(value)
+    if kind is bool or kind is int or value is None or kind is str:
+        return (kind.__name__, value)
+    if kind is float:  # a number that the kernel is given, or one that is compiled in and handed on unchanged
+        return ("float",)
+    if hasattr(value, "data_ptr") and hasattr(value, "stride"):
+        aligned = value.data_ptr() % ALIGNMENT == 0
+        return ("tensor", str(value.dtype), tuple(value.shape), tuple(value.stride()), aligned)
+    if (kind.__module__ == "torch" and kind.__name__ == "dtype") or kind.__module__.startswith(
+        "triton.language"
+    ):
+        return (kind.__name__, str(value))
+    return NotImplemented
+
+
+@dataclass
+class Replacement:
+    """Launches of ``module.name`` that run otherwise: by signature, the configuration of each.
+
+    ``winner``: the kernel that runs instead, with the same parameters; None for the program's own kernel, compiled
+    with another configuration. ``calls`` counts its launches, ``others`` those that went to the original.
+    """
+
+    module: str
+    name: str
+    launches: Mapping[Signature, Configuration]
+    winner: Any = None
+    calls: int = 0
+    others: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def innermost(kernel: Any) -> Any:
+    """The function below ``triton.autotune`` and ``triton.heuristics``."""
+    while hasattr(kernel, "fn") and hasattr(kernel.fn, "run"):
+        kernel = kernel.fn
+    return kernel
+
+
+class Launcher:
+    """Stands where a Triton kernel stood."""
+
+    def __init__(self, original: Any, replacement: Replacement) -> None:
+        self._original, self._replacement = original, replacement
+        self._kernel = innermost(original if replacement.winner is None else replacement.winner)
+        self._known = dict(replacement.launches)
+        self._places = {name: n for n, name in enumerate(self._kernel.arg_names)}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return functools.partial(self.run, grid=grid, warmup=False)
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        """The launch, by the winner where it is listed."""
+        key = None if warmup else signature(args, kwargs)
+        found = None if key is None else self._known.get(key)
+        if found is None:
+            self._replacement.others += 1
+            return self._original.run(*args, grid=grid, warmup=warmup, **kwargs)
+        self._replacement.calls += 1
+        return launch(self._kernel, self._places, found, grid, args, kwargs)
+
+
+def launch(
+    kernel: Any, places: Mapping[str, int], configuration: Configuration, grid: Any, args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """A launch with a configuration in place of what the caller says. ``places``: parameters by position."""
+    given = list(args)
+    named = dict(kwargs)
+    for name, value in configuration.items():
+        place = places.get(name, len(given))
+        if place < len(given):
+            given[place] = value
+        else:
+            named[name] = value
+    return kernel.run(*given, grid=grid, warmup=False, **named)
+
+
+def names_of(value: Any) -> Iterator[tuple[ModuleType, str]]:
+    """Every module-level name of a value."""
+    for module in list(sys.modules.values()):
+        for name, known in list(getattr(module, "__dict__", {}).items()):
+            if known is value:
+                yield module, name
+
+
+class NotInstalled(RuntimeError):
+    """The replacements were made for another device or another version of a module."""
+
+
+@dataclass
+class Installation:
+    """Replacements that are put in place together. ``device``: the product they were proved on, "" for any.
+
+    ``layers``: replaces linear layers while installed; made by ``tilewright_library``.
+    """
+
+    replacements: list[Replacement]
+    device: str = ""
+    layers: Any = None
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+    _places: dict[str, list[tuple[ModuleType, str]]] = field(default_factory=dict)
+
+    def install(self) -> None:
+        """Put the winners in place. Raises NotInstalled, with nothing changed."""
+        if self._undo:
+            return
+        self._check_device()
+        try:
+            for replacement in self.replacements:
+                self._put(replacement)
+        except BaseException:
+            self.uninstall()
+            raise
+        if self.layers is not None:
+            self.layers.install()
+            self._undo.append(self.layers.uninstall)
+
+    def _check_device(self) -> None:
+        if not self.device:
+            return
+        cuda = importlib.import_module("torch").cuda
+        found = {cuda.get_device_name(n) for n in range(cuda.device_count())}
+        if found != {self.device}:
+            raise NotInstalled(
+                f"proved on {self.device}, and this machine has {', '.join(sorted(found)) or 'none'}"
+            )
+
+    def _put(self, replacement: Replacement) -> None:
+        try:
+            original = getattr(importlib.import_module(replacement.module), replacement.name)
+        except (ImportError, AttributeError) as error:
+            raise NotInstalled(f"{replacement.label} does not exist here") from error
+        if not hasattr(original, "run"):
+            raise NotInstalled(f"{replacement.label} is no Triton kernel here")
+        launcher = Launcher(original, replacement)
+        if replacement.label not in self._places:
+            self._places[replacement.label] = list(names_of(original))
+        for owner, known in self._places[replacement.label]:
+            setattr(owner, known, launcher)
+            self._undo.append(functools.partial(setattr, owner, known, original))
+
+    def uninstall(self) -> None:
+        """Put the original kernels back."""
+        while self._undo:
+            self._undo.pop()()
+
+    def counts(self) -> dict[str, int]:
+        """How often each winner ran since it was installed first."""
+        found = {replacement.label: replacement.calls for replacement in self.replacements}
+        return found if self.layers is None else {**found, self.layers.label: self.layers.calls}
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """The winners are in place while it is open."""
+        self.install()
+        try:
+            yield
+        finally:
+            self.uninstall()

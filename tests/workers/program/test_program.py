@@ -1,0 +1,215 @@
+"""A program's step on Triton's interpreter: recorded, searched, replaced and proved."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+PROGRAM = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale_kernel(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
+
+
+@triton.jit
+def idle_kernel(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) + factor, mask=at < n)
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        out, n = torch.empty_like(x), x.numel()
+        scale_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](out, x, 2.0, n, BLOCK=16)
+        return out
+
+    @staticmethod
+    def backward(ctx, dy):
+        return 2.0 * dy
+
+
+def setup():
+    return torch.nn.Linear(48, 32)
+
+
+def step(model):
+    model.zero_grad()
+    loss = 0.0
+    for rows in (3, 4):
+        y = Scale.apply(model(torch.ones(rows, 48)))
+        loss = loss + y.square().sum()
+    loss.backward()
+    return loss
+
+
+def fails(model):
+    raise ValueError("no")
+
+
+def nothing(model):
+    return torch.ones(3).sum()
+
+
+def random(model):
+    return Scale.apply(torch.rand(64)).sum()
+"""
+
+WINNERS = """
+from tilewright.library.launch_replacement import Replacement
+import triton
+import triton.language as tl
+import program
+
+
+@triton.jit
+def slower(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    for _ in range(40):
+        tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
+
+
+@triton.jit
+def wrong(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < tl.minimum(n, 100))
+
+
+class Case:
+    def __init__(self, name, winner, block):
+        self.module, self.name, self.winner, self.block = "program", name, winner, block
+
+
+def tensor(n):
+    return ("tensor", "torch.float32", (n // 32, 32), (32, 1), True)
+
+
+def launches(block):
+    return {
+        (tensor(n), tensor(n), ("float",), ("int", n), ("BLOCK", ("int", 16))): {"BLOCK": block} for n in (96, 128)
+    }
+"""
+CASES = {
+    "better": ('Replacement("program", "scale_kernel", launches(128))', ""),
+    "slower": ('Replacement("program", "scale_kernel", launches(16), slower)', "gives 0."),
+    "wrong": ('Replacement("program", "scale_kernel", launches(128), wrong)', "wrong at out=float32[4, 32]"),
+    "idle": ('Replacement("program", "idle_kernel", launches(128))', "never launches"),
+}
+
+
+def ask(folder: Path, **request: Any) -> dict[str, Any]:
+    asked, answered = folder / "request.json", folder / "answer.json"
+    given = {
+        "path": str(folder / "program.py"),
+        "setup": "setup",
+        "step": "step",
+        "prove_seconds": 0.5,
+        **request,
+    }
+    asked.write_text(json.dumps(given))
+    done = subprocess.run(
+        [sys.executable, "-m", "tilewright.workers.program.main", str(asked), str(answered)],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(answered.read_text())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pytest.importorskip("triton")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def test_the_record_says_every_launch(folder: Path) -> None:
+    record = ask(folder, part="record")["record"]
+    assert [(k["name"], k["module"], k["grid"], k["bytes"]) for k in record["launches"]] == [
+        ("scale_kernel", "program", [6], 768),
+        ("scale_kernel", "program", [8], 1024),
+    ]
+    assert "BLOCK=16" in record["launches"][0]["arguments"] and not record["faults"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_what_pays_stays(folder: Path, case: str) -> None:
+    text, why = CASES[case]
+    (folder / "winners.py").write_text(f"{WINNERS}\n\nREPLACEMENTS = [{text}]\n")
+    proof = ask(folder, part="prove", faster=str(folder / "winners.py"))["proof"]
+    if case == "better":
+        assert proof["gain"] > 1 and proof["kept"][0]["interval"][0] > 1 and proof["kept"][0]["calls"] > 0
+    else:
+        assert proof["gain"] is None and why in proof["left_out"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("step", "part", "why"),
+    [
+        ("fails", "record", "program.py:fails raises ValueError: no"),
+        ("nothing", "record", "launches nothing"),
+        ("random", "prove", "draws random numbers"),
+        ("absent", "record", "has no function absent"),
+    ],
+)
+def test_a_step_that_cannot_be_used_is_refused(folder: Path, step: str, part: str, why: str) -> None:
+    assert why in ask(folder, step=step, part=part)["why"]
+
+
+def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
+    """The command, and what it writes: gradients as before, other shapes by the original, nothing left behind."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{folder}"}
+    code = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "program",
+        "program.py:step",
+        "tune",
+        "--setup",
+        "setup",
+        "--seconds",
+        "6",
+    ]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 distinct launch(es)" in done.stdout
+    use = """
+        import sys, torch, program
+        sys.path.insert(0, "step_faster")
+        import faster
+        model = program.setup()
+        loss = program.step(model)
+        gradient = model.weight.grad.clone()
+        original = [program.scale_kernel]  # every module-level name of a kernel is replaced
+        with faster.installed():
+            assert program.scale_kernel is not original[0]
+            assert torch.equal(program.step(model), loss) and torch.equal(model.weight.grad, gradient)
+            program.Scale.apply(torch.ones(5))
+        assert program.scale_kernel is original[0]
+        assert not any(name.startswith("tilewright") for name in sys.modules)
+        print(faster.counts(), faster.REPLACEMENTS[0].others)
+    """
+    used = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(use)], cwd=folder, capture_output=True, text=True, check=False,
+        env={**environment, "PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    assert used.returncode == 0, used.stderr
+    counted, others = used.stdout.strip().rsplit(" ", 1)
+    assert counted == "{'program.scale_kernel': 2}" and others == "1"

@@ -1,0 +1,308 @@
+"""Every Triton launch of a program: function, file, arguments, configuration, grid and one real set of values."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.library.launch_replacement import Signature, names_of, signature
+from tilewright.workers.program.compile_ahead import compile_tuner
+
+MOST_LAUNCH_BYTES, MOST_BYTES = 2 << 30, 16 << 30
+"""Bytes of values that are kept of one launch, and of all."""
+
+MOST_SIGNATURES = 32
+"""Distinct launches of one kernel whose values are kept."""
+
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+@dataclass
+class Values:
+    """The storages behind a launch's tensors as they were before it, by position or name of the argument.
+
+    ``storages``: bytes, one for each distinct storage. ``views``: argument to storage, dtype, size, stride, offset.
+    """
+
+    storages: list[torch.Tensor]
+    views: dict[int | str, tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]]
+
+    def fresh(self) -> list[torch.Tensor]:
+        """Copies of the storages."""
+        return [s.clone() for s in self.storages]
+
+    def tensors(self, storages: Sequence[torch.Tensor]) -> dict[int | str, torch.Tensor]:
+        """The arguments as views of such copies."""
+        return {
+            at: storages[n].view(dtype).as_strided(size, stride, offset)
+            for at, (n, dtype, size, stride, offset) in self.views.items()
+        }
+
+
+@dataclass
+class Launch:
+    """A distinct launch of a kernel, with how often it occurred.
+
+    ``outer`` is the object that the program launches, ``module`` and ``name`` a name under which it is found.
+    ``chosen``: constants and options that ``triton.autotune`` and ``triton.heuristics`` added. ``bytes``: of the
+    distinct memory that the tensors see.
+    """
+
+    kernel: str
+    outer: Any
+    module: str
+    name: str
+    place: str
+    key: Signature
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grid: Any
+    sizes: tuple[int, ...]
+    chosen: dict[str, Any]
+    bytes: int
+    source: str
+    text: str
+    """The tensors with dtype and shape, and the integers."""
+    number: int = 0
+    calls: int = 0
+    values: Values | None = None
+    hooked: bool = False
+    """Whether a function of the configuration runs before each launch, which a replacement would leave out."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A launch in the order of the program. ``number``: its distinct launch; ``None`` for one of Inductor's kernels."""
+
+    kernel: str
+    number: int | None
+    captured: bool
+
+
+@dataclass
+class Generated:
+    """A kernel that Inductor generated, as it was launched."""
+
+    kernel: str
+    file: str
+    arguments: str
+    configuration: str
+    bytes: int
+
+
+class LaunchRecorder:
+    """While entered, notes the launches. ``keep_values``: also clones the tensors of the first of each kind."""
+
+    def __init__(self, keep_values: bool = False) -> None:
+        self.keep_values = keep_values
+        self.launches: list[Launch] = []
+        self.events: list[Event] = []
+        self.generated: dict[str, Generated] = {}
+        self.linears: Counter[tuple[int, int, int, bool]] = Counter()
+        """Linear layers in bf16: rows, output features, input features, whether a gradient is wanted."""
+        self._known: dict[tuple[int, Signature], int] = {}
+        self._kept = 0
+        self._timing = False
+        self._outer: Any = None
+        self._undo: list[Callable[[], None]] = []
+        self._places: dict[int, tuple[str, str]] = {}
+
+    def __enter__(self) -> LaunchRecorder:
+        from triton.runtime import autotuner, interpreter, jit
+
+        for kind in (
+            jit.JITFunction,
+            interpreter.InterpretedFunction,
+            autotuner.Autotuner,
+            autotuner.Heuristics,
+        ):
+            self._wrap(kind, "run", self._run)
+        self._wrap(autotuner.Autotuner, "_bench", self._bench)
+        try:
+            from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+        except ImportError:  # a torch without Inductor
+            pass
+        else:
+            self._wrap(CachingAutotuner, "run", self._run_generated)
+        linear = torch.nn.functional.linear
+        torch.nn.functional.linear = functools.partial(self._linear, linear)
+        self._undo.append(functools.partial(setattr, torch.nn.functional, "linear", linear))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        before = getattr(owner, name)
+
+        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+            return around(before, this, args, kwargs)
+
+        setattr(owner, name, wrapped)
+        self._undo.append(functools.partial(setattr, owner, name, before))
+
+    def _bench(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outer, self._timing = self._timing, True
+        try:
+            return before(this, *args, **kwargs)
+        finally:
+            self._timing = outer
+
+    def _linear(self, before: Any, input: Any, weight: Any, bias: Any = None) -> Any:
+        if getattr(weight, "dtype", None) is torch.bfloat16 and weight.dim() == 2 and input.numel():
+            trains = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+            self.linears[(input.numel() // input.shape[-1], *weight.shape, trains)] += 1
+        return before(input, weight, bias)
+
+    def _run(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._timing or kwargs.get("warmup"):
+            return before(this, *args, **kwargs)
+        outermost = self._outer is None
+        if outermost:
+            self._outer = (this, args, dict(kwargs), self._values_of(this, args, kwargs))
+        if hasattr(this, "configs") and torch.cuda.is_available():
+            compile_tuner(this, args, kwargs)
+        try:
+            if not hasattr(this, "fn") or not hasattr(this.fn, "run"):
+                self._note(this, args, kwargs)
+            return before(this, *args, **kwargs)
+        finally:
+            if outermost:
+                self._outer = None
+
+    def _run_generated(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("benchmark_run"):
+            return before(this, *args, **kwargs)
+        outer, self._timing = self._timing, True
+        try:
+            result = before(this, *args, **kwargs)
+        finally:
+            self._timing = outer
+        name = this.fn.__name__
+        if name not in self.generated:
+            tensors = [a for a in args if torch.is_tensor(a)]
+            config = this.launchers[0].config if this.launchers else ""
+            self.generated[name] = Generated(
+                name, str(this.filename), " ".join(_short(t) for t in tensors), str(config), _bytes(tensors)
+            )
+        self.events.append(Event(name, None, _capturing()))
+        return result
+
+    def _values_of(self, this: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values | None:
+        """Copies of a launch that is seen first, taken before the tuner's trials, which may write."""
+        if not self.keep_values or _capturing():
+            return None
+        key = signature(args, _arguments(kwargs))
+        if key is None or (id(this), key) in self._known:
+            return None
+        if sum(owner == id(this) for owner, _ in self._known) >= MOST_SIGNATURES:
+            return None
+        given: dict[int | str, Any] = dict(enumerate(args))
+        given.update(kwargs.items())
+        tensors = {at: v for at, v in given.items() if torch.is_tensor(v)}
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
+        size = sum(s.nbytes() for s in storages.values())
+        if size > MOST_LAUNCH_BYTES or self._kept + size > MOST_BYTES:
+            return None
+        self._kept += size
+        order = {pointer: n for n, pointer in enumerate(storages)}
+        copies = [
+            torch.empty(0, dtype=torch.uint8, device=s.device).set_(s).clone() for s in storages.values()
+        ]
+        views: dict[int | str, Any] = {
+            at: (
+                order[t.untyped_storage().data_ptr()], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset()
+            )
+            for at, t in tensors.items()
+        }  # fmt: skip
+        return Values(copies, views)
+
+    def _note(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        outer, given, named, values = self._outer
+        plain = _arguments(named)
+        key = signature(given, plain)
+        kernel = inner.fn.__name__
+        if key is None:
+            self.events.append(Event(kernel, None, _capturing()))
+            return
+        number = self._known.get((id(outer), key))
+        if number is None:
+            number = self._known[(id(outer), key)] = len(self.launches)
+            self.launches.append(self._launch(outer, inner, key, given, plain, args, kwargs))
+            self.launches[number].number = number
+            self.launches[number].values = values
+        found = self.launches[number]
+        if found.values is None and values is not None:
+            found.values = values
+        found.calls += 1
+        self.events.append(Event(kernel, number, _capturing()))
+
+    def _launch(
+        self, outer: Any, inner: Any, key: Signature, given: tuple[Any, ...], plain: dict[str, Any],
+        args: tuple[Any, ...], kwargs: dict[str, Any],
+    ) -> Launch:  # fmt: skip
+        grid = kwargs.get("grid")
+        bound = {**dict(zip(inner.arg_names, args, strict=False)), **kwargs}
+        try:
+            sizes = grid(bound) if callable(grid) else grid
+            sizes = tuple(int(n) for n in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
+        except Exception:  # noqa: BLE001 - a grid that cannot be asked is the program's own, and it will be
+            sizes = ()
+        chosen = {
+            k: v for k, v in _arguments(kwargs).items()
+            if k not in plain and isinstance(v, int | float | bool | str)
+        }  # fmt: skip
+        module, name = self._places.setdefault(id(outer), _place(outer, inner))
+        code = inner.fn.__code__
+        tensors = [v for v in (*given, *plain.values()) if torch.is_tensor(v)]
+        hooked = any(config.pre_hook is not None for config in getattr(outer, "configs", ()))
+        return Launch(
+            inner.fn.__name__, outer, module, name, f"{code.co_filename}:{code.co_firstlineno}", key,
+            tuple(None if torch.is_tensor(v) else v for v in given),
+            {k: None if torch.is_tensor(v) else v for k, v in plain.items()},
+            grid, sizes, chosen, _bytes(tensors), str(getattr(inner, "src", "")), _text(inner.arg_names, given, plain),
+            hooked=hooked,
+        )  # fmt: skip
+
+
+def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in kwargs.items() if k not in ("grid", "warmup", "debug", "instrumentation_mode")}
+
+
+def _place(outer: Any, inner: Any) -> tuple[str, str]:
+    """The module-level name of a kernel, of its own module if it has one there; empty for none."""
+    found = [(module.__name__, name) for module, name in names_of(outer)]
+    own = [place for place in found if place[0] == inner.fn.__module__]
+    return (own or found or [("", "")])[0]
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes of distinct elements: of tensors that share memory, the largest counts."""
+    largest: dict[int, int] = {}
+    for t in tensors:
+        reach = sum((size - 1) * abs(step) for size, step in zip(t.shape, t.stride(), strict=True)) + 1
+        size = min(t.numel(), reach) * t.element_size() if t.numel() else 0
+        pointer = t.data_ptr()
+        largest[pointer] = max(largest.get(pointer, 0), size)
+    return sum(largest.values())
+
+
+def _text(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    return " ".join(f"{k}={_short(v)}" for k, v in named.items() if v is not None and not callable(v))
+
+
+def _short(value: Any) -> str:
+    if torch.is_tensor(value):
+        return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)}"
+    return repr(value)

@@ -1,0 +1,157 @@
+"""``python -m tilewright.workers.program.main REQUEST ANSWER``: runs a program and writes what was found."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewright.library.launch_replacement import Replacement
+from tilewright.workers.program.launches import Launch
+from tilewright.workers.program.prove import Proof
+from tilewright.workers.program.record import Recorded, record
+from tilewright.workers.program.search import Found, search
+from tilewright.workers.program.step import BadStep, Program, program_of
+
+LEAST_SECONDS = 1.5e-6
+WORTH = 0.0005
+"""Share of the step below which a launch's headroom is not searched."""
+
+
+def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The outcome of a request.
+
+    ``path``, ``step``, ``setup``: the program. ``part``: ``record``, ``tune`` or ``prove``. ``seconds``: the budgets of
+    the search and of the proof's rounds. ``fp8``: whether linear layers are replaced. ``faster``: a file whose
+    replacements are proved instead of searched ones. The answer has ``why`` alone for a step that cannot be used.
+    """
+    try:
+        program = program_of(request["path"], request["step"], request.get("setup") or "")
+        return answer_about(program, request, lambda line: print(line, flush=True))  # noqa: T201
+    except BadStep as error:
+        return {"why": str(error)}
+
+
+def answer_about(
+    program: Program,
+    request: Mapping[str, Any],
+    say: Callable[[str], None],
+    given: Sequence[Replacement] = (),
+) -> dict[str, Any]:
+    """The same of a program in this process. ``given``: replacements that are proved instead. Raises BadStep."""
+    part = request.get("part", "record")
+    recorded = record(program, keep_values=part != "record")
+    answer: dict[str, Any] = {"record": recorded.data}
+    if part == "record":
+        return answer
+    if not recorded.data["graph"] and "allocates differently each time" in recorded.data["faults"]:
+        raise BadStep(f"{program.name} allocates differently each time; a proof needs steps that are alike")
+    if "draws random numbers" in recorded.data["faults"]:
+        raise BadStep(f"{program.name} draws random numbers; a proof needs steps that are alike")
+    replacements = list(given)
+    if request.get("faster"):
+        replacements = _of_file(Path(request["faster"]))
+    elif not replacements:
+        outcomes = search(_worth_it(recorded), float(request.get("seconds", 60.0)), say)
+        answer["found"] = [_outcome(found) for found in outcomes]
+        replacements = _replacements(outcomes)
+    shapes = sorted({tuple(row[:3]) for row in recorded.data["linears"]}) if request.get("fp8") else []
+    if part == "prove":
+        layers = _layers(shapes)
+        proof = Proof(program, recorded, replacements, layers)
+        outcome = proof.run(float(request.get("prove_seconds", 40.0)))
+        outcome["predicted"] = _predicted(recorded, answer.get("found", ()), proof.kept)
+        answer["proof"] = outcome
+        replacements = proof.kept
+        shapes = shapes if proof.layers is not None else []
+    answer["replacements"] = [
+        {"module": r.module, "name": r.name, "launches": repr(list(r.launches.items()))} for r in replacements
+    ]
+    answer["fp8_shapes"] = shapes
+    return answer
+
+
+def _layers(shapes: Sequence[Sequence[int]]) -> Any:
+    if not shapes:
+        return None
+    from tilewright.library.torch_linear_replacement import LinearLayers
+
+    return LinearLayers([(s[0], s[1], s[2]) for s in shapes])
+
+
+def _worth_it(recorded: Recorded) -> list[tuple[Launch, float]]:
+    """Launches that a configuration could improve, with the seconds of the step above their floors; the most first."""
+    copy, wall = recorded.data["device"]["copy"], recorded.data["wall_seconds"]
+    found = []
+    for row in recorded.data["rows"]:
+        if row["kind"] != "triton" or row["launch"] is None:
+            continue
+        launch = recorded.launches[row["launch"]]
+        if not launch.name or launch.values is None or launch.hooked:
+            continue
+        floor = row["calls"] * max(LEAST_SECONDS, launch.bytes / copy) if copy else 0.0
+        headroom = max(0.0, row["seconds"] - floor)
+        if not copy or headroom > WORTH * wall:
+            found.append((launch, headroom))
+    return sorted(found, key=lambda row: -row[1])
+
+
+def _replacements(outcomes: Sequence[Found]) -> list[Replacement]:
+    chosen: dict[tuple[str, str], dict[Any, Any]] = {}
+    for found in outcomes:
+        if found.configuration is None:
+            continue
+        launch = found.launch
+        configuration = {**launch.chosen, **found.configuration}
+        chosen.setdefault((launch.module, launch.name), {})[launch.key] = configuration
+    return [Replacement(module, name, launches) for (module, name), launches in chosen.items()]
+
+
+def _of_file(path: Path) -> list[Replacement]:
+    """The replacements of a file that ``tilewright program`` wrote, or that was written by hand. Raises BadStep."""
+    spec = importlib.util.spec_from_file_location("tilewright_faster", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise BadStep(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        return [Replacement(r.module, r.name, dict(r.launches), r.winner) for r in module.REPLACEMENTS]
+    except AttributeError as error:
+        raise BadStep(f"{path.name} has no REPLACEMENTS") from error
+
+
+def _predicted(
+    recorded: Recorded, outcomes: Sequence[Mapping[str, Any]], kept: Sequence[Replacement]
+) -> float:
+    """The step's gain by the searched launches alone: what each saves, times its calls, out of the step."""
+    labels, wall = {r.label for r in kept}, recorded.data["wall_seconds"]
+    saved = 0.0
+    for found in outcomes:
+        if f"{found['module']}.{found['name']}" in labels:
+            row = next(r for r in recorded.data["rows"] if r["launch"] == found["launch"])
+            saved += row["seconds"] * (1 - 1 / found["gain"])
+    return wall / max(wall - saved, 1e-12)
+
+
+def _outcome(found: Found) -> dict[str, Any]:
+    launch = found.launch
+    return {
+        "launch": launch.number, "kernel": launch.kernel, "module": launch.module, "name": launch.name,
+        "arguments": launch.text, "seconds": found.seconds, "configuration": found.configuration,
+        "gain": found.gain, "interval": found.interval, "tried": found.tried, "why": found.why,
+        "wrong": len(found.wrong),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Answer one request."""
+    request, answer = map(Path, sys.argv[1:3])
+    found = answer_to(json.loads(request.read_text(encoding="utf-8")))
+    answer.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

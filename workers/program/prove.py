@@ -1,0 +1,263 @@
+"""The proof of replacements: answers on every recorded launch, losses, gradients, interleaved times of the step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from tilewright.fitness.intervals import Ratio, paired_ratio
+from tilewright.library.launch_replacement import Installation, Replacement
+from tilewright.workers.program.record import Recorded, wall_seconds
+from tilewright.workers.program.replay import Replay
+from tilewright.workers.program.step import Program, synchronise
+
+LOSS_STEPS = 20
+STEPS_OF_ROUND = 2
+LEAST_ROUNDS, MOST_ROUNDS = 6, 40
+LOSS_SHARE, FP8_LOSS_SHARE = 0.01, 0.03
+"""Most that a step's result may differ from the original's, as a share of the largest of the run: a loss that falls
+towards nothing differs from itself by more than itself."""
+
+GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
+"""Least signal-to-noise ratio of all gradients of the first step: those of the original differ from themselves by what
+atomics and bf16 leave, which is reported beside it."""
+
+
+class Proof:
+    """Decides which replacements stay. ``layers``: FP8 linear layers, which are one replacement among them."""
+
+    def __init__(
+        self, program: Program, recorded: Recorded, replacements: Sequence[Replacement], layers: Any = None
+    ) -> None:
+        self.program, self.recorded = program, recorded
+        self.kept = list(replacements)
+        self.layers = layers
+        self.left_out: list[dict[str, str]] = []
+        self.notes: list[str] = []
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds."""
+        self._check_answers()
+        self._check_program()
+        result: dict[str, Any] = {"gain": None, "kept": []}
+        while self.kept or self.layers is not None:
+            parts, whole, before, after = self._measured(seconds)
+            losing = [label for label, ratio in parts.items() if not ratio.low > 1.0]
+            if not losing and whole.low > 1.0:
+                result = {
+                    "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
+                    "kept": [self._row(label, ratio) for label, ratio in parts.items()],
+                }  # fmt: skip
+                break
+            if not losing:
+                losing = list(parts)
+            # those that the interval cannot tell from nothing leave one by one where others hide their part
+            worst = sorted(losing, key=lambda label: parts[label].low)[: max(1, (len(losing) + 1) // 2)]
+            for label in worst:
+                self._leave_out(label, f"gives {_range(parts[label])} to the step")
+        return {**result, "left_out": self.left_out, "notes": self.notes}
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def _check_answers(self) -> None:
+        """Every replacement against the original on the recorded values of every launch it lists, and derived ones."""
+        for replacement in list(self.kept):
+            known = {
+                launch.key: launch for launch in self.recorded.launches
+                if (launch.module, launch.name) == (replacement.module, replacement.name)
+            }  # fmt: skip
+            if not known:
+                self._leave_out(replacement.label, "the step never launches it")
+                continue
+            for key, configuration in replacement.launches.items():
+                launch = known.get(key)
+                if launch is None or launch.values is None:
+                    self._leave_out(replacement.label, "no values of one of its launches were kept")
+                    break
+                why = ""
+                for derived in (False, True):
+                    replay = Replay(launch, derived, replacement.winner)
+                    replay.learn()
+                    why = why or replay.wrong(configuration)
+                if why:
+                    self._leave_out(replacement.label, f"wrong at {launch.text[:80]}: {why}")
+                    break
+
+    def _refuse(self, why: str) -> None:
+        """FP8 layers are the first to go; without them nothing stays."""
+        if self.layers is None:
+            self._leave_out_all(why)
+            return
+        self._leave_out(self.layers.label, why)
+        self._check_program()
+
+    def _check_program(self) -> None:
+        """Losses, gradients and memory from one seed, as it was and with everything installed; what never ran."""
+        before = self._trajectory(None)
+        again = self._trajectory(None, 1) if before["gradients"] else before
+        everything = self._installation(self.kept, self.layers)
+        after = self._trajectory(everything)
+        for label, calls in everything.counts().items():
+            if not calls:
+                self._leave_out(label, "it never runs in the step")
+        fp8 = self.layers is not None
+        if before["losses"]:
+            largest = max(max(map(abs, before["losses"])), 1e-12)
+            worst = max(abs(a - b) / largest for a, b in zip(before["losses"], after["losses"], strict=True))
+            self.notes.append(
+                f"results of {len(before['losses'])} steps from one seed differ by at most {worst:.2%} of the largest"
+            )
+            if not worst <= (FP8_LOSS_SHARE if fp8 else LOSS_SHARE):
+                return self._refuse(f"the step's results differ by {worst:.2%} from the original's")
+        if before["gradients"]:
+            own, ours = (_gradients_db(before["gradients"], other["gradients"]) for other in (again, after))
+            self.notes.append(
+                f"gradients of the first step: {ours:.1f} dB (the original against itself {own:.1f} dB)"
+            )
+            if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
+                return self._refuse(f"gradients are {ours:.1f} dB from the original's")
+        if before["peak"]:
+            self.notes.append(
+                f"peak memory {before['peak'] / 2**30:.2f} GiB -> {after['peak'] / 2**30:.2f} GiB"
+            )
+
+    def _trajectory(self, installation: Installation | None, steps: int = LOSS_STEPS) -> dict[str, Any]:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        if self.program.setup is None:
+            steps = 1
+        if installation is not None:
+            installation.install()
+        try:
+            step, losses, gradients = self.program.started(), [], {}
+            for number in range(steps):
+                losses += list(_numbers(step()))
+                if not number:
+                    gradients = {
+                        name: p.grad.detach().to("cpu", copy=True)
+                        for name, p in parameters(self.program.state) if p.grad is not None
+                    }  # fmt: skip
+            synchronise()
+        finally:
+            if installation is not None:
+                installation.uninstall()
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        return {"losses": losses, "gradients": gradients, "peak": peak}
+
+    # -- times -----------------------------------------------------------------------------------
+
+    def _measured(self, seconds: float) -> tuple[dict[str, Ratio], Ratio, float, float]:
+        """By label what it gives to the step beside all others; what all give; seconds before and after."""
+        arms: dict[str, Installation | None] = {"": None, "*": self._installation(self.kept, self.layers)}
+        for replacement in self.kept:
+            arms[replacement.label] = self._installation(
+                [r for r in self.kept if r is not replacement], self.layers
+            )
+        if self.layers is not None:
+            arms[self.layers.label] = self._installation(self.kept, None)
+        steps = {name: self._step(installation) for name, installation in arms.items()}
+        rounds: dict[str, list[list[float]]] = {name: [] for name in arms}
+        deadline = time.monotonic() + seconds
+        count = 0
+        while count < LEAST_ROUNDS or (count < MOST_ROUNDS and time.monotonic() < deadline):
+            # every arm once, in an order that turns round and starts elsewhere each time: drift cancels
+            names = list(arms)[count % len(arms) :] + list(arms)[: count % len(arms)]
+            for name in names if count % 2 else reversed(names):
+                rounds[name].append(self._timed(arms[name], steps[name]))
+            count += 1
+        whole = paired_ratio({"step": rounds[""]}, {"step": rounds["*"]})
+        parts = {
+            name: paired_ratio({"step": rounds[name]}, {"step": rounds["*"]})
+            for name in arms
+            if name not in ("", "*")
+        }
+        if self.layers is not None:
+            alone = paired_ratio({"step": rounds[""]}, {"step": rounds[self.layers.label]})
+            self.notes.append(f"without the FP8 layers the rest gives {_range(alone)}")
+        before, after = (sorted(t for r in rounds[name] for t in r) for name in ("", "*"))
+        return parts, whole, before[len(before) // 2], after[len(after) // 2]
+
+    def _step(self, installation: Installation | None) -> Callable[[], Any]:
+        """The started step of an arm: one for all, unless its launches lie in a CUDA graph."""
+        if not self.recorded.data["graph"]:
+            return self.recorded.step
+        if installation is None:
+            return self.program.started()
+        with installation.installed():
+            return self.program.started()
+
+    def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
+        if installation is None or self.recorded.data["graph"]:
+            step()
+            return wall_seconds(step, STEPS_OF_ROUND)
+        with installation.installed():
+            step()
+            return wall_seconds(step, STEPS_OF_ROUND)
+
+    # -- what stays ------------------------------------------------------------------------------
+
+    def _installation(self, replacements: Sequence[Replacement], layers: Any) -> Installation:
+        return Installation(list(replacements), layers=layers)
+
+    def _leave_out(self, label: str, why: str) -> None:
+        self.left_out.append({"label": label, "why": why})
+        self.kept = [r for r in self.kept if r.label != label]
+        if self.layers is not None and self.layers.label == label:
+            self.layers = None
+
+    def _leave_out_all(self, why: str) -> None:
+        for label in [r.label for r in self.kept]:
+            self._leave_out(label, why)
+
+    def _row(self, label: str, ratio: Ratio) -> dict[str, Any]:
+        counts = self._installation(self.kept, self.layers).counts()
+        return {
+            "label": label, "gain": ratio.value, "interval": (ratio.low, ratio.high), "calls": counts.get(label, 0),
+        }  # fmt: skip
+
+
+def _range(ratio: Ratio) -> str:
+    return f"{ratio.value:.4f} x ({ratio.low:.4f} to {ratio.high:.4f})"
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """The numbers of a result: a tensor of one element as it is, a larger one by its norm."""
+    if torch.is_tensor(value):
+        yield float(value.detach().float()) if value.numel() == 1 else float(value.detach().float().norm())
+    elif isinstance(value, float | int):
+        yield float(value)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _numbers(part)
+
+
+def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters of the modules that a setup's result leads to."""
+    if isinstance(state, torch.nn.Module):
+        yield from state.named_parameters()
+    elif depth and isinstance(state, list | tuple):
+        for part in state:
+            yield from parameters(part, depth - 1)
+    elif depth and isinstance(state, dict):
+        yield from parameters(list(state.values()), depth - 1)
+    elif depth and callable(state):
+        cells = [c.cell_contents for c in getattr(state, "__closure__", None) or ()]
+        yield from parameters(cells + list(getattr(state, "__dict__", {}).values()), depth - 1)
+
+
+def _gradients_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
+    """Signal over noise of all gradients together, dB."""
+    if expected.keys() != found.keys():
+        return -math.inf
+    signal = noise = 0.0
+    for name, a in expected.items():
+        signal += float(a.float().square().sum(dtype=torch.float64))
+        noise += float((a.float() - found[name].float()).square().sum(dtype=torch.float64))
+    if math.isnan(noise) or math.isnan(signal):
+        return -math.inf
+    return math.inf if noise == 0.0 else 10 * math.log10(signal / noise) if signal else -math.inf

@@ -1,0 +1,165 @@
+"""One recorded launch, run again on its recorded values with any configuration: timed, and compared."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tilewright.library.launch_replacement import Configuration, innermost, launch
+from tilewright.workers.intake.judge.bounds import CAP, EXPECTED_DB, PRODUCTS_DB
+from tilewright.workers.program.launches import Launch
+
+NARROW = ("bfloat16", "float16", "float32", "float64")
+NOISE_ROOM_DB = 6.0
+"""A kernel that adds in an order of its own differs from itself; another one may differ by so much more."""
+
+
+class Replay:
+    """A launch that has values. ``derived``: the floats are scaled by numbers between a half and one, drawn anew."""
+
+    def __init__(self, recorded: Launch, derived: bool = False, winner: Any = None) -> None:
+        assert recorded.values is not None
+        self.launch, self.values = recorded, recorded.values
+        self.original = innermost(recorded.outer)
+        self.kernel = self.original if winner is None else innermost(winner)
+        self._places = {name: n for n, name in enumerate(self.kernel.arg_names)}
+        self._given = [s.clone() for s in self.values.storages] if derived else self.values.storages
+        if derived:
+            _rescale(self.values.tensors(self._given), self.values.views)
+        self.storages = [s.clone() for s in self._given]
+        self.tensors = self.values.tensors(self.storages)
+        self._dtypes = {n: dtype for n, dtype, *_ in self.values.views.values()}
+        self._written: list[int] = []
+        self._outputs: list[int | str] = []
+        self._expected: list[torch.Tensor] = []
+        self._bound = 0.0
+
+    def call(self, configuration: Configuration, warmup: bool = False, original: bool = False) -> None:
+        """Launch with a configuration over what the program's own tuner had chosen."""
+        recorded = self.launch
+        args = [self.tensors.get(n, v) for n, v in enumerate(recorded.args)]
+        named = {k: self.tensors.get(k, v) for k, v in recorded.kwargs.items()}
+        chosen = {**recorded.chosen, **configuration}
+        kernel = self.original if original else self.kernel
+        if warmup:
+            named["warmup"] = True
+            places = self._places
+            for name in [n for n in chosen if places.get(n, len(args)) < len(args)]:
+                args[places[name]] = chosen.pop(name)
+            kernel.run(*args, grid=recorded.grid, **{**named, **chosen})
+            return
+        launch(kernel, self._places, chosen, recorded.grid, args, named)
+
+    def reset(self) -> None:
+        """The values as they were before the launch, outputs poisoned."""
+        for n in self._written or range(len(self.storages)):
+            self.storages[n].copy_(self._given[n])
+        for at in self._outputs:
+            self.tensors[at].fill_(math.nan)
+
+    def learn(self) -> None:
+        """Run the original: which storages it writes, which tensors it fills whatever they held, what it answers."""
+        first = self._answers(None, original=True)
+        self._written = [
+            n
+            for n, (found, given) in enumerate(zip(first, self._given, strict=True))
+            if not _same(found, given)
+        ]
+        expected = [first[n] for n in self._written]
+        noise = self._distance(expected, [self._answers(None, original=True)[n] for n in self._written])
+        for at, (n, dtype, *_) in self.values.views.items():
+            if n not in self._written or not dtype.is_floating_point:
+                continue
+            self._outputs.append(at)
+            poisoned = [self._answers(None, original=True)[n] for n in self._written]
+            if not self._distance(expected, poisoned) >= min(noise, 200.0) - NOISE_ROOM_DB:
+                self._outputs.pop()
+        self._expected = [self._answers(None, original=True)[n] for n in self._written]
+        self._bound = min(self._explained(), noise - NOISE_ROOM_DB)
+
+    def _answers(self, configuration: Configuration | None, original: bool = False) -> list[torch.Tensor]:
+        self.reset()
+        self.call(configuration or {}, original=original)
+        return [s.clone() for s in self.storages]
+
+    def _explained(self) -> float:
+        """Decibels that the data types leave."""
+        found = {str(dtype).rpartition(".")[2] for _, dtype, *_ in self.values.views.values()}
+        narrow = next((name for name in NARROW if name in found), "float32")
+        return (
+            PRODUCTS_DB["float32"]
+            if narrow == "float32" and "dot(" in self.launch.source
+            else EXPECTED_DB[narrow]
+        )
+
+    def _distance(self, expected: list[torch.Tensor], found: list[torch.Tensor]) -> float:
+        """The least signal-to-noise ratio of any storage, dB."""
+        least = math.inf
+        for n, a, b in zip(self._written, expected, found, strict=True):
+            least = min(least, _decibels(a.view(self._dtypes[n]), b.view(self._dtypes[n])))
+        return least
+
+    def wrong(self, configuration: Configuration) -> str:
+        """Why a configuration's answers are not the original's; empty where they are. ``learn`` comes first."""
+        try:
+            found = self._answers(configuration)
+            if self.storages[0].is_cuda:
+                torch.cuda.synchronize()
+        except Exception as error:  # noqa: BLE001 - a compiler or a launch may raise anything
+            return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        for n, (answer, given) in enumerate(zip(found, self._given, strict=True)):
+            if n not in self._written and not _same(answer, given):
+                return "it writes a tensor that the original does not write"
+        for n, answer in zip(self._written, self._expected, strict=True):
+            dtype = self._dtypes[n]
+            a, b = answer.view(dtype), found[n].view(dtype)
+            if not dtype.is_floating_point:
+                if not torch.equal(a, b):
+                    return "its integers differ from the original's"
+                continue
+            db = _decibels(a, b)
+            if not db >= self._bound:
+                return f"{db:.1f} dB from the original's answer where {self._bound:.1f} dB are explained"
+            cap = CAP.get(str(dtype).rpartition(".")[2], 2.0**-4)
+            if not _worst(a, b) <= cap:
+                return f"an element is {_worst(a, b):.3g} of what is usual away from the original's"
+        return ""
+
+
+def _rescale(tensors: dict[Any, torch.Tensor], views: dict[Any, Any]) -> None:
+    done = set()
+    for at, tensor in tensors.items():
+        n = views[at][0]
+        if n in done or not tensor.dtype.is_floating_point or tensor.element_size() == 1:
+            continue
+        done.add(n)
+        tensor.mul_(torch.rand_like(tensor, dtype=torch.float32).mul_(0.5).add_(0.5).to(tensor.dtype))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b)
+
+
+def _decibels(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Signal over noise in dB; infinite where both are equal, minus infinite where their NaNs lie elsewhere."""
+    if not expected.dtype.is_floating_point:
+        return math.inf if torch.equal(expected, found) else -math.inf
+    a, b = expected.float(), found.float()
+    finite = torch.isfinite(a)
+    if not torch.equal(finite, torch.isfinite(b)):
+        return -math.inf
+    a, b = torch.where(finite, a, 0.0), torch.where(finite, b, 0.0)
+    noise = float((a - b).norm(dtype=torch.float64))
+    signal = float(a.norm(dtype=torch.float64))
+    if noise == 0.0:
+        return math.inf
+    return 20 * math.log10(signal / noise) if signal else -math.inf
+
+
+def _worst(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Most that an element is off, as a share of itself and the usual size."""
+    a, b = (torch.nan_to_num(t.float(), nan=0.0, posinf=0.0, neginf=0.0) for t in (expected, found))
+    usual = float(a.norm() / max(1.0, a.numel() ** 0.5))
+    return float(((a - b).abs() / (a.abs() + usual + 1e-30)).max()) if a.numel() else 0.0

@@ -1,0 +1,201 @@
+"""The search for a faster configuration of each recorded kernel, on the values it was recorded with."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tilewright.fitness.intervals import paired_ratio
+from tilewright.library.launch_replacement import innermost
+from tilewright.workers.program.compile_ahead import compile_all, job_of
+from tilewright.workers.program.launches import OPTIONS, Launch
+from tilewright.workers.program.replay import Replay
+from tilewright.workers.runners.triton.clock import Clock, CpuClock, GpuClock
+
+FLUSH_BYTES = 256 << 20
+SCREEN_CALLS, ROUNDS, ROUND_CALLS = 5, 8, 4
+WARPS, STAGES = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5)
+DEFAULTS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
+LEAST_TILE, MOST_TILE = 16, 65536
+FURTHER = 2
+LEAST_GAIN = 1.005
+"""Lower bound of the gain that a configuration needs on its launch."""
+
+Configuration = dict[str, Any]
+
+
+@dataclass
+class Found:
+    """The outcome for one launch: seconds of the incumbent and of the winner, and the winner's interval over it."""
+
+    launch: Launch
+    seconds: float
+    configuration: Configuration | None = None
+    gain: float = 1.0
+    interval: tuple[float, float] = (1.0, 1.0)
+    tried: int = 0
+    why: str = ""
+    wrong: list[str] = field(default_factory=list)
+
+
+def clock() -> Clock:
+    """Device events, or the wall clock where kernels are interpreted."""
+    return GpuClock(FLUSH_BYTES) if torch.cuda.is_available() else CpuClock()
+
+
+def search(
+    launches: Sequence[tuple[Launch, float]], seconds: float, say: Callable[[str], None]
+) -> list[Found]:
+    """The launches in the order given, each with its weight: seconds of the step that it could save at most.
+
+    ``seconds``: the budget of wall time, shared in proportion to the weights, the first more than the last.
+    """
+    began, timer = time.monotonic(), clock()
+    replays, found = [], []
+    for launch, _ in launches:
+        replay = Replay(launch)
+        replay.learn()
+        replays.append(replay)
+    plans = [list(neighbours(launch)) for launch, _ in launches]
+    _compile([(r, c) for r, plan in zip(replays, plans, strict=True) for c in plan])
+    left = sum(weight for _, weight in launches) or 1.0
+    for (launch, weight), replay, plan in zip(launches, replays, plans, strict=True):
+        remaining = max(0.0, seconds - (time.monotonic() - began))
+        share = remaining * weight / max(left, 1e-12)
+        left -= weight
+        outcome = _searched(replay, plan, timer, time.monotonic() + share)
+        found.append(outcome)
+        say(
+            f"  {launch.kernel}: {1e6 * outcome.seconds:.1f} us, {outcome.tried} tried, "
+            + (f"{outcome.gain:.2f} x by {outcome.configuration}" if outcome.configuration else outcome.why)
+        )
+        replay.storages.clear()
+        replay.tensors.clear()
+    return found
+
+
+def _compile(pairs: Sequence[tuple[Replay, Configuration]]) -> None:
+    if not torch.cuda.is_available() or len(os.sched_getaffinity(0)) < 3:
+        return
+    jobs = [job_of(r.kernel, lambda r=r, c=c: r.call(c, warmup=True)) for r, c in pairs]  # type: ignore[misc]
+    compile_all([job for job in jobs if job is not None])
+
+
+def current(launch: Launch) -> Configuration:
+    """Options and tile sizes of a launch as it is."""
+    names = innermost(launch.outer).arg_names
+    given = {**dict(zip(names, launch.args, strict=False)), **launch.kwargs, **launch.chosen}
+    found = {name: int(given.get(name) or default) for name, default in DEFAULTS.items()}
+    constants = _constants(innermost(launch.outer))
+    for name in constants:
+        value = given.get(name)
+        if type(value) is int and value >= LEAST_TILE and value & (value - 1) == 0 and name not in OPTIONS:
+            found[name] = value
+    return found
+
+
+def _constants(kernel: Any) -> list[str]:
+    """Parameters that are compiled in."""
+    parameters = getattr(kernel, "params", None)
+    if parameters is not None:
+        return [p.name for p in parameters if p.is_constexpr]
+    notes = getattr(kernel.fn, "__annotations__", {})
+    return [name for name in kernel.arg_names if "constexpr" in str(notes.get(name, ""))]
+
+
+def neighbours(launch: Launch) -> Iterator[Configuration]:
+    """Configurations one step away: other warps, other stages, a tile twice or half as large."""
+    now = current(launch)
+    interpreted = not torch.cuda.is_available()
+    for name, values in (("num_warps", WARPS), ("num_stages", STAGES)):
+        yield from ({name: v} for v in values if v != now[name] and not interpreted)
+    for name, value in now.items():
+        if name in DEFAULTS:
+            continue
+        for other in (value // 2, value * 2):
+            if LEAST_TILE <= other <= MOST_TILE:
+                yield {name: other}
+                if not interpreted:
+                    warps = now["num_warps"] * 2 if other > value else now["num_warps"] // 2
+                    if warps in WARPS:
+                        yield {name: other, "num_warps": warps}
+
+
+def _further(configuration: Configuration, now: Configuration) -> Iterator[Configuration]:
+    """Each tile size of a configuration once more in its direction."""
+    for name, value in configuration.items():
+        other = value * 2 if value > now[name] else value // 2
+        if name not in DEFAULTS and LEAST_TILE <= other <= MOST_TILE:
+            yield {**configuration, name: other}
+
+
+def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadline: float) -> Found:
+    """The best of the neighbours, and of those two steps away on the way of the best."""
+    outcome = Found(replay.launch, _seconds(replay, {}, timer))
+    derived = Replay(replay.launch, derived=True)
+    derived.learn()
+    times: dict[tuple[Any, ...], float] = {}
+
+    def screen(configurations: Sequence[Configuration]) -> None:
+        for configuration in configurations:
+            key = tuple(sorted(configuration.items()))
+            if key in times or (time.monotonic() > deadline and outcome.tried >= 4):
+                continue
+            outcome.tried += 1
+            times[key] = float("inf")
+            why = replay.wrong(configuration) or derived.wrong(configuration)
+            if why:
+                outcome.wrong.append(f"{configuration}: {why}")
+                continue
+            times[key] = _seconds(replay, configuration, timer)
+
+    screen(plan)
+    for _ in range(FURTHER):  # a tile that paid is doubled or halved again
+        best = min(times.items(), key=lambda row: row[1], default=((), float("inf")))
+        if best[1] < outcome.seconds:
+            screen([*_further(dict(best[0]), current(replay.launch))])
+    ranked = sorted(
+        ((t, dict(key)) for key, t in times.items() if t < 1.02 * outcome.seconds), key=lambda row: row[0]
+    )
+    if len(ranked) > 1 and time.monotonic() < deadline:
+        pairs = [
+            {**a, **b}
+            for n, (_, a) in enumerate(ranked[:3])
+            for _, b in ranked[n + 1 : 4]
+            if not a.keys() & b
+        ]
+        _compile([(replay, pair) for pair in pairs])
+        screen(pairs)
+    ranked = sorted(
+        ((t, dict(key)) for key, t in times.items() if t < outcome.seconds), key=lambda row: row[0]
+    )
+    for _, configuration in ranked[:2]:
+        ratio = _against(replay, configuration, timer)
+        if ratio.low > LEAST_GAIN and ratio.value > outcome.gain:
+            outcome.configuration, outcome.gain = configuration, ratio.value
+            outcome.interval = (ratio.low, ratio.high)
+    if outcome.configuration is None:
+        outcome.why = "no configuration is faster"
+    return outcome
+
+
+def _seconds(replay: Replay, configuration: Configuration, timer: Clock) -> float:
+    burst = timer.burst(lambda: replay.call(configuration), SCREEN_CALLS, replay.reset)
+    return sorted(burst.seconds)[len(burst.seconds) // 2]
+
+
+def _against(replay: Replay, configuration: Configuration, timer: Clock) -> Any:
+    """Seconds of the incumbent over those of a configuration, in rounds that take turns."""
+    rounds: dict[bool, list[list[float]]] = {True: [], False: []}
+    for number in range(ROUNDS):
+        for ours in (True, False) if number % 2 else (False, True):
+            given = configuration if ours else {}
+            rounds[ours].append(
+                timer.burst(lambda given=given: replay.call(given), ROUND_CALLS, replay.reset).seconds  # type: ignore[misc]
+            )
+    return paired_ratio({"launch": rounds[False]}, {"launch": rounds[True]})

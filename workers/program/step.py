@@ -1,0 +1,109 @@
+"""A user's step: loaded from its file, started from one seed, called."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SEED = 20
+
+
+class BadStep(Exception):
+    """The step cannot be used: one sentence says why."""
+
+
+@dataclass
+class Program:
+    """``step`` with its ``setup``: the step takes what the setup returns, or nothing where there is no setup."""
+
+    name: str
+    step: Callable[..., Any]
+    setup: Callable[[], Any] | None = None
+    state: Any = None
+    """What the last setup returned."""
+
+    def started(self) -> Callable[[], Any]:
+        """The step from a fresh start, as a function without arguments. Raises BadStep."""
+        seed_all()
+        if self.setup is None:
+            return lambda: self._called(self.step)
+        try:
+            state = self.state = self.setup()
+        except Exception as error:
+            raise BadStep(f"{self.name}: its setup raises {_text(error)}") from error
+        return lambda: self._called(self.step, state)
+
+    def _called(self, step: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return step(*given)
+        except Exception as error:
+            raise BadStep(f"{self.name} raises {_text(error)}") from error
+
+
+def seed_all() -> None:
+    """One seed for every generator of torch."""
+    torch.manual_seed(SEED)
+
+
+def program_of(path: str, step: str, setup: str = "") -> Program:
+    """The functions of a file, which is run once. Raises BadStep."""
+    file = Path(path)
+    sys.path[:0] = [str(Path.cwd()), str(file.parent)]
+    found = _loaded(file)
+    for name in filter(None, (step, setup)):
+        if not callable(found.get(name)):
+            raise BadStep(f"{file.name} has no function {name}")
+    program = Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
+    _require_arguments(program)
+    return program
+
+
+def _loaded(file: Path) -> dict[str, Any]:
+    """The names of a file, which becomes a module so that its kernels have a place to be replaced at."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise BadStep(f"{file.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadStep(f"{file.name} raises {_text(error)} when it is loaded") from error
+    return vars(module)
+
+
+def _require_arguments(program: Program) -> None:
+    try:
+        parameters = inspect.signature(program.step).parameters.values()
+    except (TypeError, ValueError):
+        return
+    wanted = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(wanted) > (program.setup is not None):
+        remedy = (
+            "name the function that makes its argument with --setup"
+            if program.setup is None
+            else "one is given"
+        )
+        raise BadStep(f"{program.name} takes {len(wanted)} arguments; {remedy}")
+
+
+def _text(error: Exception) -> str:
+    line = (str(error).strip().splitlines() or [""])[0][:200]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def synchronise() -> None:
+    """Wait for the device, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
