@@ -103,11 +103,14 @@ def bar(
     worst = max(readings, key=lambda r: r.needed)
     cap = 2.0**-6 if loose else CAP[kind]
     if not least >= expected - ROOM_DB or not worst.needed <= cap:
-        shown = min(readings, key=lambda r: r.db) if not least >= expected - ROOM_DB else worst
-        where = (
-            f"element {list(worst.place)} is {worst.found:.6g} where the reference says {worst.wanted:.6g}"
-        )
-        return None, f"{shown.db:.1f} dB where {kind} explains {expected - ROOM_DB:.0f} dB; {where}"
+        if not least >= expected - ROOM_DB:
+            shown = min(readings, key=lambda r: r.db)
+            return (
+                None,
+                f"{shown.db:.1f} dB where {kind} explains {expected - ROOM_DB:.0f} dB; {element_text(shown)}",
+            )
+        needed = f"{worst.needed:.2g} of the values around it, where {kind} explains {cap:.2g}"
+        return None, f"an element is off by {needed}; {element_text(worst)}"
     own = PRODUCTS_DB[products] if products and result == "float32" else EXPECTED_DB.get(result, 0.0)
     if least >= own + OWN_ROOM_DB:
         expected = max(expected, own)
@@ -134,6 +137,17 @@ def bar_of_text(
     return found, why, ""
 
 
+def element_text(reading: Reading) -> str:
+    """The worst element of a reading, with as many digits as tell it from the reference's."""
+    place = list(reading.place)
+    if not np.isfinite(reading.wanted):
+        return f"the reference itself says {reading.wanted:g} for element {place}"
+    digits = next((n for n in (6, 9, 17) if f"{reading.found:.{n}g}" != f"{reading.wanted:.{n}g}"), 6)
+    return (
+        f"element {place} is {reading.found:.{digits}g} where the reference says {reading.wanted:.{digits}g}"
+    )
+
+
 def wrong(
     outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray], operands: Sequence[Operand] = ()
 ) -> str:
@@ -153,8 +167,7 @@ def wrong(
             return (f"result {number} overflows: {output.dtype.name} holds up to {_largest(output.dtype):g}, and the "
                     f"reference says {np.abs(answer).max():.6g}")  # fmt: skip
         if not reading.db > 20:
-            return (f"result {number} is {reading.db:.1f} dB from the reference; element {list(reading.place)} is "
-                    f"{reading.found:.6g} where the reference says {reading.wanted:.6g}")  # fmt: skip
+            return f"result {number} is {reading.db:.1f} dB from the reference; {element_text(reading)}"
     return ""
 
 
