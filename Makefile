@@ -18,7 +18,7 @@ $(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/uv
 	touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/uv
-	$(INSTALL) -e '.[tpu,triton,cuda,llm,dev]'
+	$(INSTALL) -e '.[tpu,cuda,llm,dev]'
 	touch $@ $(VENV)/.run-installed
 
 setup: $(VENV)/.run-installed

@@ -102,7 +102,7 @@ def ceiling(record: Mapping[str, Any]) -> Ceiling:
             note += f"; {1e3 * missing:.3f} ms of launches with unknown arguments left as they are"
         sources.append(Source(name, sum(k["seconds"] for k in found), sum(k["floor"] for k in found), note))
     sources += filter(None, [_linear_layers(record)])
-    if busy:
+    if busy and not record["graph"]:
         sources.append(Source(GAPS, max(0.0, wall - busy), 0.0, "a CUDA graph of the step could remove them"))
     sources.sort(key=lambda s: -s.saving)
     return Ceiling(wall, busy, sources, dict(sorted(shares.items(), key=lambda s: -s[1])), kernels)

@@ -67,6 +67,10 @@ def answer_about(
         answer["proof"] = outcome
         replacements = proof.kept
         shapes = shapes if proof.layers is not None else []
+        own = [r.label for r in replacements if r.winner is not None]
+        if own:  # their source is in the file they came from, and faster.py would install the step's own kernels
+            outcome["notes"].append(f"{', '.join(own)}: install them from the given file; no faster.py is written")
+            replacements, shapes = [], []
     answer["replacements"] = [
         {"module": r.module, "name": r.name, "launches": repr(list(r.launches.items()))} for r in replacements
     ]
