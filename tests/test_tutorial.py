@@ -32,6 +32,7 @@ NOT_RUN = {
     'tilewright tune examples/softmax.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"': (
         "needs a GPU; tests/test_documents.py checks its arguments"
     ),
+    "tilewright program examples/program.py:step --setup setup": "needs a GPU; tests/workers/program/test_program.py",
 }
 """What the ``console`` blocks hold, and why it is not run here."""
 
