@@ -114,10 +114,13 @@ def slack_of(
     steps_a: np.ndarray | None,
     steps_b: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What an element of ``product(a, b)`` is off by at most, where codes turn and operands are rounded to bfloat16."""
-    lost = [np.square(x - x.astype(ml_dtypes.bfloat16).astype(x.dtype)).astype(np.float32) for x in (a, b)]
+    """What an element of ``product(a, b)`` is off by at most, where codes turn and operands are rounded to bfloat16.
+
+    Which operands a kernel rounds is its own choice (codes times the scale, or times the largest size, with the rest of
+    the scale at the other operand), so what these operands lose says little: all may lose what rounding loses.
+    """
     left, right = (np.abs(x).astype(np.float32) for x in (a, b))
-    found: np.ndarray = ROOM * np.sqrt(product(lost[0], right * right) + product(left * left, lost[1]))
+    found: np.ndarray = ROOM * np.sqrt(2 * LOST * product(left * left, right * right))
     if steps_a is not None and steps_a.any():
         found = found + product(steps_a.astype(np.float32), right)
     if steps_b is not None and steps_b.any():
@@ -127,6 +130,9 @@ def slack_of(
 
 ROOM, NEAR = 6.5, 2.0**-21
 """Standard deviations that the largest of millions of errors may be; shares of a code within which it may turn."""
+
+LOST = 2.0**-14 / 12
+"""Variance of a rounding to bfloat16, as a share of the value squared: at most a step of 2^-7, evenly spread."""
 
 
 def gemm(m: int, n: int, k: int, prefix: str = "") -> Workload:

@@ -68,8 +68,8 @@ def answer_about(
         replacements = proof.kept
         shapes = shapes if proof.layers is not None else []
         own = [r.label for r in replacements if r.winner is not None]
-        if own:  # their source is in the file they came from, and faster.py would install the step's own kernels
-            outcome["notes"].append(f"{', '.join(own)}: install them from the given file; no faster.py is written")
+        if own:  # faster.py holds no source, and would install the step's own kernels instead
+            outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
             replacements, shapes = [], []
     answer["replacements"] = [
         {"module": r.module, "name": r.name, "launches": repr(list(r.launches.items()))} for r in replacements

@@ -85,6 +85,12 @@ def slower(out, x, factor, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def same(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
+
+
+@triton.jit
 def wrong(out, x, factor, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < tl.minimum(n, 100))
@@ -106,6 +112,7 @@ def launches(block):
 """
 CASES = {
     "better": ('Replacement("program", "scale_kernel", launches(128))', ""),
+    "own": ('Replacement("program", "scale_kernel", launches(128), same)', ""),
     "slower": ('Replacement("program", "scale_kernel", launches(16), slower)', "gives 0."),
     "wrong": ('Replacement("program", "scale_kernel", launches(128), wrong)', "wrong at out=float32[4, 32]"),
     "idle": ('Replacement("program", "idle_kernel", launches(128))', "never launches"),
@@ -151,8 +158,10 @@ def test_the_record_says_every_launch(folder: Path) -> None:
 def test_only_what_pays_stays(folder: Path, case: str) -> None:
     text, why = CASES[case]
     (folder / "winners.py").write_text(f"{WINNERS}\n\nREPLACEMENTS = [{text}]\n")
-    proof = ask(folder, part="prove", faster=str(folder / "winners.py"))["proof"]
-    if case == "better":
+    answer = ask(folder, part="prove", faster=str(folder / "winners.py"))
+    proof = answer["proof"]
+    assert bool(answer["replacements"]) == (case == "better"), "faster.py cannot hold a kernel of its own"
+    if case in ("better", "own"):
         assert proof["gain"] > 1 and proof["kept"][0]["interval"][0] > 1 and proof["kept"][0]["calls"] > 0
     else:
         assert proof["gain"] is None and why in proof["left_out"][0]["why"]
