@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.program.ceiling import Ceiling, ceiling
+from tilewright.evolve.program.ceiling import FP8, Ceiling, ceiling
 from tilewright.evolve.program.faster_file import faster_text
 from tilewright.evolve.program.screen import figure_kind, page
 from tilewright.workers.child.launch import ROOT
@@ -96,6 +96,8 @@ class Program:
         given = str(Path(faster).resolve()) if faster is not None else ""
         self._ask(part="prove", seconds=seconds, prove_seconds=prove_seconds, fp8=fp8, faster=given)
         proof: dict[str, Any] = {**self.answer["proof"], "kind": figure_kind(self.answer["record"])}
+        if self.answer["fp8_shapes"]:
+            proof["predicted"] = 1 / (1 / proof["predicted"] + 1 / self.ceiling().of(FP8) - 1)
         self._write(proof)
         return proof
 
