@@ -36,18 +36,20 @@ class OutsideWrite(RuntimeError):
 
 
 class Canaries:
-    """Bytes around tensors that nobody has a reason to write to."""
+    """Bytes around tensors that nobody has a reason to write to. ``fill``: every byte of fresh memory; None: by lot."""
 
-    def __init__(self) -> None:
+    def __init__(self, fill: int | None = None) -> None:
+        self._fill = fill
         self._rings: list[torch.Tensor] = []
 
     def allocate(
         self, like: torch.Tensor, device: torch.device | str, fill: int | None = None
     ) -> torch.Tensor:
-        """Contiguous memory of this shape and dtype between two canaries, every byte ``fill``, or one by lot."""
+        """Contiguous memory of this shape and dtype between two canaries, every byte ``fill``, or as the canaries say."""
         size = like.numel() * like.element_size()
         memory = torch.empty(size + 2 * CANARY_BYTES, dtype=torch.uint8, device=device)
         middle = memory[CANARY_BYTES : CANARY_BYTES + size]
+        fill = self._fill if fill is None else fill
         middle.fill_(poison() if fill is None else fill)
         for ring in (memory[:CANARY_BYTES], memory[CANARY_BYTES + size :]):
             ring.fill_(CANARY)
