@@ -45,7 +45,7 @@ class Canaries:
     def allocate(
         self, like: torch.Tensor, device: torch.device | str, fill: int | None = None
     ) -> torch.Tensor:
-        """Contiguous memory of this shape and dtype between two canaries, every byte ``fill``, or as the canaries say."""
+        """Contiguous memory of this shape and dtype between two canaries, all ``fill``, or as the canaries say."""
         size = like.numel() * like.element_size()
         memory = torch.empty(size + 2 * CANARY_BYTES, dtype=torch.uint8, device=device)
         middle = memory[CANARY_BYTES : CANARY_BYTES + size]
