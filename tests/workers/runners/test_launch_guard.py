@@ -46,7 +46,7 @@ def test_tensors_and_views_are_allowed(work):
 
 
 def test_fresh_memory_is_not_a_number_and_zeros_are_zero():
-    with LaunchGuard(Canaries()):
+    with LaunchGuard(Canaries(0xFF)):
         fresh, zeros = torch.empty(8), torch.zeros(8)
     assert bool(fresh.isnan().all()) and not bool(zeros.any())
 
