@@ -1,0 +1,40 @@
+"""The rule that writes two products of one loop, such as those of attention, in Gluon for Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chains, read
+from tilewright.evolve.proposers.rewrite.gluon.chain.texts import SPACE
+from tilewright.evolve.proposers.rewrite.gluon.chain.write import ChainText
+from tilewright.evolve.proposers.rewrite.gluon.lower import IMPORTS, TAKEN
+from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel
+
+
+class LowerChain(NodeRule):
+    """Write a loop of two products, the second of what is made of the first, in Gluon."""
+
+    name = "triton_lower_chain_to_gluon"
+    launched = True
+    why = (
+        "The tensor cores wait while a step's scores become weights. Written out, the first product of a step runs beside "
+        "the second of the step before it, groups of warps take turns, and a warp that only copies keeps both fed."
+    )
+
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+        chains = read(kernel)
+        loop = chains.loops[0]
+        yield f"two products for {chains.query.tensor} x {loop.key.tensor} x {loop.value.tensor}", chains
+
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+        assert isinstance(payload, Chains)
+        if set(TAKEN) & kernel.source.identifiers:
+            raise Unsupported("a module that uses the names Gluon's imports would get")
+        tunables = {key: edit.add_parameter(key, values, default) for key, (values, default) in SPACE.items()}
+        text = ChainText(edit, payload, tunables)
+        edit.before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
+        edit.replace_statement(kernel.source.statement(kernel.launch()), text.launches())
+        edit.imports += IMPORTS
