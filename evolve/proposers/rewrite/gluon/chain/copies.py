@@ -76,7 +76,9 @@ class BoxReader:
         limits = self._limits(mask)
         if units[0] == units[1]:
             # which axis is contiguous only the host knows: the one that the loop does not move along
-            moved = [a for a, (_, step) in enumerate((first, second)) if self._moves(address, step, limits.get(a))]
+            moved = [
+                a for a, (_, step) in enumerate((first, second)) if self._moves(address, step, limits.get(a))
+            ]
             if units[0] or len(moved) != 1:
                 raise Unsupported("a tile without one contiguous axis")
             units = [axis not in moved for axis in (0, 1)]
@@ -143,7 +145,9 @@ class BoxReader:
 
     def _moves(self, address: Sum, stride: Sum, limit: tuple[Sum, str] | None) -> bool:
         """Whether the loop, or the program where there is none, moves a tile along the axis of ``stride``."""
-        start = limit[0] if limit is not None else address.scalar.over(stride) if stride.single else constant(0)
+        start = (
+            limit[0] if limit is not None else address.scalar.over(stride) if stride.single else constant(0)
+        )
         return bool(start.parts) if self.moving is None else self.moving in start.factors
 
     def _limits(self, mask: ast.expr | None) -> dict[int, tuple[Sum, str]]:
@@ -236,7 +240,9 @@ class BoxReader:
 def described(box: Box, extents: Sequence[str], layout: str) -> str:
     """The descriptor of a box of ``extents``, as the host makes it."""
     tensor = box.tensor
-    outer = [(f"max(n for n, s in zip({tensor}.shape, {tensor}.stride()) if s == {t})", t) for _, t in box.outer]
+    outer = [
+        (f"max(n for n, s in zip({tensor}.shape, {tensor}.stride()) if s == {t})", t) for _, t in box.outer
+    ]
     whole = box.bound or f"max([n for n, s in zip({tensor}.shape, {tensor}.stride()) if s == {box.stride}])"
     shape = ", ".join([*(n for n, _ in outer), whole, box.width])
     strides = ", ".join([*(s for _, s in outer), box.stride, "1"])

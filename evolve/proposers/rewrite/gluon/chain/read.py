@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
-from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameters
+from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader, constant
+from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
     calls,
@@ -26,8 +27,8 @@ from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 @dataclass(frozen=True)
 class Chain:
-    """One loop: ``early`` statements need no scores, ``middle`` ones do, ``late`` ones change the sums before the second
-    product is added to them."""
+    """One loop: ``early`` statements need no scores, ``middle`` ones do, ``late`` ones change the sums
+    before the second product is added to them."""
 
     variable: str
     start: str
@@ -140,7 +141,9 @@ def read(kernel: TritonKernel) -> Chains:
     body = [Statement(s) for s in ast.parse(ast.unparse(ast.Module(function.body, []))).body]
     body = [s for s in body if not is_idle(s, kernel.tl)]
     _refuse(body, kernel.tl)
-    places = [i for i, s in enumerate(body) if isinstance(s.node, ast.For) and calls(s.node, kernel.tl, "dot")]
+    places = [
+        i for i, s in enumerate(body) if isinstance(s.node, ast.For) and calls(s.node, kernel.tl, "dot")
+    ]
     if not places:
         raise Unsupported("no loop with two products")
     dots = sum(len(calls(s.node, kernel.tl, "dot")) for s in body)
@@ -154,15 +157,33 @@ def read(kernel: TritonKernel) -> Chains:
         made = _chain(kernel, loop, bound)
         loops.append(made)
         left.add(made.left)
-    if len(left) != 1 or len({(c.sums, c.key.extents, c.value.extents, c.key.tensor, c.value.tensor) for c in loops}) != 1:
+    if (
+        len(left) != 1
+        or len({(c.sums, c.key.extents, c.value.extents, c.key.tensor, c.value.tensor) for c in loops}) != 1
+    ):
         raise Unsupported("loops of different operands")
     before = body[: places[0]]
     name, query, changed = _query(kernel, left.pop(), before, bound)
-    between = [tuple(s for s in before if s not in changed and not (s.writes & {name} and calls(s.node, kernel.tl, "load")))]
-    between += [tuple(body[a + 1 : b]) for a, b in zip(places, places[1:], strict=False)]
+    between = [
+        tuple(
+            s
+            for s in before
+            if s not in changed and not (s.writes & {name} and calls(s.node, kernel.tl, "load"))
+        )
+    ]
+    between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
     sums = SumReader(kernel.tl, bound, {})
     found = Chains(
-        kernel, query, name, tuple(changed), tuple(loops), tuple(between), tuple(body[places[-1] + 1 :]), 0, bound, sums
+        kernel,
+        query,
+        name,
+        tuple(changed),
+        tuple(loops),
+        tuple(between),
+        tuple(body[places[-1] + 1 :]),
+        0,
+        bound,
+        sums,
     )
     return replace(found, axis=_shared_axis(found, body))
 
@@ -185,7 +206,11 @@ def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.exp
     for statement in body:
         plain: set[ast.AST] = set()
         for node in ast.walk(statement.node):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            if (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            ):
                 values.setdefault(node.targets[0].id, []).append(node.value)
                 plain.add(node.targets[0])
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -202,7 +227,9 @@ def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.exp
 
 def _range(loop: ast.For, tl: str) -> tuple[str, str, str]:
     call = loop.iter
-    ranged = isinstance(call, ast.Call) and (ast.unparse(call.func) == "range" or device_call(call, tl) == "range")
+    ranged = isinstance(call, ast.Call) and (
+        ast.unparse(call.func) == "range" or device_call(call, tl) == "range"
+    )
     if not ranged or not isinstance(loop.target, ast.Name) or loop.orelse:
         raise Unsupported("a loop over something other than a range")
     assert isinstance(call, ast.Call)
@@ -248,11 +275,30 @@ def _chain(kernel: TritonKernel, loop: ast.For, bound: Mapping[str, ast.expr]) -
         raise Unsupported("a step that needs the second product's sums of the step before")
     kept, late = _held(kept, late, body)
     place = kept.index(first)
-    early = tuple(kept[:place])
+    early, first = _not_added_to_zeros(kept[:place], first, one, tl)
     return Chain(
         variable, start, stop, step, ast.unparse(one.args[0]), key, value, early, first, tuple(kept[place + 1 :]),
         tuple(late), operand, sums, frozenset(tiles),
     )  # fmt: skip
+
+
+def _not_added_to_zeros(
+    early: Sequence[Statement], first: Statement, call: ast.Call, tl: str
+) -> tuple[tuple[Statement, ...], Statement]:
+    """A first product that is added to zeros made in front of it, as what it is bound to."""
+    node = first.node
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and node.value is call:
+        name = ast.unparse(node.target)
+        made = [s for s in early if name in s.reads | s.writes]
+        zeros = (
+            len(made) == 1
+            and isinstance(made[0].node, ast.Assign)
+            and device_call(made[0].node.value, tl) == "zeros"
+        )
+        if zeros:
+            bound = Statement(ast.parse(f"{name} = {ast.unparse(call)}").body[0])
+            return tuple(s for s in early if s is not made[0]), bound
+    return tuple(early), first
 
 
 def _without_advances(
@@ -264,7 +310,11 @@ def _without_advances(
     reader = SumReader(tl, bound, {})
     for place, statement in enumerate(body):
         node = statement.node
-        advance = isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name)
+        advance = (
+            isinstance(node, ast.AugAssign)
+            and isinstance(node.op, ast.Add)
+            and isinstance(node.target, ast.Name)
+        )
         if advance:
             assert isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
             name = node.target.id
@@ -293,7 +343,11 @@ def _with_products_apart(body: Sequence[Statement], tl: str) -> list[Statement]:
     found = list(body)
     for statement in body:
         node = statement.node
-        alone = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and device_call(node.value, tl) == "dot"
+        alone = (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and device_call(node.value, tl) == "dot"
+        )
         if not alone or statement is next(s for s in body if calls(s.node, tl, "dot")):
             continue
         assert isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
@@ -302,9 +356,14 @@ def _with_products_apart(body: Sequence[Statement], tl: str) -> list[Statement]:
         if len(value.args) > 2 or value.keywords:
             continue
         users = [s for s in found if name in s.reads and s is not statement]
-        if len(users) == 1 and sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(users[0].node)) == 1:
+        if (
+            len(users) == 1
+            and sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(users[0].node)) == 1
+        ):
             made = _Put(name, value).visit(ast.parse(users[0].text).body[0])
-            found[found.index(users[0])] = Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
+            found[found.index(users[0])] = Statement(
+                ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0]
+            )
             found.remove(statement)
     return found
 
@@ -368,7 +427,12 @@ def _added(second: Statement, call: ast.Call, tl: str) -> tuple[str, list[Statem
     operand = ast.unparse(call.args[0])
     given = [*call.args[2:3], *(k.value for k in call.keywords if k.arg == "acc")]
     if isinstance(node, ast.AugAssign):
-        if not isinstance(node.op, ast.Add) or node.value is not call or not isinstance(node.target, ast.Name) or given:
+        if (
+            not isinstance(node.op, ast.Add)
+            or node.value is not call
+            or not isinstance(node.target, ast.Name)
+            or given
+        ):
             raise Unsupported("a second product that is not added to a name")
         return node.target.id, [], operand
     assert isinstance(node, ast.Assign)
@@ -377,7 +441,12 @@ def _added(second: Statement, call: ast.Call, tl: str) -> tuple[str, list[Statem
     name, value = node.targets[0].id, node.value
     if value is call and given:
         rest = given[0]
-    elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and call in (value.left, value.right) and not given:
+    elif (
+        isinstance(value, ast.BinOp)
+        and isinstance(value.op, ast.Add)
+        and call in (value.left, value.right)
+        and not given
+    ):
         rest = value.right if value.left is call else value.left
     else:
         raise Unsupported("a second product that is not added to a name")

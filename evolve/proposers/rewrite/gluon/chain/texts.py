@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
+    "rows": ((64, 128), 64),
+    "columns": ((32, 64, 128, 256), 128),
     "consumers": ((1, 2, 3), 2),
     "stages": ((2, 3, 4), 2),
     "overlap": ((False, True), True),
@@ -17,6 +19,11 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "base_two": ((False, True), True),
 }
 """What a lowered chain can be tuned by: values and default."""
+
+CONSTRAINTS: Mapping[str, str] = {
+    "rows * columns <= 16384": "scores and weights live in the registers of one group of warps",
+    "rows * columns * consumers <= 32768": "three groups of warps share the registers of two",
+}
 
 STEPS = '''
 @gluon.jit
@@ -81,7 +88,7 @@ def {kernel}_producer(
             {mine} = min({row} * CONSUMERS + each, {last})
             <query_scalars>
             mbarrier.wait(q_empty.index(each), {q_phase})
-            mbarrier.expect(q_ready.index(each), q_desc.block_type.nbytes)
+            mbarrier.expect(q_ready.index(each), 2 * ({ROWS}) * ({DEPTH}))
             tma.async_copy_global_to_shared(q_desc, [{q_at}], q_ready.index(each), {q_stages}.index(each))
         {q_phase} ^= 1
         {mine} = min({row} * CONSUMERS, {last})
@@ -94,10 +101,10 @@ PRODUCER_LOOP = """
 for {turn} in range({count}):
     {variable} = {first} + {turn} * ({step})
     mbarrier.wait(k_empty.index({stage}), {phase})
-    mbarrier.expect(k_ready.index({stage}), k_desc.block_type.nbytes)
+    mbarrier.expect(k_ready.index({stage}), 2 * ({COLUMNS}) * ({DEPTH}))
     tma.async_copy_global_to_shared(k_desc, [{k_at}], k_ready.index({stage}), {k_stages}.index({stage}))
     mbarrier.wait(v_empty.index({stage}), {phase})
-    mbarrier.expect(v_ready.index({stage}), v_desc.block_type.nbytes)
+    mbarrier.expect(v_ready.index({stage}), 2 * ({COLUMNS}) * ({WIDTH}))
     tma.async_copy_global_to_shared(v_desc, [{v_at}], v_ready.index({stage}), {v_stages}.index({stage}))
     {wrapped} = {stage} == STAGES - 1
     {stage} = gl.where({wrapped}, 0, {stage} + 1)
@@ -246,11 +253,12 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
 def {kernel}(
     q_desc, k_desc, v_desc, {tiles}, {others}, {last}, {sizes}{entry_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, HEADS: gl.constexpr, LONGEST_FIRST: gl.constexpr, OVERLAP: gl.constexpr,
-    TURNS: gl.constexpr, BASE_TWO: gl.constexpr, REGISTERS: gl.constexpr
+    TURNS: gl.constexpr, BASE_TWO: gl.constexpr, REGISTERS: gl.constexpr, Q_LAYOUT: gl.constexpr,
+    K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr
 ):
-    {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_ones}{q_box}], q_desc.layout)
-    {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_ones}{k_box}], k_desc.layout)
-    {v_stages} = gl.allocate_shared_memory(v_desc.dtype, [STAGES, {v_ones}{v_box}], v_desc.layout)
+    {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_ones}{q_box}], Q_LAYOUT)
+    {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_ones}{k_box}], K_LAYOUT)
+    {v_stages} = gl.allocate_shared_memory(v_desc.dtype, [STAGES, {v_ones}{v_box}], V_LAYOUT)
     {bars} = (
         {ring_of}(CONSUMERS, 1),
         {ring_of}(CONSUMERS, 1),
@@ -296,7 +304,8 @@ q_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={q_rank})
 k_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={k_rank})
 v_layout = gl.NVMMASharedLayout(min(128, 2 * {width}), 16, rank={v_rank})
 # as many stages as shared memory has room for
-stages = max(1, min({stages}, (225000 - 2 * {rows} * {consumers} * ({depth} + {width})) // (2 * {columns} * ({depth} + {width}))))
+room = 225000 - 2 * {rows} * {consumers} * ({depth} + {width})
+stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
 {kernel}[(min({tiles} * {others}, {programs}),)](
     q_desc={q_desc},
     k_desc={k_desc},
@@ -311,6 +320,9 @@ stages = max(1, min({stages}, (225000 - 2 * {rows} * {consumers} * ({depth} + {w
     OVERLAP={overlap} and stages > 1,
     TURNS={turns_given} and {consumers} > 1,
     BASE_TWO={base_two},
+    Q_LAYOUT=q_layout,
+    K_LAYOUT=k_layout,
+    V_LAYOUT=v_layout,
     REGISTERS=(240, 240, 160)[{consumers} - 1],
     num_warps=4,
     maxnreg=(248, 168, 128)[{consumers} - 1],

@@ -1,17 +1,18 @@
-"""The new kernel and launch of a chain of two products: producer, consumers and host, with the statements carried over."""
+"""The new kernel and launch of a chain of two products, with the statements that are carried over."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
-from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameter_access, parameters
+from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, described
 from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, program
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import conjuncts, constant
+from tilewright.evolve.proposers.rewrite.gluon.chain.sums import conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.gluon.chain.texts import (
     COMMON,
     CONSUMER,
@@ -24,6 +25,7 @@ from tilewright.evolve.proposers.rewrite.gluon.chain.texts import (
     STEPS,
 )
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
+from tilewright.evolve.proposers.rewrite.gluon.host import spare_launch
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Carrier,
     Statement,
@@ -33,14 +35,43 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
     sliced,
 )
 from tilewright.evolve.proposers.rewrite.gluon.texts import filled, listed
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import expanded
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 
-NAMES = (
-    "tiles others last tile row other stage phase q_phase turn_phase q_stages k_stages v_stages bars turns q_now nothing "
-    "scores out operand_layout stored partial operand held held_phase wrapped turn first count own_first own skipped"
-).split()
+NAMES = [
+    "tiles",
+    "others",
+    "last",
+    "tile",
+    "row",
+    "other",
+    "stage",
+    "phase",
+    "q_phase",
+    "turn_phase",
+    "q_stages",
+    "k_stages",
+    "v_stages",
+    "bars",
+    "turns",
+    "q_now",
+    "nothing",
+    "scores",
+    "out",
+    "operand_layout",
+    "stored",
+    "partial",
+    "operand",
+    "held",
+    "held_phase",
+    "wrapped",
+    "turn",
+    "first",
+    "count",
+    "own_first",
+    "own",
+    "skipped",
+]
 
 
 @dataclass(frozen=True)
@@ -72,12 +103,18 @@ class ChainCarrier(Carrier):
         return self.carry(statement)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if device_call(node, self.tl) == "exp" and len(node.args) == 1 and isinstance(node.args[0], ast.BinOp):
+        if (
+            device_call(node, self.tl) == "exp"
+            and len(node.args) == 1
+            and isinstance(node.args[0], ast.BinOp)
+        ):
             inner = node.args[0]
             if isinstance(inner.op, ast.Sub):
                 sides = [self.visit(inner.left), self.visit(inner.right)]
                 return ast.Call(
-                    ast.Name(self.names["exponent"], ast.Load()), [*sides, ast.Name("BASE_TWO", ast.Load())], []
+                    ast.Name(self.names["exponent"], ast.Load()),
+                    [*sides, ast.Name("BASE_TWO", ast.Load())],
+                    [],
                 )
         if device_call(node, self.tl) == "store" and self.sums:
             node = ast.parse(ast.unparse(node), mode="eval").body  # type: ignore[assignment]
@@ -119,12 +156,14 @@ class ChainText:
         if chains.axis >= len(self.grid):
             raise Unsupported("a grid with fewer axes than the kernel asks for")
         self.order = [p.name.value for p in parameters(self.kernel.function)]
-        self.results = {n for loop in chains.loops for s in loop.body for n in s.writes} | {chains.loops[0].sums}
+        self.results = {n for loop in chains.loops for s in loop.body for n in s.writes} | {
+            chains.loops[0].sums
+        }
         outer = [s for part in chains.between for s in part] + list(chains.after)
         self.dependent = affected(outer, self.results)
-        self.of_sums = affected(
-            [Statement(n.node) for n in outer], {chains.loops[0].sums}
-        ) - self._rows_of_scores()
+        self.of_sums = (
+            affected([Statement(n.node) for n in outer], {chains.loops[0].sums}) - self._rows_of_scores()
+        )
 
     def _fresh(self, name: str, taken: Collection[str]) -> str:
         found = self.source.fresh(name)
@@ -176,7 +215,9 @@ class ChainText:
 
     def _carrier(self, renamed: Mapping[str, str] | None = None) -> ChainCarrier:
         loop = self.chains.loops[0]
-        tiles = dict.fromkeys(loop.tiles, self.names["v_stages"]) | {self.chains.query_name: self.names["q_stages"]}
+        tiles = dict.fromkeys(loop.tiles, self.names["v_stages"]) | {
+            self.chains.query_name: self.names["q_stages"]
+        }
         return ChainCarrier(self.chains, self.names, {**tiles, **(renamed or {})})
 
     def _plain(self, text: str) -> str:
@@ -242,9 +283,14 @@ class ChainText:
         consuming, consumed = self._consumer_loops()
         finished, after = self._after()
         consuming |= finished | {chains.rows, chains.columns, chains.width, chains.depth}
+        producing |= {chains.rows, chains.columns, chains.width, chains.depth}
         boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
         made = {}
-        for kind, wanted in (("producer", producing), ("consumer", consuming), ("entry", producing | consuming | boxes)):
+        for kind, wanted in (
+            ("producer", producing),
+            ("consumer", consuming),
+            ("entry", producing | consuming | boxes),
+        ):
             made[f"{kind}_parameters"], made[f"{kind}_arguments"] = self._parameters(wanted)
         self.passed = [n for n in self.order if n in producing | consuming | boxes]
         return {**table, **made, "loops": "\n".join(loops), "after": after, **{"consumer_loops": consumed}}
@@ -271,9 +317,13 @@ class ChainText:
         }
 
     def _at(self, box: Box) -> str:
-        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in "".join(s.text for s in self._scalars(box.reads))
+        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in "".join(
+            s.text for s in self._scalars(box.reads)
+        )
         texts = [self._plain(t) for t in (*(index for index, _ in box.outer), box.start)]
-        return ", ".join([*(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in texts), "0"])
+        return ", ".join(
+            [*(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in texts), "0"]
+        )
 
     def _lines(self, statements: Iterable[Statement], renamed: Mapping[str, str] | None = None) -> str:
         return "\n".join(self._carried(s, renamed) for s in statements)
@@ -335,11 +385,12 @@ class ChainText:
 
     def _between(self, number: int, kept: Sequence[Statement], later: Collection[str]) -> list[Statement]:
         """Statements in front of a loop that it or the results need."""
-        part = self.chains.between[number]
-        loop = self.chains.loops[number]
-        conditions = {n for s in kept for n in s.reads} | self._reads((), loop.operand) | {loop.sums}
-        wanted = conditions | {n for n in later if n in self.dependent} | self._condition_names(number)
-        return self._slice(wanted, part)
+        wanted = {n for n in later if n in self.dependent}
+        for following in range(number, len(self.chains.loops)):
+            loop = self.chains.loops[following]
+            steps = kept if following == number else self._kept(self._step(loop), loop)
+            wanted |= self._reads(steps, loop.operand) | {loop.sums} | self._condition_names(following)
+        return self._slice(wanted, self.chains.between[number])
 
     def _condition_names(self, number: int) -> set[str]:
         step = self._step(self.chains.loops[number])
@@ -379,7 +430,11 @@ class ChainText:
         """(condition under which a mask hides something, the statement where it does not)."""
         tl = self.kernel.tl
         found = calls(statement.node, tl, "where")
-        if len(found) != 1 or len(found[0].args) != 3 or not isinstance(statement.node, ast.Assign | ast.AugAssign):
+        if (
+            len(found) != 1
+            or len(found[0].args) != 3
+            or not isinstance(statement.node, ast.Assign | ast.AugAssign)
+        ):
             return None
         parts = []
         try:
@@ -468,9 +523,11 @@ class ChainText:
             if not box.bound:
                 fits.append(f"{box.stride} in {box.tensor}.stride()")
         others = [a for a in range(len(self.grid)) if a != chains.axis]
-        host = {n: in_host(self.kernel, getattr(chains, n)) for n in ("rows", "columns", "depth", "width")}
+        host = {n: self._extent(getattr(chains, n)) for n in ("rows", "columns", "depth", "width")}
         made = {
-            f"{which}_desc": described(box, [in_host(self.kernel, e) for e in (box.rows, box.columns)], f"{which}_layout")
+            f"{which}_desc": described(
+                box, [self._extent(e) for e in (box.rows, box.columns)], f"{which}_layout"
+            )
             for which, box in zip("qkv", boxes, strict=True)
         }
         ranks = {f"{which}_rank": str(len(box.outer) + 2) for which, box in zip("qkv", boxes, strict=True)}
@@ -478,31 +535,58 @@ class ChainText:
         access = {key: self._param(key) for key in self.tunables}
         table = {
             **names,
+            **{k: v for k, v in access.items() if k != "turns"},
             **host,
             **made,
             **ranks,
-            **{k: v for k, v in access.items() if k != "turns"},
             "turns_given": access["turns"],
             "kernel": self.entry,
-            "grid_of_axis": self.grid[chains.axis],
-            "grid_of_others": " * ".join(f"({self.grid[a]})" for a in others) or "1",
-            "sizes_given": "".join(f"{s}={self.grid[others[0]]}, " for s in self.sizes),
+            "grid_of_axis": self._resized(self.grid[chains.axis], True),
+            "grid_of_others": " * ".join(f"({self._resized(self.grid[a])})" for a in others) or "1",
+            "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
         }
-        clash = {"q_layout", "k_layout", "v_layout", "stages"} & self.source.identifiers - set(self.source.space)
+        clash = {"q_layout", "k_layout", "v_layout", "room", "stages"} & self.source.identifiers - set(
+            self.source.space
+        )
         if clash - set(self.tunables.values()):
             raise Unsupported(f"a launch that already uses the name {min(clash)}")
         new = _indented(filled(HOST, table))
         statement = self.source.statement(self.kernel.launch())
-        old = _indented(dedented(self.source, statement))
+        old = _indented(spare_launch(self.source, statement))
         condition = " and ".join(dict.fromkeys(fits))
         return f"if {condition}:\n{new}\nelse:\n    # a descriptor's rows begin at 16 bytes\n{old}"
+
+    def _extent(self, extent: str) -> str:
+        """A tile's extent as the new launch says it."""
+        for key in ("rows", "columns"):
+            if extent == getattr(self.chains, key) and key in self.tunables:
+                return self._param(key)
+        return in_host(self.kernel, extent)
+
+    def _resized(self, text: str, tiled: bool = False) -> str:
+        """A host's expression with the new extents of tiles. ``tiled``: where a number equal to that of rows is it."""
+        for key in ("rows", "columns"):
+            extent = getattr(self.chains, key)
+            if key not in self.tunables:
+                continue
+            before = in_host(self.kernel, extent)
+            given = self.kernel.given(extent)
+            known = {before, self.source.code(given) if given is not None else before}
+            for one in known:
+                if one.isdigit() and not (tiled and key == "rows"):
+                    continue
+                put = self._param(key).replace("\\", "")
+                text = re.sub(rf"(?<![\w.\"']){re.escape(one)}(?![\w\"'])", put, text)
+        return text
 
     def _given(self, name: str) -> str:
         given = self.kernel.given(name)
         if given is None:
             raise Unsupported(f"parameter {name}, which the launch does not pass")
-        return self.source.code(given)
+        return (
+            self._extent(name) if name in (self.chains.rows, self.chains.columns) else self.source.code(given)
+        )
 
     def _param(self, key: str) -> str:
         return parameter_access(self.source, self.kernel.launch(), self.tunables[key])
@@ -517,6 +601,3 @@ def _call(function: str, value: ast.expr, layout: str) -> ast.expr:
 
 def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-Reader = Callable[[str], str]
