@@ -51,6 +51,7 @@ LATE = "        acc += tl.dot(p.to(v.dtype), v)\n        m_i = m_ij\n"
 WRITTEN = {
     "full": [(BOUND, "N_K"), (KEEP, "(start_n + offs_n)[None, :] < N_K")],
     "a window of keys": [
+        ('float("-inf"))\n        m_ij', "-1.0e30)\n        m_ij"),
         ("range(0, tl", "range(tl.maximum(start_m * BLOCK_M - 48, 0) // BLOCK_N * BLOCK_N, tl"),
         ("offs_n = tl.arange(0, BLOCK_N)", "offs_n = tl.arange(0, BLOCK_N)\n    low = tl.maximum(start_m * BLOCK_M - 48, 0) // BLOCK_N * BLOCK_N"),  # noqa: E501
         (BASES, ""),
@@ -129,7 +130,7 @@ PLANTED = {
     ),
     "a stage is overwritten while products read it": (
         RIGHT.replace("mbarrier.wait(v_empty.index(stage), phase)", "pass"),
-        "over shared memory that a product may still read|arrivals",
+        "over shared memory that a (product|copy) .*may still (read|write)|over shared memory that a product|arrivals",
     ),
     "values are given back while the second product still reads them": (
         RIGHT.replace(
