@@ -12,6 +12,7 @@ import importlib
 import inspect
 import queue
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +22,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.intake.captured import Captured
+from tilewright.evolve.intake.captured import Captured, KeptCall
 
 if TYPE_CHECKING:
     import pandas
 
     from tilewright.evolve.campaign.config import CampaignConfig
     from tilewright.evolve.intake.child import Intake
+    from tilewright.evolve.intake.tune import Request
     from tilewright.evolve.intake.winner import Tuned
     from tilewright.evolve.program.run import Program
     from tilewright.evolve.record.journal import Journal
@@ -432,8 +434,6 @@ def _tuned(
 ) -> Tuned:  # fmt: skip
     from tilewright.evolve.intake import tune as intake
     from tilewright.evolve.intake import winner
-    from tilewright.evolve.record.home import home_folder
-    from tilewright.workers.device.warm_device import device_for
     from tilewright.workers.intake.judge.self_reference import SELF
 
     if isinstance(function, Captured):
@@ -448,8 +448,21 @@ def _tuned(
     if not calls:
         raise UserError("tune: calls is empty; give at least one, such as [(x,)].")
     judge = SELF if reference is None else intake.resolve_reference(winner.reference_text(reference))
-    texts = tuple(_call_text(c) for c in calls)
-    request = intake.Request(path, name, judge, tuple(dict.fromkeys(texts)))
+    with tempfile.TemporaryDirectory(prefix="tilewright-calls-") as kept:
+        texts, values = _texts_and_values(calls, Path(kept))
+        request = intake.Request(path, name, judge, texts, values)
+        return _campaign_of(request, original, budget, target, out, overwrite, home, overrides, process)
+
+
+def _campaign_of(
+    request: Request, original: Callable[..., Any] | None, budget: Budget, target: str | None,
+    out: str | Path | None, overwrite: bool, home: str | Path | None, overrides: Mapping[str, Any], process: Intake,
+) -> Tuned:  # fmt: skip
+    from tilewright.evolve.intake import tune as intake
+    from tilewright.evolve.intake import winner
+    from tilewright.evolve.record.home import home_folder
+    from tilewright.workers.device.warm_device import device_for
+
     where = intake.output_folder(request.name, request.name, None if out is None else Path(out), overwrite)
     chosen = intake.target_named(target)
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
@@ -478,10 +491,23 @@ def _noted(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _call_text(call: Any) -> str:
-    from tilewright.workers.intake.calls.call_values import text_of
+def _texts_and_values(calls: Sequence[Any], folder: Path) -> tuple[tuple[str, ...], str]:
+    """The texts of calls that differ, and the file of their values; empty where all calls are texts."""
+    from tilewright.workers.intake.calls.call_values import arguments_of, call_text
+    from tilewright.workers.intake.calls.kept_values import FILE, values_of, write
 
-    return text_of(call)
+    rows: dict[str, list[Any]] = {}
+    for call in calls:
+        if isinstance(call, str):
+            rows.setdefault(call, [])
+        elif isinstance(call, KeptCall):
+            rows.setdefault(call.text, call.values)
+        else:
+            given = arguments_of(call)
+            rows.setdefault(call_text(*given), values_of(*given))
+    if any(rows.values()):
+        write(folder / FILE, list(rows.values()))
+    return tuple(rows), str(folder / FILE) if any(rows.values()) else ""
 
 
 def capture(module: str | ModuleType) -> Captured:

@@ -26,12 +26,25 @@ class CapturedLaunch:
         return f"{self.kernel}[{', '.join(map(str, self.grid))}]({given})"
 
 
+@dataclass(frozen=True)
+class KeptCall:
+    """A call as text, with the values of its tensors as they were before it (see ``kept_values``)."""
+
+    text: str
+    values: list[Any]
+
+
 @dataclass
 class CapturedCalls:
-    """A function with its distinct calls, as texts, and the launches of each."""
+    """A function with its distinct calls, as texts, their values, and the launches of each.
+
+    ``seconds``: time of all calls where a device says it; else of their launches on the host.
+    """
 
     function: Callable[..., Any]
     calls: list[str] = field(default_factory=list)
+    kept: list[KeptCall] = field(default_factory=list)
+    seconds: float = 0.0
     launches: list[list[CapturedLaunch]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What of a call can not be kept, such as gaps in a tensor."""

@@ -37,6 +37,8 @@ class Options:
     function: str = ""
     reference: str = ""
     calls: tuple[str, ...] = ()
+    values: str = ""
+    """The file of the calls' own values, see ``tune.Request``."""
 
 
 class Format(Protocol):

@@ -53,6 +53,8 @@ class Request:
     function: str
     reference: str
     calls: tuple[str, ...]
+    values: str = ""
+    """File of the calls' own values, by number of call and tensor (see ``kept_values``); empty where there are none."""
 
     @property
     def name(self) -> str:
@@ -106,14 +108,10 @@ def ask_intake(
 ) -> Mapping[str, Any]:
     """What the child makes of it (see ``child.ask``). Raises IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
-    if program == child.PALLAS and request.reference == SELF:
-        raise UserError(
-            f"{request.path.name}:{request.function} is a Pallas function: add --reference, a function that states "
-            "the right answer."
-        )
     answer = child.ask(
-        request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile
-    )
+        request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile,
+        request.values,
+    )  # fmt: skip
     found = refused(answer.get("refusals", ()), request.path.name)
     if found:
         listed = "\n".join(f"  {r.text()}" for r in found)
@@ -225,7 +223,8 @@ def prepare(
     if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
     try:
-        folder.write(where, f"{request.function} of {request.path.name}", request.reference, answer)
+        title = f"{request.function} of {request.path.name}"
+        folder.write(where, title, request.reference, answer, request.values)
         folder.write_campaign(where, config_data(request, target, overrides))
     except OSError as error:
         raise UserError(f"--out: cannot write {where}: {error.strerror}.") from error

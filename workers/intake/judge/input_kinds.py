@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, read, wrong
 from tilewright.workers.intake.judge.inputs import FEW_VALUES, MOST_ANSWER, SET_APART, draws
@@ -101,9 +102,11 @@ class InputKinds:
                 if any(self._added(kind, spread) for spread in spreads):
                     break
                 if kind not in QUIET:
-                    self.notes.append(
-                        f"inputs of kind {kind} are not used: the original kernel fails on them"
-                    )
+                    late = time.monotonic() > self._until
+                    why = "no time was left to try them" if late else "the original kernel fails on them"
+                    self.notes.append(f"inputs of kind {kind} are not used: {why}")
+        if any(o.values for o in self.operands) and not self._added(GIVEN, 4):
+            self.notes.append("the call's own values are not used: the original kernel fails on them")
         if not set(FEW_VALUES) & set(self._pairs) and time.monotonic() > self._until:
             self._pairs["repeated"] = []  # hardly any kernel fails on these
 
@@ -241,7 +244,7 @@ def _edges(operand: Operand, labels: Sequence[int]) -> Iterator[str]:
     if operand.dtype == "bool":
         yield from ["rows"] if len(operand.shape) > 1 else []
     elif is_float(operand.dtype):
-        yield from [] if is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+        yield from [] if operand.least is not None or is_narrow(operand.dtype) or not operand.shape else ["-inf"]
     elif operand.total:
         yield "none"
     elif operand.below:

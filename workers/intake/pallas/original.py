@@ -31,6 +31,7 @@ from jax.extend.core import ClosedJaxpr
 
 from tilewright.fitness.original import Site, data_of, texts_of
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.source.knobs import with_params
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
@@ -96,6 +97,7 @@ class Original:
         def build(params: Params) -> Callable[..., Any]:
             inside = {name: params[name] for name in self.sites if name in params}
             scope = {
+                **scope_of(self.call),
                 "jax": jax,
                 "jnp": jnp,
                 "params": dict(params),

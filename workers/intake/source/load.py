@@ -368,6 +368,12 @@ def _home(path: Path) -> tuple[Path, list[str]]:
     return root, parts
 
 
+def package_of(path: Path) -> PackageLoader:
+    """What finds the modules of the package that a file lies in, if it is of one that is not installed."""
+    root, parts = _home(path.resolve())
+    return PackageLoader(root, parts[0] if len(parts) > 1 else "", Literals(), False)
+
+
 def load(
     path: Path, function: str | None, literals: Literals, *, traced: bool = True
 ) -> tuple[types.ModuleType, PackageLoader]:
