@@ -96,17 +96,16 @@ class InputKinds:
         self.notes: list[str] = []
         self.operands = list(operands)
         self.operands = with_edges(operands, numbers, self._bears_edges)
-        for family in (SET_APART, tuple(FEW_VALUES)):
+        own = ((GIVEN,),) if any(o.values for o in self.operands) else ()
+        for family in (*own, SET_APART, tuple(FEW_VALUES)):
             for kind in family:
-                spreads = (4,) if kind == "far" or kind in FEW_VALUES else (4, 2, 1)
+                spreads = (4,) if kind in ("far", GIVEN, *FEW_VALUES) else (4, 2, 1)
                 if any(self._added(kind, spread) for spread in spreads):
                     break
                 if kind not in QUIET:
                     late = time.monotonic() > self._until
                     why = "no time was left to try them" if late else "the original kernel fails on them"
                     self.notes.append(f"inputs of kind {kind} are not used: {why}")
-        if any(o.values for o in self.operands) and not self._added(GIVEN, 4):
-            self.notes.append("the call's own values are not used: the original kernel fails on them")
         if not set(FEW_VALUES) & set(self._pairs) and time.monotonic() > self._until:
             self._pairs["repeated"] = []  # hardly any kernel fails on these
 
@@ -156,7 +155,7 @@ class InputKinds:
         self._pairs[kind] = found
         unexplained = spread > self._effort.blamed_spread or kind == "far"
         fits = kind not in SET_APART or not unexplained or None not in self._bars((kind,))
-        fits = fits and (kind == "repeated" or self._bears_others(kind, spread + 1))
+        fits = fits and (kind in ("repeated", GIVEN) or self._bears_others(kind, spread + 1))
         fits = fits and (not before or self._bars(self._pairs) == before)
         if not fits:
             del self._pairs[kind]
