@@ -26,7 +26,7 @@ MAIN, PALLAS = "triton.program", "pallas.program"
 SECONDS = 600.0
 """Most that reading a function in may take."""
 
-CALLS_SECONDS = 120
+CALLS_SECONDS = 300
 """Most that a file may take to make its calls."""
 
 _LAST_LINES = 4

@@ -74,8 +74,8 @@ def main() -> None:
     answer: dict[str, Any]
     file, name, of, values = sys.argv[1:]
     try:
-        if of:
-            sys.meta_path.insert(0, package_of(Path(of)))
+        if of and (package := package_of(Path(of))) is not None:
+            sys.meta_path.insert(0, package)
         made = [c if isinstance(c, str) else arguments_of(c) for c in calls(Path(file), name)]
         answer = {"calls": [c if isinstance(c, str) else call_text(*c) for c in made]}
         write(Path(values), [[] if isinstance(c, str) else values_of(*c) for c in made])

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import inspect
 import re
 import sys
 import types
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 from jax._src import core
 from jax._src.pallas.mosaic.core import CompilerParams
 from jax.experimental import pallas as pl
+from jax.experimental import shard_map as old_shard_map
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr
 
@@ -148,10 +150,34 @@ def on_chip(chip: Mapping[str, Any]) -> Iterator[None]:
     }  # fmt: skip
     _add_old_names()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(jax, "jit", _jit_of(jax.jit)))
+        stack.enter_context(mock.patch.object(jax, "shard_map", _alone(jax.shard_map)))
+        stack.enter_context(mock.patch.object(old_shard_map, "shard_map", _alone(jax.shard_map)))
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(jax, name, return_value=answer))
         stack.enter_context(trace.mesh_of(chip))
         yield
+
+
+def _jit_of(jit: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.jit`` without the options of its older versions, none of which changes what is traced."""
+    known = set(inspect.signature(jit).parameters)
+
+    def made(*functions: Any, **options: Any) -> Any:
+        return jit(*functions, **{name: value for name, value in options.items() if name in known})
+
+    return made
+
+
+def _alone(shard_map: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.shard_map``, which does nothing on a mesh of one device: there is one here."""
+
+    def made(*functions: Any, mesh: Any = None, **options: Any) -> Any:
+        if getattr(mesh, "size", 1) != 1:
+            return shard_map(*functions, mesh=mesh, **options)
+        return functions[0] if functions else lambda function: function
+
+    return made
 
 
 def _add_old_names() -> None:
@@ -171,11 +197,7 @@ def _add_old_names() -> None:
 
 
 def plain_jaxpr(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr whose kernels have no options that only watch or place them: estimates of cost, names, debugging.
-
-    Results that take the place of operands are among them: where a kernel writes all of a result the answer is the
-    same, and where it does not the comparison with the reference says so.
-    """
+    """A jaxpr whose kernels have no options that only watch or place them: estimates of cost, names, debugging."""
     return ClosedJaxpr(_plain(closed.jaxpr), closed.consts)
 
 

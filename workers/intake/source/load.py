@@ -368,9 +368,11 @@ def _home(path: Path) -> tuple[Path, list[str]]:
     return root, parts
 
 
-def package_of(path: Path) -> PackageLoader:
-    """What finds the modules of the package that a file lies in, if it is of one that is not installed."""
+def package_of(path: Path) -> PackageLoader | None:
+    """What finds the modules of the package that a file lies in; None where the package is installed."""
     root, parts = _home(path.resolve())
+    if len(parts) > 1 and importlib.util.find_spec(parts[0]) is not None:
+        return None
     return PackageLoader(root, parts[0] if len(parts) > 1 else "", Literals(), False)
 
 

@@ -81,7 +81,6 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
         "debug": False,
         "interpret": False,
         "mesh": None,
-        "input_output_aliases": (),
         "cost_estimate": None,
         "metadata": None,
     },
