@@ -25,6 +25,34 @@ _LOOSE = (
 _TIGHT = (cst.BinaryOperation, cst.UnaryOperation, cst.Attribute, cst.Comparison, cst.BooleanOperation)
 
 
+COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+
+
+def with_keyword(call: cst.Call, keyword: str, text: str) -> cst.Call:
+    """``call`` with one more keyword argument, laid out like the others."""
+    argument = cst.Arg(
+        keyword=cst.Name(keyword),
+        value=cst.parse_expression(text),
+        equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
+    )
+    arguments = list(call.args)
+    if not arguments:
+        return call.with_changes(args=[argument])
+    last = arguments[-1]
+    argument = argument.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+    between = arguments[0].comma if len(arguments) > 1 else COMMA
+    arguments[-1] = last.with_changes(comma=between, whitespace_after_arg=cst.SimpleWhitespace(""))
+    return call.with_changes(args=[*arguments, argument])
+
+
+def without_keyword(call: cst.Call, keyword: str) -> cst.Call:
+    """``call`` without one of its keyword arguments."""
+    kept = [a for a in call.args if a.keyword is None or a.keyword.value != keyword]
+    if kept and len(kept) < len(call.args) and call.args[-1] not in kept:
+        kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    return call.with_changes(args=kept)
+
+
 def parse_statements(text: str) -> list[cst.BaseStatement]:
     """Statements of ``text``, which starts at column 0. Raises Unsupported on a syntax error."""
     try:

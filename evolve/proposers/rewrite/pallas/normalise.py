@@ -9,7 +9,7 @@ from typing import Any
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
-from tilewright.evolve.proposers.rewrite.dataflow import definitions, small, statements
+from tilewright.evolve.proposers.rewrite.dataflow import definitions, small, statements, substituted
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import full_index
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
@@ -190,7 +190,7 @@ class _Block:
             for place in self._kept_in(name):
                 quotient = self.kernel.code(definition)
                 if self._inverse(definition, name, sign):
-                    return place, ("* " if sign == "*" else "/ ") + _tight(_put(quotient, name, place))
+                    return place, ("* " if sign == "*" else "/ ") + _tight(substituted(quotient, name, place))
         if sign == "/" and text in self._places():
             return text, f"/ {text}"
         return None
@@ -328,17 +328,3 @@ def _tight(text: str) -> str:
     node = cst.parse_expression(text)
     loose = isinstance(node, cst.BinaryOperation | cst.UnaryOperation | cst.IfExp | cst.Comparison)
     return f"({text})" if loose and not node.lpar else text
-
-
-def _put(text: str, name: str, value: str) -> str:
-    """``text`` with a name replaced by a place."""
-    node = cst.parse_expression(text)
-    new = cst.parse_expression(value)
-
-    class Put(cst.CSTTransformer):
-        def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
-            return new if original_node.value == name else updated_node
-
-    changed = node.visit(Put())
-    assert isinstance(changed, cst.BaseExpression)
-    return cst.Module(body=[]).code_for_node(changed)

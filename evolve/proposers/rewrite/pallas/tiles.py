@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     definitions,
     reads_of,
     small,
+    substituted,
     target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
@@ -49,22 +49,8 @@ def expanded(kernel: KernelSource, text: str, block: cst.CSTNode) -> str | None:
             values = [v for n, v in pairs(bound[name][0]) if n == name] if len(bound[name]) == 1 else []
             if not values:
                 return None
-            text = _put(text, name, kernel.code(values[0]))
+            text = substituted(text, name, kernel.code(values[0]))
     return None
-
-
-class _Put(ast.NodeTransformer):
-    def __init__(self, name: str, value: ast.expr) -> None:
-        self.name, self.value = name, value
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.value if node.id == self.name else node
-
-
-def _put(text: str, name: str, value: str) -> str:
-    """``text`` with a name replaced by an expression."""
-    tree = _Put(name, ast.parse(value, mode="eval").body).visit(ast.parse(text, mode="eval"))
-    return ast.unparse(tree)
 
 
 class SkipMaskedTiles(CallRule):

@@ -17,12 +17,11 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     small,
     statements,
 )
-from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
 from tilewright.evolve.proposers.rewrite.triton.dots import accumulation, is_dot
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
     TritonKernel,
-    _with_keyword,
     argument,
     device_calls,
     device_name,
@@ -278,7 +277,7 @@ class RangeOption(NodeRule):
         call, option, values, default = payload
         name = kernel.add_tunable(edit, option if option != "num_stages" else "loop_stages", values, default)
         edit.replace(call.func, f"{kernel.tl}.range")
-        edit.transform(call, partial(_with_keyword, name=option, text=name))
+        edit.transform(call, partial(with_keyword, keyword=option, text=name))
 
 
 class LaunchOption(NodeRule):
@@ -308,4 +307,4 @@ class LaunchOption(NodeRule):
         option, values, default = payload
         parameter = edit.add_parameter(option, values, default)
         access = parameter_access(kernel.source, kernel.launch(), parameter)
-        edit.transform(kernel.launch(), partial(_with_keyword, name=option, text=access))
+        edit.transform(kernel.launch(), partial(with_keyword, keyword=option, text=access))

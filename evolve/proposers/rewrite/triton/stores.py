@@ -1,4 +1,4 @@
-"""Rules on the epilogue: transposed and subtiled stores."""
+"""A rule on the epilogue: transposed stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
     TritonKernel,
-    add_device_helper,
     argument,
     device_calls,
 )
@@ -62,46 +61,3 @@ class TransposedStore(NodeRule):
 def _shape(kernel: TritonKernel, value: str) -> str:
     base = value if value.isidentifier() or value.endswith(")") else f"({value})"
     return f"({base}).shape" if not value.isidentifier() else f"{value}.shape"
-
-
-_SUBTILES = '''@{jit}
-def NAME(pointers, value):
-    """Store the tile in two column halves."""
-    rows: {tl}.constexpr = value.shape[0]
-    half: {tl}.constexpr = value.shape[1] // 2
-    left, right = {tl}.split({tl}.permute({tl}.reshape(value, (rows, 2, half)), (0, 2, 1)))
-    near, far = {tl}.split({tl}.permute({tl}.reshape(pointers, (rows, 2, half)), (0, 2, 1)))
-    {tl}.store(near, left)
-    {tl}.store(far, right)'''
-_SUBTILES_MASKED = '''@{jit}
-def NAME(pointers, value, mask):
-    """Store the tile in two column halves."""
-    rows: {tl}.constexpr = value.shape[0]
-    half: {tl}.constexpr = value.shape[1] // 2
-    whole = {tl}.broadcast_to(mask, (rows, 2 * half))
-    left, right = {tl}.split({tl}.permute({tl}.reshape(value, (rows, 2, half)), (0, 2, 1)))
-    near, far = {tl}.split({tl}.permute({tl}.reshape(pointers, (rows, 2, half)), (0, 2, 1)))
-    one, two = {tl}.split({tl}.permute({tl}.reshape(whole, (rows, 2, half)), (0, 2, 1)))
-    {tl}.store(near, left, mask=one)
-    {tl}.store(far, right, mask=two)'''
-
-
-class SubtiledStore(NodeRule):
-    """Write the output tile in two halves."""
-
-    name = "triton_subtiled_store"
-    why = (
-        "Converting and storing the whole accumulator at once needs registers or shared memory for all of it; halves "
-        "need half, which can buy another pipeline stage."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
-        for item in tile_stores(kernel):
-            if not item[1].startswith(f"{kernel.tl}.trans"):
-                yield f"halves of {short(kernel.source, item[0])}", item
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        call, pointer, value, mask = payload
-        name = kernel.source.fresh("store_halves")
-        add_device_helper(edit, kernel, (_SUBTILES_MASKED if mask else _SUBTILES).replace("NAME", name))
-        edit.replace(call, f"{name}({pointer}, {value}{', ' + mask if mask else ''})")
