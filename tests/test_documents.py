@@ -36,7 +36,7 @@ STUDY = re.compile(r"python -m (experiments[\w.]*\w)([^`\n#]*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 CAMPAIGN = re.compile(r"tilewright run ([\w-]+)(?![\w./-])")
 
-QUESTIONS = 54
+QUESTIONS = 55
 
 
 def _id(page: Path) -> str:

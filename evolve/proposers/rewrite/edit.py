@@ -166,7 +166,7 @@ class Edit:
         known, parts = self.kernel.texts, (*module.header, *module.body, *module.footer)
         return "".join(known[part] if part in known else module.code_for_node(part) for part in parts)
 
-    def around(self) -> set[cst.CSTNode] | None:
+    def edited_ancestors(self) -> set[cst.CSTNode] | None:
         """What holds anything that is edited; None where that is not known of all of it."""
         parents, found = self.kernel.parents, set[cst.CSTNode]()
         edited = (self.replacements, self.prepended, self.appended, self.removed, self.statement_text)
@@ -200,10 +200,10 @@ class _Apply(cst.CSTTransformer):
     def __init__(self, edit: Edit) -> None:
         super().__init__()
         self.edit = edit
-        self._around = edit.around()
+        self._ancestors = edit.edited_ancestors()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        return self._around is None or node in self._around
+        return self._ancestors is None or node in self._ancestors
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
         edit = self.edit

@@ -31,7 +31,7 @@ class AccumulateInValue(CallRule):
     def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
         for item in accumulates(view):
             loop = item.loop
-            if item.ref is None or loop is None or item.statement not in loop.body.body or not item.whole:
+            if item.ref is None or loop is None or item.statement not in loop.body.body or not item.is_whole:
                 continue
             if len(_names(loop, item.ref)) == len(_names(item.statement, item.ref)):
                 yield f"sum into {item.ref} in a value over the loop", item

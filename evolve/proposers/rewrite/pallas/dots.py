@@ -46,7 +46,7 @@ class _Chunk(CallRule):
         kernel = view.kernel
         for item in accumulates(view):
             value = expanded(view, item)
-            if item.whole and len(dots(kernel, value)) == 1 and not _has_own_names(value):
+            if item.is_whole and len(dots(kernel, value)) == 1 and not _has_own_names(value):
                 yield f"{self.word} chunks of the dot added to {_text(item.target)}", item
 
     def change(self, edit: Edit, view: PallasCall, item: Any) -> bool:

@@ -111,10 +111,10 @@ class VmemLimit(CallRule):
             yield "choose the VMEM limit", None
 
     def _is_parameter(self, view: PallasCall) -> bool:
-        node = self._given(view)
+        node = self._limit_of(view)
         return node is not None and "[" in view.kernel.code(node)
 
-    def _given(self, view: PallasCall) -> cst.BaseExpression | None:
+    def _limit_of(self, view: PallasCall) -> cst.BaseExpression | None:
         argument = view.args.get("compiler_params")
         for node in walk(resolve(view.kernel, argument.value)) if argument else ():
             if isinstance(node, cst.Arg) and node.keyword and node.keyword.value == "vmem_limit_bytes":
@@ -125,7 +125,7 @@ class VmemLimit(CallRule):
         kernel = view.kernel
         parameter = edit.add_parameter("vmem_limit_mib", (32, 40, 48, 56, 60), 56)
         text = f"{parameter_access(kernel, view.call, parameter)} * 1048576"
-        given = self._given(view)
+        given = self._limit_of(view)
         if given is not None:
             edit.replace(given, text)
         else:

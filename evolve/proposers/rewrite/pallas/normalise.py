@@ -63,13 +63,13 @@ class NormaliseOnce(CallRule):
 def _averages(view: PallasCall) -> Iterator[Average]:
     for block in walk(view.function):
         if isinstance(block, cst.IndentedBlock):
-            for place in dict.fromkeys(p for s in block.body for p in _written(view.kernel, s)):
+            for place in dict.fromkeys(p for s in block.body for p in _assigned_places(view.kernel, s)):
                 average = _Block(view, block, place).average()
                 if average is not None:
                     yield average
 
 
-def _written(kernel: KernelSource, statement: cst.CSTNode) -> list[str]:
+def _assigned_places(kernel: KernelSource, statement: cst.CSTNode) -> list[str]:
     """Texts of the places that a statement assigns to: names, and whole references."""
     line = small(statement)
     targets = [t.target for t in line.targets] if isinstance(line, cst.Assign) else []
@@ -83,7 +83,7 @@ class _Block:
     def __init__(self, view: PallasCall, block: cst.IndentedBlock, place: str) -> None:
         self.view, self.kernel, self.block, self.place = view, view.kernel, block, place
         self.bound = definitions(view.function)
-        self.updates = [s for s in block.body if place in _written(self.kernel, s)]
+        self.updates = [s for s in block.body if place in _assigned_places(self.kernel, s)]
 
     def average(self) -> Average | None:
         """The running average that the block keeps in the place, if it does."""
@@ -196,12 +196,12 @@ class _Block:
         return None
 
     def _places(self) -> set[str]:
-        return {p for s in self.block.body for p in _written(self.kernel, s)} - {self.place}
+        return {p for s in self.block.body for p in _assigned_places(self.kernel, s)} - {self.place}
 
     def _kept_in(self, name: str) -> Iterator[str]:
         """Places that the block sets to ``name``, once."""
         for place in self._places():
-            stores = [s for s in self.block.body if place in _written(self.kernel, s)]
+            stores = [s for s in self.block.body if place in _assigned_places(self.kernel, s)]
             line = small(stores[0])
             if len(stores) == 1 and isinstance(line, cst.Assign) and self.kernel.code(line.value) == name:
                 yield place
@@ -225,7 +225,7 @@ class _Block:
 
     def _old_value(self, text: str, place: str) -> bool:
         """Whether a factor is what ``place`` held before the block changed it."""
-        stores = [s for s in self.block.body if place in _written(self.kernel, s)]
+        stores = [s for s in self.block.body if place in _assigned_places(self.kernel, s)]
         if text == place:
             return False
         places = self.bound.get(text, []) if text.isidentifier() else []
@@ -244,7 +244,7 @@ class _Block:
         for statement in statements(self.view.function.body):
             if statement in mine or isinstance(statement, cst.BaseCompoundStatement):
                 continue
-            if self.place in _written(self.kernel, statement):
+            if self.place in _assigned_places(self.kernel, statement):
                 line = small(statement)
                 if not isinstance(line, cst.Assign) or not self._starts(line.value):
                     return None

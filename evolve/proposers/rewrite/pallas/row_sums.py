@@ -36,10 +36,13 @@ class RowSumsInDot(CallRule):
         values, both = kernel.fresh("values"), kernel.fresh("values_and_sums")
         for total, dot in sums:
             first = kernel.statement(total)
-            right = _early(view, dot.rhs, first)
+            right = _earlier_text(view, dot.rhs, first)
             if right is None:
                 return False
-            left = _early(view, dot.lhs, first) or f"{_operand_name(kernel, dot.lhs)}.astype({values}.dtype)"
+            left = (
+                _earlier_text(view, dot.lhs, first)
+                or f"{_operand_name(kernel, dot.lhs)}.astype({values}.dtype)"
+            )
             ones = f"{numpy}.ones(({values}.shape[0], 128), {values}.dtype)"
             lines = [
                 f"{values} = {right}",
@@ -114,7 +117,7 @@ def _operand_name(kernel: KernelSource, node: cst.BaseExpression) -> str | None:
     return None
 
 
-def _early(view: PallasCall, node: cst.BaseExpression, statement: cst.CSTNode) -> str | None:
+def _earlier_text(view: PallasCall, node: cst.BaseExpression, statement: cst.CSTNode) -> str | None:
     """Text of an operand at an earlier statement of its block: a value bound in between is read there."""
     kernel = view.kernel
     block = list(kernel.parents[statement].body)  # type: ignore[attr-defined]
@@ -122,7 +125,7 @@ def _early(view: PallasCall, node: cst.BaseExpression, statement: cst.CSTNode) -
     for name in (n for n in walk(node) if isinstance(n, cst.Name)):
         values = [v for place in late for n, v in pairs(place) if n == name.value]
         if values:
-            return _early(view, values[0], statement) if node is name and len(values) == 1 else None
+            return _earlier_text(view, values[0], statement) if node is name and len(values) == 1 else None
     return kernel.code(node)
 
 

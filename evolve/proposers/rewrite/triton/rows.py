@@ -97,7 +97,7 @@ class RowsPerProgram(NodeRule):
             by_axis.setdefault(along.evaluated_value, []).append(call)
         if not device_calls(kernel.source, kernel.function, "arange"):
             return
-        _followed(kernel)
+        _require_rows(kernel)
         for axis, mine in sorted(by_axis.items()):
             if axis < len(grid):
                 vectors = _depending(kernel, mine)
@@ -127,7 +127,7 @@ class RowsPerProgram(NodeRule):
             edit.replace(value, f"{tl}.full(({rows}, 1), {source.code(value)}, {tl}.float32)")
 
 
-def _followed(kernel: TritonKernel) -> None:
+def _require_rows(kernel: TritonKernel) -> None:
     """Raises Unsupported for a kernel that does what a tile of rows could not."""
     source = kernel.source
     helpers = {k.name: k for k in jit_kernels(source) if k.function is not kernel.function}
@@ -166,7 +166,7 @@ def _followed(kernel: TritonKernel) -> None:
             "abs",
         ):
             raise Unsupported(f"a call of {node.func.value}")
-    _apart(kernel)
+    _require_separate_tensors(kernel)
 
 
 def _known(name: str) -> bool:
@@ -181,7 +181,7 @@ def _is_elementwise(helper: TritonKernel) -> bool:
     return plain and not any(isinstance(n, cst.Subscript) for n in walk(helper.function.body))
 
 
-def _apart(kernel: TritonKernel) -> None:
+def _require_separate_tensors(kernel: TritonKernel) -> None:
     """Raises Unsupported where a tensor may be read and written."""
     own = {p.name.value for p in parameters(kernel.function)}
     touched: dict[str, set[str]] = {}

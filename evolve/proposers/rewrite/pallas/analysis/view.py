@@ -211,12 +211,12 @@ class PallasCall:
         """
         if self.kernel.enclosing(self.function, cst.FunctionDef) is None:
             return self._bind(edit, self.kernel.fresh(name), self.kernel.code(value))
-        text = self.seen(value)
+        text = self.kernel_text(value)
         if text is None:
             raise Unsupported("the launch's names are not in scope in the kernel")
         return text
 
-    def seen(self, value: cst.BaseExpression) -> str | None:
+    def kernel_text(self, value: cst.BaseExpression) -> str | None:
         """An expression of the launch as text for the kernel, None where its names mean something else there."""
         text = self.kernel.code(value)
         scope = self.kernel.enclosing(self.function, cst.FunctionDef)
