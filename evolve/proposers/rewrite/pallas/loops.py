@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -25,7 +24,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 FORI = "jax.lax.fori_loop"
 
 
-class ForiToUnroll(CallRule):
+class ForiToUnroll(CallRule[tuple[cst.Call, cst.CSTNode]]):
     """Turn ``fori_loop`` with static bounds into a Python loop."""
 
     name = "pallas_fori_to_unroll"
@@ -34,7 +33,7 @@ class ForiToUnroll(CallRule):
         "work of one can run beside the matrix work of another."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[cst.Call, cst.CSTNode]]]:
         kernel = view.kernel
         calls = [c for c, name in kernel.calls(view.function) if name == FORI]
         for number, call in enumerate(calls):
@@ -46,7 +45,7 @@ class ForiToUnroll(CallRule):
             if direct and not dynamic and len(call.args) >= 4:
                 yield f"unroll fori_loop {number}", (call, statement)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[cst.Call, cst.CSTNode]) -> None:
         kernel = view.kernel
         call, statement = payload
         lower, upper, body, init = (kernel.code(a.value) for a in call.args[:4])
@@ -61,7 +60,7 @@ class ForiToUnroll(CallRule):
         edit.replace_statement(statement, "\n".join(lines))
 
 
-class SkewLoop(CallRule):
+class SkewLoop(CallRule[tuple[Chain, cst.For]]):
     """Compute what an iteration needs one iteration earlier (software pipelining of an unrolled loop)."""
 
     name = "pallas_skew_loop"
@@ -70,7 +69,7 @@ class SkewLoop(CallRule):
         "before this group's dot gives the block independent work for the vector and the matrix units."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[Chain, cst.For]]]:
         kernel = view.kernel
         for ref in view.inputs:
             chain = find_chain(view, [ref.name], "ahead")
@@ -85,7 +84,7 @@ class SkewLoop(CallRule):
                     (chain, loop),
                 )
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[Chain, cst.For]) -> None:
         kernel = view.kernel
         chain, loop = payload
         start, stop, step = loop_bounds(kernel, loop) or ("0", "0", "1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import libcst as cst
 import numpy as np
@@ -23,7 +22,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
 )
 
 
-class DeepPipeline(CallRule):
+class DeepPipeline(CallRule[None]):
     """Run the grid as a pipeline inside the kernel, with a number of buffers of each input that is a parameter."""
 
     name = "pallas_deep_pipeline"
@@ -32,7 +31,7 @@ class DeepPipeline(CallRule):
         "it waits; more buffers let copies begin several steps ahead. The grid's own pipeline has two at most."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, None]]:
         set_already = any(r.spec and "pipeline_mode" in view.kernel.code(r.spec.node) for r in view.inputs)
         known = view.operands and all(r.spec is not None for r in (*view.inputs, *view.outputs))
         if known and not set_already and not _shared(view):
@@ -58,7 +57,7 @@ class DeepPipeline(CallRule):
             return None
         return RewrittenKernel(pipeline.source, {**deep.added, **pipeline.added}, deep.dropped)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: None) -> None:
         kernel = view.kernel
         tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
         outer, step = kernel.fresh("pipelined"), kernel.fresh("pipeline_step")

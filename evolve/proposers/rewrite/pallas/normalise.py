@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import libcst as cst
 
@@ -39,7 +38,7 @@ class Average:
     reads: list[cst.CSTNode]
 
 
-class NormaliseOnce(CallRule):
+class NormaliseOnce(CallRule[Average]):
     """Keep a running average as a sum of weighted values, and divide by the sum of weights where it is read."""
 
     name = "pallas_normalise_once"
@@ -48,11 +47,11 @@ class NormaliseOnce(CallRule):
         "of the whole output each time; the quotient of two sums takes one at the end."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Average]]:
         for average in _averages(view):
             yield f"divide {average.place} by its sum of weights once, where it is read", average
 
-    def change(self, edit: Edit, view: PallasCall, average: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, average: Average) -> None:
         for statement in average.updates[:-1]:
             edit.remove(statement)
         edit.replace_statement(average.updates[-1], f"{average.place} = {average.unnormalised}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -17,7 +16,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall,
 _SUM = "jax.numpy.sum"
 
 
-class RowSumsInDot(CallRule):
+class RowSumsInDot(CallRule[list[tuple[cst.BaseExpression, Dot]]]):
     """Sum the rows of a dot's left operand by columns of ones beside its right operand."""
 
     name = "pallas_row_sums_in_dot"
@@ -26,11 +25,11 @@ class RowSumsInDot(CallRule):
         "of the matrix unit empty: columns of ones beside the values sum the weights there, for nothing."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, list[tuple[cst.BaseExpression, Dot]]]]:
         for text, sums in _summed(view).items():
             yield f"{text} by columns of ones", sums
 
-    def change(self, edit: Edit, view: PallasCall, sums: Any) -> bool:
+    def change(self, edit: Edit, view: PallasCall, sums: list[tuple[cst.BaseExpression, Dot]]) -> bool:
         kernel = view.kernel
         numpy = edit.ensure_import("jax.numpy", "jnp")
         values, both = kernel.fresh("values"), kernel.fresh("values_and_sums")

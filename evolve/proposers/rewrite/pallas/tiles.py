@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -53,7 +52,7 @@ def expanded(kernel: KernelSource, text: str, block: cst.CSTNode) -> str | None:
     return None
 
 
-class SkipMaskedTiles(CallRule):
+class SkipMaskedTiles(CallRule[tuple[cst.For, str, bool]]):
     """Leave out the iterations of a softmax over tiles whose tile a mask hides altogether."""
 
     name = "pallas_skip_masked_tiles"
@@ -62,7 +61,7 @@ class SkipMaskedTiles(CallRule):
         "hides half of all tiles."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[cst.For, str, bool]]]:
         kernel = view.kernel
         static = StaticNames(kernel, view.function)
         number = 0
@@ -72,7 +71,7 @@ class SkipMaskedTiles(CallRule):
                 yield "skip tiles that the mask hides altogether", (loop, *place)
                 number += 1
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[cst.For, str, bool]) -> None:
         kernel = view.kernel
         loop, empty, decided = payload
         if decided:

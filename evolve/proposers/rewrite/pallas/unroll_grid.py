@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import libcst as cst
 import numpy as np
@@ -31,7 +30,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
 from tilewright.evolve.proposers.rewrite.pallas.grid import whole_extent, without_element, without_parameter
 
 
-class UnrollGridAxis(CallRule):
+class UnrollGridAxis(CallRule[int]):
     """Walk the fastest grid axis inside the step: blocks span it, its program id becomes a Python number."""
 
     name = "pallas_unroll_grid_axis"
@@ -41,7 +40,7 @@ class UnrollGridAxis(CallRule):
         "costs VMEM for the whole axis, and code."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, int]]:
         last = len(view.grid) - 1
         if not last or not _decides(view, last) or not _can_unroll(view, last):
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -13,20 +12,20 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel
 
 
-class DivideToReciprocal(NodeRule):
+class DivideToReciprocal(NodeRule[cst.BinaryOperation]):
     """``x / y`` to ``x * (1 / y)``, where x is no number."""
 
     name = "triton_divide_to_reciprocal"
     why = "One division per row and a product per element instead of a division per element, where the gate allows it."
 
-    def find(self, kernel: TritonKernel) -> Iterator[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterator[tuple[str, cst.BinaryOperation]]:
         for node in walk(kernel.function):
             if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Divide):
                 continue
             if not isinstance(resolve(kernel.source, node.left), cst.Integer | cst.Float):
                 yield f"multiply instead of {short(kernel.source, node)}", node
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: cst.BinaryOperation) -> None:
         left, right = (_tight(kernel.source, side) for side in (payload.left, payload.right))
         edit.replace(payload, f"{left} * (1.0 / {right})")
 

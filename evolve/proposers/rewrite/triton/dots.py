@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import libcst as cst
 
@@ -40,7 +39,7 @@ def is_dot(kernel: TritonKernel, node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "dot"
 
 
-class SwapOperands(NodeRule):
+class SwapOperands(NodeRule[cst.Call]):
     """Compute the transposed product from swapped operands."""
 
     name = "triton_swap_operands"
@@ -49,7 +48,7 @@ class SwapOperands(NodeRule):
         "it, and the other operand comes through registers."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, cst.Call]]:
         for call in device_calls(kernel.source, kernel.function, "dot"):
             parent = kernel.source.parents.get(call)
             turned = (
@@ -60,7 +59,7 @@ class SwapOperands(NodeRule):
             if plain and not turned:
                 yield f"swap the operands of {short(kernel.source, call)}", call
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: cst.Call) -> None:
         tl = kernel.tl
         left, right = (self._turned(kernel, payload.args[i].value) for i in (0, 1))
         text = f"{tl}.trans({tl}.dot({right}, {left}))"
@@ -79,19 +78,26 @@ class SwapOperands(NodeRule):
         return f"{kernel.tl}.trans({kernel.source.code(node)})"
 
 
-class AccumulateInDot(NodeRule):
+class AccumulateInDot(NodeRule[tuple[cst.SimpleStatementLine, str, cst.Call]]):
     """``acc += dot(a, b)`` as ``acc = dot(a, b, acc)``."""
 
     name = "triton_accumulate_in_dot"
     why = "Handing the accumulator to the dot keeps it in the matrix unit's registers and saves an add per element."
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(
+        self, kernel: TritonKernel
+    ) -> Iterable[tuple[str, tuple[cst.SimpleStatementLine, str, cst.Call]]]:
         for node in walk(kernel.function):
             found = accumulation(kernel, node) if isinstance(node, cst.SimpleStatementLine) else None
-            if found and is_dot(kernel, found[1]) and len(found[1].args) == 2:  # type: ignore[attr-defined]
-                yield f"{found[0]} inside the dot", (node, *found)
+            if found is None or not isinstance(node, cst.SimpleStatementLine):
+                continue
+            name, dot = found
+            if isinstance(dot, cst.Call) and is_dot(kernel, dot) and len(dot.args) == 2:
+                yield f"{name} inside the dot", (node, name, dot)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(
+        self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.SimpleStatementLine, str, cst.Call]
+    ) -> None:
         statement, acc, dot = payload
         left, right = (kernel.source.code(a.value) for a in dot.args[:2])
         edit.replace_statement(statement, f"{acc} = {kernel.source.code(dot.func)}({left}, {right}, {acc})")

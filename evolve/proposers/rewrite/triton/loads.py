@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import libcst as cst
 
@@ -20,8 +19,11 @@ from tilewright.evolve.proposers.rewrite.triton.view import (
     terms,
 )
 
+PointerStep = tuple[cst.For, cst.Call, tuple[str, str], tuple[str, str, str]]
+"""A load that a loop moves on: loop, call, (invariant part, factor of the index), bounds of the loop."""
 
-class StrengthReducePointer(NodeRule):
+
+class StrengthReducePointer(NodeRule[PointerStep]):
     """Advance a pointer by a constant instead of multiplying the loop index."""
 
     name = "triton_strength_reduce_pointer"
@@ -29,7 +31,7 @@ class StrengthReducePointer(NodeRule):
         "An address advanced by one add per iteration frees the multiplier and often a register per pointer."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, PointerStep]]:
         for loop in kernel.loops:
             bounds = range_of(kernel.source, loop)
             if bounds is None:
@@ -42,7 +44,12 @@ class StrengthReducePointer(NodeRule):
                 if split and not inside_if:
                     yield f"advance {short(kernel.source, call.args[0].value)}", (loop, call, split, bounds)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(
+        self,
+        edit: Edit,
+        kernel: TritonKernel,
+        payload: PointerStep,
+    ) -> None:
         loop, call, (base, factor), (start, _, step) = payload
         name = kernel.source.fresh("running")
         first = base if start == "0" else f"{base} + ({start}) * {factor}"
@@ -75,7 +82,7 @@ def _split_step(kernel: TritonKernel, address: cst.BaseExpression, loop: cst.For
     return " + ".join(kernel.source.code(f) for f in fixed), factor
 
 
-class EvenGuard(NodeRule):
+class EvenGuard(NodeRule[tuple[cst.Call, str]]):
     """Drop a load's mask in a specialisation for even tiles."""
 
     name = "triton_even_guard"
@@ -85,7 +92,7 @@ class EvenGuard(NodeRule):
         "divide the extent it is always true, so a compile-time guard removes it."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, str]]]:
         for call in device_calls(kernel.source, kernel.function, "load"):
             mask = argument(call, "mask", 1)
             parent = kernel.source.parents.get(call)
@@ -95,7 +102,7 @@ class EvenGuard(NodeRule):
             if condition is not None:
                 yield f"no mask on {short(kernel.source, call)} when {condition}", (call, condition)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, str]) -> None:
         call, condition = payload
         name = kernel.source.fresh("EVEN")
         kernel.add_argument(edit, name, condition, constexpr=True)
@@ -171,7 +178,7 @@ def _tight(text: str) -> str:
     return text if text.replace("_", "").replace(".", "").isalnum() or text.endswith("]") else f"({text})"
 
 
-class CacheHint(NodeRule):
+class CacheHint(NodeRule[tuple[cst.Call, str, str]]):
     """Tell the cache which tile is read again and which is not."""
 
     name = "triton_cache_hint"
@@ -180,7 +187,7 @@ class CacheHint(NodeRule):
         "hint says so."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, str, str]]]:
         for call in device_calls(kernel.source, kernel.function, "load"):
             given = {a.keyword.value for a in call.args if a.keyword is not None}
             if given & {"eviction_policy", "cache_modifier"}:
@@ -192,6 +199,6 @@ class CacheHint(NodeRule):
             ):
                 yield f"{value} on {short(kernel.source, call)}", (call, keyword, value)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, str, str]) -> None:
         call, keyword, value = payload
         edit.transform(call, partial(with_keyword, keyword=keyword, text=repr(value)))

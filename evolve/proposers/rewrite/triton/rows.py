@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import libcst as cst
 
@@ -66,6 +65,10 @@ ELEMENTWISE = frozenset(
         "where",
     }
 )
+
+RowAxis = tuple[int, list[cst.Call], cst.BaseExpression, list[cst.BaseExpression]]
+"""An axis of the grid: number, its program ids, extent, scalars that a loop carries."""
+
 """Calls that mean the same of a row as of several."""
 
 REDUCTIONS = frozenset({"sum", "max", "min", "argmax", "argmin", "xor_sum"})
@@ -73,7 +76,7 @@ MADE = frozenset({"zeros", "full"})
 TYPES = re.compile(r"b?float\d+\w*|u?int\d+|constexpr|dtype|pointer_type")
 
 
-class RowsPerProgram(NodeRule):
+class RowsPerProgram(NodeRule[RowAxis]):
     """Let a program compute several neighbouring rows as one tile: vectors become matrices, reductions keep their axis.
 
     Programs past the last row repeat it, which writes the same values again; so a kernel that reads what it writes,
@@ -87,7 +90,7 @@ class RowsPerProgram(NodeRule):
         "rows at a time have enough of both, and share what does not depend on the row."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, RowAxis]]:
         grid = kernel.grid()
         by_axis: dict[int, list[cst.Call]] = {}
         for call in device_calls(kernel.source, kernel.function, "program_id"):
@@ -103,7 +106,12 @@ class RowsPerProgram(NodeRule):
                 vectors = _depending(kernel, mine)
                 yield f"rows of axis {axis}", (axis, mine, grid[axis], _carried(kernel, vectors))
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(
+        self,
+        edit: Edit,
+        kernel: TritonKernel,
+        payload: RowAxis,
+    ) -> None:
         axis, calls, count, carried = payload
         source, tl = kernel.source, kernel.tl
         rows = kernel.add_tunable(edit, "rows", (1, 2, 4, 8, 16, 32), 4)

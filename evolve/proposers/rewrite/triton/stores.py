@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import libcst as cst
 
@@ -16,9 +15,12 @@ from tilewright.evolve.proposers.rewrite.triton.view import (
     device_calls,
 )
 
+TileStore = tuple[cst.Call, str, str, str | None]
+"""A store through a two-dimensional tile of pointers: call, pointer, value, mask."""
 
-def tile_stores(kernel: TritonKernel) -> list[tuple[cst.Call, str, str, str | None]]:
-    """(call, pointer, value, mask) of stores through two-dimensional pointer tiles."""
+
+def tile_stores(kernel: TritonKernel) -> list[TileStore]:
+    """Stores through two-dimensional tiles of pointers."""
     found = []
     for call in device_calls(kernel.source, kernel.function, "store"):
         if len(call.args) < 2 or any(
@@ -37,7 +39,7 @@ def tile_stores(kernel: TritonKernel) -> list[tuple[cst.Call, str, str, str | No
     return found
 
 
-class TransposedStore(NodeRule):
+class TransposedStore(NodeRule[TileStore]):
     """Store the transposed tile through transposed pointers."""
 
     name = "triton_transposed_store"
@@ -46,12 +48,12 @@ class TransposedStore(NodeRule):
         "lets each thread write wide runs."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, TileStore]]:
         for item in tile_stores(kernel):
             if not item[1].startswith(f"{kernel.tl}.trans"):
                 yield f"transpose {short(kernel.source, item[0])}", item
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: TileStore) -> None:
         call, pointer, value, mask = payload
         turn = f"{kernel.tl}.trans"
         masked = f", mask={turn}({kernel.tl}.broadcast_to({mask}, {_shape(kernel, value)}))" if mask else ""

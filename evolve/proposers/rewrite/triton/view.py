@@ -23,7 +23,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     turn_text,
 )
 from tilewright.evolve.proposers.rewrite.edit import COMMA, Edit, with_keyword
-from tilewright.evolve.proposers.rewrite.place_rule import PlaceRule
+from tilewright.evolve.proposers.rewrite.place_rule import Place, PlaceRule
 
 LANGUAGES = ("triton.language", "triton.experimental.gluon.language")
 JITS = ("triton.jit", "triton.experimental.gluon.jit")
@@ -266,7 +266,7 @@ def terms(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
         yield node
 
 
-class NodeRule(PlaceRule[TritonKernel]):
+class NodeRule(PlaceRule[TritonKernel, Place]):
     """A rule whose places are in one jitted kernel."""
 
     language = Language.TRITON
