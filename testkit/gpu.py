@@ -9,7 +9,6 @@ from tilewright.fitness.targets import Target, load_target
 from tilewright.workers.device.station import station_fault
 from tilewright.workers.toolchains.triton import missing_parts
 
-
 HOPPERS = ("h200", "h100")
 """Targets whose devices run what is written for Hopper: the tests need one of them."""
 
