@@ -164,7 +164,7 @@ def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Targ
         intake.close()
 
 
-def calls_of_file(place: str, of: Path, values: Path) -> list[str]:
+def calls_of_file(place: str, of: Path, values: Path | None = None) -> list[str]:
     """The calls that ``FILE`` or ``FILE:NAME`` holds, as texts, of the function of the file ``of``; their tensors are
     written to ``values``. Raises UserError."""
     file, name = (place, "") if Path(place).is_file() else place.rpartition(":")[::2]
@@ -177,7 +177,7 @@ def calls_of_file(place: str, of: Path, values: Path) -> list[str]:
         file,
         name,
         str(of) if of.suffix == ".py" else "",
-        str(values),
+        str(values or ""),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False)

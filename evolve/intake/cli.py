@@ -107,7 +107,7 @@ def _plan(
     path, options = given or _options(arguments, folder)
     if is_problem(path, options):
         made = plan(path, options, target, folder)
-        return replace(made, request=replace(made.request, values=options.values))
+        return replace(made, request=replace(made.request, values=made.request.values or options.values))
     if not options.function:
         raise UserError(f"{arguments.place!r} names no function; write FILE.py:function.")
     if not options.calls:

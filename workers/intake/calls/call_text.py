@@ -12,8 +12,10 @@ floats between these, ``f32[8] >= 0`` floats without their signs, ``f32[4, 64].s
 from __future__ import annotations
 
 import ast
+import builtins
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +33,7 @@ DTYPES: Mapping[str, str] = {
 
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_PYTHON = (frozenset(sys.stdlib_module_names) | frozenset(dir(builtins))) - {MADE}
 _EMPTY_SHAPE = re.compile(r"(?<=\w)\[\s*\]")
 
 
@@ -239,16 +242,22 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
         given = zip(node.keys, node.values, strict=True)
         return {key.value: _value(part) for key, part in given if isinstance(key, ast.Constant)}
-    if isinstance(node, ast.Call) and _DOTTED.fullmatch(ast.unparse(node.func)):
+    if isinstance(node, ast.Call) and _may_be_called(ast.unparse(node.func)):
         keywords = {str(k.arg): _value(k.value) for k in node.keywords}
         return ObjectArgument(ast.unparse(node.func), tuple(_value(a) for a in node.args), keywords)
     try:
         return ast.literal_eval(node)
     except ValueError:
         text = ast.unparse(node)
-        if "." in text and _DOTTED.fullmatch(text):
+        if "." in text and _may_be_called(text):
             return Literal(object_text(text))
         raise BadCall(f"--args: {text!r} is neither a tensor such as f32[8, 8] nor a plain value") from None
+
+
+def _may_be_called(name: str) -> bool:
+    """Whether a name is of a class or function of the user's; nothing of Python's own library is called."""
+    root = name.partition(".")[0]
+    return _DOTTED.fullmatch(name) is not None and (root in MODULES or root not in _PYTHON)
 
 
 def _ranged(node: ast.Compare) -> TensorArgument:

@@ -10,13 +10,13 @@ for on one are made on the host: what counts of them is their shape, dtype and w
 
 from __future__ import annotations
 
-import contextlib
 import json
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -53,7 +53,10 @@ def _is_gpu(value: Any) -> bool:
 def calls(path: Path, name: str = "") -> list[Any]:
     """The calls of a file. Raises LookupError where it has none, and whatever the file raises."""
     sys.path[:0] = [str(Path.cwd()), str(path.parent)]
-    with contextlib.nullcontext() if torch.cuda.is_available() else _OnHost():
+    if torch.cuda.is_available():
+        return _calls(path, name)
+    plain = torch.Generator
+    with _OnHost(), mock.patch.object(torch, "Generator", lambda device="cpu": plain()):
         return _calls(path, name)
 
 
@@ -78,7 +81,8 @@ def main() -> None:
             sys.meta_path.insert(0, package)
         made = [c if isinstance(c, str) else arguments_of(c) for c in calls(Path(file), name)]
         answer = {"calls": [c if isinstance(c, str) else call_text(*c) for c in made]}
-        write(Path(values), [[] if isinstance(c, str) else values_of(*c) for c in made])
+        if values:
+            write(Path(values), [[] if isinstance(c, str) else values_of(*c) for c in made])
     except Exception as error:  # noqa: BLE001 - whatever the user's file raises is told
         answer = {
             "why": str(error)

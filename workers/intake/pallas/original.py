@@ -24,7 +24,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from jax._src import core
+from jax._src import core, dtypes
 from jax._src.pallas.mosaic.core import CompilerParams
 from jax.experimental import pallas as pl
 from jax.experimental import shard_map as old_shard_map
@@ -186,6 +186,7 @@ def _add_old_names() -> None:
         (pltpu, "TPUCompilerParams", pltpu.CompilerParams),
         (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
         (pltpu, "ANY", pl.ANY),
+        (dtypes, "bit_width", dtypes.itemsize_bits),
         (pl, "load", lambda ref, index: ref[index]),
         (pl, "store", lambda ref, index, value: ref.__setitem__(index, value)),
     ):
@@ -205,12 +206,22 @@ def _plain(jaxpr: Any) -> Any:
     return jaxpr.replace(eqns=[_plain_equation(equation) for equation in jaxpr.eqns])
 
 
+def _is_plain(tree: Any) -> bool:
+    """Whether a tree has no node of a class of the user's."""
+    data = tree.node_data()
+    return data is None or (data[0] in (tuple, list, dict) and all(map(_is_plain, tree.children())))
+
+
 def _plain_equation(equation: Any) -> Any:
     name, params = equation.primitive.name, dict(equation.params)
     for key, only in jaxpr_names.ONLY.get(name, {}).items():
         if key in params and key != "mesh":
             params[key] = only
     if name == "pallas_call":
+        mapping = params["grid_mapping"]
+        if not _is_plain(mapping.index_map_tree):
+            leaves = mapping.index_map_tree.num_leaves
+            params["grid_mapping"] = mapping.replace(index_map_tree=jax.tree.structure(((0,) * leaves, {})))
         options = params.get("compiler_params")
         if isinstance(options, CompilerParams):
             params["compiler_params"] = replace(options, **jaxpr_names.WITHHELD["CompilerParams"])

@@ -38,6 +38,9 @@ Dims = Mapping[str, int]
 Params = Mapping[str, int]
 Build = Callable[[dict[str, int]], Callable[..., Any]]
 
+UNREAD = "an operand that nothing reads"
+"""Stands among the work beside kernels of a function that does not use all that it is given."""
+
 KEPT = 4
 """Runs whose outputs are kept."""
 
@@ -160,6 +163,7 @@ class SeedBuild:
                 )
                 continue
             own = structure.work_beside(facts)
+            own |= {UNREAD} if facts.unused_operands else set()
             beside |= own
             done, asked = facts.matmul_flops, (work or {}).get(label, 0)
             needed[label] = asked if done is None else done if work is None else min(asked, done)
