@@ -69,7 +69,7 @@ def transplant(
     mine = set(steps_of(history, parent))
     missing = [step for step in dict.fromkeys(steps_of(history, mate)) if step not in mine]
     source, params, done = parent.source, dict(parent.params), []
-    for step in _chosen(missing, rng):
+    for step in _choose_steps(missing, rng):
         made = _repeat(source, params, step, rng)
         if made is None:
             continue
@@ -79,7 +79,7 @@ def transplant(
     return (source, params, describe(done) + _ORIGIN + mate.id) if done else None
 
 
-def _chosen(missing: list[Step], rng: np.random.Generator) -> list[Step]:
+def _choose_steps(missing: list[Step], rng: np.random.Generator) -> list[Step]:
     """One step at random and some of the others, in the order their line took them."""
     if not missing:
         return []
