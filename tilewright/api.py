@@ -467,7 +467,9 @@ def _tuned_captured(
     names = {id(found): name for name, found in captured.functions.items()}
     every = captured.sorted()
     if reference is not None and len(every) > 1:
-        raise UserError(f"tune: one reference is for one function, and {len(every)} were captured; leave it out.")
+        raise UserError(
+            f"tune: one reference is for one function, and {len(every)} were captured; leave it out."
+        )
     tuned: dict[str, Tuned] = {}
     refused: dict[str, str] = {}
     for found in every:
@@ -487,7 +489,9 @@ def _tuned_captured(
                 refused[name] = str(error)
                 _noted(str(error))
     if not tuned:
-        raise UserError(f"tune: none of {len(every)} captured functions can be tuned: {next(iter(refused.values()))}")
+        raise UserError(
+            f"tune: none of {len(every)} captured functions can be tuned: {next(iter(refused.values()))}"
+        )
     return TunedFunctions(tuned, refused)
 
 

@@ -156,7 +156,9 @@ class GpuMode:
 
     def holds(self, path: Path) -> bool:
         folder = path if path.is_dir() else path.parent
-        return (path.is_dir() or path.name == "submission.py") and all((folder / f).is_file() for f in self.files)
+        return (path.is_dir() or path.name == "submission.py") and all(
+            (folder / f).is_file() for f in self.files
+        )
 
     def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
         task = path if path.is_dir() else path.parent
@@ -169,9 +171,14 @@ class GpuMode:
         specs = [dict(row) for row in (data.get("benchmarks") or data.get("tests") or ())]
         if not specs and not options.calls:
             raise UserError(f"{task}/task.yml lists no benchmarks and no tests: add --args.")
-        few = specs if len(specs) <= flashinfer.MOST_WORKLOADS else [specs[0], specs[len(specs) // 2], specs[-1]]
+        few = (
+            specs
+            if len(specs) <= flashinfer.MOST_WORKLOADS
+            else [specs[0], specs[len(specs) // 2], specs[-1]]
+        )
         files["task_calls.py"] = (
-            f"from reference import generate_input\n\n\ndef calls():\n    return [(generate_input(**s),) for s in {few!r}]\n"
+            "from reference import generate_input\n\n\ndef calls():\n"
+            f"    return [(generate_input(**spec),) for spec in {few!r}]\n"
         )
         _write(folder, files)
         values = folder / "task_values.npz"
@@ -214,7 +221,9 @@ class Inductor:
         file = f"{path.stem}_plain.py"
         _write(folder, {file: text})
         reference = resolve_reference(options.reference or SELF)
-        request = Request(folder / file, inductor.FUNCTION, reference, options.calls or (call,), made=str(folder))
+        request = Request(
+            folder / file, inductor.FUNCTION, reference, options.calls or (call,), made=str(folder)
+        )
         return Plan(request, _name(path.stem), {file: text})
 
     def calls(self, path: Path, target: Target) -> tuple[str, ...]:
@@ -224,8 +233,8 @@ class Inductor:
 FORMATS: tuple[Format, ...] = (KernelBench(), JAXBench(), FlashinferBench(), GpuMode(), Inductor())
 
 LANGUAGES = {
-    "tilelang": "TileLang", "cutlass": "CuTe DSL", "cupy": "CuPy", "numba": "Numba", "warp": "Warp", "cuda.tile": "cuTile",
-    "helion": "Helion", "mojo": "Mojo", "tvm": "TVM",
+    "tilelang": "TileLang", "cutlass": "CuTe DSL", "cupy": "CuPy", "numba": "Numba", "warp": "Warp",
+    "cuda.tile": "cuTile", "helion": "Helion", "mojo": "Mojo", "tvm": "TVM",
 }  # fmt: skip
 """Modules that a file of another language imports."""
 
@@ -246,12 +255,18 @@ def language_of(path: Path) -> str:
             named = "CUDA C++"
         else:
             imports = re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M)
-            named = next((v for k, v in LANGUAGES.items() if any(f"{i}.".startswith(f"{k}.") for i in imports)), "")
+            named = next(
+                (v for k, v in LANGUAGES.items() if any(f"{i}.".startswith(f"{k}.") for i in imports)), ""
+            )
     ways = {
         "CUDA C++": "use an operator folder with the kernel and its launch (docs/cuda.md)",
         "Helion": "name the Triton file that Helion writes (HELION_PRINT_OUTPUT_CODE=1)",
     }
-    return f"{named}: {ways.get(named, 'tune takes functions that launch Triton or Pallas kernels')}" if named else ""
+    return (
+        f"{named}: {ways.get(named, 'tune takes functions that launch Triton or Pallas kernels')}"
+        if named
+        else ""
+    )
 
 
 def format_of(path: Path) -> Format | None:

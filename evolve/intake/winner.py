@@ -19,7 +19,14 @@ from tilewright.evolve.intake import served_calls
 from tilewright.evolve.intake.original_winner import original_module
 from tilewright.evolve.intake.served_calls import TILEWRIGHT_DEFAULT, tilewright_text
 from tilewright.fitness.original import data_of
-from tilewright.workers.intake.calls.call_text import Call, Literal, ObjectArgument, TensorArgument, parse, parts_of
+from tilewright.workers.intake.calls.call_text import (
+    Call,
+    Literal,
+    ObjectArgument,
+    TensorArgument,
+    parse,
+    parts_of,
+)
 from tilewright.workers.intake.calls.objects import MADE
 from tilewright.workers.intake.calls.sizes import size_code
 

@@ -266,11 +266,20 @@ def _ranged(node: ast.Compare) -> TensorArgument:
     between = isinstance(node.ops[0], ast.In)
     ends = said if isinstance(said, tuple) else (said,)
     plain = all(isinstance(n, int | float) and not isinstance(n, bool) for n in ends)
-    if not isinstance(tensor, TensorArgument) or not plain or len(ends) != 1 + between or tensor.dtype == "bool":
-        raise BadCall(f"--args: {ast.unparse(node)} must be a tensor, and a number or, after in, two: in [0, 1]")
+    if (
+        not isinstance(tensor, TensorArgument)
+        or not plain
+        or len(ends) != 1 + between
+        or tensor.dtype == "bool"
+    ):
+        raise BadCall(
+            f"--args: {ast.unparse(node)} must be a tensor, and a number or, after in, two: in [0, 1]"
+        )
     whole = "int" in tensor.dtype
-    if (whole and any(type(n) is not int for n in ends)) or ends[0] >= ends[-1] and between:
-        raise BadCall(f"--args: {ast.unparse(node)} must name the least value and one above it, of integers whole ones")
+    if (whole and any(type(n) is not int for n in ends)) or (ends[0] >= ends[-1] and between):
+        raise BadCall(
+            f"--args: {ast.unparse(node)} must name the least value and one above it, of integers whole ones"
+        )
     if whole:
         below = ends[1] if between else tensor.below
         if below and ends[0] >= below:
@@ -285,7 +294,9 @@ def _formed(node: ast.Call, called: ast.Attribute) -> TensorArgument:
     integers = isinstance(tensor, TensorArgument) and "int" in tensor.dtype
     if called.attr == SOFTMAX:
         if not isinstance(tensor, TensorArgument) or integers or not tensor.shape or given:
-            raise BadCall(f"--args: {ast.unparse(node)} must be a tensor of floats, and softmax() takes nothing")
+            raise BadCall(
+                f"--args: {ast.unparse(node)} must be a tensor of floats, and softmax() takes nothing"
+            )
         return replace(tensor, form=SOFTMAX)
     if called.attr == DISTINCT:
         if not integers or given:

@@ -116,9 +116,17 @@ def operands(
         first, longest = tensors[0], max(t.longest for t in tensors)
         made.append(
             Operand(
-                plain, first.dtype, sizes, below, total, first.size, first.form, longest,  # type: ignore[arg-type]
-                least=first.least, most=first.most,
-            )  # fmt: skip
+                plain,
+                first.dtype,
+                sizes,
+                below,
+                total,
+                first.size,
+                first.form,
+                longest,  # type: ignore[arg-type]
+                least=first.least,
+                most=first.most,
+            )
         )
         places.append(place)
     return made, places

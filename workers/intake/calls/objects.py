@@ -90,7 +90,7 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
     kind = type(value)
     if isinstance(value, enum.Enum):
         return f"{name_of(kind)}.{value.name}", []
-    if kind.__module__ == "numpy.dtypes" or kind.__name__ == "dtype" and kind.__module__ == "numpy":
+    if kind.__module__ == "numpy.dtypes" or (kind.__name__ == "dtype" and kind.__module__ == "numpy"):
         return "jnp.dtype", [("", str(value))]
     if kind.__name__ == "_ScalarMeta" or (isinstance(value, type) and value.__module__ == "numpy"):
         return f"jnp.{value.__name__}" if hasattr(value, "dtype") else f"np.{value.__name__}", []
@@ -99,9 +99,16 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
         return next((f"tl.{n}" for n in _TRITON_DTYPES if getattr(tl, n, None) == value), repr(value)), []
     if kind.__module__.startswith("triton.") and kind.__name__ == "Config":
         given = {**value.kwargs, "num_warps": value.num_warps, "num_stages": value.num_stages}
-        return "triton.Config", [("", value.kwargs), *((k, v) for k, v in given.items() if k not in value.kwargs)]
+        return "triton.Config", [
+            ("", value.kwargs),
+            *((k, v) for k, v in given.items() if k not in value.kwargs),
+        ]
     if isinstance(value, functools.partial):
-        return "functools.partial", [("", value.func), *(("", a) for a in value.args), *value.keywords.items()]
+        return "functools.partial", [
+            ("", value.func),
+            *(("", a) for a in value.args),
+            *value.keywords.items(),
+        ]
     if isinstance(value, types.SimpleNamespace):
         return "types.SimpleNamespace", list(vars(value).items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -112,7 +119,11 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
             return name_of(kind), [(n, getattr(value, n)) for n in fields]
     if callable(value) and hasattr(value, "__qualname__") and "<" not in value.__qualname__:
         return name_of(value), []
-    if type(value).__name__ in ("dtype", "device") or kind.__module__ == "builtins" or not hasattr(value, "__dict__"):
+    if (
+        type(value).__name__ in ("dtype", "device")
+        or kind.__module__ == "builtins"
+        or not hasattr(value, "__dict__")
+    ):
         return None
     return MADE, [("", kind), *_attributes(value)]
 

@@ -88,7 +88,8 @@ def _is_noise(node: ast.stmt) -> bool:
     text = ast.unparse(node)
     return (
         isinstance(node, ast.Delete)
-        or re.search(r"get_raw_stream|set_device|args\.clear|^(\w+, ?)*\w*,? ?= args$|^\(.*\) = args$", text) is not None
+        or re.search(r"get_raw_stream|set_device|args\.clear|^(\w+, ?)*\w*,? ?= args$|^\(.*\) = args$", text)
+        is not None
     )
 
 

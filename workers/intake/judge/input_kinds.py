@@ -243,7 +243,9 @@ def _edges(operand: Operand, labels: Sequence[int]) -> Iterator[str]:
     if operand.dtype == "bool":
         yield from ["rows"] if len(operand.shape) > 1 else []
     elif is_float(operand.dtype):
-        yield from [] if operand.least is not None or is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+        yield from (
+            [] if operand.least is not None or is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+        )
     elif operand.total:
         yield "none"
     elif operand.below:

@@ -93,7 +93,9 @@ def draws(
                 made[operand.name] = own
                 continue
             if operand.form == GIVEN:
-                raise LookupError(f"{operand.name} has the caller's own values, and there are none of this shape")
+                raise LookupError(
+                    f"{operand.name} has the caller's own values, and there are none of this shape"
+                )
         if operand.dtype == "bool" or not is_float(operand.dtype):
             alike = next((o for o in operands if o.name in made and _same_parts(o, operand)), None)
             drawn = made[alike.name].copy() if alike else _integers(operand, dims, kind in FEW_VALUES, rng)

@@ -68,7 +68,8 @@ class OwnAnswers:
             return [wide(a) for a in self.run(widened(inputs, self.precision))]
         self.call = ", ".join(f"{operand.name}={operand.name}" for operand in self.operands)
         plain = self.run(inputs)
-        for self.precision in self.precisions:
+        for precision in self.precisions:
+            self.precision = precision
             with contextlib.suppress(Exception):  # a kernel may not take floats of that width
                 answers = self(inputs)
                 if all(np.isfinite(a).all() for a in answers) and not self.alike(plain, answers):

@@ -126,7 +126,11 @@ class SeedBuild:
         return text_of(closed)
 
     def lowered(
-        self, params: Params, results: Sequence[str], work: Mapping[str, int] | None, shapes: Mapping[str, Dims]
+        self,
+        params: Params,
+        results: Sequence[str],
+        work: Mapping[str, int] | None,
+        shapes: Mapping[str, Dims],
     ) -> tuple[frozenset[str], dict[str, int], list[str]]:
         """Operations beside the kernels at these shapes; FLOP of the products that any candidate must do, by shape;
         and why no time can be modelled, if so.

@@ -76,7 +76,9 @@ def judge(
             return bool(replace(seed, operands=named).traced(dims, defaults))
         return False
 
-    operands, all_dims = dimensions.settle(operands, len(calls), takes, size=8 if isinstance(oracle, Oracle) else 128)
+    operands, all_dims = dimensions.settle(
+        operands, len(calls), takes, size=8 if isinstance(oracle, Oracle) else 128
+    )
     shapes = _shapes_with(
         with_values(request.get("values", ""), folder, [label_of(dims) for dims in all_dims], operands),
         all_dims[0], seed, defaults, oracle,
@@ -167,7 +169,8 @@ class Module(Protocol):
 
 
 def _add_timed(
-    kinds: InputKinds, seed: SeedBuild, oracle: Oracle | OwnAnswers, timed: Sequence[Mapping[str, int]], defaults: Mapping[str, int]
+    kinds: InputKinds, seed: SeedBuild, oracle: Oracle | OwnAnswers, timed: Sequence[Mapping[str, int]],
+    defaults: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Readings of the seed at timed shapes, as the campaign's gates take them: bounds must hold there, too."""
     began = time.monotonic()

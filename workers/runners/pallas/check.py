@@ -98,7 +98,9 @@ def artefact_of(text: bytes, arrays: Mapping[str, np.ndarray]) -> Artefact:
 def exported(workload: Mapping[str, Any], jaxpr: ClosedJaxpr, artefact: str) -> Frame:
     """A ``traced`` frame. An operand that nothing uses stays one; ``structure.objection`` says so."""
     unchecked = [export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
-    exporter = export.export(jax.jit(jaxpr_as_fun(jaxpr), keep_unused=True), platforms=["tpu"], disabled_checks=unchecked)
+    exporter = export.export(
+        jax.jit(jaxpr_as_fun(jaxpr), keep_unused=True), platforms=["tpu"], disabled_checks=unchecked
+    )
     exported = exporter(*specs_of(workload["inputs"]))
     module = exported.mlir_module_serialized
     data = {

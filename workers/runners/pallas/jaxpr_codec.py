@@ -281,7 +281,8 @@ def _refuse(name: str, params: Mapping[str, Any]) -> None:
             raise NoForm(f"{name} with {key}={params[key]!r}"[:200])
     aliases = params.get("input_output_aliases", ())
     if not isinstance(aliases, tuple) or not all(
-        isinstance(pair, tuple) and len(pair) == 2 and all(type(n) is int and n >= 0 for n in pair) for pair in aliases
+        isinstance(pair, tuple) and len(pair) == 2 and all(type(n) is int and n >= 0 for n in pair)
+        for pair in aliases
     ):
         raise NoForm(f"{name} with input_output_aliases={aliases!r}"[:200])
 

@@ -30,7 +30,9 @@ def interpreted() -> Iterator[None]:
 
     def converted(value: Any) -> Any:
         if isinstance(value, float):
-            return tl.tensor(interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32)
+            return tl.tensor(
+                interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32
+            )
         return convert(value)
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
