@@ -1,11 +1,11 @@
 """The calls that a user's file makes, as texts, and their values.
 
 ``python -m tilewright.workers.intake.calls.file_calls FILE NAME OF VALUES``. NAME may be empty; OF is the file of the
-function that is called, whose package the calls may import although parts of it are not installed; VALUES is the file to
-write tensors to (see ``kept_values``), or empty.
+function that is called, whose package the calls may import although parts of it are not installed; VALUES is the file
+to write tensors to (see ``kept_values``), or empty.
 
-FILE runs once, in this process. It holds its calls under ``calls``, or makes them in a function of that name: a list of
-tuples of arguments, of which the last may be a dictionary of keywords; one such tuple will do, and so will texts as
+FILE runs once, in this process. It holds its calls under ``calls``, or makes them in a function of that name: a list
+of tuples of arguments, of which the last may be a dictionary of keywords; one such tuple will do, and so will texts as
 ``--args`` has them. ``get_inputs`` and ``inputs`` are one call. Where there is no GPU, tensors that are asked for on one
 are made on the host.
 """
