@@ -18,7 +18,7 @@ from triton.runtime.interpreter import GridExecutor
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
-from tilewright.workers.intake.judge.reference import to_tensor
+from tilewright.workers.intake.judge.reference import asked, to_tensor
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
@@ -302,7 +302,7 @@ def product_work(seed: Seed) -> dict[str, int]:
         counter = _Flops()
         try:
             with torch.no_grad(), counter:
-                eval(f"reference({seed.reference.call})", scope)
+                asked(seed.reference.call, scope)
             found[label_of(dims)] = counter.total
         except Exception:  # noqa: BLE001 - a reference that wants data
             found[label_of(dims)] = 0

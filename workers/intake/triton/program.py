@@ -23,9 +23,16 @@ import torch
 
 from tilewright.fitness import dialect
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import parse
+from tilewright.workers.intake.calls.call_text import Call, parse
 from tilewright.workers.intake.calls.sizes import shape_text
-from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refused
+from tilewright.workers.intake.child_program import (
+    Answer,
+    Refusal,
+    Request,
+    answer_request,
+    first_line,
+    refused,
+)
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
 from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, OwnAnswers
@@ -35,6 +42,7 @@ from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
+from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
 from tilewright.workers.intake.triton.checked_shapes import (
     checked_shapes,
@@ -46,6 +54,7 @@ from tilewright.workers.intake.triton.kernel_module import KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work, tiling_knobs
 from tilewright.workers.intake.triton.stub_device import stub_device
+from tilewright.workers.intake.triton.trace import Trace
 from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
@@ -61,9 +70,28 @@ def answer_to(request: Request) -> Answer:
     if not request.get("function"):
         return _survey(request)
     try:
-        site, text = recorded(request)
+        answer = _answer(request, True)
+        why = "; ".join(str(r["what"]) for r in answer["refusals"][:1])
+    except Unpaired as unpaired:
+        answer, why = {"pair": True}, str(unpaired)
+    except Exception as error:
+        if not request["function"].endswith(".apply"):
+            raise
+        answer, why = {"pair": True}, error.what if isinstance(error, Refusal) else first_line(error)
+    if why and answer.get("pair"):
+        answer = _answer(request, False)
+        answer["no_backward"] = why
+    answer["seconds"] = time.monotonic() - began
+    return answer
+
+
+def _answer(request: Request, paired: bool) -> Answer:
+    """The answer, with both halves of an autograd Function (``pair``) or with its forward alone."""
+    try:
+        site, text = recorded(request, paired)
         notes = list(dict.fromkeys(text.notes))
         answer: Answer = {"notes": notes, "dims": site.dims, "refusals": violations(text, site.path)}
+        answer["pair"] = site.pair is not None
         answer["knobs"] = [
             {"name": k.name, "default": k.default, "values": list(k.values), "source": k.source}
             for k in text.knobs
@@ -78,12 +106,12 @@ def answer_to(request: Request) -> Answer:
         return refused(
             f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
         )
-    answer["seconds"] = time.monotonic() - began
     return answer
 
 
-def recorded(request: Request) -> tuple[CallSite, KernelModule]:
-    """The function with its calls, and the module of the first. Raises Refusal, Uneven, and what the file raises."""
+def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelModule]:
+    """The function with its calls, and the module of the first; of an autograd Function, where it is ``paired``, both
+    halves. Raises Refusal, Uneven, and what the file raises."""
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
         literals = Literals()
@@ -100,6 +128,9 @@ def recorded(request: Request) -> tuple[CallSite, KernelModule]:
             part=part,
         )
         names = argument_names(function, calls[0])
+        if paired and (pair := pair_of(function)) is not None:
+            _pair_up(site, pair, names)
+            calls = site.calls
         raw, site.places = dimensions.operands(calls, dimensions.tensor_places(calls, names), frozenset())
 
         def works(dims: Mapping[str, int], operands: list[Operand]) -> bool:
@@ -116,6 +147,26 @@ def recorded(request: Request) -> tuple[CallSite, KernelModule]:
         surely = None if site.reference == SELF else site.reference_takes
         site.operands, site.dims = dimensions.settle(raw, len(calls), works, surely=surely)
         return site, site.module_at(site.dims[0], site.result_types(site.dims[0]))
+
+
+def _pair_up(site: CallSite, pair: AutogradPair, names: Sequence[str]) -> None:
+    """Make a call site one of both halves. Raises Unpaired."""
+    site.function, site.pair = pair, pair
+
+    def record(call: Call) -> Trace:
+        places = dimensions.tensor_places([call], names)
+        site.operands, site.places = dimensions.operands([call], places, frozenset())
+        site.operands = [replace(o, shape=tuple(s[0] for s in o.shape)) for o in site.operands]
+        return site.trace_at({})
+
+    try:
+        site.calls = with_gradients(pair, site.calls, record)
+    except Refusal as refusal:
+        raise Unpaired(refusal.what) from refusal
+
+
+class Unpaired(Exception):
+    """Why a Function's backward cannot be taken in beside its forward."""
 
 
 def _function_in(module: ModuleType, name: str, file: str) -> Any:
