@@ -110,10 +110,11 @@ def signature_of(path: Path, function: str, call: Call) -> Signature:
     function that the file does not define by a ``def``, as many parameters as a call has arguments."""
     nodes: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
     found: ast.AST | None = None
-    parts = function.split(".")
+    parts, without_ctx = function.split("."), False
     for part in [*parts[:-1], "forward"] if parts[-1] == "apply" else parts:
         found = next((n for n in reversed(_definitions(nodes)) if n.name == part), None)
         nodes = getattr(found, "body", [])
+        without_ctx |= any(n.name == "setup_context" for n in _definitions(nodes))
     if isinstance(found, ast.ClassDef):
         found = next((n for n in _definitions(nodes) if n.name == "forward"), None)
     if not isinstance(found, ast.FunctionDef):
@@ -125,7 +126,8 @@ def signature_of(path: Path, function: str, call: Call) -> Signature:
     given = found.args
     first = [*given.posonlyargs, *given.args][:1]
     static = any(ast.unparse(d) == "staticmethod" for d in found.decorator_list)
-    if (len(parts) > 1 and (not static or parts[-1] == "apply")) or (first and first[0].arg == "self"):
+    bound = not static or (parts[-1] == "apply" and not without_ctx)
+    if (len(parts) > 1 and bound) or (first and first[0].arg == "self"):
         del (given.posonlyargs or given.args)[0]
     every = [*given.posonlyargs, *given.args]
     defaults = [""] * (len(every) - len(given.defaults)) + [_default(d) for d in given.defaults]
@@ -335,6 +337,11 @@ def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str])
     backward = "\n".join(ast.unparse(_OnDevice(given[0], again=True).visit(s)) for s in (*rest[:-1], *back))
     outputs = "".join(f"{results[n]}, " for n in pair["outputs"])
     taken = "".join(f"{name}, " for name in kept)
+    once = (
+        "        if getattr(ctx, 'ran', False):\n"
+        "            raise RuntimeError('this backward overwrites what its forward kept, and can be run once')\n"
+        "        ctx.ran = True\n"
+    ) * bool(pair["once"])
     return f'''
 
 GRADIENTS = {dict(given=dict(pair["given"]), gradients=dict(pair["gradients"]))!r}
@@ -358,16 +365,12 @@ class TilewrightPair(torch.autograd.Function):
         ctx.others = [None if isinstance(value, torch.Tensor) else value for value in kept]
         ctx.mark_non_differentiable(*[value for value in results if not value.is_floating_point()])
         ctx.outputs = [value.is_floating_point() for value in results]
-        ctx.ran = False
         return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        if ctx.ran and {bool(pair["once"])}:
-            raise RuntimeError("this backward overwrites what its forward kept, and can be run once")
-        ctx.ran = True
-        kept = [other if value is None else value for value, other in zip(ctx.saved_tensors, ctx.others)]
+{once}        kept = [other if value is None else value for value, other in zip(ctx.saved_tensors, ctx.others)]
         floats = [g.contiguous() for g, wanted in zip(gradients, ctx.outputs) if wanted]
         found = tilewright_backward(dict(zip({list(given)!r}, [floats[n] for n in {_float_places(pair)!r}])), PARAMS, kept)
         named = dict(zip({list(pair["gradients"])!r}, found))

@@ -69,7 +69,7 @@ class AutogradPair:
             if _differentiable(value):
                 value.requires_grad_()
         context = _Context(arguments)
-        if _sets_up(kind):
+        if sets_up(kind):
             returned = kind.forward(*arguments, **known)
             kind.setup_context(context, arguments, returned)
         else:
@@ -102,7 +102,7 @@ def _differentiable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _sets_up(kind: Any) -> bool:
+def sets_up(kind: Any) -> bool:
     """Whether forward is written without ``ctx``, beside a ``setup_context``."""
     return kind.setup_context is not torch.autograd.Function.setup_context
 

@@ -23,7 +23,7 @@ from tilewright.workers.intake.judge.reference import BACKWARD, asked, function_
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.literals import Literals
-from tilewright.workers.intake.triton.autograd_pair import GRADIENT, AutogradPair
+from tilewright.workers.intake.triton.autograd_pair import GRADIENT, AutogradPair, sets_up
 from tilewright.workers.intake.triton.interpreter_run import run
 from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
 from tilewright.workers.intake.triton.module_writer import module_of
@@ -174,7 +174,7 @@ def argument_names(function: Callable[..., Any], call: Call) -> list[str]:
     """Names of a call's positional arguments."""
     owner = getattr(function, "__self__", None)
     if getattr(function, "__name__", "") == "apply" and isinstance(owner, type):
-        names = list(inspect.signature(owner.forward).parameters)[1:]  # type: ignore[attr-defined]
+        names = list(inspect.signature(owner.forward).parameters)[0 if sets_up(owner) else 1 :]  # type: ignore[attr-defined]
     elif hasattr(function, "rewriter") or type(function).__name__ == "JITFunction":
         raise Refusal(
             f"{function.__name__} is a kernel, and how it is launched is not said: name the function that launches it"
