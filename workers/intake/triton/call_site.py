@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -56,6 +57,14 @@ class CallSite:
     pair: AutogradPair | None = None
     """``function``, where it is the two halves of an autograd Function."""
 
+    @functools.cached_property
+    def judge(self) -> Callable[..., Any]:
+        """The reference's function, loaded once. Raises Refusal."""
+        try:
+            return function_of(self.reference)
+        except LookupError as error:
+            raise Refusal(str(error)) from error
+
     def reference_calls(self) -> list[str]:
         if self.pair is None:
             return reference_calls(self.calls[0], self.operands, self.places)
@@ -99,10 +108,7 @@ class CallSite:
         """Shapes and dtypes of the reference's results; None where it cannot be asked without data."""
         if self.reference == SELF:
             return None
-        try:
-            function = function_of(self.reference)
-        except LookupError as error:
-            raise Refusal(str(error)) from error
+        function = self.judge
         devices = ["meta"]
         if self.elements(dims) <= MOST_ZEROS:
             devices.append("cpu")  # for a reference that cannot be asked without data
@@ -124,7 +130,7 @@ class CallSite:
         It is asked with an eighth of each size, and where it refuses those, with the sizes themselves if they are
         small.
         """
-        function = function_of(self.reference)
+        function = self.judge
         with torch.device("cpu"):
             for small in ({name: max(1, size // 8) for name, size in dims.items()}, dims):
                 if sum(math.prod(o.sizes(small)) for o in operands) > MOST_ZEROS:

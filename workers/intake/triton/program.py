@@ -36,12 +36,12 @@ from tilewright.workers.intake.child_program import (
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
 from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, OwnAnswers
-from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
+from tilewright.workers.intake.triton.eager_torch import without_dynamo
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
 from tilewright.workers.intake.triton.checked_shapes import (
@@ -272,7 +272,7 @@ def seed_of(site: CallSite, text: KernelModule) -> Seed:
     )
     if site.reference == SELF:
         return Seed(site, text, module, own)
-    oracle = CompletedOracle(Oracle(function_of(site.reference), site.reference_calls()), own)
+    oracle = CompletedOracle(Oracle(site.judge, site.reference_calls()), own)
     return Seed(site, text, module, oracle)
 
 
@@ -399,4 +399,5 @@ def _rest(seed: Seed) -> list[str]:
 
 
 if __name__ == "__main__":
+    without_dynamo()
     answer_request(answer_to)
