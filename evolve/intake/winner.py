@@ -247,7 +247,8 @@ def winner_module(
                 own, settled[0][1], orders[: len(own)], list(zip(*shapes, strict=True)), strict=True
             )
         ],
-        "writes": bool(wrapper.get("writes")), "gradients": bool(pair),
+        "writes": bool(wrapper.get("writes")),
+        "gradients": bool(pair),
         "original": (str(request.path.resolve()), root, module, request.function),
     }
     inner = ", ".join(row[0] for row in own)
@@ -320,14 +321,21 @@ def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str])
     launch = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "launch")
     given = tuple(pair["given"])
     begin = next(
-        (n for n, s in enumerate(launch.body) for c in ast.walk(s) if isinstance(c, ast.Constant) and c.value in given),
+        (
+            n
+            for n, s in enumerate(launch.body)
+            for c in ast.walk(s)
+            if isinstance(c, ast.Constant) and c.value in given
+        ),
         len(launch.body),
     )
     first, rest = launch.body[:begin], launch.body[begin:]
     end = rest[-1] if rest else None
     if not isinstance(end, ast.Return) or not isinstance(end.value, ast.Tuple) or len(rest) < 2:
         raise UserError("the winner's launch cannot be parted into a forward and a backward.")
-    bound = {n.id for s in first for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    bound = {
+        n.id for s in first for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
     results = [ast.unparse(part) for part in end.value.elts]
     numbers = [*pair["gradients"].values()]
     back = ast.parse(f"return ({''.join(f'{results[n]}, ' for n in numbers)})").body
@@ -342,7 +350,7 @@ def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str])
         "            raise RuntimeError('this backward overwrites what its forward kept, and can be run once')\n"
         "        ctx.ran = True\n"
     ) * bool(pair["once"])
-    return f'''
+    return f"""
 
 GRADIENTS = {dict(given=dict(pair["given"]), gradients=dict(pair["gradients"]))!r}
 
@@ -383,7 +391,7 @@ def tilewright_paired(own):
     for number, value in zip({tuple(pair["outputs"])!r}, TilewrightPair.apply(*own.values())):
         results[number] = value
     return results
-'''
+"""
 
 
 def _float_places(pair: Mapping[str, Any]) -> list[int]:

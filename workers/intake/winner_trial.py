@@ -114,7 +114,9 @@ def _unlike_halves(module: Any, function: Any, call: Call, operands: Mapping[str
     numbers = {**{n: t for n, t in enumerate(outputs)}, **{
         number: leaves[name].grad for name, number in module.GRADIENTS["gradients"].items()}}  # fmt: skip
     order = [*module.GRADIENTS["given"].values(), *module.GRADIENTS["gradients"].values()]
-    found = dict(zip(order, [*outputs, *(numbers[n] for n in module.GRADIENTS["gradients"].values())], strict=True))
+    found = dict(
+        zip(order, [*outputs, *(numbers[n] for n in module.GRADIENTS["gradients"].values())], strict=True)
+    )
     for number, tensor in found.items():
         if tensor is None or tensor.shape != wanted[number].shape:
             return f"result {number} of its halves is not its launch's"

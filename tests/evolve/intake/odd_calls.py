@@ -156,7 +156,9 @@ class Twisted(torch.autograd.Function):
     def backward(ctx, dy, dz):
         (z,) = ctx.saved_tensors
         if ctx.needs_input_grad[0] and dy.shape[0] > 16:
-            dx = _scaled(dy.t().contiguous(), torch.empty(dy.shape[1], dy.shape[0], dtype=dy.dtype), ctx.factor)
+            dx = _scaled(
+                dy.t().contiguous(), torch.empty(dy.shape[1], dy.shape[0], dtype=dy.dtype), ctx.factor
+            )
         else:
             dx = torch.zeros(dy.shape[1], dy.shape[0])
         dw = torch.empty_like(z)
@@ -176,7 +178,9 @@ class Overwriting(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         (kept,) = ctx.saved_tensors
-        product_back_kernel[_parts(kept.numel())](dy.contiguous(), kept, torch.ones_like(kept), kept.numel(), BLOCK=64)
+        product_back_kernel[_parts(kept.numel())](
+            dy.contiguous(), kept, torch.ones_like(kept), kept.numel(), BLOCK=64
+        )
         return kept
 
 
@@ -255,7 +259,9 @@ def _outcome(function, arguments, keywords):
         seen = _seen(returned)
         outs = [t for t in _tensors(returned) if t.requires_grad and t.device.type != "meta"]
         for turn in range(2 if way == "twice" else 1) if outs else ():
-            loss = sum((n + 1) * (t.double() ** 2).sum() for n, t in enumerate(outs if way != "last" else outs[-1:]))
+            loss = sum(
+                (n + 1) * (t.double() ** 2).sum() for n, t in enumerate(outs if way != "last" else outs[-1:])
+            )
             torch.autograd.backward(loss, retain_graph=turn == 0)
         grads = [None if not t.is_leaf or t.grad is None else t.grad.tolist() for t in leaves]
         same = [[t is leaf for leaf in leaves] for t in _tensors(returned)]

@@ -44,7 +44,9 @@ def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers) 
     pairs = {(f"{name}.apply", "") for name in ("Doubled", "Product", "Twisted", "Overwriting")}
     gradients = {"needs a gradient", "gradient of a view", "a leaf", "one gradient"}
     assert {(name, c) for name, _ in pairs for c in gradients} - {("Overwriting.apply", "a leaf")} <= served
-    assert {(name, case) for name, case in served if case in NEVER} <= {(name, c) for name, _ in pairs for c in gradients}
+    assert {(name, case) for name, case in served if case in NEVER} <= {
+        (name, c) for name, _ in pairs for c in gradients
+    }
     assert ("into", "one storage") not in served
 
 

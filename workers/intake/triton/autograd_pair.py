@@ -79,7 +79,9 @@ class AutogradPair:
             raise Refusal("its forward returns something that is no tensor")
         if context.dirty or any(part is value for part in found for value in arguments):
             raise Refusal("its forward changes an argument in place")
-        floats = [t for t in found if t.is_floating_point() and all(t is not o for o in context.undifferentiable)]
+        floats = [
+            t for t in found if t.is_floating_point() and all(t is not o for o in context.undifferentiable)
+        ]
         if not context.materialized and len(floats) > 1:
             raise Refusal("its backward may be called without some of the gradients")
         self.outputs = floats
@@ -116,9 +118,7 @@ def pair_of(function: Any) -> AutogradPair | None:
     return AutogradPair(kind)
 
 
-def with_gradients(
-    pair: AutogradPair, calls: Sequence[Call], record: Callable[[Call], Trace]
-) -> list[Call]:
+def with_gradients(pair: AutogradPair, calls: Sequence[Call], record: Callable[[Call], Trace]) -> list[Call]:
     """The calls with the gradients of their outputs as further arguments. ``record``: makes one call of the pair.
     Raises Refusal where the backward cannot be taken in beside the forward."""
     found = []

@@ -68,10 +68,14 @@ class CallSite:
     def reference_calls(self) -> list[str]:
         if self.pair is None:
             return reference_calls(self.calls[0], self.operands, self.places)
-        own = [(o, p) for o, p in zip(self.operands, self.places, strict=True) if not o.name.startswith(GRADIENT)]
+        own = [
+            (o, p) for o, p in zip(self.operands, self.places, strict=True) if not o.name.startswith(GRADIENT)
+        ]
         given = [o.name for o in self.operands if o.name.startswith(GRADIENT)]
         leaves = [next(o.name for o, p in own if p == (n,)) for n in self.pair.wanted]
-        call = replace(self.calls[0], keywords={k: v for k, v in self.calls[0].keywords.items() if k not in given})
+        call = replace(
+            self.calls[0], keywords={k: v for k, v in self.calls[0].keywords.items() if k not in given}
+        )
         halves = f"{BACKWARD}({''.join(f'{n}, ' for n in leaves)}), ({''.join(f'{n}, ' for n in given)})"
         return [text + halves for text in reference_calls(call, *map(list, zip(*own, strict=True)))]
 

@@ -100,7 +100,9 @@ class _ModuleWriter:
         for place, step in enumerate([*self._trace.steps, None]):
             if place == self._trace.split:
                 self._return(halves[0], returned, lines)
-                lines += [f'{name} = inputs["{name}"]' for name in self._trace.inputs if name.startswith(GRADIENT)]
+                lines += [
+                    f'{name} = inputs["{name}"]' for name in self._trace.inputs if name.startswith(GRADIENT)
+                ]
             if step is None:
                 break
             if isinstance(step, Launch):

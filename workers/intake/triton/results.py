@@ -65,9 +65,7 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
     return found
 
 
-def _of_pair(
-    trace: Trace, candidates: Sequence[tuple[Var, torch.Tensor]], types: ResultTypes
-) -> list[Var]:
+def _of_pair(trace: Trace, candidates: Sequence[tuple[Var, torch.Tensor]], types: ResultTypes) -> list[Var]:
     """Outputs and gradients in their order. Raises Refusal where they are not the reference's."""
     chosen = [var for var, _ in candidates[: len(trace.results)]]
     fitting = [trace.find(tensor) is var for tensor, var in zip(trace.results, chosen, strict=False)]
@@ -75,7 +73,9 @@ def _of_pair(
         raise Refusal("an output or a gradient is made by no kernel, or is returned twice")
     shapes = [tuple(t.shape) for t in trace.results]
     if types is not None and shapes != [shape for shape, _ in types]:
-        raise Refusal(f"outputs and gradients are of shapes {shapes}, the reference's of {[s for s, _ in types]}")
+        raise Refusal(
+            f"outputs and gradients are of shapes {shapes}, the reference's of {[s for s, _ in types]}"
+        )
     return chosen
 
 
