@@ -174,7 +174,8 @@ def _check(arguments: argparse.Namespace) -> int:
         try:
             answer = ask_intake(request, target)
         except IntakeRefused as error:
-            _say(str(error))
+            for line in str(error).splitlines():
+                _say(line)
             return 2
         judged = (
             target.entry == "launch"

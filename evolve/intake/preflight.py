@@ -58,8 +58,11 @@ def gradients(answer: Mapping[str, Any]) -> str:
     """Which gradients a winner serves, or why none."""
     pair = (answer.get("wrapper") or {}).get("pair")
     if pair:
-        return (f"forward and backward are taken together: gradients of {', '.join(pair['gradients'])}, judged and timed "
-                "with the outputs; a gradient of a gradient is an error")  # fmt: skip
+        names = ", ".join(pair["gradients"])
+        return (
+            f"forward and backward are taken together: gradients of {names}, judged and timed with the outputs; "
+            "a gradient of a gradient is an error"
+        )
     why = f" ({answer['no_backward']})" if answer.get("no_backward") else ""
     return f"a call that needs one goes to the original: no backward was taken in{why}"
 

@@ -1,4 +1,4 @@
-"""What a campaign says of its seed, asked before there is one: by the same operator, suite, gates, inputs and target."""
+"""What a campaign will say of its seed, asked beforehand: by the same operator, suite, gates, inputs and target."""
 
 from __future__ import annotations
 

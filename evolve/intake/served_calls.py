@@ -6,6 +6,7 @@ A winner's module holds ``SERVED`` (data), ``tilewright_fits`` (conditions on si
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -95,8 +96,11 @@ def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:
             sys.path.append(root)
             spec.loader.exec_module(found)
         made = getattr(found, "get_init_inputs", list)
-        for part in name.split("."):
+        for text in re.findall(r"\w+(?:\([^()]*\))?", name):
+            part, made_with, _ = text.partition("(")
             owner, found = found, getattr(found, part)
+            if made_with:  # a function that makes the original, called with plain values
+                found = eval(f"found({text[len(part) + 1 :]}", {"__builtins__": {}}, {"found": found})
             code = getattr(found, "__code__", None)
             if isinstance(owner, type) and code is not None and "self" in code.co_varnames[:1]:
                 found = getattr(owner(*made()), part)

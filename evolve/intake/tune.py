@@ -57,7 +57,8 @@ class Request:
     @property
     def name(self) -> str:
         """The function's name as a folder and a campaign may have it."""
-        plain = re.sub(r"[^a-z0-9]+", "_", self.function.lower().removesuffix(".apply")).strip("_")
+        plain = re.sub(r"\([^()]*\)", "", self.function.lower()).removesuffix(".apply")
+        plain = re.sub(r"[^a-z0-9]+", "_", plain).strip("_")
         return plain or "kernel"
 
 

@@ -315,8 +315,8 @@ def _code(size: Any, places: Mapping[str, str]) -> str:
 
 
 def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str]) -> str:
-    """``launch`` of a pair as its two halves, and the Function that joins them for torch's autograd. The first statement
-    that takes a gradient begins the backward. Raises UserError where the text cannot be parted."""
+    """``launch`` of a pair as its two halves, and the Function that joins them for torch's autograd. The first
+    statement that takes a gradient begins the backward. Raises UserError where the text cannot be parted."""
     tree = ast.parse(kernels)
     launch = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "launch")
     given = tuple(pair["given"])
@@ -345,6 +345,7 @@ def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str])
     backward = "\n".join(ast.unparse(_OnDevice(given[0], again=True).visit(s)) for s in (*rest[:-1], *back))
     outputs = "".join(f"{results[n]}, " for n in pair["outputs"])
     taken = "".join(f"{name}, " for name in kept)
+    half_names = {"given": dict(pair["given"]), "gradients": dict(pair["gradients"])}
     once = (
         "        if getattr(ctx, 'ran', False):\n"
         "            raise RuntimeError('this backward overwrites what its forward kept, and can be run once')\n"
@@ -352,7 +353,7 @@ def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str])
     ) * bool(pair["once"])
     return f"""
 
-GRADIENTS = {dict(given=dict(pair["given"]), gradients=dict(pair["gradients"]))!r}
+GRADIENTS = {half_names!r}
 
 
 def tilewright_forward(inputs, params):
@@ -380,7 +381,8 @@ class TilewrightPair(torch.autograd.Function):
     def backward(ctx, *gradients):
 {once}        kept = [other if value is None else value for value, other in zip(ctx.saved_tensors, ctx.others)]
         floats = [g.contiguous() for g, wanted in zip(gradients, ctx.outputs) if wanted]
-        found = tilewright_backward(dict(zip({list(given)!r}, [floats[n] for n in {_float_places(pair)!r}])), PARAMS, kept)
+        given = dict(zip({list(given)!r}, [floats[n] for n in {_float_places(pair)!r}]))
+        found = tilewright_backward(given, PARAMS, kept)
         named = dict(zip({list(pair["gradients"])!r}, found))
         names = {list(operands)!r}
         return tuple(named.get(n) if need else None for n, need in zip(names, ctx.needs_input_grad))

@@ -111,12 +111,8 @@ def _unlike_halves(module: Any, function: Any, call: Call, operands: Mapping[str
     if len(outputs) != len(gradients):
         return f"{len(outputs)} of its outputs have gradients, and {len(gradients)} must"
     torch.autograd.backward(outputs, gradients)
-    numbers = {**{n: t for n, t in enumerate(outputs)}, **{
-        number: leaves[name].grad for name, number in module.GRADIENTS["gradients"].items()}}  # fmt: skip
-    order = [*module.GRADIENTS["given"].values(), *module.GRADIENTS["gradients"].values()]
-    found = dict(
-        zip(order, [*outputs, *(numbers[n] for n in module.GRADIENTS["gradients"].values())], strict=True)
-    )
+    found = dict(zip(module.GRADIENTS["given"].values(), outputs, strict=True))
+    found.update({number: leaves[name].grad for name, number in module.GRADIENTS["gradients"].items()})
     for number, tensor in found.items():
         if tensor is None or tensor.shape != wanted[number].shape:
             return f"result {number} of its halves is not its launch's"

@@ -111,7 +111,7 @@ def sets_up(kind: Any) -> bool:
 
 def pair_of(function: Any) -> AutogradPair | None:
     """The pair that an ``apply`` belongs to; None for any other function."""
-    kind = getattr(function, "__self__", None)
+    kind: Any = getattr(function, "__self__", None)
     known = isinstance(kind, type) and issubclass(kind, torch.autograd.Function)
     if not known or getattr(function, "__name__", "") != "apply" or "backward" not in vars(kind):
         return None
@@ -129,7 +129,7 @@ def with_gradients(pair: AutogradPair, calls: Sequence[Call], record: Callable[[
             record(call)
         except Refusal:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the backward raises
+        except Exception as error:
             raise Refusal(f"its backward raises {first_line(error)}") from error
         if not pair.wanted:
             raise Refusal("its backward returns no gradient")

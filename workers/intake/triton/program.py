@@ -6,6 +6,7 @@ small shapes of the same kind, against the reference, and with other values of w
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -41,7 +42,6 @@ from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
-from tilewright.workers.intake.triton.eager_torch import without_dynamo
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
 from tilewright.workers.intake.triton.checked_shapes import (
@@ -49,6 +49,7 @@ from tilewright.workers.intake.triton.checked_shapes import (
     deep_shape,
     shape_of_several_tiles,
 )
+from tilewright.workers.intake.triton.eager_torch import without_dynamo
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Crashed, Run, TooSlow, run
 from tilewright.workers.intake.triton.kernel_module import KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
@@ -115,7 +116,7 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
         literals = Literals()
-        module, _ = load(path, request["function"], literals)
+        module, _ = load(path, re.sub(r"\([^()]*\)", "", request["function"]), literals)
         function = _function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
         site = CallSite(
@@ -170,20 +171,38 @@ class Unpaired(Exception):
 
 
 def _function_in(module: ModuleType, name: str, file: str) -> Any:
-    """A function, a method of a new object, or what a layer's ``forward`` does."""
+    """A function, a method of a new object, what a layer's ``forward`` does, or, of ``name()``, what that returns."""
     function: Any = module
-    for part in name.split("."):
+    for part in re.findall(r"\w+(?:\([^()]*\))?", name):
+        part, _, given = part.partition("(")
         if not hasattr(function, part):
             raise Refusal(f"{file} defines no {name}")
         owner, function = function, getattr(function, part)
         code = getattr(function, "__code__", None)
         if isinstance(owner, type) and code is not None and "self" in code.co_varnames[:1]:
             function = getattr(_object_of(owner, module), part)
+        if given:
+            function = _made_by(function, part, given.removesuffix(")"))
     if not callable(function):
         raise Refusal(f"{name} of {file} is no function")
     if isinstance(function, type) and callable(getattr(function, "forward", None)):
         return _object_of(function, module).forward  # a layer launches its kernels there
     return function
+
+
+def _made_by(function: Any, name: str, given: str) -> Any:
+    """What a function returns that makes one, called with the keywords and numbers of its text."""
+    try:
+        call = ast.parse(f"f({given})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        arguments = [ast.literal_eval(a) for a in call.args]
+    except (SyntaxError, ValueError) as error:
+        raise Refusal(f"{name}({given}) is no call with plain values") from error
+    made = function(*arguments, **keywords)
+    if not callable(made):
+        raise Refusal(f"{name}({given}) returns no function")
+    return made
 
 
 def _object_of(kind: type, module: ModuleType) -> Any:

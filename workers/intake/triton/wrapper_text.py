@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.child_program import Refusal
+from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton.autograd_pair import GRADIENT
 from tilewright.workers.intake.triton.kernel_module import PairText, WrapperText
 from tilewright.workers.intake.triton.results import Results, forward_results, root_of, written_tensors
