@@ -19,8 +19,10 @@ from pathlib import Path
 MOST = 40
 """Functions of one package that are in the draw, themselves drawn by lot."""
 
-LEFT_OUT = ("test", "bench", "example", "tutorial", "amd", "_ascend", "_cambricon", "_mthreads", "_kunlunxin", 
-            "_iluvatar", "_hygon", "_metax", "_arm", "_tsingmicro", "_sunrise", "_enflame", "_spacemit", "_thead")  # fmt: skip
+LEFT_OUT = (
+    "test", "bench", "example", "tutorial", "amd", "_ascend", "_cambricon", "_mthreads", "_kunlunxin", "_iluvatar",
+    "_hygon", "_metax", "_arm", "_tsingmicro", "_sunrise", "_enflame", "_spacemit", "_thead",
+)  # fmt: skip
 """Parts of a path that no user's program on an NVIDIA GPU imports."""
 
 
