@@ -171,10 +171,12 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
     from tilewright.evolve.intake.problems import is_problem
+    from tilewright.evolve.intake.seed_verdict import seed_failure
     from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, default_target, target_named
+    from tilewright.workers.device.warm_device import device_for
 
     target = target_named(arguments.target or default_target(arguments.place))
-    with tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder, device_for(target) as device:
         path, options = _options(arguments, Path(folder))
         if not options.function and not is_problem(path, options):
             if options.calls or options.reference:
@@ -184,9 +186,19 @@ def _check(arguments: argparse.Namespace) -> int:
         try:
             answer = ask_intake(request, target)
         except IntakeRefused as error:
-            _say(str(error))
+            for line in str(error).splitlines():
+                _say(line)
             return 2
-        _say(f"{arguments.place} can be tuned")
+        judged = (
+            target.entry == "launch"
+        )  # a Pallas seed is lowered by the intake, and simulated by its campaign alone
+        if judged and (why := seed_failure(request, answer, target, device)):
+            _say(
+                f"{request.path.name}:{request.function} cannot be tuned: a campaign refuses it as it stands: it {why}"
+            )
+            return 2
+        passes = ": it passes as a campaign's seed" if judged else ""
+        _say(f"{arguments.place} can be tuned{passes}")
         for line in preflight.screen(answer, request.reference, target.label):
             _say(line)
     return 0

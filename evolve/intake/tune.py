@@ -63,7 +63,8 @@ class Request:
     @property
     def name(self) -> str:
         """The function's name as a folder and a campaign may have it."""
-        plain = re.sub(r"[^a-z0-9]+", "_", self.function.lower().removesuffix(".apply")).strip("_")
+        plain = re.sub(r"\([^()]*\)", "", self.function.lower()).removesuffix(".apply")
+        plain = re.sub(r"[^a-z0-9]+", "_", plain).strip("_")
         return plain or "kernel"
 
 
@@ -293,6 +294,7 @@ def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, A
         f"{request.function} of {request.path.name}, tuned for {target.label}: winner of campaign {campaign.id}.\n\n"
         f"Gain: {figure}.\nMade with {', '.join(versions)}.\n"
         f"It serves the calls that were tuned: {'; '.join(request.calls)}.\n"
-        f"Every other call, and one that needs a gradient, goes to the original in {place}.\n{lost}"
+        f"Every other call goes to the original in {place}.\n"
+        f"Gradients: {preflight.gradients(answer)}.\n{lost}"
     )
     return text.replace("\\", "/").replace('"', "'")

@@ -85,6 +85,10 @@ def _tried(
     from tilewright.workers.runners.triton.tensors import to_torch
 
     place = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    if module.SERVED["gradients"]:
+        own = {o.name: to_torch(array, place) for o, array in zip(operands, arrays, strict=True)}
+        if why := _unlike_halves(module, function, call, own):
+            return why
     with torch.no_grad():
         one, other = ([to_torch(array, place) for array in arrays] for _ in range(2))
         found = function(*_arguments(call, one)[0], **_arguments(call, one)[1])
@@ -94,6 +98,35 @@ def _tried(
         except Exception:  # noqa: BLE001 - it may want a device, or a package, that is not here
             return ""
     return _unlike(list(_flat((found, one))), list(_flat((wanted, other))), operands)
+
+
+def _unlike_halves(module: Any, function: Any, call: Call, operands: Mapping[str, Any]) -> str:
+    """What differs between a pair's outputs and gradients under torch's autograd and those that its ``launch`` returns,
+    empty where nothing does."""
+    import torch
+
+    from tilewright.workers.runners.triton.tensors import to_numpy
+
+    with torch.no_grad():
+        wanted = module.launch({n: t.clone() for n, t in operands.items()}, module.PARAMS)
+    leaves = {n: t.clone() for n, t in operands.items()}
+    for leaf in leaves.values():
+        leaf.requires_grad_(leaf.is_floating_point())
+    given, named = _arguments(call, list(leaves.values()))
+    outputs = [t for t in _flat(function(*given, **named)) if getattr(t, "requires_grad", False)]
+    gradients = [t for n, t in operands.items() if n in module.GRADIENTS["given"]]
+    if len(outputs) != len(gradients):
+        return f"{len(outputs)} of its outputs have gradients, and {len(gradients)} must"
+    torch.autograd.backward(outputs, gradients)
+    found = dict(zip(module.GRADIENTS["given"].values(), outputs, strict=True))
+    found.update({number: leaves[name].grad for name, number in module.GRADIENTS["gradients"].items()})
+    for number, tensor in found.items():
+        if tensor is None or tensor.shape != wanted[number].shape:
+            return f"result {number} of its halves is not its launch's"
+        arrays = [to_numpy(t.detach().contiguous()) for t in (tensor, wanted[number].to(tensor.dtype))]
+        if why := wrong(arrays[:1], [arrays[1].astype(np.float64)]):
+            return f"its halves and its launch differ: {why.replace('result 0', f'result {number}')}"
+    return ""
 
 
 def _unlike(found: Sequence[Any], wanted: Sequence[Any], operands: Sequence[Operand]) -> str:

@@ -6,7 +6,7 @@ to write tensors to (see ``kept_values``), or empty.
 
 FILE runs once, in this process. It holds its calls under ``calls``, or makes them in a function of that name: a list
 of tuples of arguments, of which the last may be a dictionary of keywords; one such tuple will do, and so will texts as
-``--args`` has them. ``get_inputs`` and ``inputs`` are one call. Where there is no GPU, tensors that are asked for on one
+``--args`` has them. ``get_inputs`` and ``inputs`` are one call. Where there is no GPU, tensors asked for on one
 are made on the host.
 """
 

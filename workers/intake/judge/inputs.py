@@ -110,7 +110,10 @@ def draws(
     if kind in SET_APART:
         _set_apart([o for o in operands if o.name in floats], floats, kind, spread, rng)
     return {
-        o.name: made[o.name] if o.name not in floats else within(o, made[o.name]).astype(numpy_dtype(o.dtype))
+        # of a tensor without dimensions, a product is a scalar and no array
+        o.name: made[o.name]
+        if o.name not in floats
+        else np.asarray(within(o, made[o.name])).astype(numpy_dtype(o.dtype))
         for o in operands
     }
 

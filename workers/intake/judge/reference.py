@@ -116,8 +116,36 @@ def run_reference(
     given = {name: to_tensor(array, precision) for name, array in inputs.items()}
     scope = {**scope_of(call), "torch": torch, "reference": function, **given}
     with torch.no_grad(), _one_thread():
-        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
-    return [to_array(part) for part in flat(result)]
+        return [to_array(part) for part in asked(call, scope)]
+
+
+BACKWARD = "; gradients of "
+"""After it, a call's text says of which tensors gradients are results, too, and which are given: ``(x, w,), (g,)``."""
+
+
+def asked(call: str, scope: Mapping[str, Any]) -> list[Any]:
+    """The tensors that ``scope["reference"]`` returns for a call, and the gradients that its text asks for, by torch's
+    autograd. Raises what the reference raises, and ValueError where it has too few results."""
+    import torch
+
+    arguments, _, halves = call.partition(BACKWARD)
+    known = {**scope, "__builtins__": {}}
+    if not halves:
+        return flat(eval(compile(f"reference({arguments})", "call", "eval"), known))
+    known.update({n: t.detach() for n, t in scope.items() if isinstance(t, torch.Tensor)})
+    leaves, given = eval(compile(halves, "call", "eval"), known)
+    with torch.enable_grad():
+        for leaf in leaves:
+            leaf.requires_grad_()
+        found = flat(eval(compile(f"reference({arguments})", "call", "eval"), known))
+        outputs = [t for t in found if t.is_floating_point()]
+        if len(outputs) != len(given) or not all(t.requires_grad for t in outputs):
+            raise ValueError("the reference's results are not those that have gradients")
+        gradients = torch.autograd.grad(
+            outputs, leaves, [g.to(t.dtype).reshape(t.shape) for g, t in zip(given, outputs, strict=True)],
+            allow_unused=True, materialize_grads=True,
+        )  # fmt: skip
+    return [*found, *gradients]
 
 
 @contextlib.contextmanager
