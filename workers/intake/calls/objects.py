@@ -57,7 +57,7 @@ def named(path: str) -> Any:
 
 def made_of(kind: type, /, **attributes: Any) -> Any:
     """An object of a class with these attributes; its ``__init__`` does not run."""
-    made = kind.__new__(kind)
+    made: Any = object.__new__(kind)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(made, torch.nn.Module):
         torch.nn.Module.__init__(made)

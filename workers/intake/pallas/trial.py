@@ -64,7 +64,7 @@ def judge(
             lambda inputs: seed.run(defaults, list(inputs.values())),
             lambda one, other: bounds.wrong(one, other, operands),
             operands,
-            precisions=("float32",),
+            precisions=(),  # wider floats turn what a kernel quantises within
         )
     else:
         oracle = _oracle(request["reference"], calls[0], operands, places)
