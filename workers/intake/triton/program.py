@@ -158,7 +158,8 @@ def _pair_up(site: CallSite, pair: AutogradPair, names: Sequence[str]) -> None:
     def record(call: Call) -> Trace:
         places = dimensions.tensor_places([call], names)
         site.operands, site.places = dimensions.operands([call], places, frozenset())
-        site.operands = [replace(o, shape=tuple(s[0] for s in o.shape)) for o in site.operands]
+        shapes = [tensor.shape for tensor in call.tensors()]
+        site.operands = [replace(o, shape=shape) for o, shape in zip(site.operands, shapes, strict=True)]
         return site.trace_at({})
 
     try:
