@@ -13,6 +13,7 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import gate_seed
 from tilewright.evolve.campaign.preparation import pool_settings
 from tilewright.evolve.campaign.resolve import resolve
+from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import folder
 from tilewright.evolve.intake.tune import Request, config_of
 from tilewright.evolve.run import failure_text
@@ -32,7 +33,10 @@ def seed_failure(
     with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
         where = Path(home) / f"{request.name}_tuned"
         folder.write(where, request.function, request.reference, answer, request.values)
-        resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False}))
+        try:
+            resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False}))
+        except UserError as error:  # its operator is none
+            return str(error).removesuffix(".")
         pool = make_pool(pool_settings(resolved), device)
         try:
             pool.start()

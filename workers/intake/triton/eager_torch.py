@@ -19,7 +19,7 @@ class _Dynamo(types.ModuleType):
         return fn
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__path__":  # which imports of its submodules ask for
             raise AttributeError(name)
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME]
