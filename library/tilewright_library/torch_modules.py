@@ -21,11 +21,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layer_rows import faster_rows, gains, takes_rows
+from .layer_rows import gains, is_faster, takes_rows
 from .torch_contract import BLOCK, dequantise_blocks, dequantise_rows
 from .torch_launch import device_key
 from .torch_layer import LAUNCHER, both_weight_bytes, kept_bytes, kept_weight_bytes, run
-from .torch_operators import OPS, gemm_fp8_blockwise, infer_kept, multiply_kept, unwatched
+from .torch_operators import (
+    OPS,
+    KeptCall,
+    gemm_fp8_blockwise,
+    infer_kept,
+    kept_call,
+    multiply_kept,
+    unwatched,
+)
 
 Filter = Callable[[str, nn.Linear], bool]
 
@@ -40,6 +48,8 @@ class Linear(nn.Linear):
 
     _kept: tuple[torch.Tensor, int, torch.Tensor] | None = None
     _keeping: bool = False
+    _calls: dict[torch.Size, KeptCall | None] | None = None
+    """What serves an input of a shape without a gradient while weights are kept; None: nothing so simple."""
     only_faster: bool = True
 
     @classmethod
@@ -54,8 +64,42 @@ class Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features] in bfloat16."""
-        y = multiply(input, self.weight, self)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        y = self._straight(input) if self._calls is not None and not torch.compiler.is_compiling() else None
+        if y is None:
+            y = multiply(input, self.weight, self)
+        bias = self._parameters["bias"]
+        return y if bias is None else y + bias.to(y.dtype)
+
+    def _straight(self, x: torch.Tensor) -> torch.Tensor | None:
+        """What ``multiply`` gives, for a shape it has served with a kept weight; None where anything else is at stake.
+
+        A call costs the host little more than a result and a launch.
+        """
+        calls, kept = self._calls, self._kept
+        if calls is None or kept is None or torch.is_grad_enabled() or x.dtype is not torch.bfloat16:
+            return None
+        weight = self._parameters["weight"]
+        if kept[0] is not weight or kept[1] != kept[0]._version or not unwatched(x, kept[0]):
+            return None
+        try:
+            call = calls[x.shape]
+        except KeyError:
+            call = calls[x.shape] = self._call(x)
+        if call is None or x.get_device() != call.index or torch.is_autocast_enabled("cuda"):
+            return None
+        return call(x)
+
+    def _call(self, x: torch.Tensor) -> KeptCall | None:
+        """What serves inputs of x's shape, if FP8 does in graphs and eagerly."""
+        assert self._kept is not None
+        n, k = self._kept[0].shape
+        m = x.numel() // k if k else 0
+        if not x.is_cuda or x.shape[-1:] != (k,) or not takes_rows(m, False):
+            return None
+        key = _device_key(x.get_device())
+        if self.only_faster and not all(is_faster("kept", way, m, n, k, key) for way in ("graph", "eager")):
+            return None
+        return kept_call(x, n, self._kept[2])
 
     def quantised_weight(self) -> torch.Tensor | None:
         """Both quantised copies of the weight, made once while ``kept_weights`` is open; None outside of it."""
@@ -102,10 +146,8 @@ def _slower(x: torch.Tensor, w: torch.Tensor, keeper: Linear) -> bool:
         mode = "kept" if keeper._keeping else "infer"
     graph = torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
     n, k = w.shape
-    key = _device_key(x.device.index or 0)
-    m = x.numel() // k
-    return not any(
-        low <= m < high for low, high in faster_rows(mode, "graph" if graph else "eager", n, k, key)
+    return not is_faster(
+        mode, "graph" if graph else "eager", x.numel() // k, n, k, _device_key(x.device.index or 0)
     )
 
 
@@ -178,12 +220,12 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
     """
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     for layer in layers:
-        layer._keeping = True
+        layer._keeping, layer._calls = True, {}
     try:
         yield
     finally:
         for layer in layers:
-            layer._keeping, layer._kept = False, None
+            layer._keeping, layer._kept, layer._calls = False, None, None
 
 
 class GroupedExperts(nn.Module):
