@@ -398,8 +398,23 @@ class _TorchOn:
         return made
 
 
+def from_source(kernel: store.Kernel, shapes: Operands | None, dims: tuple[int, ...], device: torch.device) -> Call:
+    """A promoted kernel compiled here, whatever packs there are. Raises NotServed."""
+    if recorder_of(kernel) is not cuda_record:
+        return load(kernel, device)
+    if device.type != "cuda" or shapes is None:
+        raise store.NotServed(f"{kernel.name} runs on CUDA devices alone")
+    major, minor = torch.cuda.get_device_capability(device)
+    plan = made_plan(kernel, shapes, dims, 10 * major + minor, device)
+    if plan is None:
+        raise store.NotServed(f"what {kernel.name} launches is more than a plan holds")
+    return _planned(Ready(plan, device.index or 0), device)
+
+
 def load(kernel: store.Kernel, device: torch.device) -> Call:
     """A promoted kernel through its module, as a function of its operands by name. Raises NotServed."""
+    if recorder_of(kernel) is cuda_record:
+        raise store.NotServed(f"{kernel.name} runs from a plan alone, and none can be made here")
     launch = _namespace(kernel, device)["launch"]
     params = dict(kernel.params)
     if device.type != "cuda":

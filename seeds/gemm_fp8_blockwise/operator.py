@@ -36,7 +36,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 )
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
 from tilewright.seeds.gemm_fp8_blockwise.linear import ServingLinear, serving
-from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS
+from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS, FP8_ROWS, FP8_TILES
 from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
 from tilewright.seeds.inlined import inlined
@@ -262,11 +262,15 @@ def operators() -> dict[str, Operators]:
         "step_mixed": TrainingStep(f"{family}/step_mixed", step_suites(gemm_suites()), mixed=True),
     }
     experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
-    layers = serving(family, _seeds("fp8_rows"))
+    layers = serving(family, _seeds("fp8_rows", "fp8_tiles"))
     return {**products, **quantisers, **steps, **layers, **experts}
 
 
-_POINTS: Mapping[str, tuple[Mapping[str, object], ...]] = {"few_rows": FEW_ROWS}
+_POINTS: Mapping[str, tuple[Mapping[str, object], ...]] = {
+    "few_rows": FEW_ROWS,
+    "fp8_rows": FP8_ROWS,
+    "fp8_tiles": FP8_TILES,
+}
 
 
 def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:
