@@ -37,7 +37,10 @@ SAMPLED = 96
 LAYERS = ((4096, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (7168, 2048), (2048, 2048))
 """(N, K) of projections of Llama 3 and DeepSeek-V3, and a small one."""
 
-ROWS = (1, 16, 64, 128, 256, 512)
+ROWS = (1, 16, 64, 128, 256, 512, 2048)
+
+MOST = (8192, 4096, 4096)
+"""M, N and K of the largest batch."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,10 @@ class ServingLinear(Product):
 
     @property
     def suites(self) -> Mapping[str, Suite]:
-        """``serving``: 1 to 512 rows. Checks have odd rows, and N that is no multiple of a tile."""
+        """``serving``: 1 to 8192 rows. Checks have odd rows, and N that is no multiple of a tile."""
         check = (gemm(37, 200, 640, "check/"), gemm(1, 320, 640, "check/"), gemm(203, 384, 1280, "check/"))
-        return suites_of({"serving": [gemm(m, n, k) for n, k in LAYERS for m in ROWS]}, check)
+        timed = [gemm(m, n, k) for n, k in LAYERS for m in ROWS]
+        return suites_of({"serving": [*timed, gemm(*MOST)]}, check)
 
     @property
     def constants(self) -> Mapping[str, int]:
