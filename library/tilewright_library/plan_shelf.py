@@ -2,9 +2,9 @@
 
 A pack is a zip file of a version, ``plans_<target>_<key>.zip``; its SHA-256 stands in the receipt. ``index.json`` in it
 names, by kernel and shape, the head of a plan, the SHA-256 of its codes and the plan's digest; kernels of many shapes
-share one code, and a shape that no plan was made for takes the code of one that was, where its kernel says in
-``launch`` how (``cuda_record``). The cache is a folder (``TILEWRIGHT_CACHE``, else the user's cache folder): one file a plan, named after
-what it was made from and after its digest. What is damaged, or is not what its name says, is not used.
+share one code. A shape that no plan was made for takes the code of one that was, where its kernel's ``launch`` says how
+(``cuda_record``). The cache is a folder (``TILEWRIGHT_CACHE``, else the user's cache folder): one file a plan, named
+after what it was made from and after its digest. What is damaged, or is not what its name says, is not used.
 """
 
 from __future__ import annotations

@@ -186,7 +186,8 @@ def made_plan(
 ) -> Plan | None:
     """A plan from the user's cache, or made here, of code in the packs or with the compiler there is.
 
-    None where it cannot be. Raises UnsoundLibrary for a source that is not what was promoted, NotServed where there is no Triton.
+    None where it cannot be. Raises UnsoundLibrary for a source that is not what was promoted, NotServed where there is
+    no Triton.
     """
     try:
         recorder = recorder_of(kernel)
@@ -398,7 +399,9 @@ class _TorchOn:
         return made
 
 
-def from_source(kernel: store.Kernel, shapes: Operands | None, dims: tuple[int, ...], device: torch.device) -> Call:
+def from_source(
+    kernel: store.Kernel, shapes: Operands | None, dims: tuple[int, ...], device: torch.device
+) -> Call:
     """A promoted kernel compiled here, whatever packs there are. Raises NotServed."""
     if recorder_of(kernel) is not cuda_record:
         return load(kernel, device)

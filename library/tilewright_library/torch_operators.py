@@ -82,7 +82,10 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """y [M, N]; nothing is kept."""
+    """y [M, N]; nothing is kept for a gradient. A weight in ``KEPT`` is quantised once."""
+    kept = KEPT.get(w.data_ptr())
+    if kept is not None and kept.holds(w):
+        return infer_kept(x, w.shape[0], kept.copies())
     rows = _served(x)
     layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
     if layer is not None:
@@ -100,6 +103,33 @@ def quantise_weight(w: torch.Tensor) -> torch.Tensor:
     parts = [_packed(wt_q, wt_s), _packed(w_q, w_s)]
     gap = both_weight_bytes(n, k) - sum(p.numel() for p in parts)
     return torch.cat([parts[0], parts[0].new_zeros(gap), parts[1]])
+
+
+class KeptWeight:
+    """A weight [N, K] with both quantised copies, made at their first use and when autograd sees the weight change."""
+
+    __slots__ = ("_copies", "version", "weight")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.version, self._copies = weight, -1, weight.new_empty(0)
+
+    def holds(self, w: torch.Tensor) -> bool:
+        """Whether the operand at this weight's address still is the weight."""
+        weight = self.weight
+        return weight.data_ptr() == w.data_ptr() and weight.shape == w.shape and weight.dtype is w.dtype
+
+    def copies(self) -> torch.Tensor:
+        """Both, in one uint8 tensor."""
+        weight = self.weight
+        if self.version != weight._version:
+            with torch.no_grad():
+                self._copies = quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
+            self.version = weight._version
+        return self._copies
+
+
+KEPT: dict[int, KeptWeight] = {}
+"""By address, weights that ``torch_modules.kept_weights`` holds, for compiled code, which sees operands only."""
 
 
 def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:

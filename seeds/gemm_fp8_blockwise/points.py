@@ -57,7 +57,9 @@ FP8_ROWS: tuple[Mapping[str, object], ...] = (
 )
 
 
-def _tiles(wgs: int, waves: str, wn: int, stages: int, share: str = "none", ctas: int = 132) -> Mapping[str, object]:
+def _tiles(
+    wgs: int, waves: str, wn: int, stages: int, share: str = "none", ctas: int = 132
+) -> Mapping[str, object]:
     return {"WGS": wgs, "WAVES": waves, "WN": wn, "STAGES": stages, "SHARE": share, "CTAS": ctas}
 
 

@@ -147,8 +147,10 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
 #pragma unroll
                     for (int e = 0; e < BATCH; e++) {
                         const int at = half + (batch * BATCH + e) * HALVES, r = at % BM, u = at / BM;
-                        const Codes c = quantised(held[e]);
+                        const uint4 now = held[e];
                         read(last ? i + 1 : i, last ? 0 : batch + 1, e);
+                        if (m0 + r - (lane >> 4) >= M) continue;   // neither half of the warp has a row
+                        const Codes c = quantised(now);
                         if (u < KB) {
                             const u32 to = base + X_AT + (stage * KB + u) * X_BYTES + r * 128 + ((l >> 1) ^ (r & 7)) * 16 + (l & 1) * 8;
                             asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(c.low), "r"(c.high) : "memory");

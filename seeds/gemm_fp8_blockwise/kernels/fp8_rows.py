@@ -33,9 +33,8 @@ DEFAULTS = {
 CONSTRAINTS = {
     "QUANT == 0 or MOST <= 64 and CN == 1": "rows of a tile are quantised where they are multiplied",
     "SPLIT * CN <= 8": "CTAs of a cluster",
-    "2 * KB * (WGS * 8192 + MOST * 132) + 2048 * WGS * (MOST // 8 // SPLIT + 1) * (SPLIT - 1) + 1280 <= 232448 // CTAS": (
-        "two stages and the sums of the others lie in shared memory"
-    ),
+    "2 * KB * (WGS * 8192 + MOST * 132) + 2048 * WGS * (MOST // 8 // SPLIT + 1) * (SPLIT - 1)"
+    " + 1280 <= 232448 // CTAS": "two stages and the sums of the others lie in shared memory",
     "MOST * 3 // 4 + 40 <= min(255, 65536 // CTAS // (128 * WGS + 64)) or MOST > 128 and WGS == 2 and CTAS == 1": (
         "sums and partials lie in registers"
     ),
@@ -60,7 +59,7 @@ def schedule(m, n, k, params):
     registers = min(255, 65536 // ctas // (wgs * 128 + helpers) // 8 * 8)
     creg = 240 if not quant and wgs == 2 and (rows + wave) // 2 > 120 else 0
     free = (creg or registers) - 48 - rows // 2
-    parts = max(p for p in (1, 2, 4) if p == 1 or kb * (rows // wave) % p == 0 and p * wave // 2 <= free)
+    parts = max(p for p in (1, 2, 4) if p == 1 or (kb * (rows // wave) % p == 0 and p * wave // 2 <= free))
     sums = -(-rows // 8 // split) * (split - 1) * wgs * 2048
     stage = kb * (wgs * 8192 + rows * 132) + 16
     stages = min(params["STAGES"], (232448 // ctas - 1280 - sums) // stage)
@@ -72,7 +71,9 @@ def launch(inputs, params):
     wgs, cn, quant = params["WGS"], params["CN"], params["QUANT"]
     rows, wave, split, stages, parts, creg, shared = schedule(m, n, k, params)
     cluster = split * cn
-    whole = -(-m // rows) * rows  # copies of rows that are not there cost more than those of rows nobody wrote
+    whole = (
+        -(-m // rows) * rows
+    )  # copies of rows that are not there cost more than those of rows nobody wrote
     numbers = ({"i32": m}, {"i32": n}, {"i32": k})
     ahead = {
         "kernel": "quantise",

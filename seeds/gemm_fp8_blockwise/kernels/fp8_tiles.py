@@ -51,7 +51,9 @@ def launch(inputs, params):
     stages, cluster = params["STAGES"], 2 if shares_a or shares_b else 1
     ring = stages * (rows * 132 + columns * 128 + 32)
     high, wide = rows * (2 if shares_b else 1), columns * (2 if shares_a else 1)
-    whole = -(-m // high) * high  # copies of rows that are not there cost more than those of rows nobody wrote
+    whole = (
+        -(-m // high) * high
+    )  # copies of rows that are not there cost more than those of rows nobody wrote
     units = whole // high * -(-n // wide)
     return {
         "options": {"default_device": True},
