@@ -111,6 +111,7 @@ class Linear(nn.Linear):
         kept = self._kept
         if kept is None or kept.weight is not self.weight:
             kept = self._kept = KeptWeight(self.weight)
+            self._calls = {}
         return kept.copies()
 
 

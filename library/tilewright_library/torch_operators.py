@@ -111,7 +111,8 @@ class KeptWeight:
     __slots__ = ("_copies", "version", "weight")
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self.weight, self.version, self._copies = weight, -1, weight.new_empty(0)
+        self.weight, self.version = weight, -1
+        self._copies = torch.empty(0, dtype=torch.uint8, device=weight.device)
 
     def holds(self, w: torch.Tensor) -> bool:
         """Whether the operand at this weight's address still is the weight."""
@@ -119,11 +120,12 @@ class KeptWeight:
         return weight.data_ptr() == w.data_ptr() and weight.shape == w.shape and weight.dtype is w.dtype
 
     def copies(self) -> torch.Tensor:
-        """Both, in one uint8 tensor."""
+        """Both, in one uint8 tensor, which stays where it is: graphs and prepared launches know its address."""
         weight = self.weight
         if self.version != weight._version:
             with torch.no_grad():
-                self._copies = quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
+                made = quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
+            self._copies = self._copies.copy_(made) if self._copies.numel() else made
             self.version = weight._version
         return self._copies
 
@@ -341,11 +343,11 @@ def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
 class KeptCall:
     """y [..., N] of an x of one shape, with a weight quantised before; None for an x that needs a copy first."""
 
-    __slots__ = ("_layer", "_shape", "_weight", "index")
+    __slots__ = ("_kept", "_layer", "_shape", "_weight", "index")
 
     def __init__(self, layer: Layer, x: torch.Tensor, n: int, kept_w: torch.Tensor) -> None:
-        self._layer, self._weight, self.index = layer, kept_w.data_ptr(), x.get_device()
-        self._shape = (*x.shape[:-1], n)
+        self._layer, self._kept, self.index = layer, kept_w, x.get_device()
+        self._shape, self._weight = (*x.shape[:-1], n), kept_w.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
         """Not differentiable."""
