@@ -128,11 +128,12 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         if region["workload"] not in fresh:
             regions.append(region)
             kernels.setdefault(region["kernel"], old["kernels"][region["kernel"]] if old else {})
-    first = promotion.nomination.candidates[0].genome.source
+    languages = [language(c.genome.source) for c in promotion.nomination.candidates]
+    languages += [old["language"]] if old else []
     entry = {
         "kind": resolved.target.kind.value,
         "serves": [device_key(resolved.target)],
-        "language": language(first),
+        "language": next((name for name in languages if name != "cuda"), "cuda"),
         "toolchain": toolchain_ranges(promotion.found.values()),
         "constants": {**resolved.operator.constants, **resolved.target.constants},
         "reach": rule.REACH,

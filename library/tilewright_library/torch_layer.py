@@ -145,8 +145,10 @@ class Layer:
         m, n, k = self.m, self.n, self.k
         chain, work = Chain(), Layout()
         room = _room(work)
-        one = not training and m <= serving_rows(self._device)
-        if one:
+        one = None
+        if not training and m <= serving_rows(self._device):
+            one = _served("linear", (m, n, k), self._device)
+        if one is not None and one.plan is not None:
             x: list[Place] = [(_X, 0)]
         else:
             x = [room(m * k), room(4 * m * (k // BLOCK))]
@@ -161,8 +163,9 @@ class Layer:
             w_kept = [(_KEPT_W, 0), (_KEPT_W, n * k)] if training else []
             serve_w = _served("quant_128x128_dual" if training else "quant_128x128", (n, k), self._device)
             chain.add(serve_w, [(_W, 0)], [*w, *w_kept], room)
-        product = _served("linear" if one else "gemm_nt", (m, n, k), self._device)
-        chain.add(product, [*x, *w], [(_Y, 0)], room)
+        if one is None or one.plan is None:
+            one = _served("gemm_nt", (m, n, k), self._device)
+        chain.add(one, [*x, *w], [(_Y, 0)], room)
         return chain, work.bytes
 
     def _backward_chain(self, *, need_x: bool, need_w: bool) -> tuple[Chain, int]:

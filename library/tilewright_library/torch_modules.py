@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -168,8 +168,12 @@ def expected_gains(model: nn.Module, rows: int, mode: str = "train", way: str = 
             key = device_key(module.weight.device)
             known = gains(mode, way, module.out_features, module.in_features, key)
             if known:
-                found[name] = known[min(known, key=lambda m: abs(math.log2(m / rows)))]
+                found[name] = known[_nearest(known, rows)]
     return found
+
+
+def _nearest(known: Iterable[int], rows: int) -> int:
+    return min(known, key=lambda size: abs(math.log2(size / rows)))
 
 
 ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096)
@@ -185,7 +189,9 @@ def gain_table(model: nn.Module, mode: str = "kept", way: str = "graph", rows: S
         if isinstance(module, nn.Linear):
             key = device_key(module.weight.device) if isinstance(module, Linear) else ""
             sizes.setdefault((module.out_features, module.in_features, key), []).append(name or "(the model)")
-    lines = [f"{'N x K':>15}  {'layers':>6}  {'rows: ' + str(rows[0]):>8}" + "".join(f"{m:>8}" for m in rows[1:])]
+    lines = [
+        f"{'N x K':>15}  {'layers':>6}  {'rows: ' + str(rows[0]):>8}" + "".join(f"{m:>8}" for m in rows[1:])
+    ]
     for (n, k, key), names in sizes.items():
         known = gains(mode, way, n, k, key) if key else {}
         if not key:
@@ -194,7 +200,7 @@ def gain_table(model: nn.Module, mode: str = "kept", way: str = "graph", rows: S
         elif not known:
             found = "  FP8: nothing was measured on this device"
         else:
-            near = [known[min(known, key=lambda size, m=m: abs(math.log2(size / m)))] for m in rows]
+            near = [known[_nearest(known, m)] for m in rows]
             found = "".join(f"{gain:>8.2f}" if gain >= 1.0 else f"{'bf16':>8}" for gain in near)
         lines.append(f"{f'{n} x {k}':>15}  {len(names):>6}{found}  {names[0]}")
     return "\n".join(lines)
