@@ -32,7 +32,7 @@ def seed_failure(
     """Why a campaign refuses the function that was read in; empty where it starts."""
     with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
         where = Path(home) / f"{request.name}_tuned"
-        folder.write(where, request.function, request.reference, answer)
+        folder.write(where, request.function, request.reference, answer, request.values)
         try:
             resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False}))
         except UserError as error:  # its operator is none

@@ -3,6 +3,7 @@
 A winner's module holds ``SERVED`` (data), ``tilewright_fits`` (conditions on sizes) and the names of this one.
 """
 
+import enum
 import importlib
 import importlib.util
 import os
@@ -30,7 +31,16 @@ def tilewright_text(value: Any) -> str:
         return f"[{', '.join(map(tilewright_text, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {tilewright_text(value[key])}" for key in sorted(value)) + "}"
-    return "device" if type(value).__name__ == "device" else repr(value)
+    kind, name = type(value), getattr(value, "__qualname__", "")
+    if kind.__name__ == "device":
+        return "device"
+    if isinstance(value, enum.Enum):
+        return f"{kind.__module__}.{kind.__qualname__}.{value.name}"
+    if name and hasattr(value, "__module__"):
+        return f"{value.__module__}.{name}".replace("jax.numpy.", "jnp.")
+    if kind.__module__ in ("builtins", "torch", "numpy.dtypes") or not hasattr(value, "__dict__"):
+        return repr(value)
+    return f"{kind.__name__}{tilewright_text(dict(vars(value)))}"
 
 
 def tilewright_is_plain(tensors: list[Any], writes: bool, gradients: bool = False) -> bool:
@@ -64,7 +74,8 @@ def tilewright_operands(
     for name, place, dtype, order, largest in served["operands"]:
         tensor: Any = given
         for part in place:
-            tensor = tensor[part]
+            plain = isinstance(tensor, dict | list | tuple) and not hasattr(tensor, "_fields")
+            tensor = tensor[part] if plain else getattr(tensor, str(part))
         if str(tensor.dtype).rpartition(".")[2] != dtype or len(tensor.shape) != len(largest):
             return None
         tensor = tensor.permute([order.index(n) for n in range(len(order))]) if order else tensor

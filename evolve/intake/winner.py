@@ -20,7 +20,15 @@ from tilewright.evolve.intake import served_calls
 from tilewright.evolve.intake.original_winner import original_module
 from tilewright.evolve.intake.served_calls import TILEWRIGHT_DEFAULT, tilewright_text
 from tilewright.fitness.original import data_of
-from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument, parse
+from tilewright.workers.intake.calls.call_text import (
+    Call,
+    Literal,
+    ObjectArgument,
+    TensorArgument,
+    parse,
+    parts_of,
+)
+from tilewright.workers.intake.calls.objects import MADE
 from tilewright.workers.intake.calls.sizes import size_code
 
 if TYPE_CHECKING:
@@ -203,18 +211,25 @@ def _settled(signature: Signature, call: Call) -> tuple[dict[str, str], list[tup
 def _places(value: Any, place: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     if isinstance(value, TensorArgument):
         return [place]
-    return (
-        [p for n, v in enumerate(value) for p in _places(v, (*place, n))] if isinstance(value, tuple) else []
-    )
+    return [p for n, v in parts_of(value) for p in _places(v, (*place, n))]
 
 
 def _text(value: Any) -> str:
     if isinstance(value, TensorArgument):
         return "tensor"
     if isinstance(value, Literal):
-        return "device" if "device" in value.text else value.text
+        return "device" if "device" in value.text else re.sub(r'^named\("(.+)"\)$', r"\1", value.text)
+    if isinstance(value, ObjectArgument):
+        name = value.arguments[0].text if value.name == MADE else value.name
+        held = {k: _Said(_text(v)) for k, v in value.keywords.items()}
+        return f"{_last(name)}{tilewright_text(held)}"
     return tilewright_text({k: _Said(_text(v)) for k, v in value.items()} if isinstance(value, dict) else
                            [_Said(_text(v)) for v in value] if isinstance(value, tuple) else value)  # fmt: skip
+
+
+def _last(name: str) -> str:
+    """The name of a class without its module."""
+    return name.replace('named("', "").rstrip('")').rpartition(".")[2]
 
 
 class _Said(str):

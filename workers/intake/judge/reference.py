@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
+from tilewright.workers.intake.calls.objects import scope_of
+from tilewright.workers.intake.judge.self_reference import ModuleProcess
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -63,8 +65,6 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
 @functools.cache
 def _own_module(path: str) -> Callable[..., Any]:
     """A process for each module, which answers as often as it is asked."""
-    from tilewright.workers.intake.judge.self_reference import ModuleProcess
-
     return ModuleProcess(Path(path))
 
 
@@ -106,12 +106,15 @@ def run_reference(
     function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str
 ) -> list[np.ndarray]:
     """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
+    if isinstance(function, ModuleProcess):
+        given = {n: a if isinstance(a, np.ndarray) else to_array(a) for n, a in inputs.items()}
+        return [wide(a) for a in function(widened(given, precision))]
     if is_jax(function):
         return _run_jax(function, call, inputs, precision)
     import torch
 
     given = {name: to_tensor(array, precision) for name, array in inputs.items()}
-    scope = {"torch": torch, "reference": function, **given}
+    scope = {**scope_of(call), "torch": torch, "reference": function, **given}
     with torch.no_grad(), _one_thread():
         return [to_array(part) for part in asked(call, scope)]
 
@@ -179,6 +182,7 @@ def _run_jax(
 
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         scope = {
+            **scope_of(call),
             "jax": jax,
             "jnp": jax.numpy,
             "reference": function,
@@ -187,6 +191,17 @@ def _run_jax(
         result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
         leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(result)]
     return [a.astype(np.float64) if a.dtype.name == "bfloat16" or a.dtype.kind == "f" else a for a in leaves]
+
+
+def widened(inputs: Mapping[str, np.ndarray], precision: str) -> dict[str, np.ndarray]:
+    """Floats in ``precision``; "" leaves them as they are."""
+    floats = {n for n, array in inputs.items() if array.dtype.kind == "f" or array.dtype.name in EXTENDED}
+    return {n: array.astype(precision) if precision and n in floats else array for n, array in inputs.items()}
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    """Floats of 16 bits and more as float64, all else as it is."""
+    return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else array
 
 
 def flat(result: Any) -> list[Any]:

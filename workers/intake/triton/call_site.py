@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.workers.intake.calls.call_text import Call, Literal
-from tilewright.workers.intake.calls.dimensions import Place, argument_at, permuted, reference_calls
+from tilewright.workers.intake.calls.call_text import Call, Place, python_value
+from tilewright.workers.intake.calls.dimensions import argument_at, permuted, reference_calls
+from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
@@ -120,7 +121,7 @@ class CallSite:
             given = {o.name: _blank(o, dims, device) for o in self.operands}
             try:
                 with torch.no_grad(), torch.device(device):
-                    result = asked(call, {"torch": torch, "reference": function, **given})
+                    result = asked(call, {**scope_of(call), "torch": torch, "reference": function, **given})
             except Exception:  # noqa: BLE001 - another way to call it may work
                 continue
             found = [(tuple(t.shape), t.dtype) for t in result]
@@ -203,15 +204,8 @@ def _with_tensors(
 ) -> tuple[list[object], dict[str, object]]:
     """The call's arguments and keywords as values."""
 
-    def value_of(value: object, place: Place) -> object:
-        if place in tensors:
-            return tensors[place]
-        if isinstance(value, tuple):
-            return [value_of(part, (*place, n)) for n, part in enumerate(value)]
-        return eval(value.text, {"torch": torch}) if isinstance(value, Literal) else value
-
-    arguments = [value_of(v, (n,)) for n, v in enumerate(call.arguments)]
-    return arguments, {k: value_of(v, (k,)) for k, v in call.keywords.items()}
+    arguments = [python_value(v, (n,), tensors) for n, v in enumerate(call.arguments)]
+    return arguments, {k: python_value(v, (k,), tensors) for k, v in call.keywords.items()}
 
 
 def _accepted(function: Callable[..., Any], keywords: Mapping[str, object]) -> dict[str, object]:

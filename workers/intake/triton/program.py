@@ -25,7 +25,8 @@ import torch
 from tilewright.fitness import dialect
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import Call, parse
-from tilewright.workers.intake.calls.sizes import shape_text
+from tilewright.workers.intake.calls.kept_values import held, with_values
+from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import (
     Answer,
     Refusal,
@@ -100,7 +101,7 @@ def _answer(request: Request, paired: bool) -> Answer:
         ]
         if not answer["refusals"]:
             os.chdir(request["folder"])
-            answer.update(_judged(site, text, notes))
+            answer.update(_judged(site, text, notes, request.get("values", "")))
     except dimensions.Uneven as error:
         return refused(str(error))
     except TooSlow:
@@ -306,12 +307,28 @@ def keeping_arguments(site: CallSite, text: KernelModule) -> KernelModule | None
     return None if kept.source == text.source else kept
 
 
+def _drawn_or_given(
+    site: CallSite, text: KernelModule, notes: list[str]
+) -> tuple[Seed, list[CheckedShape] | str]:
+    """The checked shapes with operands that are drawn, or the caller's own where drawn ones will not do; else why not
+    of the first way."""
+    ways, first = held(site.operands), ""
+    for way in ways:
+        site.operands = way
+        seed = seed_of(site, text)
+        shapes = checked_shapes(seed, notes)
+        if not isinstance(shapes, str):
+            return seed, shapes
+        first = first or shapes
+    site.operands = ways[0]
+    return seed_of(site, text), first
+
+
 def _seed_with_shapes(
     site: CallSite, text: KernelModule, notes: list[str]
 ) -> tuple[Seed, list[CheckedShape]]:
     """Raises Refusal where the kernel agrees with the reference on no small shape."""
-    seed = seed_of(site, text)
-    shapes = checked_shapes(seed, notes)
+    seed, shapes = _drawn_or_given(site, text, notes)
     if isinstance(shapes, str) and (kept := keeping_arguments(site, text)) is not None:
         seed = seed_of(site, kept)
         notes[:] = kept.notes
@@ -354,9 +371,11 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape]) -> InputKinds:
     return InputKinds(site.operands, shapes, seed.reference, run_all, EFFORT, factors, kernels, numbers)
 
 
-def _judged(site: CallSite, text: KernelModule, notes: list[str]) -> Answer:
+def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -> Answer:
     """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to."""
     _prepare_interpreter()
+    labels = [label_of(dims) for dims in site.dims]
+    site.operands = with_values(values, Path.cwd(), labels, site.operands)
     try:
         seed, shapes = _seed_with_shapes(site, text, notes)
     except Refusal as refusal:
