@@ -21,10 +21,10 @@ install, uninstall, installed, counts = (
 
 
 def faster_text(
-    program: str, replacements: Sequence[Mapping[str, str]], fp8_shapes: Sequence[Sequence[int]], device: str,
+    program: str, replacements: Sequence[Mapping[str, Any]], fp8_shapes: Sequence[Sequence[int]], device: str,
     proof: Mapping[str, Any] | None,
 ) -> str:  # fmt: skip
-    """The file's text. ``replacements``: module, name, and the launches as a literal."""
+    """The file's text. ``replacements``: module, name, the launches as a literal, whether they are pinned."""
     told = "not proved"
     if proof and proof.get("gain"):
         low, high = proof["interval"]
@@ -38,7 +38,8 @@ def faster_text(
     )
     body = runtime.split('"""', 2)[2]
     rows = "".join(
-        f"    Replacement({r['module']!r}, {r['name']!r}, dict({r['launches']})),\n" for r in replacements
+        f"    Replacement({r['module']!r}, {r['name']!r}, dict({r['launches']}), pinned={r['pinned']!r}),\n"
+        for r in replacements
     )
     layers = "LAYERS = None"
     if fp8_shapes:

@@ -55,13 +55,15 @@ class Replacement:
     """Launches of ``module.name`` that run otherwise: by signature, the configuration of each.
 
     ``winner``: the kernel that runs instead, with the same parameters; None for the program's own kernel, compiled
-    with another configuration. ``calls`` counts its launches, ``others`` those that went to the original.
+    with another configuration. ``pinned``: the configuration is what the kernel's own tuner had chosen, so that the
+    tuner need not run. ``calls`` counts its launches, ``others`` those that went to the original.
     """
 
     module: str
     name: str
     launches: Mapping[Signature, Configuration]
     winner: Any = None
+    pinned: bool = False
     calls: int = 0
     others: int = 0
 

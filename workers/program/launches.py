@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from tilewright.library.launch_replacement import Signature, names_of, signature
-from tilewright.workers.program.compile_ahead import compile_tuner
 
 MOST_LAUNCH_BYTES, MOST_BYTES = 2 << 30, 16 << 30
 """Bytes of values that are kept of one launch, and of all."""
@@ -166,8 +165,6 @@ class LaunchRecorder:
         outermost = self._outer is None
         if outermost:
             self._outer = (this, args, dict(kwargs), self._values_of(this, args, kwargs))
-        if hasattr(this, "configs") and torch.cuda.is_available():
-            compile_tuner(this, args, kwargs)
         try:
             if not hasattr(this, "fn") or not hasattr(this.fn, "run"):
                 self._note(this, args, kwargs)

@@ -13,7 +13,7 @@ from tilewright.library.launch_replacement import Replacement
 from tilewright.workers.program.launches import Launch
 from tilewright.workers.program.prove import Proof
 from tilewright.workers.program.record import Recorded, record
-from tilewright.workers.program.search import Found, search
+from tilewright.workers.program.search import Found, Outcomes, search
 from tilewright.workers.program.step import BadStep, Program, program_of
 
 LEAST_SECONDS = 1.5e-6
@@ -24,9 +24,10 @@ WORTH = 0.0005
 def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
     """The outcome of a request.
 
-    ``path``, ``step``, ``setup``: the program. ``part``: ``record``, ``tune`` or ``prove``. ``seconds``: the budgets of
-    the search and of the proof's rounds. ``fp8``: whether linear layers are replaced. ``faster``: a file whose
-    replacements are proved instead of searched ones. The answer has ``why`` alone for a step that cannot be used.
+    ``path``, ``step``, ``setup``: the program. ``part``: ``record``, ``tune`` or ``prove``. ``seconds``,
+    ``prove_seconds``: the budgets of the search and of the proof's rounds. ``fp8``: whether linear layers are replaced.
+    ``kept``: the file of the search's outcomes. ``faster``: a file whose replacements are proved instead of searched
+    ones. The answer has ``why`` alone for a step that cannot be used.
     """
     try:
         program = program_of(request["path"], request["step"], request.get("setup") or "")
@@ -55,9 +56,10 @@ def answer_about(
     if request.get("faster"):
         replacements = _of_file(Path(request["faster"]))
     elif not replacements:
-        outcomes = search(_worth_it(recorded), float(request.get("seconds", 60.0)), say)
+        kept = Outcomes(Path(request["kept"]) if request.get("kept") else None)
+        outcomes = search(_worth_it(recorded), float(request.get("seconds", 60.0)), say, kept)
         answer["found"] = [_outcome(found) for found in outcomes]
-        replacements = _replacements(outcomes)
+        replacements = _replacements(outcomes, recorded.launches)
     shapes = sorted({tuple(row[:3]) for row in recorded.data["linears"]}) if request.get("fp8") else []
     if part == "prove":
         layers = _layers(shapes)
@@ -65,14 +67,15 @@ def answer_about(
         outcome = proof.run(float(request.get("prove_seconds", 40.0)))
         outcome["predicted"] = _predicted(recorded, answer.get("found", ()), proof.kept)
         answer["proof"] = outcome
-        replacements = proof.kept
+        replacements = [*proof.kept, *proof.pins]
         shapes = shapes if proof.layers is not None else []
         own = [r.label for r in replacements if r.winner is not None]
         if own:  # faster.py holds no source, and would install the step's own kernels instead
             outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
             replacements, shapes = [], []
     answer["replacements"] = [
-        {"module": r.module, "name": r.name, "launches": repr(list(r.launches.items()))} for r in replacements
+        {"module": r.module, "name": r.name, "launches": repr(list(r.launches.items())), "pinned": r.pinned}
+        for r in replacements
     ]
     answer["fp8_shapes"] = shapes
     return answer
@@ -103,15 +106,20 @@ def _worth_it(recorded: Recorded) -> list[tuple[Launch, float]]:
     return sorted(found, key=lambda row: -row[1])
 
 
-def _replacements(outcomes: Sequence[Found]) -> list[Replacement]:
+def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list[Replacement]:
+    """Those of the configurations found; of kernels with a tuner of their own, all launches: it need not run then."""
+    found = {outcome.launch.number: outcome.configuration for outcome in outcomes}
     chosen: dict[tuple[str, str], dict[Any, Any]] = {}
-    for found in outcomes:
-        if found.configuration is None:
+    better = set()
+    for launch in launches:
+        configuration, place = found.get(launch.number), (launch.module, launch.name)
+        tuned = hasattr(launch.outer, "configs") and not launch.hooked and launch.values is not None
+        if not launch.name or not (configuration or tuned):
             continue
-        launch = found.launch
-        configuration = {**launch.chosen, **found.configuration}
-        chosen.setdefault((launch.module, launch.name), {})[launch.key] = configuration
-    return [Replacement(module, name, launches) for (module, name), launches in chosen.items()]
+        chosen.setdefault(place, {})[launch.key] = {**launch.chosen, **(configuration or {})}
+        if configuration:
+            better.add(place)
+    return [Replacement(*place, launches, pinned=place not in better) for place, launches in chosen.items()]
 
 
 def _of_file(path: Path) -> list[Replacement]:
@@ -122,7 +130,9 @@ def _of_file(path: Path) -> list[Replacement]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     try:
-        return [Replacement(r.module, r.name, dict(r.launches), r.winner) for r in module.REPLACEMENTS]
+        return [
+            Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned) for r in module.REPLACEMENTS
+        ]
     except AttributeError as error:
         raise BadStep(f"{path.name} has no REPLACEMENTS") from error
 

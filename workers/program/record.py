@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import statistics
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from tilewright.library.launch_replacement import innermost
+from tilewright.workers.program.compile_ahead import Tuners
 from tilewright.workers.program.launches import Launch, LaunchRecorder
 from tilewright.workers.program.step import BadStep, Program, synchronise
 
@@ -84,19 +86,24 @@ def wall_seconds(step: Callable[[], Any], count: int) -> list[float]:
 
 def record(program: Program, keep_values: bool = False) -> Recorded:
     """Run the step a few times. Raises BadStep for one that fails or launches nothing."""
-    with LaunchRecorder(keep_values) as setting_up:
+    tuners = Tuners()
+    with tuners.first() if torch.cuda.is_available() else contextlib.nullcontext():
+        setting_up, step, seconds = _set_up(program, keep_values, 1)
+    tuning: dict[str, Any] = {}
+    if tuners.tuned:  # again, with what the package's own tuners choose
         begun = time.perf_counter()
-        step = program.started()
-        synchronise()
-        setup_seconds = time.perf_counter() - begun
-        begun = time.perf_counter()
-        step()
-        synchronise()
-        first = time.perf_counter() - begun
-        for _ in range(WARM_STEPS - 1):
-            step()
+        tuners.compile()
+        tuning = {**tuners.facts(), "seconds": time.perf_counter() - begun}
+        del setting_up, step
+        with tuners.limited():
+            setting_up, step, seconds = _set_up(program, keep_values, WARM_STEPS)
+    else:
+        with setting_up:
+            for _ in range(WARM_STEPS - 1):
+                step()
+    setup_seconds, first = seconds
     faults = _faults(step)
-    seconds = wall_seconds(step, TIMED_STEPS)
+    walls = wall_seconds(step, TIMED_STEPS)
     with LaunchRecorder() as recorder:
         kernels, operators = _profiled(step)
     graph = not recorder.events and any(event.captured for event in setting_up.events)
@@ -108,7 +115,8 @@ def record(program: Program, keep_values: bool = False) -> Recorded:
     generated = {**setting_up.generated, **recorder.generated}
     data = {
         "name": program.name, "device": device_facts(), "setup_seconds": setup_seconds, "first_step_seconds": first,
-        "wall_seconds": statistics.median(seconds), "graph": graph, "faults": faults,
+        "tuning": tuning,
+        "wall_seconds": statistics.median(walls), "graph": graph, "faults": faults,
         "busy_seconds": sum(k.seconds for k in kernels), "rows": _rows(kernels, events, launches, generated),
         "operators": operators,
         "linears": [[*shape, count] for shape, count in source.linears.items()],
@@ -117,6 +125,23 @@ def record(program: Program, keep_values: bool = False) -> Recorded:
     if len({k.stream for k in kernels}) > 1 and "uses several streams" not in faults:
         faults.append("uses several streams")
     return Recorded(data, launches, step)
+
+
+def _set_up(
+    program: Program, keep_values: bool, steps: int
+) -> tuple[LaunchRecorder, Callable[[], Any], tuple[float, float]]:
+    """The recorder of a fresh start and ``steps`` steps, the step, and the seconds of setup and first step."""
+    with LaunchRecorder(keep_values) as recorder:
+        begun = time.perf_counter()
+        step = program.started()
+        synchronise()
+        between = time.perf_counter()
+        step()
+        synchronise()
+        first = time.perf_counter() - between
+        for _ in range(steps - 1):
+            step()
+    return recorder, step, (between - begun, first)
 
 
 @dataclass(frozen=True)
