@@ -48,5 +48,5 @@ def _figures(folder: Path) -> str:
     if receipt.get("gain"):
         low, high = receipt["interval"]
         return f"{receipt['gain']:.3f} x ({low:.3f} to {high:.3f}; {receipt['kind']})  "
-    searched = len(read_json(folder / KEPT))
+    searched = len(read_json(folder / KEPT).get("launches", ()))
     return f"{searched} launch(es) searched  " if searched else ""

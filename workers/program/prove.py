@@ -10,15 +10,17 @@ from typing import Any
 import torch
 
 from tilewright.fitness.intervals import Ratio, paired_ratio
-from tilewright.library.launch_replacement import Installation, Replacement
+from tilewright.library.launch_replacement import Installation, Option, Replacement
 from tilewright.workers.program.losses import STARTS, loss_test
-from tilewright.workers.program.record import Recorded, wall_seconds
+from tilewright.workers.program.record import Recorded, burst_seconds, burst_steps
 from tilewright.workers.program.replay import Replay
 from tilewright.workers.program.step import Program, parameters, synchronise
 
-LOSS_STEPS = 20
-STEPS_OF_ROUND = 2
-LEAST_ROUNDS, MOST_ROUNDS = 6, 40
+LOSS_STEPS, INTERPRETED_STEPS = 20, 6
+LEAST_ROUNDS, MOST_ROUNDS = 5, 40
+OPTION_SHARE = 2.0**-8
+"""Most that an option may change the first step's result: a sum in another order, in bfloat16."""
+
 GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
 """Least signal-to-noise ratio of all gradients of the first step: those of the original differ from themselves by what
 atomics and bf16 leave, which is reported beside it."""
@@ -28,7 +30,11 @@ class Proof:
     """Decides which replacements stay. ``layers``: FP8 linear layers, which are one replacement among them."""
 
     def __init__(
-        self, program: Program, recorded: Recorded, replacements: Sequence[Replacement], layers: Any = None
+        self,
+        program: Program,
+        recorded: Recorded,
+        replacements: Sequence[Replacement | Option],
+        layers: Any = None,
     ) -> None:
         self.program, self.recorded = program, recorded
         self.kept = [r for r in replacements if not r.pinned]
@@ -69,8 +75,12 @@ class Proof:
     # -- answers ---------------------------------------------------------------------------------
 
     def _check_answers(self) -> None:
-        """Every replacement against the original on the recorded values of every launch it lists, and derived ones."""
+        """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
+        option by the first step's gradients and result."""
         for replacement in [*self.kept, *self.pins]:
+            if isinstance(replacement, Option):
+                self._check_option(replacement)
+                continue
             known = {
                 launch.key: launch for launch in self.recorded.launches
                 if (launch.module, launch.name) == (replacement.module, replacement.name)
@@ -92,6 +102,18 @@ class Proof:
                     self._leave_out(replacement.label, f"wrong at {launch.text[:80]}: {why}")
                     self.pins = [r for r in self.pins if r is not replacement]
                     break
+
+    def _check_option(self, option: Option) -> None:
+        before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
+        results = [run["losses"][0] for run in (before, after)]
+        if len(results[0]) != len(results[1]) or any(
+            not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*results, strict=True)
+        ):
+            self._leave_out(option.label, f"the first result is {results[1]}, the original's {results[0]}")
+        elif before["gradients"]:
+            db = _gradients_db(before["gradients"], after["gradients"])
+            if not db >= GRADIENT_DB:
+                self._leave_out(option.label, f"gradients are {db:.1f} dB from the original's")
 
     def _refuse(self, why: str) -> None:
         """FP8 layers are the first to go; without them nothing stays."""
@@ -135,12 +157,13 @@ class Proof:
             )
 
     def _trajectory(
-        self, installation: Installation | None, steps: int = LOSS_STEPS, start: int = 0
+        self, installation: Installation | None, steps: int = 0, start: int = 0
     ) -> dict[str, Any]:
         """Results by step, gradients of the first one, and the most memory (bytes)."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+        steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:
             steps = 1
         if installation is not None:
@@ -204,16 +227,17 @@ class Proof:
             return self.program.started()
 
     def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
+        count = burst_steps(self.recorded.data["wall_seconds"])
         if installation is None or self.recorded.data["graph"]:
             step()
-            return wall_seconds(step, STEPS_OF_ROUND)
+            return [burst_seconds(step, count)]
         with installation.installed():
             step()
-            return wall_seconds(step, STEPS_OF_ROUND)
+            return [burst_seconds(step, count)]
 
     # -- what stays ------------------------------------------------------------------------------
 
-    def _installation(self, replacements: Sequence[Replacement], layers: Any) -> Installation:
+    def _installation(self, replacements: Sequence[Replacement | Option], layers: Any) -> Installation:
         return Installation([*replacements, *self.pins], layers=layers)
 
     def _leave_out(self, label: str, why: str) -> None:
@@ -229,7 +253,7 @@ class Proof:
             if f"{launch.module}.{launch.name}" == label and hasattr(launch.outer, "configs")
         }  # fmt: skip
         found = next((r for r in self.kept if r.label == label), None)
-        if chosen and found is not None:
+        if chosen and isinstance(found, Replacement):
             self.pins.append(Replacement(found.module, found.name, chosen, pinned=True))
 
     def _leave_out_all(self, why: str) -> None:

@@ -62,9 +62,11 @@ class Outcomes:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.rows: dict[str, dict[str, Any]] = {}
+        self.options: dict[str, Any] = {}
         if path is not None and path.is_file():
-            with contextlib.suppress(ValueError):
-                self.rows = json.loads(path.read_text(encoding="utf-8"))
+            with contextlib.suppress(ValueError, KeyError):
+                known = json.loads(path.read_text(encoding="utf-8"))
+                self.rows, self.options = known["launches"], known["options"]
 
     def of(self, launch: Launch) -> Found | None:
         """The outcome for the same launch of the same kernel, by the same device and compiler."""
@@ -75,10 +77,20 @@ class Outcomes:
         self.rows[_identity(found.launch)] = {
             f.name: getattr(found, f.name) for f in fields(found) if f.name != "launch"
         }
+        self._save()
+
+    def mark(self, option: str, noted: Any) -> None:
+        """Note what was found of an option, or that it is being tried."""
+        self.options[option] = noted
+        self._save()
+
+    def _save(self) -> None:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             part = self._path.with_suffix(".part")
-            part.write_text(json.dumps(self.rows, indent=1), encoding="utf-8")
+            part.write_text(
+                json.dumps({"launches": self.rows, "options": self.options}, indent=1), encoding="utf-8"
+            )
             part.replace(self._path)
 
 

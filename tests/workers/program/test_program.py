@@ -58,6 +58,23 @@ def step(model):
     return loss
 
 
+def cut(x, rows: int = 2, apart: int = 1):
+    out = torch.zeros_like(x)
+    for part in range(0, len(x), rows * apart):
+        a, b = out[part : part + rows], x[part : part + rows]
+        scale_kernel[(1,)](a, b, 3.0, a.numel(), BLOCK=256)
+    return out
+
+
+def pieces(model):
+    return cut(torch.ones(16, 8)).sum()
+
+
+def other_shapes(model):
+    model.count = getattr(model, "count", 0) + 1
+    return Scale.apply(torch.ones(model.count)).sum()
+
+
 def fails(model):
     raise ValueError("no")
 
@@ -174,10 +191,20 @@ def test_only_what_pays_stays(folder: Path, case: str) -> None:
         ("nothing", "record", "launches nothing"),
         ("random", "prove", "draws random numbers"),
         ("absent", "record", "has no function absent"),
+        ("other_shapes", "prove", "launches other kernels, or on other shapes, each time"),
     ],
 )
 def test_a_step_that_cannot_be_used_is_refused(folder: Path, step: str, part: str, why: str) -> None:
     assert why in ask(folder, step=step, part=part)["why"]
+
+
+def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(folder: Path) -> None:
+    answer = ask(folder, step="pieces", part="prove", seconds=0.1)
+    proof = answer["proof"]
+    assert [row["label"].partition("(")[2].partition("=")[0] for row in proof["kept"]] == ["rows"]
+    left = {row["label"].partition("(")[2].partition("=")[0]: row["why"] for row in proof["left_out"]}
+    assert "the first result is" in left["apart"]
+    assert any("option" in row and row["name"] == "cut" for row in answer["replacements"])
 
 
 def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
