@@ -29,7 +29,6 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--faster", type=Path, metavar="FILE", help="prove the replacements of this file instead of searching"
     )
-    command.add_argument("--home", help="folder of campaigns and MLflow (default: ./.tilewright)")
     command.add_argument("--no-mlflow", action="store_true", help="do not write to MLflow")
     command.set_defaults(run=_run)
 
