@@ -58,6 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
         lines += ceiling_lines(found.ceiling())
     if proof is not None:
         lines += proof_lines(proof)
+    lines += [f"  - {row['label']}: {row['why']}" for row in found.answer.get("left_out", ())]
     for line in lines:
         _say(line)
     if (found.folder / FASTER).is_file() and arguments.part in ("tune", "prove"):

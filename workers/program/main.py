@@ -67,7 +67,12 @@ def answer_about(
         answer["options"] = [{"label": option.label, "gain": gain} for option, gain in options]
         replacements = [*(option for option, _ in options), *_replacements(outcomes, recorded.launches)]
     shapes = _fp8_shapes(recorded.data) if request.get("fp8") else []
-    if part == "prove":
+    if part == "tune":
+        checked = Proof(program, recorded, replacements)
+        checked.check_answers()
+        replacements = [*checked.kept, *checked.pins]
+        answer["left_out"] = checked.left_out
+    else:
         layers = _layers(shapes)
         proof = Proof(program, recorded, replacements, layers)
         outcome = proof.run(float(request.get("prove_seconds", 40.0)))

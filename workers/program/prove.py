@@ -46,7 +46,7 @@ class Proof:
 
     def run(self, seconds: float) -> dict[str, Any]:
         """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds."""
-        self._check_answers()
+        self.check_answers()
         self._check_program()
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.kept or self.layers is not None:
@@ -74,7 +74,7 @@ class Proof:
 
     # -- answers ---------------------------------------------------------------------------------
 
-    def _check_answers(self) -> None:
+    def check_answers(self) -> None:
         """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
         option by the first step's gradients and result."""
         for replacement in [*self.kept, *self.pins]:

@@ -207,25 +207,51 @@ def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(folder:
     assert any("option" in row and row["name"] == "cut" for row in answer["replacements"])
 
 
+def command(folder: Path, *arguments: str) -> str:
+    """What the command line prints."""
+    code = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{folder}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder, env={k: v for k, v in environment.items() if k not in ("MLFLOW_TRACKING_URI", "TILEWRIGHT_HOME")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(folder: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "0.2")
+    printed = command(folder, *call)
+    assert "cut(apart=" in printed and "apart" not in (folder / "pieces_faster" / "faster.py").read_text()
+    kept = json.loads((folder / "pieces_faster" / "search.json").read_text())
+    (row,) = kept["launches"].values()
+    row["why"] = "found before"  # shows in what the second search answers only if it does not search again
+    for option in [name for name in kept["options"] if "rows" in name]:
+        kept["options"][option] = {}  # its process died while it tried it
+    (folder / "pieces_faster" / "search.json").write_text(json.dumps(kept))
+    printed = command(folder, *call)
+    assert "1 launch(es) as an earlier search found them" in printed and "rows=" not in printed
+    (found,) = json.loads((folder / "pieces_faster" / "found.json").read_text())["found"]
+    assert found["why"] == "found before"
+    assert "program program.py:pieces  tuned  1 launch(es) searched" in command(folder, "status")
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/.tilewright/mlflow.db")
+    experiment = client.get_experiment_by_name("programs").experiment_id
+    runs = {run.info.run_name: run for run in client.search_runs([experiment])}
+    assert sorted(runs) == ["program.py:pieces", "scale_kernel"], "written twice, there once"
+    parent, child = runs["program.py:pieces"], runs["scale_kernel"]
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert parent.data.metrics["step_ms"] > 0 and child.data.metrics["kernel_gain"] == 1
+
+
 def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
     """The command, and what it writes: gradients as before, other shapes by the original, nothing left behind."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{folder}"}
-    code = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "program",
-        "program.py:step",
-        "tune",
-        "--setup",
-        "setup",
-        "--seconds",
-        "6",
-    ]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "2 distinct launch(es)" in done.stdout
+    printed = command(
+        folder, "program", "program.py:step", "tune", "--setup", "setup", "--seconds", "6", "--no-mlflow"
+    )
+    assert "2 distinct launch(es)" in printed
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
     use = """
         import sys, torch, program
         sys.path.insert(0, "step_faster")
