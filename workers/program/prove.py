@@ -16,7 +16,7 @@ from tilewright.workers.program.record import Recorded, burst_seconds, burst_ste
 from tilewright.workers.program.replay import Replay
 from tilewright.workers.program.step import Program, parameters, synchronise
 
-LOSS_STEPS, INTERPRETED_STEPS = 20, 6
+LOSS_STEPS, INTERPRETED_STEPS = 20, 4
 LEAST_ROUNDS, MOST_ROUNDS = 5, 40
 OPTION_SHARE = 2.0**-8
 """Most that an option may change the first step's result: a sum in another order, in bfloat16."""

@@ -136,23 +136,24 @@ CASES = {
 }
 
 
-def ask(folder: Path, **request: Any) -> dict[str, Any]:
-    asked, answered = folder / "request.json", folder / "answer.json"
-    given = {
-        "path": str(folder / "program.py"),
-        "setup": "setup",
-        "step": "step",
-        "prove_seconds": 0.5,
-        **request,
-    }
-    asked.write_text(json.dumps(given))
-    done = subprocess.run(
-        [sys.executable, "-m", "tilewright.workers.program.main", str(asked), str(answered)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(answered.read_text())
+REFUSED = {
+    "fails": ("record", "program.py:fails raises ValueError: no"),
+    "nothing": ("record", "launches nothing"),
+    "random": ("prove", "draws random numbers"),
+    "absent": ("record", "has no function absent"),
+    "other_shapes": ("prove", "launches other kernels, or on other shapes, each time"),
+}
+ASKED = """
+import json, sys
+from tilewright.workers.program.main import answer_to
+import triton
+answers = {}
+for name, request in json.load(open(sys.argv[1])).items():
+    answers[name] = answer_to(request)
+    left = [v for m in (sys.modules.get("program"),) for v in vars(m).values() if type(v).__name__ == "Launcher"]
+    assert not left and type(triton.runtime.jit.JITFunction.run).__name__ == "function", name
+json.dump(answers, open(sys.argv[2], "w"))
+"""
 
 
 @pytest.fixture
@@ -162,8 +163,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_record_says_every_launch(folder: Path) -> None:
-    record = ask(folder, part="record")["record"]
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answer to every request of this page, one after the other in a process: nothing may be left installed."""
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "program.py").write_text(PROGRAM)
+    requests: dict[str, dict[str, Any]] = {
+        "record": {"step": "step", "part": "record"},
+        "pieces": {"step": "pieces", "part": "prove", "seconds": 0.1},
+        **{step: {"step": step, "part": part} for step, (part, _) in REFUSED.items()},
+    }
+    for case, (text, _) in CASES.items():
+        (folder / f"{case}.py").write_text(f"{WINNERS}\n\nREPLACEMENTS = [{text}]\n")
+        requests[case] = {"step": "step", "part": "prove", "faster": str(folder / f"{case}.py")}
+    common = {"path": str(folder / "program.py"), "setup": "setup", "prove_seconds": 0.3}
+    (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED, "requests.json", "answers.json"], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "answers.json").read_text())
+
+
+def test_the_record_says_every_launch(answers: dict[str, Any]) -> None:
+    record = answers["record"]["record"]
     assert [(k["name"], k["module"], k["grid"], k["bytes"]) for k in record["launches"]] == [
         ("scale_kernel", "program", [6], 768),
         ("scale_kernel", "program", [8], 1024),
@@ -172,10 +197,8 @@ def test_the_record_says_every_launch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_only_what_pays_stays(folder: Path, case: str) -> None:
-    text, why = CASES[case]
-    (folder / "winners.py").write_text(f"{WINNERS}\n\nREPLACEMENTS = [{text}]\n")
-    answer = ask(folder, part="prove", faster=str(folder / "winners.py"))
+def test_only_what_pays_stays(answers: dict[str, Any], case: str) -> None:
+    why, answer = CASES[case][1], answers[case]
     proof = answer["proof"]
     assert bool(answer["replacements"]) == (case == "better"), "faster.py cannot hold a kernel of its own"
     if case in ("better", "own"):
@@ -184,27 +207,17 @@ def test_only_what_pays_stays(folder: Path, case: str) -> None:
         assert proof["gain"] is None and why in proof["left_out"][0]["why"]
 
 
-@pytest.mark.parametrize(
-    ("step", "part", "why"),
-    [
-        ("fails", "record", "program.py:fails raises ValueError: no"),
-        ("nothing", "record", "launches nothing"),
-        ("random", "prove", "draws random numbers"),
-        ("absent", "record", "has no function absent"),
-        ("other_shapes", "prove", "launches other kernels, or on other shapes, each time"),
-    ],
-)
-def test_a_step_that_cannot_be_used_is_refused(folder: Path, step: str, part: str, why: str) -> None:
-    assert why in ask(folder, step=step, part=part)["why"]
+@pytest.mark.parametrize("step", REFUSED)
+def test_a_step_that_cannot_be_used_is_refused(answers: dict[str, Any], step: str) -> None:
+    assert REFUSED[step][1] in answers[step]["why"]
 
 
-def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(folder: Path) -> None:
-    answer = ask(folder, step="pieces", part="prove", seconds=0.1)
-    proof = answer["proof"]
+def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers: dict[str, Any]) -> None:
+    proof = answers["pieces"]["proof"]
     assert [row["label"].partition("(")[2].partition("=")[0] for row in proof["kept"]] == ["rows"]
     left = {row["label"].partition("(")[2].partition("=")[0]: row["why"] for row in proof["left_out"]}
     assert "the first result is" in left["apart"]
-    assert any("option" in row and row["name"] == "cut" for row in answer["replacements"])
+    assert any("option" in row and row["name"] == "cut" for row in answers["pieces"]["replacements"])
 
 
 def command(folder: Path, *arguments: str) -> str:
