@@ -14,7 +14,7 @@ from tilewright.workers.program.launches import Launch
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
 from tilewright.workers.program.record import ALLOCATES, DIFFERS, RANDOM, STREAMS, Recorded, record
-from tilewright.workers.program.search import Found, Outcomes, search
+from tilewright.workers.program.search import Found, Job, Outcomes, search
 from tilewright.workers.program.step import BadStep, Program, program_of
 
 UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS)
@@ -118,7 +118,7 @@ def _layers(shapes: Sequence[Sequence[int]]) -> Any:
     return LinearLayers([(s[0], s[1], s[2]) for s in shapes])
 
 
-def _worth_it(recorded: Recorded) -> list[tuple[Launch, float]]:
+def _worth_it(recorded: Recorded) -> list[Job]:
     """Launches that a configuration could improve, with the seconds of the step above their floors; the most first."""
     copy, wall = recorded.data["device"]["copy"], recorded.data["wall_seconds"]
     found = []
@@ -131,8 +131,8 @@ def _worth_it(recorded: Recorded) -> list[tuple[Launch, float]]:
         floor = row["calls"] * max(LEAST_SECONDS, launch.bytes / copy) if copy else 0.0
         headroom = max(0.0, row["seconds"] - floor)
         if not copy or headroom > WORTH * wall:
-            found.append((launch, headroom))
-    return sorted(found, key=lambda row: -row[1])
+            found.append(Job(launch, headroom, row["seconds"] / max(1, row["calls"])))
+    return sorted(found, key=lambda job: -job.weight)
 
 
 def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list[Replacement]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,9 +52,27 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
 
-def clock() -> Clock:
-    """Device events, or the wall clock where kernels are interpreted."""
-    return GpuClock(FLUSH_BYTES) if torch.cuda.is_available() else CpuClock()
+@dataclass(frozen=True)
+class Job:
+    """A launch to search. ``weight``: seconds of the step that it could save at most. ``seconds``: of one call in the
+    step; 0 where no device timed it."""
+
+    launch: Launch
+    weight: float
+    seconds: float = 0.0
+
+
+def clock(replay: Replay, seconds: float) -> Clock:
+    """Device events, or the wall clock where kernels are interpreted.
+
+    The L2 cache is as cold as in the step: flushed before each call or not, whichever is nearer to ``seconds``.
+    """
+    if not torch.cuda.is_available():
+        return CpuClock()
+    clocks = [GpuClock(FLUSH_BYTES), GpuClock(0)]
+    if not seconds:
+        return clocks[0]
+    return min(clocks, key=lambda timer: abs(math.log(_seconds(replay, {}, timer) / seconds)))
 
 
 class Outcomes:
@@ -109,39 +128,36 @@ def _identity(launch: Launch) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def search(
-    launches: Sequence[tuple[Launch, float]], seconds: float, say: Callable[[str], None], kept: Outcomes
-) -> list[Found]:
-    """The launches in the order given, each with its weight: seconds of the step that it could save at most.
+def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept: Outcomes) -> list[Found]:
+    """The outcome of every job, in the order given.
 
     ``seconds``: the budget of wall time, shared in proportion to the weights, the first more than the last. ``kept``:
     what an earlier search found, which is not searched again.
     """
-    began, timer = time.monotonic(), clock()
-    found = {launch.number: outcome for launch, _ in launches if (outcome := kept.of(launch)) is not None}
+    began = time.monotonic()
+    found = {job.launch.number: outcome for job in jobs if (outcome := kept.of(job.launch)) is not None}
     if found:
         say(f"  {len(found)} launch(es) as an earlier search found them")
-    new = [(launch, weight) for launch, weight in launches if launch.number not in found]
-    left = sum(weight for _, weight in new) or 1.0
+    new = [job for job in jobs if job.launch.number not in found]
+    left = sum(job.weight for job in new) or 1.0
     # half of the budget compiles, in as many processes as there are cores
     most = int(seconds / 2 * max(1, len(os.sched_getaffinity(0)) - 1) / COMPILE_SECONDS)
-    plans = [
-        list(neighbours(launch))[: max(LEAST_TRIED, round(most * weight / left))] for launch, weight in new
-    ]
-    _compile([(Replay(launch), c) for (launch, _), plan in zip(new, plans, strict=True) for c in plan])
-    for (launch, weight), plan in zip(new, plans, strict=True):
+    plans = [list(neighbours(job.launch))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new]
+    _compile([(Replay(job.launch), c) for job, plan in zip(new, plans, strict=True) for c in plan])
+    for job, plan in zip(new, plans, strict=True):
         remaining = max(0.0, seconds - (time.monotonic() - began))
-        share = remaining * weight / max(left, 1e-12)
-        left -= weight
-        replay = Replay(launch)
+        share = remaining * job.weight / max(left, 1e-12)
+        left -= job.weight
+        replay = Replay(job.launch)
         replay.learn()
-        outcome = found[launch.number] = _searched(replay, plan, timer, time.monotonic() + share)
+        timer = clock(replay, job.seconds)
+        outcome = found[job.launch.number] = _searched(replay, plan, timer, time.monotonic() + share)
         kept.add(outcome)
         say(
-            f"  {launch.kernel}: {1e6 * outcome.seconds:.1f} us, {outcome.tried} tried, "
+            f"  {job.launch.kernel}: {1e6 * outcome.seconds:.1f} us, {outcome.tried} tried, "
             + (f"{outcome.gain:.2f} x by {outcome.configuration}" if outcome.configuration else outcome.why)
         )
-    return [found[launch.number] for launch, _ in launches]
+    return [found[job.launch.number] for job in jobs]
 
 
 def _compile(pairs: Sequence[tuple[Replay, Configuration]]) -> None:
