@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.library.launch_replacement import names_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Captured:
                 continue
             if inspect.isfunction(value):
                 watched = self._watched(name, value)
-                for owner, known in list(_names_of(value)):
+                for owner, known in list(names_of(value)):
                     setattr(owner, known, watched)
                     self._undo.append(functools.partial(setattr, owner, known, value))
             elif inspect.isclass(value) and hasattr(value, "forward") and hasattr(value, "apply"):
@@ -151,14 +151,6 @@ class Captured:
         found.launches.append(self._launched)
         named = {**{str(n): value for n, value in enumerate(args)}, **kwargs}
         found.notes += [said for key, value in named.items() if (said := gaps_of(key, value))]
-
-
-def _names_of(function: Callable[..., Any]) -> Iterator[tuple[ModuleType, str]]:
-    """Every module-level name of a function."""
-    for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if value is function:
-                yield module, name
 
 
 def _launch(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedLaunch:

@@ -12,11 +12,6 @@ LEAST_SECONDS = 1.5e-6
 WORTH = 0.002
 """Shares of the step below this are not worth a search."""
 
-LINEAR = ("aten::mm", "aten::addmm", "aten::linear")
-
-GEMM, GEMM_ROWS = "gemm_fp8_blockwise/gemm_nt", "gemm_fp8_blockwise/gemm_nt_rows"
-QUANT_ROWS, QUANT_WEIGHT = "gemm_fp8_blockwise/quant_dual", "gemm_fp8_blockwise/quant_128x128_dual"
-
 
 @dataclass(frozen=True)
 class Source:
@@ -124,85 +119,13 @@ def _why_left(row: Mapping[str, Any], launch: Mapping[str, Any], kept: bool) -> 
 
 
 def _linear_layers(record: Mapping[str, Any]) -> Source | None:
-    """Linear layers in FP8 as measured under steady load; where they were not, by the library's table, and their bf16
-    time by the profile or the rate of a large bf16 product."""
-    device = record["device"]
-    rate = float(device["bf16"])
-    if not rate or not record["linears"]:
+    """Linear layers in FP8, as measured under steady load (``workers.program.linear_times``)."""
+    steady = {tuple(row[:4]): row[4:] for row in record["linear_seconds"]}
+    served = [(steady[tuple(row)], count) for *row, count in record["linears"] if tuple(row) in steady]
+    if not served:
         return None
-    now = then = 0.0
-    unserved = set()
-    steady = {tuple(row[:4]): row[4:] for row in record.get("linear_seconds", ())}
-    for rows, out, into, trains, count in record["linears"]:
-        if (rows, out, into, trains) in steady:
-            took, faster = steady[(rows, out, into, trains)]
-            now, then = now + count * took, then + count * min(took, faster)
-            continue
-        products = 3 if trains else 1
-        took = _measured(record, rows, out, into) or 2.0 * products * rows * out * into / rate
-        faster = fp8_seconds(device, rows, out, into, trains)
-        now += count * took
-        if faster is None:
-            unserved.add((rows, out, into))
-        then += count * min(took, took if faster is None else faster)
-    note = ("as measured" if steady else "by the library's table") + "; changes numerics"
-    if unserved:
-        note += f"; {len(unserved)} shape(s) it does not serve"
-    return Source(FP8, now, then, note, numerics=True)
-
-
-def _measured(record: Mapping[str, Any], rows: int, out: int, into: int) -> float | None:
-    """Seconds that torch's products of one layer took together, where the profile shows all of its products."""
-    wanted = {
-        "forward": (rows, into, out), "input": (rows, out, into), "weight": (out, rows, into),
-    }  # fmt: skip
-    found: dict[str, float] = {}
-    for operator in record["operators"]:
-        if operator["name"] not in LINEAR:
-            continue
-        sizes = [s for s in _shapes(operator["shapes"]) if len(s) == 2]
-        if len(sizes) < 2 or sizes[-2][1] != sizes[-1][0]:
-            continue
-        shape = (sizes[-2][0], sizes[-2][1], sizes[-1][1])
-        for name, dims in wanted.items():
-            if shape == dims and name not in found:
-                found[name] = operator["seconds"] / operator["calls"]
-    return sum(found.values()) if len(found) == len(wanted) else None
-
-
-def _shapes(text: str) -> list[list[int]]:
-    import ast
-
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return []
-    return [s for s in found if isinstance(s, list) and all(isinstance(n, int) for n in s)]
-
-
-def fp8_seconds(device: Mapping[str, Any], rows: int, out: int, into: int, trains: bool) -> float | None:
-    """Seconds of one layer in FP8 by the library's receipts, forward and both gradients with every quantisation; None
-    where it serves no such layer."""
-    capability = int(device["capability"])
-    where = f"cuda:{capability // 10}.{capability % 10}"
-    parts = [(GEMM, (rows, out, into)), (QUANT_ROWS, (rows, into)), (QUANT_WEIGHT, (out, into))]
-    if trains:
-        parts += [(GEMM, (rows, into, out)), (GEMM_ROWS, (out, into, rows)), (QUANT_ROWS, (rows, out))]
-    found = [_table_seconds(operator, where, dims) for operator, dims in parts]
-    return None if None in found else sum(filter(None, found))
-
-
-def _table_seconds(operator: str, where: str, dims: tuple[int, ...]) -> float | None:
-    """Seconds at a shape: of the verified shape whose kernel serves it, in proportion to the elements multiplied or
-    moved."""
-    from tilewright.library import store
-    from tilewright.library.serving import served
-
-    service = served(operator, where, dims)
-    if service.kernel is None or service.seconds is None:
-        return None
-    region = store.load_table(operator, where).choose(dims)
-    share = 1.0
-    for size, verified in zip(dims, region.dims, strict=True):
-        share *= size / verified
-    return service.seconds * share
+    note = "measured layer by layer; changes numerics"
+    if len(steady) < len(record["linears"]):
+        note += f"; {len(record['linears']) - len(steady)} shape(s) not in FP8"
+    now = sum(count * bf16 for (bf16, _), count in served)
+    return Source(FP8, now, sum(count * min(bf16, fp8) for (bf16, fp8), count in served), note, numerics=True)

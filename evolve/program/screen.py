@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from tilewright.evolve.program.ceiling import FP8, TRITON, WORTH, Ceiling
+from tilewright.evolve.program.ceiling import FP8, WORTH, Ceiling
 
 WIDTH = 60
 LISTED = 24
@@ -158,11 +158,6 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
         yield f"  - {row['label']}: {row['why']}"
     for line in proof.get("notes", ()):
         yield f"  {line}"
-
-
-def triton_ceiling(found: Ceiling) -> float:
-    """The factor that Triton's kernels alone could give."""
-    return found.of(TRITON)
 
 
 def _ms(seconds: float) -> str:
