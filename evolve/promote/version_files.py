@@ -72,6 +72,8 @@ def build(
     entry, kernels = _entry(promotion, old_dispatch["targets"].get(target))
     told = with_earlier(_receipt(promotion), old_receipt["targets"].get(target), entry["regions"])
     entry["regions"] = with_shares(entry["regions"], told["shapes"])
+    if lost := getattr(promotion.nomination.resolved.operator, "left_out", ()):
+        told = {**told, "left_out": list(lost)}
     targets = {**old_dispatch["targets"], target: entry}
     used = {k["file"] for e in targets.values() for k in e["kernels"].values()}
     files = {**{n: d for n, d in old_files.items() if n in used}, **kernels}
@@ -187,7 +189,7 @@ def toolchain_ranges(checked: Iterable[Verified]) -> dict[str, tuple[str, str]]:
 
 def kernel_file(operator: str, target: str, source: str) -> tuple[str, bytes]:
     """(name, text) of a promoted source: formatted, under a header, the same for every kernel that is made of it."""
-    formatted = _formatted(source)
+    formatted = _format_source(source)
     if normalise(formatted) != normalise(source):
         raise AssertionError("formatting changed a kernel")
     data = (_HEADER.format(operator=operator, target=target) + formatted).encode("utf-8")
@@ -204,7 +206,7 @@ _HEADER = """\
 
 
 @lru_cache(maxsize=64)
-def _formatted(source: str) -> str:
+def _format_source(source: str) -> str:
     """By ruff where it is installed (the ``dev`` extra), else as it is."""
     if importlib.util.find_spec("ruff") is None:
         return source

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, read, wrong
 from tilewright.workers.intake.judge.inputs import FEW_VALUES, MOST_ANSWER, SET_APART, draws
@@ -95,15 +96,16 @@ class InputKinds:
         self.notes: list[str] = []
         self.operands = list(operands)
         self.operands = with_edges(operands, numbers, self._bears_edges)
-        for family in (SET_APART, tuple(FEW_VALUES)):
+        own = ((GIVEN,),) if any(o.values for o in self.operands) else ()
+        for family in (*own, SET_APART, tuple(FEW_VALUES)):
             for kind in family:
-                spreads = (4,) if kind == "far" or kind in FEW_VALUES else (4, 2, 1)
+                spreads = (4,) if kind in ("far", GIVEN, *FEW_VALUES) else (4, 2, 1)
                 if any(self._added(kind, spread) for spread in spreads):
                     break
                 if kind not in QUIET:
-                    self.notes.append(
-                        f"inputs of kind {kind} are not used: the original kernel fails on them"
-                    )
+                    late = time.monotonic() > self._until
+                    why = "no time was left to try them" if late else "the original kernel fails on them"
+                    self.notes.append(f"inputs of kind {kind} are not used: {why}")
         if not set(FEW_VALUES) & set(self._pairs) and time.monotonic() > self._until:
             self._pairs["repeated"] = []  # hardly any kernel fails on these
 
@@ -153,7 +155,7 @@ class InputKinds:
         self._pairs[kind] = found
         unexplained = spread > self._effort.blamed_spread or kind == "far"
         fits = kind not in SET_APART or not unexplained or None not in self._bars((kind,))
-        fits = fits and (kind == "repeated" or self._bears_others(kind, spread + 1))
+        fits = fits and (kind in ("repeated", GIVEN) or self._bears_others(kind, spread + 1))
         fits = fits and (not before or self._bars(self._pairs) == before)
         if not fits:
             del self._pairs[kind]
@@ -241,7 +243,9 @@ def _edges(operand: Operand, labels: Sequence[int]) -> Iterator[str]:
     if operand.dtype == "bool":
         yield from ["rows"] if len(operand.shape) > 1 else []
     elif is_float(operand.dtype):
-        yield from [] if is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+        yield from (
+            [] if operand.least is not None or is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+        )
     elif operand.total:
         yield "none"
     elif operand.below:
