@@ -1,69 +1,44 @@
 """A program in MLflow: one run with the step's figures and pages, and a child run for each kernel that was searched.
 
-    python -m tilewright.evolve.mlflow_mirror.program_runs FOLDER --uri URI --artifacts FOLDER
+    python -m tilewright.evolve.mlflow_mirror.program_runs --uri URI --artifacts FOLDER < CONTENT
 
-Everything is read from the program's folder. Writing it again brings the same runs up to date.
+Writing it again brings the same runs up to date.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
-
-from tilewright.evolve.program.ceiling import ceiling
-from tilewright.evolve.program.folder import FASTER, FOUND, PAGE, RECEIPT, RECORD, read_json
 
 EXPERIMENT = "programs"
 UID, PARENT, LAUNCH = "tilewright.program", "mlflow.parentRunId", "tilewright.launch"
 LONGEST_PARAM = 500
 
 
-def write_program(folder: Path, client: MlflowClient, artifacts: Path | None) -> str:
-    """The identity of the program's run. Raises MlflowException where the store cannot be reached."""
-    record, receipt = read_json(folder / RECORD), read_json(folder / RECEIPT)
-    uid = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+def write_program(content: Mapping[str, Any], client: MlflowClient, artifacts: Path | None) -> str:
+    """The identity of the program's run. Raises MlflowException where the store cannot be reached.
+
+    ``content``: ``uid``, ``name``, ``params``, ``metrics``, ``files``, and ``kernels``, each with a ``key``.
+    """
+    uid = str(content["uid"])
     experiment = _experiment(client, artifacts)
-    run = _run(client, experiment, f"tags.`{UID}` = '{uid}'", {UID: uid}, str(record["name"]))
-    found = ceiling(record)
-    metrics = {"step_ms": 1e3 * found.wall, "device_busy_ms": 1e3 * found.busy}
-    metrics |= {f"ceiling/{_slug(s.name)}": found.factor(s) for s in found.sources if found.busy}
-    if receipt.get("gain"):
-        low, high = receipt["interval"]
-        metrics |= {
-            "gain": receipt["gain"], "gain_low": low, "gain_high": high, "predicted_gain": receipt["predicted"],
-            "step_after_ms": 1e3 * receipt["seconds"],
-        }  # fmt: skip
-    device = record["device"]
-    params = {name: str(device[name]) for name in ("product", "torch", "triton")}
-    _log(client, run, params | {"launches": str(len(record["launches"]))}, metrics)
-    for name in (RECORD, PAGE, RECEIPT, FASTER):
-        if (folder / name).is_file():
-            client.log_artifact(run, str(folder / name))
-    kept = {row["label"]: row for row in receipt.get("kept", ())}
-    for row in read_json(folder / FOUND).get("found", ()):
-        key = hashlib.sha256(f"{uid}/{row['module']}/{row['name']}/{row['arguments']}".encode()).hexdigest()[
-            :16
-        ]
-        tags = {PARENT: run, LAUNCH: key}
-        child = _run(client, experiment, f"tags.`{LAUNCH}` = '{key}'", tags, str(row["kernel"]))
-        proved = kept.get(f"{row['module']}.{row['name']}", {})
-        figures = {
-            "us": 1e6 * row["seconds"],
-            "kernel_gain": row["gain"],
-            "tried": row["tried"],
-            "wrong": row["wrong"],
-        }
-        figures |= {"step_gain": proved["gain"], "step_gain_low": proved["interval"][0]} if proved else {}
-        said = {"function": f"{row['module']}.{row['name']}", "arguments": row["arguments"]}
-        _log(client, child, {**said, "configuration": str(row["configuration"] or row["why"])}, figures)
+    run = _run(client, experiment, f"tags.`{UID}` = '{uid}'", {UID: uid}, str(content["name"]))
+    _log(client, run, content["params"], content["metrics"])
+    for path in content["files"]:
+        client.log_artifact(run, path)
+    for kernel in content["kernels"]:
+        tags = {PARENT: run, LAUNCH: str(kernel["key"])}
+        child = _run(client, experiment, f"tags.`{LAUNCH}` = '{kernel['key']}'", tags, str(kernel["name"]))
+        _log(client, child, kernel["params"], kernel["metrics"])
         client.set_terminated(child)
     client.set_terminated(run)
     return run
@@ -101,20 +76,17 @@ def _log(client: MlflowClient, run: str, params: Mapping[str, str], metrics: Map
     client.log_batch(run, metrics=good, params=new, tags=changed, synchronous=True)
 
 
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name.lower())
-
-
 def main() -> int:
     """Write one program. Returns 1 and prints a sentence where the store cannot be reached."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
     parser.add_argument("--uri", required=True)
     parser.add_argument("--artifacts", type=Path, required=True)
     given = parser.parse_args()
     local = not given.uri.startswith(("http:", "https:", "databricks"))
     try:
-        write_program(given.folder, MlflowClient(tracking_uri=given.uri), given.artifacts if local else None)
+        write_program(
+            json.load(sys.stdin), MlflowClient(tracking_uri=given.uri), given.artifacts if local else None
+        )
     except (MlflowException, OSError) as error:
         print(json.dumps({"why": str(error).splitlines()[0]}))  # noqa: T201
         return 1

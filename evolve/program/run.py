@@ -16,7 +16,16 @@ from typing import Any
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.program.ceiling import FP8, Ceiling, ceiling
 from tilewright.evolve.program.faster_file import faster_text
-from tilewright.evolve.program.folder import FASTER, FOUND, KEPT, PAGE, RECEIPT, RECORD, note_program
+from tilewright.evolve.program.folder import (
+    FASTER,
+    FOUND,
+    KEPT,
+    PAGE,
+    RECEIPT,
+    RECORD,
+    mlflow_content,
+    note_program,
+)
 from tilewright.evolve.program.screen import figure_kind, page
 from tilewright.evolve.record.home import home_folder
 from tilewright.workers.child.launch import ROOT
@@ -115,10 +124,15 @@ class Program:
         """
         from tilewright.evolve.mlflow_mirror.process import ARTIFACTS, mirror_environment, store_uri
 
-        command = [sys.executable, "-m", "tilewright.evolve.mlflow_mirror.program_runs", str(self.folder)]
+        command = [sys.executable, "-m", "tilewright.evolve.mlflow_mirror.program_runs"]
         command += ["--uri", store_uri(self.home), "--artifacts", str((self.home / ARTIFACTS).resolve())]
         done = subprocess.run(
-            command, env=mirror_environment(os.environ), capture_output=True, text=True, check=False
+            command,
+            env=mirror_environment(os.environ),
+            capture_output=True,
+            text=True,
+            check=False,
+            input=json.dumps(mlflow_content(self.folder, self.ceiling())),
         )
         if done.returncode == 0:
             return ""
