@@ -141,7 +141,7 @@ class Found:
         return tuple(dict.fromkeys((*self.emptied, *(s.suite for s in (*self.replaced, *self.slower)))))
 
 
-def rechecked(
+def recheck_operator(
     writer: LibraryWriter, operator: str, target: str, make: MakeEvaluator, say: Say
 ) -> Found | None:
     """Verify and time what the current version serves on ``target``; None where it serves nothing there.
@@ -154,7 +154,7 @@ def rechecked(
     if name is None:
         return None
     campaign = receipt["targets"][name]["campaign"]
-    first = _resolved(campaign["operator"], wanted.name, campaign["suite"])
+    first = _resolve_suite(campaign["operator"], wanted.name, campaign["suite"])
     constants = {**first.operator.constants, **first.target.constants}
     found = Found(operator, name, version, wanted, wanted.kind.value, constants, campaign["operator"])
     regions = _regions(writer, operator, version, name)
@@ -168,7 +168,7 @@ def rechecked(
             by_suite.setdefault(suite, []).append(region)
     while by_suite:
         for suite, group in by_suite.items():
-            resolved = _resolved(campaign["operator"], wanted.name, suite)
+            resolved = _resolve_suite(campaign["operator"], wanted.name, suite)
             evaluator = make(resolved)
             try:
                 _recheck_suite(found, resolved, group, evaluator, say)
@@ -287,7 +287,7 @@ def _entry_name(dispatch: Mapping[str, Any], target: Target) -> str | None:
     )
 
 
-def _resolved(operator: str, target: str, suite: str) -> Resolved:
+def _resolve_suite(operator: str, target: str, suite: str) -> Resolved:
     data = {
         "name": "recheck",
         "operator": operator,

@@ -45,11 +45,11 @@ def write(writer: LibraryWriter, found: Found) -> str | None:
         if not found.served and not others:
             writer.point(found.operator, None, note)
             return None
-        files, told = _made(writer, found, receipt, dispatch, others)
+        files, told = _version_files(writer, found, receipt, dispatch, others)
         return writer.add(found.operator, files, told, note)
 
 
-def _made(
+def _version_files(
     writer: LibraryWriter,
     found: Found,
     receipt: Mapping[str, Any],

@@ -166,7 +166,7 @@ def _taken_files(operator: TakenOperator) -> dict[str, str] | None:
         if text is None:
             return None
         files["judge.py"] = text
-        function = f"    from {PLACEHOLDER} import judge\n\n    return {_found(text, name)}"
+        function = f"    from {PLACEHOLDER} import judge\n\n    return {_function_expression(text, name)}"
     else:
         function = f"    return reference.function_of({operator.reference!r})"
     files["__init__.py"] = _TAKEN_ROOT.format(
@@ -208,7 +208,7 @@ def _is_beside(path: Path, name: str) -> bool:
     return path.with_name(f"{name}.py").is_file() or (path.parent / name / "__init__.py").is_file()
 
 
-def _found(text: str, name: str) -> str:
+def _function_expression(text: str, name: str) -> str:
     """The function of the packed file, as an expression: a model's is made first, as its benchmark does."""
     nodes = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
     if isinstance(nodes.get(name), ast.ClassDef) and "get_init_inputs" in nodes:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from testkit.compile_ahead import Task, compiled_ahead, described
-from testkit.gpu import require_h200
+from testkit.gpu import require_hopper
 from testkit.seeds.gpu_gates import Case, gate_failures
 from tilewright.evolve.space.space import read_declarations
 from tilewright.seeds.catalogue import load_operator
@@ -72,8 +72,7 @@ def cases() -> list[Case]:
 
 @pytest.mark.gpu
 def test_seeds_pass_their_gates_on_the_gpu() -> None:
-    require_h200()
-    assert gate_failures(cases()) == {}
+    assert gate_failures(cases(), require_hopper()) == {}
 
 
 def compile_task(operator: str, kernel: str, params: dict[str, Any]) -> Task:

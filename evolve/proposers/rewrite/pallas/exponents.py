@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -38,8 +37,14 @@ _KEEPS_UNIT = (
     "jax.experimental.pallas.tpu.repeat",
 )
 
+ScaledPowers = tuple[dict[cst.CSTNode, cst.BaseExpression], list[cst.Call]]
+"""Factors of scores by statement, and the exponentials of their differences."""
 
-class BaseTwoSoftmax(CallRule):
+NarrowPowers = tuple[str, list[tuple[cst.FunctionDef, cst.Call]]]
+"""A name, and the exponentials bound to it by function."""
+
+
+class BaseTwoSoftmax(CallRule[ScaledPowers]):
     """Raise two instead of e: scores are scaled by log2(e) as well, in the factor that scales them anyway."""
 
     name = "pallas_base_two_softmax"
@@ -48,13 +53,18 @@ class BaseTwoSoftmax(CallRule):
         "into the scale of the scores, the product costs nothing."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, ScaledPowers]]:
         for name, group in scalings(view).items():
             powers = _Units(view, name, group).powers()
             if powers:
                 yield f"{name} in base two, {len(powers)} exponentials", (group, powers)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(
+        self,
+        edit: Edit,
+        view: PallasCall,
+        payload: ScaledPowers,
+    ) -> None:
         kernel = view.kernel
         group, powers = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
@@ -274,7 +284,7 @@ def _header(statement: cst.CSTNode) -> cst.CSTNode | None:
     return statement.iter if isinstance(statement, cst.For) else None
 
 
-class NarrowExponent(CallRule):
+class NarrowExponent(CallRule[NarrowPowers]):
     """Raise in bfloat16 where the result is rounded to bfloat16 before a dot."""
 
     name = "pallas_narrow_exponent"
@@ -283,11 +293,11 @@ class NarrowExponent(CallRule):
         "and half the work of the unit that raises; gates say whether the exponents' rounding can be afforded."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, NarrowPowers]]:
         for name, calls in _weights(view).items():
             yield f"raise {name} in bfloat16", (name, calls)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: NarrowPowers) -> None:
         kernel = view.kernel
         name, calls = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")

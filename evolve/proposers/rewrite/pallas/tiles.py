@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -15,6 +13,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     definitions,
     reads_of,
     small,
+    substituted,
     target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
@@ -49,25 +48,11 @@ def expanded(kernel: KernelSource, text: str, block: cst.CSTNode) -> str | None:
             values = [v for n, v in pairs(bound[name][0]) if n == name] if len(bound[name]) == 1 else []
             if not values:
                 return None
-            text = _put(text, name, kernel.code(values[0]))
+            text = substituted(text, name, kernel.code(values[0]))
     return None
 
 
-class _Put(ast.NodeTransformer):
-    def __init__(self, name: str, value: ast.expr) -> None:
-        self.name, self.value = name, value
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.value if node.id == self.name else node
-
-
-def _put(text: str, name: str, value: str) -> str:
-    """``text`` with a name replaced by an expression."""
-    tree = _Put(name, ast.parse(value, mode="eval").body).visit(ast.parse(text, mode="eval"))
-    return ast.unparse(tree)
-
-
-class SkipMaskedTiles(CallRule):
+class SkipMaskedTiles(CallRule[tuple[cst.For, str, bool]]):
     """Leave out the iterations of a softmax over tiles whose tile a mask hides altogether."""
 
     name = "pallas_skip_masked_tiles"
@@ -76,7 +61,7 @@ class SkipMaskedTiles(CallRule):
         "hides half of all tiles."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[cst.For, str, bool]]]:
         kernel = view.kernel
         static = StaticNames(kernel, view.function)
         number = 0
@@ -86,7 +71,7 @@ class SkipMaskedTiles(CallRule):
                 yield "skip tiles that the mask hides altogether", (loop, *place)
                 number += 1
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[cst.For, str, bool]) -> None:
         kernel = view.kernel
         loop, empty, decided = payload
         if decided:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import libcst as cst
 import numpy as np
@@ -31,7 +30,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
 from tilewright.evolve.proposers.rewrite.pallas.grid import whole_extent, without_element, without_parameter
 
 
-class UnrollGridAxis(CallRule):
+class UnrollGridAxis(CallRule[int]):
     """Walk the fastest grid axis inside the step: blocks span it, its program id becomes a Python number."""
 
     name = "pallas_unroll_grid_axis"
@@ -41,11 +40,11 @@ class UnrollGridAxis(CallRule):
         "costs VMEM for the whole axis, and code."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, int]]:
         last = len(view.grid) - 1
-        if not last or not _decides(view, last) or not _followed(view, last):
+        if not last or not _decides(view, last) or not _can_unroll(view, last):
             return
-        if last > 1 and _decides(view, last - 1) and _followed(view, last - 1):
+        if last > 1 and _decides(view, last - 1) and _can_unroll(view, last - 1):
             yield f"unroll grid axes {last - 1} and {last} within the step", 2
         yield f"unroll grid axis {last} within the step", 1
 
@@ -110,7 +109,7 @@ def _equality(condition: cst.BaseExpression) -> bool:
     )
 
 
-def _followed(view: PallasCall, axis: int) -> bool:
+def _can_unroll(view: PallasCall, axis: int) -> bool:
     """Whether an axis of the launch, all after it taken, can be taken into the kernel."""
     kernel = view.kernel
     if not isinstance(view.grid_node, cst.Tuple | cst.List) or "input_output_aliases" in view.args:
@@ -191,7 +190,7 @@ def _place(view: PallasCall, ref: Ref, spec: Spec, axis: int, step: str, steps: 
         if _squeezed(kernel, extent):
             texts += [step] if moves else []
         elif moves:
-            size = view.seen(extent) or f"({ref.name}.shape[{len(texts)}] // {steps})"
+            size = view.kernel_text(extent) or f"({ref.name}.shape[{len(texts)}] // {steps})"
             texts.append(f"{step} * {size} : ({step} + 1) * {size}")
         else:
             texts.append(":")

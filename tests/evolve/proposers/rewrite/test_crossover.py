@@ -26,7 +26,7 @@ def child_of(name: str) -> str:
 
 
 def test_children_have_both_parents_code() -> None:
-    parents = [child_of(name) for name in ("pallas_cache_across_axis", "pallas_absmax_dtype")]
+    parents = [child_of(name) for name in ("pallas_cache_across_axis", "pallas_reassociate_scale")]
     made = cross(parents[0], parents[1], np.random.default_rng(0))
     assert made is not None
     child, what = made
@@ -54,12 +54,12 @@ def lineage(*rules: str) -> tuple[History, list[Genome]]:
 
 
 def test_a_child_repeats_what_only_the_other_line_went_through() -> None:
-    history, (seed, cached, narrow) = lineage("pallas_cache_across_axis", "pallas_absmax_dtype")
-    made = transplant(history, narrow, cached, np.random.default_rng(0))
+    history, (seed, cached, chained) = lineage("pallas_cache_across_axis", "pallas_reassociate_scale")
+    made = transplant(history, chained, cached, np.random.default_rng(0))
     assert made is not None
     source, params, detail = made
     assert "cache" in source and detail.startswith("pallas_cache_across_axis: ")
-    assert detail.endswith(f" as in {cached.id}") and set(params) >= set(narrow.params)
+    assert detail.endswith(f" as in {cached.id}") and set(params) >= set(chained.params)
     trial = Trial(PARENT.name, "transplant", detail, source, dict(params))
     run_checks([PARENT], [trial])
     assert trial.ok and check(source) == []
@@ -69,9 +69,9 @@ def test_a_child_repeats_what_only_the_other_line_went_through() -> None:
 
     child = Genome(source, params)
     mutation = Mutation(MutationKind.CROSSOVER, "source_crossover", detail)
-    history.propose(Candidate(3, child, (narrow.id, cached.id), mutation, 2, 0))
+    history.propose(Candidate(3, child, (chained.id, cached.id), mutation, 2, 0))
     assert [step.rule for step in steps_of(history, child)] == [
-        "pallas_absmax_dtype", "pallas_cache_across_axis"
+        "pallas_reassociate_scale", "pallas_cache_across_axis"
     ]  # fmt: skip
     assert transplant(history, child, cached, np.random.default_rng(0)) is None, (
         "it has been through all of it"

@@ -18,9 +18,11 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
     definitions,
+    loop_bounds,
     reads_of,
     small,
     target_names,
+    turn_text,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, when_of
@@ -68,19 +70,11 @@ class Chain:
 
 def ordinal(kernel: KernelSource, loop: cst.For) -> str | None:
     """Text of the number of the current iteration, None for loops that are not over ``range``."""
-    iterated = loop.iter
-    if not isinstance(iterated, cst.Call) or any(a.star or a.keyword for a in iterated.args):
-        return None
-    name = kernel.code(iterated.func)
-    if name == "enumerate" and isinstance(loop.target, cst.Tuple):
-        return target_names(loop.target)[0]
-    if name != "range" or not isinstance(loop.target, cst.Name):
-        return None
-    texts = [kernel.code(a.value) for a in iterated.args]
-    index = loop.target.value
-    start, step = (texts[0] if len(texts) > 1 else "0"), (texts[2] if len(texts) > 2 else "1")
-    offset = index if start == "0" else f"({index} - ({start}))"
-    return offset if step == "1" else f"{offset} // ({step})"
+    if isinstance(loop.iter, cst.Call) and kernel.code(loop.iter.func) == "enumerate":
+        from_zero = len(loop.iter.args) == 1 and isinstance(loop.target, cst.Tuple)
+        return target_names(loop.target)[0] if from_zero else None
+    bounds = loop_bounds(kernel, loop)
+    return None if bounds is None else turn_text(kernel.code(loop.target), bounds)
 
 
 def value_reads(text: str) -> set[str]:

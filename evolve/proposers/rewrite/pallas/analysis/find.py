@@ -9,7 +9,7 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import parameters, resolve, small, target_names
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS, PallasCall, Ref, Spec
-from tilewright.evolve.proposers.rewrite.place_rule import PlaceRule
+from tilewright.evolve.proposers.rewrite.place_rule import Place, PlaceRule
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ def _operands(kernel: KernelSource, call: cst.Call) -> list[cst.BaseExpression]:
     return []
 
 
-class CallRule(PlaceRule[PallasCall]):
+class CallRule(PlaceRule[PallasCall, Place]):
     """A rule whose places are in one ``pallas_call`` and its kernel."""
 
     language = Language.PALLAS
