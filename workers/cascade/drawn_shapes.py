@@ -129,7 +129,7 @@ def _drawn(
         if made is not None and legal.small(made):
             dims = made
         elif made is not None and named:
-            named[name].insert(0, made[name])  # for another shape
+            named[name].append(made[name])  # for another shape
     return dims
 
 
