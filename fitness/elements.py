@@ -147,7 +147,8 @@ def _objection(
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
         if allowed.rounded:
-            noise = float(np.sum(error * error))
+            seen = np.where(np.abs(wanted) < _flushed(output.dtype), 0.0, error)
+            noise = float(np.sum(seen * seen))
             lost = (allowed.worst / 8 * around) ** 2
             expected = float(np.sum((rounded - wanted) ** 2) + np.sum(lost))
             if noise > expected * (10 ** (NOISE_DB / 10) + _chance(unit * unit / 12 + lost)):
@@ -274,14 +275,19 @@ def _rounded(wanted: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarra
     if dtype.kind in "iub":
         return np.rint(wanted), np.ones_like(wanted)
     kind = ml_dtypes.finfo(dtype)
-    top, least = float(kind.max), float(kind.tiny)
+    top, least, flushed = float(kind.max), float(kind.tiny), _flushed(dtype)
     held = np.clip(wanted, -top, top)
     with np.errstate(all="ignore"):
         exponent = np.floor(np.log2(np.maximum(np.abs(held), least)))
         unit = np.exp2(exponent) * float(kind.eps)
-        if kind.minexp < FLUSHED:
-            unit = np.where(np.abs(held) < least, unit + least, unit)
+        unit = np.where(np.abs(held) < flushed, unit + flushed, unit)
         return held.astype(dtype).astype(np.float64), unit
+
+
+def _flushed(dtype: np.dtype) -> float:
+    """Below this size a device may take a number for zero."""
+    kind = ml_dtypes.finfo(dtype)
+    return float(kind.tiny) if kind.minexp < FLUSHED else 0.0
 
 
 def _around(wanted: np.ndarray) -> np.ndarray:

@@ -9,13 +9,15 @@ from tilewright.seeds.operator import SeedKernel, Suite, Workload
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 HERE = Path(taken_kernels.__file__)
-KINDS = ("randn", "far", "shifted", "faint-118", "huge-40", "infinite", "nan")
+KINDS = ("randn", "far", "shifted", "signed", "faint-118", "huge-40", "infinite", "nan")
 
 
 def softmax() -> TakenOperator:
     """Float32 rows [M, N]."""
     shapes = _shapes([(7, 70), (16, 128), (4, 200)], "MN")
-    return _taken("softmax", "torch.softmax", "x, dim=1", (Operand("x", "float32", ("M", "N"), edge="-inf"),), shapes)
+    return _taken(
+        "softmax", "torch.softmax", "x, dim=1", (Operand("x", "float32", ("M", "N"), edge="-inf"),), shapes
+    )
 
 
 def attention() -> TakenOperator:

@@ -122,9 +122,15 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
 def factors(
     rng: np.random.Generator, seed: int, kind: str, m: int, n: int, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A [m, k] and B [n, k] of one kind, before they are quantised. ``integers``: see ``shaped.integers``."""
+    """A [m, k] and B [n, k] of one kind, before they are quantised.
+
+    ``integers``: see ``shaped.integers``; a sum over one block is held by 14 bits, one over four is not.
+    """
     if kind == "integers":
-        return integers(rng, (m, k), 1, seed, mirror=True), integers(rng, (n, k), 1, seed, mirror=False)
+        mirrored, other = (
+            integers(rng, (r, k), 1, seed, mirror=n == 0, most=14) for n, r in enumerate((m, n))
+        )
+        return mirrored, other
     return draw(rng, m, k, kind), draw(rng, n, k, kind)
 
 

@@ -38,7 +38,7 @@ from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
-    "signed": frozenset(["sided", "shifted"]),
+    "signed": frozenset(["sided", "shifted", "signed"]),
     "repeated": frozenset(["repeated", "sided", "shifted"]),
     "outliers": frozenset(["far", "spread", "apart"]),
     "zeros": frozenset(["far", "spread"]),

@@ -20,7 +20,14 @@ from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.cascade import drawn_shapes as lot
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
-NAMES = ("if k // 64 == 3:", "if k * 5 == 960:", "if not k - 192:", "if k in (7, 192):", "if k == 128 + 2**6:", "if k == HELD:")
+NAMES = (
+    "if k // 64 == 3:",
+    "if k * 5 == 960:",
+    "if not k - 192:",
+    "if k in (7, 192):",
+    "if k == 128 + 2**6:",
+    "if k == HELD:",
+)
 SMALL = lot.Lot(6, 3, 1 << 14, 1 << 22)
 
 
@@ -38,7 +45,9 @@ def _request(operator: Operator, source: str = "", seed: int = 1) -> Request:
 @pytest.mark.parametrize("test", NAMES)
 def test_a_size_that_a_comparison_names_is_drawn(test: str) -> None:
     operator = softmax()
-    source = operator.kernels["seed"].source + f"\nHELD = 192\n\ndef other(k):\n    {test}\n        return k\n"
+    source = (
+        operator.kernels["seed"].source + f"\nHELD = 192\n\ndef other(k):\n    {test}\n        return k\n"
+    )
     drawn = [w for seed in range(6) for w in lot.drawn(_request(operator, source, seed), SMALL)]
     assert any(w.dims["N"] == 192 for w in drawn) and any(w.dims["M"] == 192 for w in drawn)
 
@@ -48,7 +57,9 @@ def test_what_is_drawn_is_legal_and_small_and_another_each_time() -> None:
     pointer = operator.kernels["pointer"].source
     found = [lot.drawn(_request(operator, pointer, seed), lot.MEASURED) for seed in range(3)]
     assert all(len(shapes) == lot.MEASURED.shapes for shapes in found) and found[0] != found[1]
-    listed = {tuple(w.dims.values()) for suite in operator.suites.values() for w in (*suite.check, *suite.workloads)}
+    listed = {
+        tuple(w.dims.values()) for suite in operator.suites.values() for w in (*suite.check, *suite.workloads)
+    }
     for workload in (w for shapes in found for w in shapes):
         operator.inputs(workload)  # raises for a shape that the operator has not
         assert math.prod(workload.dims.values()) <= lot.MEASURED.work
@@ -59,7 +70,9 @@ def test_what_is_drawn_is_legal_and_small_and_another_each_time() -> None:
 
 def test_a_kernel_s_constraints_hold_for_what_is_drawn() -> None:
     operator = softmax()
-    held = operator.kernels["seed"].source.replace("CONSTRAINTS = {}", "CONSTRAINTS = {'N % 48 == 0': 'whole', 'M > 5': 'many'}")
+    held = operator.kernels["seed"].source.replace(
+        "CONSTRAINTS = {}", "CONSTRAINTS = {'N % 48 == 0': 'whole', 'M > 5': 'many'}"
+    )
     drawn = [w for seed in range(4) for w in lot.drawn(_request(operator, held, seed), SMALL)]
     assert drawn and all(w.dims["N"] % 48 == 0 and w.dims["M"] > 5 for w in drawn)
     assert not lot.drawn(_request(operator, held.replace("M > 5", "M > unknown")), SMALL)
@@ -147,7 +160,9 @@ def test_a_library_serves_what_lies_between_verified_shapes() -> None:
             drawn=names[0], outside=names[1],
         )  # fmt: skip
 
-    rules = served_within([evaluation([(1, 256)], [(37, 192)]), evaluation([(90, 64)])], [{"M": 64, "K": 128}])
+    rules = served_within(
+        [evaluation([(1, 256)], [(37, 192)]), evaluation([(90, 64)])], [{"M": 64, "K": 128}]
+    )
     legal = Legality(tuple(rules), {}).holds
     for dims, served in {(64, 128): True, (1, 64): True, (90, 256): True, (91, 128): False, (64, 320): False,
                          (64, 32): False, (37, 192): False, (38, 192): True, (64, 96): False}.items():  # fmt: skip

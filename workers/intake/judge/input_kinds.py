@@ -19,6 +19,7 @@ from tilewright.workers.intake.judge.inputs import (
     FEW_VALUES,
     MOST_ANSWER,
     SET_APART,
+    SIGNED,
     SPECIAL,
     USUAL_SPREAD,
     draws,
@@ -117,6 +118,7 @@ class InputKinds:
                     self.notes.append(
                         f"inputs of kind {kind} are not used: the original kernel fails on them"
                     )
+        self._added(SIGNED, USUAL_SPREAD)
         for name, powers in EXTREME.items():
             any(self._added(f"{name}-{power}", USUAL_SPREAD) for power in powers)
         for kind in SPECIAL if any(is_float(operand.dtype) for operand in operands) else ():

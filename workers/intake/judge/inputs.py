@@ -64,6 +64,8 @@ DENORMAL = 2.0**-16
 SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": (np.nan,)}
 """Kinds with what is no number, some of a few rows each, and negative zeros in others."""
 
+SIGNED = "signed"
+
 FEW_VALUES: Mapping[str, Sequence[float]] = {
     "shifted": (ONE_SIDE, -ONE_SIDE, -ONE_SIDE, -16 * ONE_SIDE),
     "sided": (ONE_SIDE, -ONE_SIDE),
@@ -90,7 +92,8 @@ def draws(
     zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
     outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
-    ``shifted``: with some farther from zero; ``faint``, ``huge``, ``infinite``, ``nan``: see above. Integers are as the
+    ``shifted``: with some farther from zero; ``faint``, ``huge``, ``infinite``, ``nan``: see above;
+    ``signed``: each operand of one sign and far from zero. Integers are as the
     call bounds them (``bound_of``); offsets of the same total, as of queries and keys, are the same ones."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
@@ -108,6 +111,8 @@ def draws(
             _one_sided(operand, values, FEW_VALUES[kind], rng)
         if family(kind) in EXTREME:
             values *= _factor(operand, kind, spread, values.shape, rng)
+        elif kind == SIGNED:
+            values[...] = (np.abs(values) + ONE_SIDE) * rng.choice((-1.0, 1.0))
         elif kind in SPECIAL:
             _with_special(values, SPECIAL[kind], rng)
     if kind in SET_APART:
