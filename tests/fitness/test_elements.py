@@ -398,8 +398,8 @@ def test_codes_that_turn_one_way_are_seen(ways, shape):
     said = elements.turned_one_way(codes, wanted)
     assert said is not None and ("zero" in said) == ("zero" in ways)
     gate = AgreementGate("codes", "codes", ("q",), 0.98)
-    for gate, passes in ((gate, False), (dataclasses.replace(gate, leans=True), True)):
-        (reading,) = read_gates((gate,), {"q": codes}, {"codes": {"q": wanted}}, "randn")
+    for own, passes in ((gate, False), (dataclasses.replace(gate, leans=True), True)):
+        (reading,) = read_gates((own,), {"q": codes}, {"codes": {"q": wanted}}, "randn")
         assert reading.passed is passes
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from testkit.taken import softmax
+from tilewright.evolve.promote.verify import served_within
 from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict
 from tilewright.fitness.targets import load_target
-from tilewright.evolve.promote.verify import served_within
 from tilewright.library.dispatch_rule import Legality
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, Workload
