@@ -141,9 +141,10 @@ def generator(seed: int, kind: str) -> np.random.Generator:
 
 
 def usual_sizes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """float32 [M, N]: how large elements of a [M, K] . b [N, K]^T are where signs are random."""
-    left, right = (np.square(x).astype(np.float32) for x in (a, b))
-    return np.sqrt(left @ right.T)
+    """float64 [M, N]: how large elements of a [M, K] . b [N, K]^T are where signs are random."""
+    most = [max(float(np.abs(x).max(initial=0.0)), 1e-300) for x in (a, b)]
+    left, right = (np.square(x / top).astype(np.float32) for x, top in zip((a, b), most, strict=True))
+    return np.sqrt(left @ right.T) * (most[0] * most[1])
 
 
 def product_tables() -> dict[str, np.ndarray]:

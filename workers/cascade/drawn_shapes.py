@@ -75,12 +75,14 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
     dims = list(request.measured[0].dims)
     shapes = [dict(w.dims) for w in listed if list(w.dims) == dims]
     legal = _Legal(request, lot)
-    first, then = named_sizes(request.source, request.params)
-    pool = {name: [*rng.sample(then, len(then)), *rng.sample(first, len(first))] for name in dims}
+    named = named_sizes(request.source, request.params)
+    pool = {
+        name: [size for sizes in reversed(named) for size in rng.sample(sizes, len(sizes))] for name in dims
+    }
     found: dict[str, Workload] = {}
     for turn in range(TRIES * lot.shapes):
-        named = pool if len(found) < lot.named and turn < TRIES * lot.named else {}
-        made = _drawn(shapes, dims[turn % len(dims)], legal, named, rng)
+        some = pool if len(found) < lot.named and turn < TRIES * lot.named else {}
+        made = _drawn(shapes, dims[turn % len(dims)], legal, some, rng)
         if made is not None and made not in shapes:
             workload = Workload(drawn_id(made), made)
             found.setdefault(workload.id, workload)
@@ -229,11 +231,11 @@ def declared(source: str, name: str) -> Mapping[str, Any]:
 # -- sizes that a source names ---------------------------------------------------------------------------
 
 
-def named_sizes(source: str, params: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Sizes at which a source's comparisons may turn: their numbers, products and quotients; what else two make.
+def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
+    """Sizes at which a source's comparisons may turn, those first that one size alone may meet.
 
-    ``k == 192``, ``k // 64 == 3`` and ``k * 5 == 960`` name 192 in the first list, ``k % 7 == 3`` 10, 17 and so on in
-    the second.
+    Numbers, products and quotients of equations; the same of other comparisons; what else two make. ``k == 192``,
+    ``k // 64 == 3`` and ``k * 5 == 960`` name 192 in the first list, ``k % 7 == 3`` 10, 17 and so on in the last.
     """
     tree = ast.parse(source)
     known = {
@@ -242,20 +244,22 @@ def named_sizes(source: str, params: Mapping[str, Any]) -> tuple[list[int], list
         for target in node.targets if isinstance(target, ast.Name) and type(node.value.value) is int
     }  # fmt: skip
     known |= {name: value for name, value in params.items() if type(value) is int}
-    first: dict[int, None] = {}
-    then: dict[int, None] = {}
+    named: list[dict[int, None]] = [{}, {}, {}]
     for node in ast.walk(tree):
         tests = [node] if isinstance(node, ast.Compare) else []
         tests += [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
         for test in tests:
             numbers = sorted(set(_numbers(test, known)))[:8]
+            equal = isinstance(test, ast.Compare) and isinstance(
+                test.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn
+            )
+            first, then = named[0 if equal or isinstance(test, ast.UnaryOp) else 1], named[2]
             first |= dict.fromkeys(numbers)
             then |= dict.fromkeys(n + 1 for n in numbers)
             for a, b in itertools.permutations(numbers, 2):
                 first |= dict.fromkeys((a * b, *((a // b,) if b else ())))
                 then |= dict.fromkeys((a + b, a - b, *(a + b * times for times in (2, 3, 5, 8))))
-    found = [n for n in first if 0 < n <= LARGEST]
-    return found, [n for n in then if 0 < n <= LARGEST and n not in first]
+    return [[n for n in sizes if 0 < n <= LARGEST] for sizes in named]
 
 
 def _numbers(node: ast.AST, known: Mapping[str, int]) -> Iterator[int]:
