@@ -203,14 +203,14 @@ def _recheck_suite(
                 groups.setdefault(offer.name, (offer, []))[1].append(region)
         left = []
         for offer, group in groups.values():
-            served = _checked(found, resolved, offer, group, evaluator, say)
+            served = _check_offer(found, resolved, offer, group, evaluator, say)
             if served is None:
                 left += group
             else:
                 found.served += served
 
 
-def _checked(
+def _check_offer(
     found: Found,
     resolved: Resolved,
     offer: Offer,
@@ -247,7 +247,7 @@ def _checked(
 
 def _next(found: Found, resolved: Resolved, region: Region) -> Offer | None:
     """The first kernel for a region that is sound, legal and has not failed; the others' reasons go to ``found``."""
-    workload = next(w for w in _timed(resolved) if w.id == region.workload)
+    workload = next(w for w in _timed_workloads(resolved) if w.id == region.workload)
     for offer in region.offers:
         if offer.name in found.failed:
             continue
@@ -298,7 +298,7 @@ def _resolve_suite(operator: str, target: str, suite: str) -> Resolved:
     return resolve(parse_config(data))
 
 
-def _timed(resolved: Resolved) -> list[Workload]:
+def _timed_workloads(resolved: Resolved) -> list[Workload]:
     return list(dict.fromkeys((*resolved.suite.workloads, *resolved.suite.final)))
 
 
@@ -318,7 +318,7 @@ def _regions(writer: LibraryWriter, operator: str, version: str, target: str) ->
     found = []
     for region in history[0][2]["targets"][target]["regions"]:
         offers = dict(_offers(writer, operator, target, region, history))
-        promised = _promised(history, target, region)
+        promised = _promise_of(history, target, region)
         found.append(
             Region(region["workload"], region["dims"], region["kernel"], promised, tuple(offers.values()))
         )
@@ -378,7 +378,9 @@ def _offers(
         yield name, Offer(name, genome, entry, data, version, candidate, fault)
 
 
-def _promised(history: Sequence[Version], target: str, region: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _promise_of(
+    history: Sequence[Version], target: str, region: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
     """What the latest receipt that timed this kernel on this shape says of it."""
     for _, receipt, _ in history:
         for shape in receipt["targets"].get(target, {"shapes": ()})["shapes"]:

@@ -124,7 +124,7 @@ def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]
     whole = not found.failed and not found.dropped
     entry = {
         **old,
-        "toolchain": {n: _joined(old["toolchain"].get(n), r) if whole else r for n, r in ranges.items()},
+        "toolchain": {n: _join_ranges(old["toolchain"].get(n), r) if whole else r for n, r in ranges.items()},
         "constants": dict(found.constants),
         "reach": rule.REACH,
         "devices": sorted(device_names(found.verified.values())),
@@ -134,7 +134,7 @@ def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]
     return entry, files
 
 
-def _joined(old: list[str] | None, here: tuple[str, str]) -> tuple[str, str]:
+def _join_ranges(old: list[str] | None, here: tuple[str, str]) -> tuple[str, str]:
     """Both ranges as one, where one begins no later than the other ends, or with the minor release it ends at."""
     if old is None:
         return here

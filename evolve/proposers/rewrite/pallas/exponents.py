@@ -182,11 +182,11 @@ class _Units:
         return any(
             isinstance(n, cst.Name | cst.Subscript)
             and self.kernel.code(n) in self.places
-            and not self._described(n)
+            and not self._is_description(n)
             for n in walk(node)
         )
 
-    def _described(self, node: cst.CSTNode) -> bool:
+    def _is_description(self, node: cst.CSTNode) -> bool:
         """Whether a place is read for its shape or dtype alone."""
         parent = self.kernel.parents.get(node)
         return isinstance(parent, cst.Attribute) and parent.attr.value in ("shape", "dtype", "ndim", "at")
@@ -260,7 +260,7 @@ class _Units:
         for node in (n for part in outside for n in walk(part)):
             if node in covered or not isinstance(node, cst.Name | cst.Subscript):
                 continue
-            if self.kernel.code(node) in self.places and not self._described(node):
+            if self.kernel.code(node) in self.places and not self._is_description(node):
                 return True
         return False
 
@@ -304,7 +304,7 @@ class NarrowExponent(CallRule[NarrowPowers]):
         for function, call in calls:
             edit.replace(call.args[0].value, f"({kernel.code(call.args[0].value)}).astype({numpy}.bfloat16)")
             for node in _reads(kernel, function, name):
-                narrow = _narrowed(kernel, node)
+                narrow = _narrow_cast(kernel, node)
                 if narrow is not None:
                     edit.replace(narrow, name)
                 else:
@@ -325,7 +325,7 @@ def _weights(view: PallasCall) -> dict[str, list[tuple[cst.FunctionDef, cst.Call
                 continue
             if "bfloat16" in kernel.code(call):
                 continue
-            if any(_narrowed(kernel, node) is not None for node in _reads(kernel, function, name)):
+            if any(_narrow_cast(kernel, node) is not None for node in _reads(kernel, function, name)):
                 found.setdefault(name, []).append((function, call))
     return found
 
@@ -347,7 +347,7 @@ def _reads(kernel: KernelSource, function: cst.FunctionDef, name: str) -> list[c
     return found
 
 
-def _narrowed(kernel: KernelSource, node: cst.CSTNode) -> cst.Call | None:
+def _narrow_cast(kernel: KernelSource, node: cst.CSTNode) -> cst.Call | None:
     """``node.astype(bfloat16)`` around a name, if that is how it is read."""
     attribute = kernel.parents.get(node)
     if not isinstance(attribute, cst.Attribute) or attribute.attr.value != "astype":

@@ -111,17 +111,17 @@ def _plain_indices(view: PallasCall, axis: int) -> bool:
 def whole_extent(view: PallasCall, extent: cst.BaseExpression, steps: cst.BaseExpression) -> str:
     """Text of extent times steps; ``K`` when steps is ``K // extent`` or ``cdiv(K, extent)``."""
     kernel = view.kernel
-    whole = _divided(kernel, kernel.code(extent), resolve(kernel, steps))
+    whole = _dividend(kernel, kernel.code(extent), resolve(kernel, steps))
     if whole is not None:
         return whole
     if isinstance(extent, cst.BinaryOperation) and isinstance(extent.operator, cst.FloorDivide):
-        whole = _divided(kernel, kernel.code(extent.left), resolve(kernel, steps))
+        whole = _dividend(kernel, kernel.code(extent.left), resolve(kernel, steps))
         if whole is not None:
             return f"{whole} // {kernel.code(extent.right)}"
     return f"({kernel.code(extent)}) * ({kernel.code(steps)})"
 
 
-def _divided(kernel: KernelSource, extent: str, steps: cst.BaseExpression) -> str | None:
+def _dividend(kernel: KernelSource, extent: str, steps: cst.BaseExpression) -> str | None:
     """K of ``K // extent`` and of ``cdiv(K, extent)``."""
     if isinstance(steps, cst.BinaryOperation) and isinstance(steps.operator, cst.FloorDivide):
         left, right = steps.left, steps.right
@@ -229,7 +229,7 @@ class SwapGridAxes(CallRule[tuple[int, int]]):
         edit.replace(a, kernel.code(b))
         edit.replace(b, kernel.code(a))
         for spec in _specs(view):
-            edit.transform(_map_parameters(spec), partial(_swapped, first=first, second=second))
+            edit.transform(_map_parameters(spec), partial(_swap_parameters, first=first, second=second))
         elements = view.semantics()
         if elements:
             left, right = elements[first].value, elements[second].value
@@ -243,7 +243,7 @@ class SwapGridAxes(CallRule[tuple[int, int]]):
                     edit.replace(node.args[0].value, str(turn[found]))
 
 
-def _swapped(node: cst.Parameters, first: int, second: int) -> cst.Parameters:
+def _swap_parameters(node: cst.Parameters, first: int, second: int) -> cst.Parameters:
     listed = list(node.params)
     a, b = listed[first], listed[second]
     listed[first] = a.with_changes(name=b.name)

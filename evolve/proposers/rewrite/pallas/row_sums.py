@@ -26,7 +26,7 @@ class RowSumsInDot(CallRule[list[tuple[cst.BaseExpression, Dot]]]):
     )
 
     def find(self, view: PallasCall) -> Iterator[tuple[str, list[tuple[cst.BaseExpression, Dot]]]]:
-        for text, sums in _summed(view).items():
+        for text, sums in _row_sums(view).items():
             yield f"{text} by columns of ones", sums
 
     def change(self, edit: Edit, view: PallasCall, sums: list[tuple[cst.BaseExpression, Dot]]) -> bool:
@@ -60,7 +60,7 @@ Sums = list[tuple[cst.BaseExpression, Dot]]
 """Row sums as a column, each with the dot whose left operand is summed."""
 
 
-def _summed(view: PallasCall) -> dict[str, Sums]:
+def _row_sums(view: PallasCall) -> dict[str, Sums]:
     """Sums of rows of a dot's left operand, in the block of the dot, by their text."""
     kernel = view.kernel
     found: dict[str, Sums] = {}

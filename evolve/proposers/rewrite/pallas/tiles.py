@@ -26,7 +26,7 @@ _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
 _POWERS = ("jax.numpy.exp", "jax.numpy.exp2", "jax.lax.exp", "jax.lax.exp2")
 
 
-def _decided(static: StaticNames, condition: str) -> bool:
+def _is_decided(static: StaticNames, condition: str) -> bool:
     """Whether Python decides a condition while it traces the kernel."""
     return static(cst.parse_expression(condition))
 
@@ -102,7 +102,7 @@ def _skippable(view: PallasCall, static: StaticNames, loop: cst.For) -> tuple[st
     target = {n.value for n in walk(loop.target) if isinstance(n, cst.Name)}
     if empty is None or not target & reads_of(empty) or not _softmax_step(view, loop, here[0]):
         return None
-    decided = _decided(static, empty)
+    decided = _is_decided(static, empty)
     if not decided and _leaves_names(view, loop):
         return None
     return empty, decided
@@ -143,7 +143,11 @@ def _softmax_step(view: PallasCall, loop: cst.For, mask: Mask) -> bool:
     bound = {n for s in loop.body.body if (found := assigned_value(s)) for n in found[0]}
     for statement in later:
         for node in walk(statement):
-            if isinstance(node, cst.Name) and node.value == scores and not _consumed(kernel, node, statement):
+            if (
+                isinstance(node, cst.Name)
+                and node.value == scores
+                and not _is_consumed(kernel, node, statement)
+            ):
                 return False
         if {scores, *tainted} & reads_of(dedented(kernel, statement)):
             tainted |= {n for n, places in definitions(view.function).items() if statement in places}
@@ -167,7 +171,7 @@ def _target(kernel: KernelSource, statement: cst.CSTNode) -> str | None:
     return None
 
 
-def _consumed(kernel: KernelSource, node: cst.CSTNode, statement: cst.CSTNode) -> bool:
+def _is_consumed(kernel: KernelSource, node: cst.CSTNode, statement: cst.CSTNode) -> bool:
     """Whether scores are read within a maximum, an exponential, or for their shape."""
     current = node
     while current is not statement:

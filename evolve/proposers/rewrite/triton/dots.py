@@ -61,12 +61,12 @@ class SwapOperands(NodeRule[cst.Call]):
 
     def change(self, edit: Edit, kernel: TritonKernel, payload: cst.Call) -> None:
         tl = kernel.tl
-        left, right = (self._turned(kernel, payload.args[i].value) for i in (0, 1))
+        left, right = (self._transpose_of(kernel, payload.args[i].value) for i in (0, 1))
         text = f"{tl}.trans({tl}.dot({right}, {left}))"
         acc = argument(payload, "acc", 2)
         edit.replace(payload, f"{kernel.source.code(acc)} + {text}" if acc is not None else text)
 
-    def _turned(self, kernel: TritonKernel, node: cst.BaseExpression) -> str:
+    def _transpose_of(self, kernel: TritonKernel, node: cst.BaseExpression) -> str:
         if (
             isinstance(node, cst.Call)
             and device_name(kernel.source, node.func) == "trans"

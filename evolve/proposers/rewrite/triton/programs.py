@@ -158,7 +158,7 @@ class SplitK(NodeRule[Reduction]):
             if isinstance(line := small(s), cst.AugAssign)
         }
         holds = any(is_dot(kernel, n) for n in walk(loop))
-        output = _allocated(kernel, store)
+        output = _allocation(kernel, store)
         if bounds and bounds[0] == "0" and holds and output and value in sums and moved <= sums | {value}:
             yield "split the reduction", (loop, bounds, store, value, output)
 
@@ -206,7 +206,7 @@ def _plain(kernel: TritonKernel, node: cst.BaseExpression | None) -> str:
     return ""
 
 
-def _allocated(kernel: TritonKernel, store: cst.Call) -> tuple[str, cst.Call, str] | None:
+def _allocation(kernel: TritonKernel, store: cst.Call) -> tuple[str, cst.Call, str] | None:
     """(name, allocation, dtype text) of the output a store writes, if ``launch`` allocates it with empty."""
     names = kernel.definition_closure(store.args[0].value)
     source = kernel.source

@@ -104,7 +104,7 @@ class RowsPerProgram(NodeRule[RowAxis]):
         for axis, mine in sorted(by_axis.items()):
             if axis < len(grid):
                 vectors = _depending(kernel, mine)
-                yield f"rows of axis {axis}", (axis, mine, grid[axis], _carried(kernel, vectors))
+                yield f"rows of axis {axis}", (axis, mine, grid[axis], _carried_scalars(kernel, vectors))
 
     def change(
         self,
@@ -244,7 +244,7 @@ def _depending(kernel: TritonKernel, calls: list[cst.Call]) -> set[str]:
     return names
 
 
-def _carried(kernel: TritonKernel, vectors: set[str]) -> list[cst.BaseExpression]:
+def _carried_scalars(kernel: TritonKernel, vectors: set[str]) -> list[cst.BaseExpression]:
     """First values, one number each, of what a loop carries from row values: they become columns."""
     in_loops: set[str] = set()
     for loop in kernel.loops:

@@ -226,7 +226,7 @@ def find_chain(view: PallasCall, refs: Sequence[str], numbered: str = "cached") 
     for value in values:
         if value.loop is not None and ordinal(kernel, value.loop) is None:
             raise Unsupported("a quantisation inside a loop that is not over range")
-    needed, names = _needed(finder, values)
+    needed, names = _needed_statements(finder, values)
     count = sum(
         3 if isinstance(n, cst.Call) and kernel.function(kernel.code(n.func), near=view.call) else 1
         for s in [*needed, *(v.inline for v in values if v.inline is not None)]
@@ -238,7 +238,7 @@ def find_chain(view: PallasCall, refs: Sequence[str], numbered: str = "cached") 
         return None
     used = [r.name for r in view.inputs if r.name in names]
     statics = [s for s in view.keyword_names if s in names]
-    doomed = _doomed(finder, computed, links, values)
+    doomed = _superfluous_statements(finder, computed, links, values)
     first = min(finder.placed[v.at][0] for v in values if v.at is not None)
     first = min([first, *(finder.placed[s][0] for s in computed if s in set(needed))])
     return Chain(used, statics, values, doomed, first, _body(finder, needed, values))
@@ -276,7 +276,9 @@ def _inline_values(finder: ChainFinder, rest: Sequence[cst.CSTNode], numbered: s
     return values
 
 
-def _needed(finder: ChainFinder, values: Sequence[ChainValue]) -> tuple[list[cst.CSTNode], set[str]]:
+def _needed_statements(
+    finder: ChainFinder, values: Sequence[ChainValue]
+) -> tuple[list[cst.CSTNode], set[str]]:
     """Statements that compute the values, in order, and every name they read."""
     kernel = finder.kernel
     names: set[str] = set()
@@ -305,7 +307,7 @@ def _needed(finder: ChainFinder, values: Sequence[ChainValue]) -> tuple[list[cst
     return needed, names
 
 
-def _doomed(
+def _superfluous_statements(
     finder: ChainFinder,
     computed: Sequence[cst.CSTNode],
     links: Sequence[cst.CSTNode],
