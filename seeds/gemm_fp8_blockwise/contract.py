@@ -82,8 +82,8 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
 
     ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
     128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
-    index shows. ``zero_blocks``: half of the blocks are zero. ``repeated``: three values, rows of one sign.
-    ``scaled``: all by 2^40 or by 2^-40. ``extreme``: every block has its own magnitude in 2^-134 .. 2^118, in a quarter
+    index shows. ``zero_blocks``: half of the blocks are zero. ``repeated``: three values, rows of one sign and of different size.
+    ``scaled``: all by 2^40 or by 2^-12, where the floor is near. ``extreme``: every block has its own magnitude in 2^-134 .. 2^118, in a quarter
     of them all but the largest lie half way between two codes, and some are negative zeros. Raises ValueError for
     another kind; see ``factors`` for ``integers``.
     """
@@ -103,10 +103,10 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
     elif kind == "zero_blocks":
         x *= blow_up(rng.random(grid) < 0.5)
     elif kind == "repeated":
-        signs = rng.choice(np.array([-1, 1], np.float32), (rows, 1))
+        signs = rng.choice(np.array([-1, 1], np.float32), (rows, 1)) * _steps(rng, rows)
         x = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (rows, cols)) * signs
     elif kind == "scaled":
-        x *= np.float32(2.0 ** rng.choice((-40, 40)))
+        x *= np.float32(2.0 ** rng.choice((-12, 40)))
     elif kind == "extreme":
         near = rng.choice(_MIDPOINTS, (rows, cols)) * np.exp2(rng.integers(-6, 8, (rows, cols)))
         near = np.where(np.arange(cols) % BLOCK == rng.integers(BLOCK), FP8_MAX, near) * np.sign(x)
@@ -117,6 +117,11 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
         known = ", ".join((*PRODUCT_KINDS, *QUANTISER_KINDS[-1:]))
         raise ValueError(f"gemm_fp8_blockwise has no input kind {kind!r}; it has {known}")
     return x.astype(ml_dtypes.bfloat16)
+
+
+def _steps(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Powers of two by row."""
+    return np.exp2(rng.integers(-2, 3, (rows, 1))).astype(np.float32)
 
 
 def factors(
@@ -130,7 +135,7 @@ def factors(
         mirrored, other = (
             integers(rng, (r, k), 1, seed, mirror=n == 0, most=14) for n, r in enumerate((m, n))
         )
-        return mirrored, other
+        return mirrored * _steps(rng, m), other * _steps(rng, n)
     return draw(rng, m, k, kind), draw(rng, n, k, kind)
 
 
