@@ -82,10 +82,10 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
 
     ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
     128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
-    index shows. ``zero_blocks``: half of the blocks are zero. ``repeated``: three values, rows of one sign and of different size.
-    ``scaled``: all by 2^40 or by 2^-12, where the floor is near. ``extreme``: every block has its own magnitude in 2^-134 .. 2^118, in a quarter
-    of them all but the largest lie half way between two codes, and some are negative zeros. Raises ValueError for
-    another kind; see ``factors`` for ``integers``.
+    index shows. ``zero_blocks``: half of the blocks are zero. ``repeated``: three values, rows of one sign and of
+    different size. ``scaled``: all by 2^40 or by 2^-12, where the floor is near. ``extreme``: every block has its own
+    magnitude in 2^-134 .. 2^118, in a quarter of them all but the largest lie half way between two codes, and some are
+    negative zeros. Raises ValueError for another kind; see ``factors`` for ``integers``.
     """
     x = rng.standard_normal((rows, cols), dtype=np.float32)
     grid = (-(-rows // BLOCK), -(-cols // BLOCK))
