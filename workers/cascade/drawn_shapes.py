@@ -117,14 +117,16 @@ def _drawn(
     dims = _with(base, turn, shapes, legal, named, rng)
     order = [name for name in shapes[0] if name != turn]
     left = list(order)
-    while dims is not None and left and not legal.small(dims):
-        name = max(left, key=lambda n: dims[n])
+    if dims is None:
+        return None
+    while left and not legal.small(dims):
+        name = max(left, key=dims.__getitem__)
         least = int(dims[name] * rng.uniform(0.3, 0.7))
         smaller = ({**dims, name: -(-least // unit) * unit} for unit in UNITS)
         made = next((one for one in smaller if 0 < one[name] < dims[name] and legal(one)), None)
         left = left if made is not None else [n for n in left if n != name]
         dims = made or dims
-    if dims is None or not legal.small(dims):
+    if not legal.small(dims):
         return None
     for name in (n for n in order if named or rng.random() < ELSEWHERE):
         made = _with(dims, name, shapes, legal, named, rng)
@@ -246,7 +248,7 @@ def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
     known |= {name: value for name, value in params.items() if type(value) is int}
     named: list[dict[int, None]] = [{}, {}, {}]
     for node in ast.walk(tree):
-        tests = [node] if isinstance(node, ast.Compare) else []
+        tests: list[ast.expr] = [node] if isinstance(node, ast.Compare) else []
         tests += [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
         for test in tests:
             numbers = sorted(set(_numbers(test, known)))[:8]
