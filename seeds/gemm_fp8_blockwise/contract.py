@@ -125,18 +125,16 @@ def _steps(rng: np.random.Generator, rows: int) -> np.ndarray:
 
 
 def factors(
-    rng: np.random.Generator, seed: int, kind: str, m: int, n: int, k: int
+    rng: np.random.Generator, seed: int, kind: str, m: int, n: int, k: int, most: int = 14
 ) -> tuple[np.ndarray, np.ndarray]:
     """A [m, k] and B [n, k] of one kind, before they are quantised.
 
-    ``integers``: see ``shaped.integers``; a sum over one block is held by 14 bits, one over four is not.
+    ``integers``: see ``shaped.integers``; up to 14 a sum over one block is held by 14 bits, and one over four is not.
     """
-    if kind == "integers":
-        mirrored, other = (
-            integers(rng, (r, k), 1, seed, mirror=n == 0, most=14) for n, r in enumerate((m, n))
-        )
-        return mirrored * _steps(rng, m), other * _steps(rng, n)
-    return draw(rng, m, k, kind), draw(rng, n, k, kind)
+    if kind != "integers":
+        return draw(rng, m, k, kind), draw(rng, n, k, kind)
+    mirrored = integers(rng, (m, k), 1, seed, mirror=True, most=most)
+    return mirrored * _steps(rng, m), integers(rng, (n, k), 1, seed, mirror=False, most=most) * _steps(rng, n)
 
 
 def generator(seed: int, kind: str) -> np.random.Generator:
