@@ -72,6 +72,8 @@ def build(
     entry, kernels = _entry(promotion, old_dispatch["targets"].get(target))
     told = with_earlier(_receipt(promotion), old_receipt["targets"].get(target), entry["regions"])
     entry["regions"] = with_shares(entry["regions"], told["shapes"])
+    if lost := getattr(promotion.nomination.resolved.operator, "left_out", ()):
+        told = {**told, "left_out": list(lost)}
     targets = {**old_dispatch["targets"], target: entry}
     used = {k["file"] for e in targets.values() for k in e["kernels"].values()}
     files = {**{n: d for n, d in old_files.items() if n in used}, **kernels}

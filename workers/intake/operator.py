@@ -33,7 +33,7 @@ from tilewright.seeds.operator import (
 from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
-from tilewright.workers.intake.judge.inputs import EXTREME, SPECIAL, bound_of, draws, least_of
+from tilewright.workers.intake.judge.inputs import EXTREME, SPECIAL, bound_of, draws, least_of, within
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
@@ -72,7 +72,9 @@ LARGE = 1 << 20
 class Operand:
     """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers, a number or a dimension;
     ``total``: what they add up to, likewise (group sizes). ``size``: standard deviation of floats. ``form``: "offsets"
-    are where parts begin, from 0 to ``total``, none more than ``longest`` apart; of "distinct" no two are alike.
+    are where parts begin, from 0 to ``total``, none more than ``longest`` apart; of "distinct" no two are alike; rows
+    of "softmax" add up to 1; "given" has the caller's own values alone. ``least``, ``most``: where values end; floats
+    with a ``least`` alone are of its side. ``values``: the file of the caller's own (see ``calls.kept_values``).
 
     ``edge``: what it may hold out of the ordinary: ``-inf``, the number of a label that is ignored, ``rows`` of bools
     that are all of one value, ``none`` for parts of a total that are of very different size, nothing among them.
@@ -87,6 +89,9 @@ class Operand:
     form: str = ""
     longest: int = 0
     edge: str = ""
+    least: float | None = None
+    most: float | None = None
+    values: str = ""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -238,7 +243,9 @@ class SampledOperator(TakenOperator):
         made = {}
         for operand in self.operands:
             if is_float(operand.dtype):
-                made[operand.name] = normal_table(operand.size).astype(numpy_dtype(operand.dtype))
+                plain = dataclasses.replace(operand, size=1.0)
+                values = within(plain, normal_table(operand.size))
+                made[operand.name] = values.astype(numpy_dtype(operand.dtype))
             else:
                 bounds = [w.dims for suite in self.suites.values() for w in suite.workloads]
                 high = 2 if operand.dtype == "bool" else min([bound_of(operand, d) for d in bounds] or [2])

@@ -150,7 +150,9 @@ def element_text(reading: Reading) -> str:
     place = list(reading.place)
     if not np.isfinite(reading.wanted):
         return f"the reference itself says {reading.wanted:g} for element {place}"
-    digits = next((n for n in (6, 9, 17) if f"{reading.found:.{n}g}" != f"{reading.wanted:.{n}g}"), 6)
+    digits = next((n for n in (6, 9, 17) if f"{reading.found:.{n}g}" != f"{reading.wanted:.{n}g}"), 0)
+    if not digits:
+        return "no element alone is to blame"
     return (
         f"element {place} is {reading.found:.{digits}g} where the reference says {reading.wanted:.{digits}g}"
     )

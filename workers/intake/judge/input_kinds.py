@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.fitness.elements import turned_one_way
+from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, read, wrong
 from tilewright.workers.intake.judge.inputs import (
@@ -109,15 +110,16 @@ class InputKinds:
         self.notes: list[str] = []
         self.operands = list(operands)
         self.operands = with_edges(operands, numbers, self._bears_edges)
-        for kinds in (SET_APART, tuple(FEW_VALUES)):
+        own = ((GIVEN,),) if any(o.values for o in self.operands) else ()
+        for kinds in (*own, SET_APART, tuple(FEW_VALUES)):
             for kind in kinds:
-                spreads = (4,) if kind == "far" or kind in FEW_VALUES else (4, 2, 1)
+                spreads = (4,) if kind in ("far", GIVEN, *FEW_VALUES) else (4, 2, 1)
                 if any(self._added(kind, spread) for spread in spreads):
                     break
                 if kind not in QUIET:
-                    self.notes.append(
-                        f"inputs of kind {kind} are not used: the original kernel fails on them"
-                    )
+                    late = time.monotonic() > self._until
+                    why = "no time was left to try them" if late else "the original kernel fails on them"
+                    self.notes.append(f"inputs of kind {kind} are not used: {why}")
         self._added(SIGNED, USUAL_SPREAD)
         for name, powers in EXTREME.items():
             any(self._added(f"{name}-{power}", USUAL_SPREAD) for power in powers)
@@ -182,7 +184,7 @@ class InputKinds:
         self._pairs[kind] = found
         unexplained = spread > self._effort.blamed_spread or kind == "far"
         fits = kind not in SET_APART or not unexplained or None not in self._bars((kind,))
-        fits = fits and (kind == "repeated" or self._bears_others(kind, spread + 1))
+        fits = fits and (kind in ("repeated", GIVEN) or self._bears_others(kind, spread + 1))
         fits = fits and (not before or self._bars(self._pairs) == before)
         if not fits:
             del self._pairs[kind]
@@ -270,7 +272,9 @@ def _edges(operand: Operand, labels: Sequence[int]) -> Iterator[str]:
     if operand.dtype == "bool":
         yield from ["rows"] if len(operand.shape) > 1 else []
     elif is_float(operand.dtype):
-        yield from [] if is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+        yield from (
+            [] if operand.least is not None or is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+        )
     elif operand.total:
         yield "none"
     elif operand.below:
