@@ -43,8 +43,6 @@ LANGUAGES = (
 LINE = 110
 """Columns of a promoted source."""
 
-KNOWN_FAMILIES = ("gemm_fp8_fused", "gemm_fp8_blockwise")
-
 Files = dict[str, bytes]
 
 
@@ -94,7 +92,7 @@ def build(
     reference = packed_reference(operator, promotion.nomination.resolved.config.operator)
     if reference is not None:
         files[oracle.FILE] = reference
-    golden = _golden(operator) if promotion.operator.split("/")[0] not in KNOWN_FAMILIES else None
+    golden = None if checks.draws(promotion.operator) else _golden(operator)
     if golden is not None:
         files["golden.npz"] = golden[1]
     files[store.TEST] = _test(promotion, targets, golden[0] if golden else None)
@@ -132,11 +130,12 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         if region["workload"] not in fresh:
             regions.append(region)
             kernels.setdefault(region["kernel"], old["kernels"][region["kernel"]] if old else {})
-    first = promotion.nomination.candidates[0].genome.source
+    languages = [language(c.genome.source) for c in promotion.nomination.candidates]
+    languages += [old["language"]] if old else []
     entry = {
         "kind": resolved.target.kind.value,
         "serves": [device_key(resolved.target)],
-        "language": language(first),
+        "language": next((name for name in languages if name != "cuda"), "cuda"),
         "toolchain": toolchain_ranges(promotion.found.values()),
         "constants": {**resolved.operator.constants, **resolved.target.constants},
         "reach": rule.REACH,

@@ -9,7 +9,7 @@ write *transposed* copies, and all three products are NT:
     wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
 
 ``step`` is all of it at once (``step.py``), ``step_mixed`` with x^T in blocks, whose wgrad is a ``gemm_nt`` too;
-``grouped.py`` has the products of an MoE layer's experts.
+``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a layer that serves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     usual_sizes,
 )
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
-from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS
+from tilewright.seeds.gemm_fp8_blockwise.linear import ServingLinear, serving
+from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS, FP8_ROWS, FP8_TILES
 from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
 from tilewright.seeds.inlined import inlined
@@ -224,7 +225,10 @@ class Quantiser(Shaped):
         return m * k * (2 if self.dual else 1)
 
 
-def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroups | DepthGroups]:
+Operators = BlockwiseGemm | Quantiser | TrainingStep | ServingLinear | RowGroups | DepthGroups
+
+
+def operators() -> dict[str, Operators]:
     """The family's operators by recipe name."""
     family = "gemm_fp8_blockwise"
     products = {
@@ -258,10 +262,15 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroup
         "step_mixed": TrainingStep(f"{family}/step_mixed", step_suites(gemm_suites()), mixed=True),
     }
     experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
-    return {**products, **quantisers, **steps, **experts}
+    layers = serving(family, _seeds("fp8_rows", "fp8_tiles"))
+    return {**products, **quantisers, **steps, **layers, **experts}
 
 
-_POINTS: Mapping[str, tuple[Mapping[str, object], ...]] = {"few_rows": FEW_ROWS}
+_POINTS: Mapping[str, tuple[Mapping[str, object], ...]] = {
+    "few_rows": FEW_ROWS,
+    "fp8_rows": FP8_ROWS,
+    "fp8_tiles": FP8_TILES,
+}
 
 
 def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:
