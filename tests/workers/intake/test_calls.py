@@ -114,7 +114,7 @@ def test_operands_keep_to_what_their_call_says(text: str, holds: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "function, kept",
+    ("function", "kept"),
     [
         (lambda x: x, {}),
         (lambda x, dim: x, {"dim": 1}),
