@@ -155,8 +155,6 @@ def test_a_definition_begins_with_a_template_or_is_told_why_not(
 def test_a_function_is_called_as_its_references_problem_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tilewright.workers.intake.formats.jaxbench import call_of
-
     problem, kernel = tmp_path / "23_rows.py", tmp_path / "answer.py"
     problem.write_text(MODEL)
     kernel.write_text("class ModelNew:\n    pass\n")
@@ -177,9 +175,8 @@ def test_a_function_is_called_as_its_references_problem_says(
     with pytest.raises(UserError, match=r"no baseline.py beside it gives the right answer: add --reference"):
         plan(optimized, NOTHING, TPU, tmp_path)
     (tmp_path / "baseline.py").write_text(WORKLOAD.replace("pallas_call", ""))
-    monkeypatch.setattr(child, "ask", lambda path, *_: {"call": call_of(path)})
     found = plan(optimized, NOTHING, TPU, tmp_path)
-    assert found.request.calls == ("bf16[4, 8], i32[3] < 3, 2",) and found.request.function == "workload"
+    assert found.request.calls == ("bf16[4, 8], int32[3] < 3, 2",) and found.request.function == "workload"
     assert found.request.reference == f"{tmp_path}/baseline.py:workload"
     with pytest.raises(UserError, match="JAXBench is for JAX, and interpreter is not: use --target tpu7x"):
         plan(optimized, NOTHING, HERE, tmp_path)

@@ -118,12 +118,12 @@ def operands(
             Operand(
                 plain,
                 first.dtype,
-                sizes,
+                sizes,  # type: ignore[arg-type]
                 below,
                 total,
                 first.size,
                 first.form,
-                longest,  # type: ignore[arg-type]
+                longest,
                 least=first.least,
                 most=first.most,
             )

@@ -219,6 +219,7 @@ def to_tensor(array: Any, precision: str) -> Any:
 
     if isinstance(array, torch.Tensor):
         return array.to(getattr(torch, precision)) if precision and array.is_floating_point() else array
+    array = np.asarray(array)  # an element that was picked of an operand without dimensions is a scalar
     if not (array.dtype.kind == "f" or array.dtype.name in EXTENDED):
         return torch.from_numpy(np.ascontiguousarray(array).copy())
     if precision:

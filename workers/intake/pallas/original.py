@@ -16,6 +16,7 @@ import inspect
 import re
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -152,7 +153,9 @@ def on_chip(chip: Mapping[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(jax, "jit", _jit_of(jax.jit)))
         stack.enter_context(mock.patch.object(jax, "shard_map", _alone(jax.shard_map)))
-        stack.enter_context(mock.patch.object(old_shard_map, "shard_map", _alone(jax.shard_map)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            stack.enter_context(mock.patch.object(old_shard_map, "shard_map", _alone(jax.shard_map)))
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(jax, name, return_value=answer))
         stack.enter_context(trace.mesh_of(chip))

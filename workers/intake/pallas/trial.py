@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.fitness.chips import Chip
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import Call, Literal
+from tilewright.workers.intake.calls.call_text import Call, Literal, Place
 from tilewright.workers.intake.calls.kept_values import held, with_values
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
@@ -53,7 +53,7 @@ MOST_ELEMENTS = 1 << 23
 
 def judge(
     request: Mapping[str, Any], chip: Chip, module: Module, operands: list[Operand], calls: Sequence[Call],
-    knobs: Sequence[Knob], places: Sequence[dimensions.Place],
+    knobs: Sequence[Knob], places: Sequence[Place],
 ) -> Answer:  # fmt: skip
     """The answer for a module. Raises Refusal."""
     folder = Path(request["folder"])
@@ -191,9 +191,7 @@ def _add_timed(
                 kinds.add(kind, outputs, answers)
 
 
-def _oracle(
-    reference: str, call: Call, operands: Sequence[Operand], places: Sequence[dimensions.Place]
-) -> Oracle:
+def _oracle(reference: str, call: Call, operands: Sequence[Operand], places: Sequence[Place]) -> Oracle:
     """The reference, called as the function is, but without dtypes that the call names: it answers in float64."""
     function = function_of(reference)
     try:
