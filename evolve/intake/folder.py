@@ -153,9 +153,9 @@ def _operand(row: Any) -> str:
 
 
 def _result(row: Any) -> str:
-    name, dtype, shape, min_db, worst, place = row
+    name, dtype, shape, min_db, worst, place, leans = row
     bounds = f", min_db={min_db}" + (f", worst={worst:.3g}" if worst is not None else "") if min_db else ""
-    at = f", place={place}" if place else ""
+    at = (f", place={place}" if place else "") + (", leans=True" if leans else "")
     return f"Result({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bounds}{at})".replace("'", '"')
 
 

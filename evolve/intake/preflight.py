@@ -25,7 +25,7 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     dims = answer["dims"]
     for row in answer["operands"]:
         yield f"  argument   {row[0]} {_shape(row, dims[0])}"
-    for name, dtype, shape, min_db, worst, _ in answer["results"]:
+    for name, dtype, shape, min_db, worst, *_ in answer["results"]:
         bound = f"at least {min_db:g} dB" if min_db else _agreement(dtype, answer["operands"])
         single = f", no element off by more than {worst:.2g} of the values around it" if worst else ""
         yield f"  result     {name} {_shape((name, dtype, shape), dims[0])}: {bound}{single}"

@@ -19,7 +19,7 @@ import numpy as np
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.reference_files import packed_reference
-from tilewright.evolve.promote.verify import Verified, gates_read
+from tilewright.evolve.promote.verify import Verified, gates_read, served_within
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.genome import normalise
@@ -119,7 +119,13 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
             "file": name,
             "sha256": store.digest(data),
             "params": dict(genome.params),
-            "constraints": list(read_declarations(genome.source).constraints),
+            "constraints": [
+                *read_declarations(genome.source).constraints,
+                *served_within(
+                    promotion.found[promotion.names[genome.id]].evaluations,
+                    [shape.dims for shape in promotion.judgement.shapes if shape.genome == genome.id],
+                ),
+            ],
         }
     regions = [
         {"workload": shape.figures.workload, "dims": dict(shape.dims), "kernel": shape.genome}

@@ -24,10 +24,12 @@ import numpy as np
 
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
-    INPUT_KINDS,
+    PRODUCT_KINDS,
+    QUANTISER_KINDS,
     dequantise_blocks,
     dequantise_rows,
     draw,
+    factors,
     generator,
     product_tables,
     quantise_blocks,
@@ -74,7 +76,7 @@ class BlockwiseGemm(Product):
         SnrGate("field", "exact", 25.0),
         SnrGate("exact", "exact", 45.0, usual="usual"),
     )
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    input_kinds: tuple[str, ...] = PRODUCT_KINDS
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -101,8 +103,9 @@ class BlockwiseGemm(Product):
         """Fresh operands, quantised by the contract from matrices that ``draw`` distributes as ``kind``."""
         m, n, k = self.dims(workload)
         rng = generator(seed, kind)
-        a_q, a_s = quantise_rows(draw(rng, m, k, kind))
-        b_q, b_s = (quantise_rows if self.columns else quantise_blocks)(draw(rng, n, k, kind))
+        a, b = factors(rng, seed, kind, m, n, k)
+        a_q, a_s = quantise_rows(a)
+        b_q, b_s = (quantise_rows if self.columns else quantise_blocks)(b)
         return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
@@ -143,7 +146,7 @@ class Quantiser(Shaped):
     shape: str
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    input_kinds: tuple[str, ...] = QUANTISER_KINDS
     memory_bound: bool = True
 
     @property

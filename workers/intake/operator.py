@@ -33,15 +33,16 @@ from tilewright.seeds.operator import (
 from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
-from tilewright.workers.intake.judge.inputs import bound_of, draws, least_of, within
+from tilewright.workers.intake.judge.inputs import EXTREME, SPECIAL, bound_of, draws, least_of, within
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
-    "signed": frozenset(["sided", "shifted"]),
+    "signed": frozenset(["sided", "shifted", "signed"]),
     "repeated": frozenset(["repeated", "sided", "shifted"]),
     "outliers": frozenset(["far", "spread", "apart"]),
     "zeros": frozenset(["far", "spread"]),
+    **{name: frozenset(f"{name}-{power}" for power in powers) for name, powers in EXTREME.items()},
 }
 """By a kind of tables, the kinds of small inputs of which one shows that a kernel bears it; else that of its name."""
 
@@ -113,6 +114,8 @@ class Result:
     worst: float | None = None
     place: int = 0
     """Among the results of the reference."""
+    leans: bool = False
+    """See ``seeds.operator.AgreementGate``."""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -179,7 +182,9 @@ class TakenOperator:
         found: list[Gate] = []
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
-                found.append(AgreementGate(result.name, result.name, (result.name,), LEAST_CODES))
+                found.append(
+                    AgreementGate(result.name, result.name, (result.name,), LEAST_CODES, leans=result.leans)
+                )
             elif is_float(result.dtype):
                 bounds = (result.min_db, result.worst)
                 # a recipe that rounds within gives zeros where few distinct values nearly cancel
@@ -368,6 +373,9 @@ def contract_of(operator: TakenOperator) -> str:
         "``launch(inputs, params)`` is given these tensors by name: " + _tensors(operator.operands) + ".",
         "It returns a tuple of " + _tensors(operator.results) + ".",
     ]
+    unspecified = [kind for kind in SPECIAL if kind not in operator.kinds]
+    if unspecified:
+        lines.append(f"What it returns for inputs that are {' or '.join(unspecified)} is unspecified.")
     path, colon, name = operator.reference.rpartition(":")
     if not colon or path == "itself" or operator.reference.startswith("itself:"):
         what = "the seed kernel" if operator.reference.startswith("itself:") else operator.reference

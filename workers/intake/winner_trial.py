@@ -10,12 +10,13 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilewright.workers.intake.calls.call_text import Call, parse, python_value
+from tilewright.workers.intake.calls.call_text import Call, accepted_keywords, parse, python_value
 from tilewright.workers.intake.calls.dimensions import tensor_places
 from tilewright.workers.intake.child_program import Answer, Request, answer_request, first_line
 from tilewright.workers.intake.judge.bounds import wrong
@@ -68,6 +69,7 @@ def _tried(
     original: Any,
 ) -> str:  # fmt: skip
     function = getattr(module, name)
+    call = replace(call, keywords=accepted_keywords(function, call.keywords))
     arrays = [draw(operand, dims, "randn", 1, np.random.default_rng(1)) for operand in operands]
     if in_jax:
         import jax

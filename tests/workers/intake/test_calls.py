@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilewright.workers.intake.calls.call_text import GIVEN, parse, python_value  # noqa: E402
+from tilewright.workers.intake.calls.call_text import GIVEN, accepted_keywords, parse, python_value  # noqa: E402
 from tilewright.workers.intake.calls.call_values import arguments_of, call_text  # noqa: E402
 from tilewright.workers.intake.calls.dimensions import operands, tensor_places  # noqa: E402
 from tilewright.workers.intake.calls.file_calls import calls  # noqa: E402
@@ -111,3 +111,16 @@ def test_operands_keep_to_what_their_call_says(text: str, holds: Any) -> None:
     (operand,), _ = operands([call], tensor_places([call], ["x"]), frozenset())
     drawn = draw(replace(operand, shape=(64, 8)), {}, "spread", 4, np.random.default_rng(3))
     assert holds(drawn)
+
+
+@pytest.mark.parametrize(
+    ("function", "kept"),
+    [
+        (lambda x: x, {}),
+        (lambda x, dim: x, {"dim": 1}),
+        (lambda x, **options: x, {"dim": 1}),
+        (min, {"dim": 1}),
+    ],
+)
+def test_a_keyword_of_the_reference_alone_is_not_given_to_the_function(function, kept) -> None:
+    assert accepted_keywords(function, {"dim": 1}) == kept

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright.workers.intake.calls.objects import MADE, MODULES, scope_of
+
+Kept = TypeVar("Kept")
 
 DTYPES: Mapping[str, str] = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp16": "float16",
@@ -315,3 +318,13 @@ def _formed(node: ast.Call, called: ast.Attribute) -> TensorArgument:
             f"--args: {ast.unparse(node)} must be integers along one axis, from 0 to one whole number above 0"
         )
     return replace(tensor, form=OFFSETS, total=given[0], longest=given[1] if len(given) == 2 else 0)
+
+
+def accepted_keywords(function: Callable[..., Any], keywords: Mapping[str, Kept]) -> dict[str, Kept]:
+    """Keywords that the function takes; the others are the reference's alone."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return dict(keywords)
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {k: v for k, v in keywords.items() if every or k in parameters}

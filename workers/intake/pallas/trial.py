@@ -142,7 +142,7 @@ def judge(
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()}, "defaults": chosen, "fixed": fixed,
         "operands": [operand_row(o) for o in operands],
-        "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
+        "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
         "call": oracle.call, "precision": oracle.precision, "check": [shape.dims for shape in shapes],
         "constraints": constraints, "judge_notes": notes, "beside": sorted(beside),
         "kinds": kinds.names, "spread": kinds.spread, "independent": [], "dims": all_dims, "work": work,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.workers.intake.calls.call_text import Call, Place, python_value
+from tilewright.workers.intake.calls.call_text import Call, Place, accepted_keywords, python_value
 from tilewright.workers.intake.calls.dimensions import argument_at, permuted, reference_calls
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.child_program import Refusal
@@ -106,7 +106,7 @@ class CallSite:
                 views.append((by_place[place], operand.name, permuted(operand.name, order)))
         arguments, keywords = _with_tensors(self.calls[0], by_place)
         return record(
-            self.function, arguments, _accepted(self.function, keywords), tensors, [self.path], views
+            self.function, arguments, accepted_keywords(self.function, keywords), tensors, [self.path], views
         )
 
     def result_types(self, dims: Mapping[str, int]) -> ResultTypes:
@@ -206,16 +206,6 @@ def _with_tensors(
 
     arguments = [python_value(v, (n,), tensors) for n, v in enumerate(call.arguments)]
     return arguments, {k: python_value(v, (k,), tensors) for k, v in call.keywords.items()}
-
-
-def _accepted(function: Callable[..., Any], keywords: Mapping[str, object]) -> dict[str, object]:
-    """Keywords that the function takes; the others are the reference's alone."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return dict(keywords)
-    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {k: v for k, v in keywords.items() if every or k in parameters}
 
 
 def _blank(operand: Operand, dims: Mapping[str, int], device: str) -> torch.Tensor:

@@ -412,7 +412,7 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -
         "fixed": [*fixed, *({"name": n, "value": v, "why": MEANT} for n, v in seed.text.meant.items())],
         "operands": [operand_row(o) for o in site.operands],
         "orders": [dimensions.argument_at(site.calls[0], place).order for place in site.places],
-        "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
+        "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
         "call": seed.reference.call,
         "precision": seed.reference.precision,
         "check": [shape.dims for shape in shapes],
