@@ -4,6 +4,7 @@
 figures); shared memory per block, L2 and multiprocessors from the CUDA programming guide's table for compute
 capability 9.0 and the device's own properties. The peaks are upper bounds: a time below what they allow is refused.
 ``copy`` was measured (``experiments/records/h200_fp8/h200_fp8_quantise.json``, 8192 x 29568 bf16).
+``h100``: NVIDIA H100 SXM, the same multiprocessors with less memory bandwidth; ``copy`` is the share an H200 reaches.
 Other devices are described by their own properties (``local_gpu``); those in ``RATES`` have peaks, from their vendor's
 datasheets, and the others have none: bounds no device reaches stand in for them.
 ``interpreter``: Triton's interpreter on this machine's CPU. Its times say nothing about a kernel; it exists so that the
@@ -81,6 +82,7 @@ def _gpu(
 
 GPUS: Mapping[str, Gpu] = {
     "h200": replace(_gpu("h200", "NVIDIA H200", 90, 132, 232448, 256 << 20), copy=4.18e12),
+    "h100": _gpu("h100", "NVIDIA H100 80GB HBM3", 90, 132, 232448, 256 << 20),
     "interpreter": Gpu(
         name="interpreter",
         product="Triton's interpreter",

@@ -5,26 +5,28 @@ import subprocess
 
 import pytest
 
-from tilewright.fitness.gpus import Gpu
-from tilewright.fitness.targets import load_target
+from tilewright.fitness.targets import Target, load_target
 from tilewright.workers.device.station import station_fault
 from tilewright.workers.toolchains.triton import missing_parts
 
+HOPPERS = ("h200", "h100")
+"""Targets whose devices run what is written for Hopper: the tests need one of them."""
 
-def require_h200() -> Gpu:
-    """The device of target ``h200``.
 
-    A station that does not start on an H200 is a failure, not a reason to skip: a defect of the child that holds the
+def require_hopper() -> Target:
+    """The target of this machine's Hopper GPU.
+
+    A station that does not start on such a GPU is a failure, not a reason to skip: a defect of the child that holds the
     device once made every device test skip.
     """
-    gpu = load_target("h200").gpu
-    assert isinstance(gpu, Gpu)
-    if (absent := missing_parts(gpu)) is not None:
+    names, known = _gpu_names(), [load_target(name) for name in HOPPERS]
+    target = next((one for one in known if one.gpu.product in names), None)
+    if target is None:
+        pytest.skip(f"this machine has no {' or '.join(one.gpu.product for one in known)}")
+    if (absent := missing_parts(target.gpu)) is not None:
         pytest.skip(absent)
-    if "H200" not in _gpu_names():
-        pytest.skip("the GPU of this machine is not an NVIDIA H200")
-    assert (fault := station_fault(gpu)) is None, fault
-    return gpu
+    assert (fault := station_fault(target.gpu)) is None, fault
+    return target
 
 
 def _gpu_names() -> str:

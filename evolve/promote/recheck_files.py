@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.recheck import Found, Served
-from tilewright.evolve.promote.verify import Refusal
+from tilewright.evolve.promote.verify import Refusal, served_within
 from tilewright.evolve.promote.version_files import (
     Files,
     device_names,
@@ -17,6 +17,7 @@ from tilewright.evolve.promote.version_files import (
     what_was_verified,
 )
 from tilewright.evolve.record.system import commit, version
+from tilewright.evolve.space.space import read_declarations
 from tilewright.library import dispatch_rule as rule
 from tilewright.library import plan_shelf, store
 
@@ -44,11 +45,11 @@ def write(writer: LibraryWriter, found: Found) -> str | None:
         if not found.served and not others:
             writer.point(found.operator, None, note)
             return None
-        files, told = _made(writer, found, receipt, dispatch, others)
+        files, told = _version_files(writer, found, receipt, dispatch, others)
         return writer.add(found.operator, files, told, note)
 
 
-def _made(
+def _version_files(
     writer: LibraryWriter,
     found: Found,
     receipt: Mapping[str, Any],
@@ -98,7 +99,17 @@ def _kept_files(
 def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]:
     kernels, files = {}, {}
     for served in found.served:
-        kernels[served.offer.name] = dict(served.offer.entry)
+        name, shapes = (
+            served.offer.name,
+            [s.region.dims for s in found.served if s.offer.name == served.offer.name],
+        )
+        kernels[name] = {
+            **served.offer.entry,
+            "constraints": [
+                *read_declarations(served.offer.genome.source).constraints,
+                *served_within(found.verified[name].evaluations, shapes),
+            ],
+        }
         files[served.offer.entry["file"]] = served.offer.data
     regions = [
         {
@@ -113,7 +124,7 @@ def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]
     whole = not found.failed and not found.dropped
     entry = {
         **old,
-        "toolchain": {n: _joined(old["toolchain"].get(n), r) if whole else r for n, r in ranges.items()},
+        "toolchain": {n: _join_ranges(old["toolchain"].get(n), r) if whole else r for n, r in ranges.items()},
         "constants": dict(found.constants),
         "reach": rule.REACH,
         "devices": sorted(device_names(found.verified.values())),
@@ -123,7 +134,7 @@ def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]
     return entry, files
 
 
-def _joined(old: list[str] | None, here: tuple[str, str]) -> tuple[str, str]:
+def _join_ranges(old: list[str] | None, here: tuple[str, str]) -> tuple[str, str]:
     """Both ranges as one, where one begins no later than the other ends, or with the minor release it ends at."""
     if old is None:
         return here

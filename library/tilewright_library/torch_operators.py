@@ -10,11 +10,14 @@ subclass) skips torch's dispatcher and queues a ``Layer``'s plans.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .layer_rows import takes_rows, whole_rows
+from .plans.format import ALIGNMENT
 from .torch_contract import BLOCK, Tensors
 from .torch_launch import aligned
 from .torch_layer import (
@@ -30,6 +33,7 @@ from .torch_layer import (
     kept_weight_bytes,
     plain_weight,
     run,
+    serving_rows,
 )
 
 
@@ -60,6 +64,11 @@ def _filled(x: torch.Tensor, trains: bool = True) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, short)) if short else x
 
 
+def _served(x: torch.Tensor) -> torch.Tensor:
+    """x as a layer without a gradient takes it: any rows up to those of one operator, filled up beyond."""
+    return x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
+
+
 def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     """y [M, N], and what is kept of x and of w."""
     (m, k), n = x.shape, w.shape[0]
@@ -75,12 +84,16 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """y [M, N]; nothing is kept."""
-    rows = _filled(x, False)
+    """y [M, N]; nothing is kept for a gradient. A weight in ``KEPT`` is quantised once."""
+    kept = KEPT.get(w.data_ptr())
+    if kept is not None and kept.holds(w):
+        return infer_kept(x, w.shape[0], kept.copies())
+    rows = _served(x)
     layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
     if layer is not None:
         y = layer.infer(aligned(rows), aligned(w))
     else:
+        rows = _filled(x, False)
         y = _product("gemm_nt", _quantise("quant_1x128", rows), _quantise("quant_128x128", w))
     return first_rows(y, x.shape[0])
 
@@ -92,6 +105,35 @@ def quantise_weight(w: torch.Tensor) -> torch.Tensor:
     parts = [_packed(wt_q, wt_s), _packed(w_q, w_s)]
     gap = both_weight_bytes(n, k) - sum(p.numel() for p in parts)
     return torch.cat([parts[0], parts[0].new_zeros(gap), parts[1]])
+
+
+class KeptWeight:
+    """A weight [N, K] with both quantised copies, made at their first use and when autograd sees the weight change."""
+
+    __slots__ = ("_copies", "version", "weight")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.version = weight, -1
+        self._copies = torch.empty(0, dtype=torch.uint8, device=weight.device)
+
+    def holds(self, w: torch.Tensor) -> bool:
+        """Whether the operand at this weight's address still is the weight."""
+        weight = self.weight
+        return weight.data_ptr() == w.data_ptr() and weight.shape == w.shape and weight.dtype is w.dtype
+
+    def copies(self) -> torch.Tensor:
+        """Both, in one uint8 tensor, which stays where it is: graphs and prepared launches know its address."""
+        weight = self.weight
+        if self.version != weight._version:
+            with torch.no_grad():
+                made = quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
+            self._copies = self._copies.copy_(made) if self._copies.numel() else made
+            self.version = weight._version
+        return self._copies
+
+
+KEPT: dict[int, KeptWeight] = {}
+"""By address, weights that ``torch_modules.kept_weights`` holds, for compiled code, which sees operands only."""
 
 
 def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
@@ -220,6 +262,46 @@ class _Linear(torch.autograd.Function):
         return dx if need_x else None, dw if need_w else None, None
 
 
+class _LinearGiven(torch.autograd.Function):
+    """The layer for autograd, with x quantised before; the gradient is x's all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, quantised: Tensors, layer: Layer) -> torch.Tensor:
+        y, kept_w = layer.forward_given(quantised[0], w)
+        ctx.save_for_backward(quantised[1], kept_w)
+        ctx.layer = layer
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        need_x, need_w, *_ = ctx.needs_input_grad
+        kept_x, kept_w = ctx.saved_tensors
+        dx, dw = OPS.linear_backward(aligned(dy), kept_x, kept_w, ctx.layer.k, need_x, need_w)
+        return dx if need_x else None, dw if need_w else None, None, None
+
+
+class SharedInput:
+    """The input that was quantised last: layers that read one tensor in turn, such as q, k and v, quantise it once."""
+
+    def __init__(self) -> None:
+        self._of: Callable[[], torch.Tensor | None] = lambda: None
+        self._key: tuple[int, ...] = ()
+        self._quantised: Tensors = ()
+
+    def quantised(self, x: torch.Tensor, rows: torch.Tensor, layer: Layer) -> Tensors:
+        """Of x, whose rows are ``rows``. Autograd's version says whether it was changed since."""
+        if torch.cuda.is_current_stream_capturing():  # a graph that is replayed alone has to hold the kernel
+            return layer.quantise(rows)
+        key = (x._version, torch._C._cuda_getCurrentRawStream(x.device.index))
+        if self._of() is not x or self._key != key:
+            self._quantised = layer.quantise(rows)
+            self._of, self._key = weakref.ref(x), key
+        return self._quantised
+
+    def clear(self) -> None:
+        self._of, self._quantised = (lambda: None), ()
+
+
 class _LinearKept(torch.autograd.Function):
     """The layer for autograd, with w quantised before; the gradient is w's all the same."""
 
@@ -238,6 +320,7 @@ class _LinearKept(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Linear).apply
+_apply_given = super(torch.autograd.Function, _LinearGiven).apply
 """``_Linear.apply`` less what it does for functorch's transforms, none of which is active where it is called."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -250,8 +333,11 @@ def unwatched(x: torch.Tensor, w: torch.Tensor) -> bool:
     return type(x) in _PLAIN and type(w) in _PLAIN
 
 
-def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
-    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit."""
+def straight(x: torch.Tensor, w: torch.Tensor, shared: SharedInput | None = None) -> torch.Tensor | None:
+    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit.
+
+    ``shared``: quantises x for a gradient.
+    """
     if not x.is_cuda or x.device != w.device or not unwatched(x, w):
         return None
     bfloat16 = torch.bfloat16
@@ -265,13 +351,16 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
     trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
     if n % BLOCK or k % BLOCK or not takes_rows(m, trains) or not n:
         return None
-    whole = m if trains else whole_rows(m, False)
+    whole = m if trains or m <= serving_rows(x.device) else whole_rows(m, False)
     layer = entry(whole, n, k, x.device, trains)
     if layer is None:
         return None
     rows = x if flat else x.reshape(m, k)
-    if trains:
-        y: torch.Tensor = _apply(aligned(rows), aligned(w), layer)
+    if trains and shared is not None:
+        rows = aligned(rows)
+        y: torch.Tensor = _apply_given(rows, aligned(w), shared.quantised(x, rows, layer), layer)
+    elif trains:
+        y = _apply(aligned(rows), aligned(w), layer)
     elif whole == m:
         y = layer.infer(aligned(rows), aligned(w))
     else:
@@ -293,11 +382,38 @@ def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
     flat = len(shape) == 2
     rows = x if flat else x.reshape(-1, k)
     m = rows.shape[0]
-    filled = aligned(_filled(rows, False))
+    filled = aligned(_served(rows))
     layer = _entry(x.device, filled.shape[0], n, k, False)
-    y = layer.infer_kept(filled, kept_w) if layer is not None else linear_infer_kept(filled, kept_w, n)
+    y = layer.infer_kept(filled, kept_w) if layer is not None else linear_infer_kept(rows, kept_w, n)
     y = first_rows(y, m) if filled.shape[0] != m else y
     return y if flat else y.view(*shape[:-1], n)
+
+
+class KeptCall:
+    """y [..., N] of an x of one shape, with a weight quantised before; None for an x that needs a copy first."""
+
+    __slots__ = ("_kept", "_layer", "_shape", "_weight", "index")
+
+    def __init__(self, layer: Layer, x: torch.Tensor, n: int, kept_w: torch.Tensor) -> None:
+        self._layer, self._kept, self.index = layer, kept_w, x.get_device()
+        self._shape, self._weight = (*x.shape[:-1], n), kept_w.data_ptr()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Not differentiable."""
+        address = x.data_ptr()
+        if address % ALIGNMENT or not x.is_contiguous():
+            return None
+        return self._layer.infer_at(address, self._weight, self._shape)
+
+
+def kept_call(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> KeptCall | None:
+    """What serves x's shape without a copy of x; None where no plans do."""
+    k = x.shape[-1]
+    m = x.numel() // k
+    if m > serving_rows(x.device) and whole_rows(m, False) != m:
+        return None
+    layer = _entry(x.device, m, n, k, False)
+    return KeptCall(layer, x, n, kept_w) if layer is not None else None
 
 
 # -- the function ------------------------------------------------------------------------------------

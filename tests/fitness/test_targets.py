@@ -41,6 +41,7 @@ def test_every_part_is_a_target_of_its_kind():
     [
         ("tpu7x", Reached.TRACE),
         ("h200", Reached.DEVICE),
+        ("h100", Reached.DEVICE),
         ("tpu-v5e", Reached.DEVICE),
         ("interpreter", Reached.INTERPRETER),
         ("sm_100", Reached.INTERPRETER),

@@ -76,10 +76,19 @@ def test_compiled_code_has_eagers_bits(home: Path) -> None:
     assert child("compiled", home)["equal"] == [True] * 3
 
 
+def test_an_input_that_is_quantised_once_serves_every_layer_that_reads_it(home: Path) -> None:
+    assert child("replaced", home)["equal"] == [True] * 8
+
+
 def test_modules(home: Path) -> None:
     found = child("modules", home)
     assert found["db"] >= 22.0 and found["checkpointed"] and found["gradients"] and found["emptied"]
     assert all(found["kept"]) and all(found["linear"])
+
+
+def test_a_layer_that_keeps_its_weight_serves_whatever_comes(home: Path) -> None:
+    found = child("served", home)
+    assert all(value >= 45.0 for values in found.values() for value in values), found
 
 
 def test_group_sizes_on_the_device_cost_no_synchronisation(home: Path) -> None:

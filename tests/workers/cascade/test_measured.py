@@ -12,7 +12,7 @@ import pytest
 from testkit import FIXTURES
 from testkit.exploits.judges import measured
 from testkit.faults.device import FAULTS
-from testkit.gpu import require_h200
+from testkit.gpu import require_hopper
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
 from tilewright.fitness.targets import load_target
@@ -119,15 +119,14 @@ def test_without_a_gpu_the_reason_is_one_sentence():
 
 @pytest.mark.gpu
 def test_seed_kernels_and_faults_on_the_gpu():
-    target = load_target("h200")
-    require_h200()
+    target = require_hopper()
     operator, station = load_operator("gemm_fp8_blockwise/gemm_nt"), LocalStation(target.gpu)
     wanted = {"hangs": "timeout", "illegal address": "crashed", "out of memory": "resource_error"}
     asked = {name: (source, {"blocks": 1}) for name, source in FAULTS.items()}
     for name, kernel in operator.kernels.items():
         asked[name] = (kernel.source, {**read_declarations(kernel.source).defaults, **kernel.overrides})
     try:
-        with measured(station, "h200", 8) as judge, futures.ThreadPoolExecutor(8) as threads:
+        with measured(station, target.name, 8) as judge, futures.ThreadPoolExecutor(8) as threads:
             under_way = {name: threads.submit(judge, *one, False, 0.0) for name, one in asked.items()}
             for name, evaluation in under_way.items():
                 found = evaluation.result()

@@ -13,7 +13,7 @@ from tilewright.evolve.proposers.rewrite.base import KernelSource, Language
 from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, definitions
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS
-from tilewright.evolve.proposers.rewrite.place_rule import PlaceRule
+from tilewright.evolve.proposers.rewrite.place_rule import Place, PlaceRule
 
 _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
 
@@ -47,7 +47,7 @@ def device_functions(kernel: KernelSource) -> list[DeviceFunction]:
     ]
 
 
-class FunctionRule(PlaceRule[DeviceFunction]):
+class FunctionRule(PlaceRule[DeviceFunction, Place]):
     """A rule whose places are in one function of the device; its launch need not be followed."""
 
     language = Language.PALLAS

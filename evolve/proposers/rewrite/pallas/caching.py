@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import libcst as cst
 
@@ -20,6 +19,8 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
     PALLAS_TPU,
     PallasCall,
+    Ref,
+    Spec,
     num_programs_axis,
     program_axis,
 )
@@ -79,7 +80,7 @@ def read_texts(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: Kern
     return texts
 
 
-class CacheAcrossAxis(CallRule):
+class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
     """Compute a chain at the first step of a grid axis its inputs do not move with; reuse it from scratch."""
 
     name = "pallas_cache_across_axis"
@@ -89,7 +90,7 @@ class CacheAcrossAxis(CallRule):
         "for a little memory."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[int, Chain]]]:
         kernel = view.kernel
         for axis in range(len(view.grid)):
             fixed = [r.name for r in view.inputs if r.spec and axis not in r.spec.grid_axes(kernel)]
@@ -98,7 +99,7 @@ class CacheAcrossAxis(CallRule):
                 what = ", ".join(v.name for v in chain.values)
                 yield f"keep {what} of {', '.join(chain.refs)} over grid axis {axis}", (axis, chain)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[int, Chain]) -> None:
         kernel = view.kernel
         axis, chain = payload
         inner: set[int] = set()
@@ -133,7 +134,7 @@ def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
     return name
 
 
-class PinCachedInput(CallRule):
+class PinCachedInput(CallRule[tuple[Spec, int, set[int]]]):
     """Stop fetching blocks of an input that is only read at the first step of a grid axis."""
 
     name = "pallas_pin_cached_input"
@@ -142,7 +143,7 @@ class PinCachedInput(CallRule):
         "index after the first step makes the pipeline skip those copies."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[Spec, int, set[int]]]]:
         kernel = view.kernel
         for ref in view.inputs:
             axis = _filled_at_first_step(view, ref.name)
@@ -150,20 +151,20 @@ class PinCachedInput(CallRule):
                 continue
             moving = {d for d in ref.spec.grid_axes(kernel) if d > axis}
             if moving and "where(" not in kernel.code(ref.spec.map_node):
-                yield f"fetch {ref.name} only at the first step of grid axis {axis}", (ref, axis, moving)
+                yield f"fetch {ref.name} only at the first step of grid axis {axis}", (ref.spec, axis, moving)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[Spec, int, set[int]]) -> None:
         kernel = view.kernel
-        ref, axis, moving = payload
+        spec, axis, moving = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
-        for position, index in enumerate(ref.spec.index):
-            axes = ref.spec.depends(kernel, position)
+        for position, index in enumerate(spec.index):
+            axes = spec.depends(kernel, position)
             if axes & moving:
                 if not isinstance(index, cst.Name):
                     raise Unsupported("a computed block index of a cached input")
                 (inner,) = axes
                 last = f"{view.named_extent(edit, inner)} - 1"
-                edit.replace(index, f"{numpy}.where({ref.spec.axes[axis]} == 0, {index.value}, {last})")
+                edit.replace(index, f"{numpy}.where({spec.axes[axis]} == 0, {index.value}, {last})")
 
 
 def _filled_at_first_step(view: PallasCall, name: str) -> int | None:
@@ -190,7 +191,7 @@ def _static(view: PallasCall, node: cst.CSTNode) -> bool:
     return isinstance(parent, cst.Attribute) and parent.attr.value in ("shape", "dtype", "ndim")
 
 
-class SkewGridStep(CallRule):
+class SkewGridStep(CallRule[tuple[int, Ref, Chain]]):
     """Quantise the next block along the fastest grid axis while the dot works on the previous one."""
 
     name = "pallas_skew_grid_step"
@@ -200,7 +201,7 @@ class SkewGridStep(CallRule):
         "vector and matrix work."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[int, Ref, Chain]]]:
         kernel = view.kernel
         axis = len(view.grid) - 1
         if not view.operands or any(r.spec is None for r in [*view.inputs, *view.outputs]):
@@ -216,7 +217,7 @@ class SkewGridStep(CallRule):
             if chain is not None and chain.refs == [ref.name] and _initialised(view, axis):
                 yield f"quantise {ref.name} one step of grid axis {axis} ahead", (axis, ref, chain)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[int, Ref, Chain]) -> None:
         kernel = view.kernel
         axis, ref, chain = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")

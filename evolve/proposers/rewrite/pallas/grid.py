@@ -41,7 +41,7 @@ def _specs(view: PallasCall) -> list[Spec]:
     return found
 
 
-class WholeReductionBlock(CallRule):
+class WholeReductionBlock(CallRule[int]):
     """Remove a reduction axis from the grid: blocks span the whole reduction, conditional steps disappear."""
 
     name = "pallas_whole_reduction_block"
@@ -50,7 +50,7 @@ class WholeReductionBlock(CallRule):
         "scheduler, and the input stays put while another axis moves. It costs VMEM."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, int]]:
         kernel = view.kernel
         if len(view.grid) < 2 or not _literal_maps(view) or not isinstance(view.grid_node, cst.Tuple):
             return
@@ -60,7 +60,7 @@ class WholeReductionBlock(CallRule):
             if axis not in moved and axis in used and _plain_indices(view, axis):
                 yield f"reduce grid axis {axis} within one step", axis
 
-    def change(self, edit: Edit, view: PallasCall, axis: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, axis: int) -> None:
         kernel = view.kernel
         steps = kernel.code(view.grid[axis])
         widened: dict[str, str] = {}
@@ -203,7 +203,7 @@ def _inline_whens(edit: Edit, view: PallasCall, axis: int) -> None:
             raise Unsupported("an ordering condition on the reduction axis")
 
 
-class SwapGridAxes(CallRule):
+class SwapGridAxes(CallRule[tuple[int, int]]):
     """Exchange two grid axes that both move the output."""
 
     name = "pallas_swap_grid_axes"
@@ -212,7 +212,7 @@ class SwapGridAxes(CallRule):
         "order depends on the shapes."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[int, int]]]:
         kernel = view.kernel
         if not _literal_maps(view) or not isinstance(view.grid_node, cst.Tuple | cst.List):
             return
@@ -223,7 +223,7 @@ class SwapGridAxes(CallRule):
             for second in free[i + 1 :]:
                 yield f"exchange grid axes {first} and {second}", (first, second)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[int, int]) -> None:
         kernel = view.kernel
         first, second = payload
         a, b = view.grid[first], view.grid[second]
@@ -252,7 +252,7 @@ def _swapped(node: cst.Parameters, first: int, second: int) -> cst.Parameters:
     return node.with_changes(params=listed)
 
 
-class SpecialiseSteps(CallRule):
+class SpecialiseSteps(CallRule[tuple[When, When]]):
     """Straight-line code for the first, middle and last step instead of conditional blocks around one body."""
 
     name = "pallas_specialise_steps"
@@ -261,12 +261,12 @@ class SpecialiseSteps(CallRule):
         "into the same block as the dot, and leave the steady state without any condition inside."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[When, When]]]:
         ends = _ends(view)
         if ends is not None:
             yield "specialise first, middle and last step", ends
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[When, When]) -> None:
         kernel = view.kernel
         first, last = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")

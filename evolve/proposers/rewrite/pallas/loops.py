@@ -16,6 +16,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
     definitions,
+    loop_bounds,
     reads_of,
     small,
 )
@@ -26,19 +27,6 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import extent_te
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 
 FORI = "jax.lax.fori_loop"
-
-
-def _range_arguments(kernel: KernelSource, loop: cst.For) -> tuple[str, str, str] | None:
-    """(start, stop, step) texts of a loop over ``range`` with one target name."""
-    call = loop.iter
-    if not isinstance(call, cst.Call) or kernel.code(call.func) != "range":
-        return None
-    if not isinstance(loop.target, cst.Name) or any(a.star or a.keyword for a in call.args):
-        return None
-    texts = [kernel.code(a.value) for a in call.args]
-    if len(texts) == 1:
-        return "0", texts[0], "1"
-    return texts[0], texts[1], (texts[2] if len(texts) > 2 else "1")
 
 
 def _loops(view: PallasCall) -> list[cst.For]:
@@ -57,7 +45,7 @@ class UnrollToFori(CallRule):
     def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
         kernel = view.kernel
         for number, loop in enumerate(_loops(view)):
-            bounds = _range_arguments(kernel, loop)
+            bounds = loop_bounds(kernel, loop)
             if bounds is None or _carried(view, loop) is None:
                 continue
             slices = _dynamic_slices(view, loop)
@@ -170,7 +158,7 @@ def _with_slices(
     return dedented(kernel, fresh)  # type: ignore[arg-type]
 
 
-class ForiToUnroll(CallRule):
+class ForiToUnroll(CallRule[tuple[cst.Call, cst.CSTNode]]):
     """Turn ``fori_loop`` with static bounds into a Python loop."""
 
     name = "pallas_fori_to_unroll"
@@ -179,7 +167,7 @@ class ForiToUnroll(CallRule):
         "work of one can run beside the matrix work of another."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[cst.Call, cst.CSTNode]]]:
         kernel = view.kernel
         calls = [c for c, name in kernel.calls(view.function) if name == FORI]
         for number, call in enumerate(calls):
@@ -191,7 +179,7 @@ class ForiToUnroll(CallRule):
             if direct and not dynamic and len(call.args) >= 4:
                 yield f"unroll fori_loop {number}", (call, statement)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[cst.Call, cst.CSTNode]) -> None:
         kernel = view.kernel
         call, statement = payload
         lower, upper, body, init = (kernel.code(a.value) for a in call.args[:4])
@@ -206,7 +194,7 @@ class ForiToUnroll(CallRule):
         edit.replace_statement(statement, "\n".join(lines))
 
 
-class SkewLoop(CallRule):
+class SkewLoop(CallRule[tuple[Chain, cst.For]]):
     """Compute what an iteration needs one iteration earlier (software pipelining of an unrolled loop)."""
 
     name = "pallas_skew_loop"
@@ -215,7 +203,7 @@ class SkewLoop(CallRule):
         "before this group's dot gives the block independent work for the vector and the matrix units."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[Chain, cst.For]]]:
         kernel = view.kernel
         for ref in view.inputs:
             chain = find_chain(view, [ref.name], "ahead")
@@ -224,16 +212,16 @@ class SkewLoop(CallRule):
             loop = chain.values[0].loop
             if loop is None or any(v.loop is not loop for v in chain.values):
                 continue
-            if _range_arguments(kernel, loop) is not None:
+            if loop_bounds(kernel, loop) is not None:
                 yield (
                     f"compute {', '.join(v.name for v in chain.values)} one iteration ahead",
                     (chain, loop),
                 )
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[Chain, cst.For]) -> None:
         kernel = view.kernel
         chain, loop = payload
-        start, stop, step = _range_arguments(kernel, loop) or ("0", "0", "1")
+        start, stop, step = loop_bounds(kernel, loop) or ("0", "0", "1")
         index = kernel.code(loop.target)
         ahead, pending = kernel.fresh("next_operands"), kernel.fresh("pending")
         doomed = [s for s in chain.doomed if s in loop.body.body]

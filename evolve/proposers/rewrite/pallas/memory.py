@@ -16,13 +16,12 @@ from tilewright.evolve.proposers.rewrite.base import (
     walk,
 )
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve
-from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword, without_keyword
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule, pallas_calls
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
     PALLAS_TPU,
     PallasCall,
     Ref,
-    with_keyword,
 )
 
 
@@ -132,11 +131,11 @@ class EmitPipeline(CallRule):
         several = not isinstance(resolve(kernel, view.args["out_specs"].value), cst.Call)
         outs = f"[{', '.join([whole] * len(view.outputs))}]" if several else whole
         edit.replace(view.args["out_specs"].value, outs)
-        edit.transform(view.call, partial(_without_keyword, keyword="grid"))
+        edit.transform(view.call, partial(without_keyword, keyword="grid"))
         settings = view.args.get("compiler_params")
         given = resolve(kernel, settings.value) if settings is not None else None
         if isinstance(given, cst.Call):
-            edit.transform(given, partial(_without_keyword, keyword="dimension_semantics"))
+            edit.transform(given, partial(without_keyword, keyword="dimension_semantics"))
 
 
 class DeepPipeline(EmitPipeline):
@@ -179,10 +178,3 @@ def _shared(view: PallasCall) -> bool:
     """Whether an output has the block specification of an input: outputs have two buffers."""
     given = {id(r.spec.node) for r in view.inputs if r.spec is not None}
     return any(r.spec is not None and id(r.spec.node) in given for r in view.outputs)
-
-
-def _without_keyword(call: cst.Call, keyword: str) -> cst.Call:
-    kept = [a for a in call.args if a.keyword is None or a.keyword.value != keyword]
-    if kept and len(kept) < len(call.args) and call.args[-1] not in kept:
-        kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-    return call.with_changes(args=kept)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.edit import Edit
@@ -15,7 +14,7 @@ from tilewright.evolve.proposers.rewrite.gluon.lower import IMPORTS, TAKEN
 from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel
 
 
-class LowerChain(NodeRule):
+class LowerChain(NodeRule[Chains]):
     """Write a loop of two products, the second of what is made of the first, in Gluon."""
 
     name = "triton_lower_chain_to_gluon"
@@ -25,13 +24,12 @@ class LowerChain(NodeRule):
         "beside the second of the step before it, groups of warps take turns, and a warp that copies feeds both."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Chains]]:
         chains = read(kernel)
         loop = chains.loops[0]
         yield f"two products for {chains.query.tensor} x {loop.key.tensor} x {loop.value.tensor}", chains
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        assert isinstance(payload, Chains)
+    def change(self, edit: Edit, kernel: TritonKernel, payload: Chains) -> None:
         if set(TAKEN) & kernel.source.identifiers:
             raise Unsupported("a module that uses the names Gluon's imports would get")
         space = dict(SPACE)
