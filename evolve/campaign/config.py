@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -124,6 +125,14 @@ class LlmConfig(_Section):
     timeout_seconds: float = Field(default=120.0, gt=0)
     retries: int = Field(default=3, ge=0, le=1000)
     replay: str | None = None
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be an address such as http://localhost:8000/v1")
+        return url
 
 
 class WorkerConfig(_Section):
