@@ -226,7 +226,8 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
     operator = data.get("operator")
     if isinstance(operator, str) and operator.startswith(("./", "../")):
         data["operator"] = _beside(path, operator)
-    return parse_config(overridden(data, overrides or {}), str(path))
+    origin = path.stem if path.parent == PACKAGED else str(path)
+    return parse_config(overridden(data, overrides or {}), origin)
 
 
 def _beside(path: Path, operator: str) -> str:
@@ -247,7 +248,12 @@ def campaign_file(name: str) -> Path:
         return path
     if name in packaged_campaigns():
         return PACKAGED / f"{name}.yaml"
-    raise UserError(f"campaign: {name!r} is neither a file nor one of {', '.join(packaged_campaigns())}.")
+    close = difflib.get_close_matches(name, packaged_campaigns(), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise UserError(
+        f"campaign: {name!r} is neither a file nor a packaged campaign{hint} (packaged: "
+        f"{', '.join(packaged_campaigns())})."
+    )
 
 
 def overridden(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
