@@ -1,4 +1,5 @@
-"""Writes docs/api.md from the docstrings of ``tilewright`` and the arguments of its commands.
+"""Writes docs/api.md from the docstrings of ``tilewright`` and the arguments of its commands, and docs/modules.md
+from the first sentence of every module.
 
 python docs/generate_api.py
 """
@@ -6,6 +7,7 @@ python docs/generate_api.py
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 from collections.abc import Iterator
@@ -15,6 +17,9 @@ import tilewright
 from tilewright.evolve import cli
 
 PAGE = Path(__file__).with_name("api.md")
+MODULES_PAGE = Path(__file__).with_name("modules.md")
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("evolve", "workers", "fitness", "seeds", "library", "tilewright")
 SECTION = re.compile(r"^(Parameters|Returns|Raises|Example):$")
 HEAD = """# API
 
@@ -23,6 +28,42 @@ Python](python.md) and the [tutorial](tutorial.md) are better places to begin.
 
 ## Python: `import tilewright as tw`
 """
+
+
+MODULES_HEAD = """# Every module in one sentence
+
+`python docs/generate_api.py` writes this page from the modules' docstrings; do not edit it. [The map](architecture.md)
+says what each folder is for, and answers common questions first.
+"""
+
+
+def modules_page() -> str:
+    """The text of docs/modules.md. Kernels that are data of a library, and empty modules, are left out."""
+    lines, folder = [MODULES_HEAD.rstrip()], Path()
+    found = [module for name in FOLDERS for module in _modules(ROOT / name)]
+    for path in sorted(
+        found, key=lambda module: (FOLDERS.index(module.relative_to(ROOT).parts[0]), module.parent, module)
+    ):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        if text is None:
+            continue
+        if path.parent != folder:
+            folder = path.parent
+            lines += ["", f"## {folder.relative_to(ROOT)}", ""]
+        sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z`(])|\n\n", text)[0]
+        lines.append(f"* `{path.name}`: {' '.join(sentence.split()).replace('``', '`')}")
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    """Python files below ``folder``, not through links."""
+    for path in folder.iterdir():
+        if path.is_symlink() or (folder.parent.name == "library" and path.name == "kernels"):
+            continue
+        if path.is_dir():
+            yield from _modules(path)
+        elif path.suffix == ".py":
+            yield path
 
 
 def page() -> str:
@@ -104,3 +145,4 @@ def _value(action: argparse.Action) -> list[str]:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    MODULES_PAGE.write_text(modules_page(), encoding="utf-8")

@@ -1,7 +1,8 @@
 """Child process that runs rewritten kernels in an interpreter and compares them with their parents.
 
-Reads one JSON object from standard input, ``{"language", "jobs": [{"id", "parent", "parent_params", "source",
-"params", "inputs"}]}``, and writes one JSON line per job: ``{"id", "ok", "reason", "snr_db", "seconds"}``.
+Its argument is a language. A line of standard input is a task, a JSON list of ``{"id", "parent", "parent_params",
+"source", "params", "inputs"}``; the answer is one JSON line per job, ``{"id", "ok", "reason", "snr_db", "seconds"}``,
+and the line ``end``.
 ``inputs`` are ``[name, shape, dtype, kind]``; kinds are ``normal``, ``positive`` (scales), ``index:<stop>``,
 ``values:<a>,<b>,...`` and a number for a scalar. A job passes when every output agrees with its parent's to 40 dB.
 """
@@ -142,39 +143,45 @@ def check(job: dict, language: str, folder: str, references: dict, number: int) 
     return worst >= MINIMUM_DB, "" if worst >= MINIMUM_DB else f"{worst:.1f} dB", worst
 
 
-def main() -> None:
-    task = json.load(sys.stdin)
-    if task["language"] == "pallas":
+def main(language: str) -> None:
+    if language == "pallas":
         interpret_pallas()
     else:
         from tilewright.workers.runners.triton.interpreter_rounding import repair
 
         repair()
     signal.signal(signal.SIGPROF, _alarm)
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory() as folder:
+            run_task(json.loads(line), language, folder)
+        sys.stdout.write("end\n")
+        sys.stdout.flush()
+
+
+def run_task(jobs: list[dict], language: str, folder: str) -> None:
     references: dict = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number, job in enumerate(task["jobs"]):
-            began = time.monotonic()
-            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS_PER_JOB)
-            try:
-                ok, reason, worst = check(job, task["language"], folder, references, number)
-            except TookTooLong:
-                ok, reason, worst = False, "time-out", float("-inf")
-            except Exception as error:  # noqa: BLE001 - a candidate may fail in any way
-                text = (str(error).strip().splitlines() or [""])[0][:160]
-                ok, reason, worst = False, f"{type(error).__name__}: {text}", float("-inf")
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-            line = {
-                "id": job["id"],
-                "ok": ok,
-                "reason": reason,
-                "snr_db": worst if np.isfinite(worst) else None,
-            }
-            line["seconds"] = round(time.monotonic() - began, 3)
-            sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
+    for number, job in enumerate(jobs):
+        began = time.monotonic()
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS_PER_JOB)
+        try:
+            ok, reason, worst = check(job, language, folder, references, number)
+        except TookTooLong:
+            ok, reason, worst = False, "time-out", float("-inf")
+        except Exception as error:  # noqa: BLE001 - a candidate may fail in any way
+            text = (str(error).strip().splitlines() or [""])[0][:160]
+            ok, reason, worst = False, f"{type(error).__name__}: {text}", float("-inf")
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        answer = {
+            "id": job["id"],
+            "ok": ok,
+            "reason": reason,
+            "snr_db": worst if np.isfinite(worst) else None,
+        }
+        answer["seconds"] = round(time.monotonic() - began, 3)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

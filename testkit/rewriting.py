@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import time
+import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,21 +131,49 @@ def _run_process(
                 "inputs": case.inputs,
             }
         )
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1", "XLA_FLAGS": FAST_COMPILES}
-    result = subprocess.run(
-        [sys.executable, str(CHECKER)],
-        input=json.dumps({"language": language, "jobs": jobs}),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=2400,
-        check=False,
-    )
     done = set()
-    for line in result.stdout.splitlines():
-        if line.startswith("{"):
-            answer = json.loads(line)
-            trial = trials[answer["id"]]
-            trial.ok, trial.reason = answer["ok"], answer["reason"]
-            done.add(answer["id"])
+    for answer in _checker(language).ask(jobs):
+        trial = trials[answer["id"]]
+        trial.ok, trial.reason = answer["ok"], answer["reason"]
+        done.add(answer["id"])
     return done
+
+
+class _Checker:
+    """The child of one language, kept from task to task, since its imports take seconds; made anew once it has died."""
+
+    def __init__(self, language: str) -> None:
+        self._language = language
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, jobs: Sequence[dict]) -> Iterator[dict]:
+        """Answers to one task; fewer than jobs where the child died."""
+        if self._process is None or self._process.poll() is not None:
+            environment = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1", "XLA_FLAGS": FAST_COMPILES}
+            self._process = subprocess.Popen(
+                [sys.executable, str(CHECKER), self._language],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, **environment},
+            )
+            weakref.finalize(self, _end, self._process)
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(jobs) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line == "end\n":
+                return
+            if line.startswith("{"):
+                yield json.loads(line)
+        process.wait()
+        self._process = None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.communicate()
+
+
+_checker = functools.cache(_Checker)

@@ -36,7 +36,7 @@ STUDY = re.compile(r"python -m (experiments[\w.]*\w)([^`\n#]*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 CAMPAIGN = re.compile(r"tilewright run ([\w-]+)(?![\w./-])")
 
-QUESTIONS = 54
+QUESTIONS = 55
 
 
 def _id(page: Path) -> str:
@@ -182,9 +182,10 @@ def test_every_extra_that_a_page_installs_is_one(page: Path) -> None:
     assert asked <= set(known)
 
 
-def test_the_page_of_the_api_is_what_the_docstrings_and_commands_say() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "generate_api.py"))["page"]()
-    assert made == _text(ROOT / "docs" / "api.md"), "run: python docs/generate_api.py"
+@pytest.mark.parametrize(("function", "name"), [("page", "api.md"), ("modules_page", "modules.md")])
+def test_a_generated_page_is_what_docstrings_and_commands_say(function: str, name: str) -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "generate_api.py"))[function]()
+    assert made == _text(ROOT / "docs" / name), "run: python docs/generate_api.py"
 
 
 def test_the_readme_leads_to_the_map_at_once_and_to_every_page() -> None:

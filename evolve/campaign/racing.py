@@ -79,10 +79,10 @@ class Racing:
         self._rates.append(np.log([rates[name] for name in self._workloads]))
         count = len(self._rates)
         if count >= max(LEAST_RECORDS, self._next_fit) and len(self._workloads) > 1:
-            self._rungs = self._chosen(np.array(self._rates))
+            self._rungs = self._choose_rungs(np.array(self._rates))
             self._next_fit = count + max(1, count // REFIT_SHARE)
 
-    def _chosen(self, rates: np.ndarray) -> tuple[Rung, ...]:
+    def _choose_rungs(self, rates: np.ndarray) -> tuple[Rung, ...]:
         """``rates`` [records, workloads] are logarithms. Workloads join one by one, each the one that helps most."""
         total = rates.mean(axis=1)
         fittest = np.sort(np.argsort(-total, kind="stable")[: -(-len(rates) // 2)])

@@ -99,7 +99,7 @@ def resolve(config: CampaignConfig) -> Resolved:
     starts = tuple(Start(name, _genome(shell, operator.kernels[name])) for name in chosen)
     wanted = tuple(baselines) if config.baselines is None else config.baselines
     measured = tuple((operator.kernels[name], _genome(shell, operator.kernels[name])) for name in wanted)
-    given = tuple(genome for name in chosen for genome in _given(shell, operator.kernels[name]))
+    given = tuple(genome for name in chosen for genome in _given_points(shell, operator.kernels[name]))
     return Resolved(config, operator, target, suite, starts, measured, given)
 
 
@@ -155,7 +155,7 @@ def _parameters(resolved: Resolved, kernel: SeedKernel) -> Iterable[str]:
         return ()  # reported where the kernel is used
 
 
-def _given(resolved: Resolved, kernel: SeedKernel) -> Iterable[Genome]:
+def _given_points(resolved: Resolved, kernel: SeedKernel) -> Iterable[Genome]:
     """The kernel's points that are legal on this suite. Raises UserError for a parameter it does not have."""
     start = _genome(resolved, kernel)
     space = resolved.space(kernel.source)

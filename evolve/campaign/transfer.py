@@ -127,7 +127,7 @@ def records_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[SourceReco
     spaces = KnownSpaces(space_of)
     for part in earlier:
         space = spaces[part.source]
-        known = [(g, t) for g, t in _thinned(part) if space is not None and _encodable(space, g)]
+        known = [(g, t) for g, t in _thin_out(part) if space is not None and _encodable(space, g)]
         if space is None or not known:
             continue
         rows = [space.encode(genome.params) for genome, _ in known]
@@ -187,7 +187,7 @@ class LeadsFirst:
         return self.then.propose(history, island, rng)
 
 
-def _thinned(part: Earlier) -> list[tuple[Genome, float]]:
+def _thin_out(part: Earlier) -> list[tuple[Genome, float]]:
     if len(part.points) <= MOST_POINTS:
         return part.points
     best = part.successes()[: MOST_POINTS // 2]

@@ -74,7 +74,7 @@ def promote(
         if table_now is not None and all(serving[w] == names[nomination.genome_for(w)] for w in serving):
             raise Refusal(f"promotion refused: {' and '.join(names.values())} already serves {operator}.")
         try:
-            verification = _verified(
+            verification = _verification(
                 nomination.resolved, contenders, opponents, evaluator, say, options.rounds
             )
             break
@@ -143,7 +143,7 @@ def record(promotion: Promotion, version: str) -> str | None:
     return None
 
 
-def _verified(
+def _verification(
     resolved: Resolved,
     contenders: list[Contender],
     opponents: list[Contender],

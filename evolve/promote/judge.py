@@ -102,15 +102,15 @@ def judge(
         genome = nomination.genome_for(workload.id)
         ours, theirs = verification.found[names[genome]], verification.found[serving[workload.id]]
         if comparison is None:
-            shape = _modelled(workload, genome, ours, theirs)
+            shape = _modelled_shape(workload, genome, ours, theirs)
         else:
-            shape = _measured(workload, genome, ours, theirs, comparison)
+            shape = _measured_shape(workload, genome, ours, theirs, comparison)
         shapes.append(shape)
     gain = geometric_mean(shape.gain for shape in shapes)
     return Judgement(tuple(shapes), gain, _overall(shapes, comparison, gain), target.kind)
 
 
-def _modelled(workload: Workload, genome: str, ours: Verified, theirs: Verified) -> Shape:
+def _modelled_shape(workload: Workload, genome: str, ours: Verified, theirs: Verified) -> Shape:
     """The gain's interval is what the model's error leaves of it: little between schedules of one source."""
     mine, other = ours.seconds(workload.id)[0], theirs.seconds(workload.id)[0]
     figures, interval = own_figures(ours, workload.id, None)
@@ -139,7 +139,7 @@ def _error_of_gain(ours: Verified, theirs: Verified, figures: WorkloadFigures) -
     return max(math.log(high / figures.seconds), math.log(figures.seconds / low))
 
 
-def _measured(
+def _measured_shape(
     workload: Workload, genome: str, ours: Verified, theirs: Verified, comparison: Comparison
 ) -> Shape:
     """Medians over all calls; the gain is paired by round, Student's interval."""

@@ -16,7 +16,7 @@ from tilewright.evolve.campaign.targets import require_usable
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.library_writer import MAKING, TEMPORARY, LibraryError, LibraryWriter
-from tilewright.evolve.promote.recheck import rechecked
+from tilewright.evolve.promote.recheck import recheck_operator
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.targets import UnknownTarget, load_target
 from tilewright.library import store
@@ -148,7 +148,7 @@ def _run_again(
 ) -> Iterator[Finding]:
     """The kernels on the shapes they serve, verified and timed once more; nothing is written."""
     try:
-        found = rechecked(writer, operator, target, make, say)
+        found = recheck_operator(writer, operator, target, make, say)
     except UserError as error:
         yield Finding(False, f"{operator}: its receipt for {target} cannot be run again here: {error}")
         return

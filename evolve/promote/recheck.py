@@ -141,7 +141,7 @@ class Found:
         return tuple(dict.fromkeys((*self.emptied, *(s.suite for s in (*self.replaced, *self.slower)))))
 
 
-def rechecked(
+def recheck_operator(
     writer: LibraryWriter, operator: str, target: str, make: MakeEvaluator, say: Say
 ) -> Found | None:
     """Verify and time what the current version serves on ``target``; None where it serves nothing there.
@@ -154,7 +154,7 @@ def rechecked(
     if name is None:
         return None
     campaign = receipt["targets"][name]["campaign"]
-    first = _resolved(campaign["operator"], wanted.name, campaign["suite"])
+    first = _resolve_suite(campaign["operator"], wanted.name, campaign["suite"])
     constants = {**first.operator.constants, **first.target.constants}
     found = Found(operator, name, version, wanted, wanted.kind.value, constants, campaign["operator"])
     regions = _regions(writer, operator, version, name)
@@ -168,7 +168,7 @@ def rechecked(
             by_suite.setdefault(suite, []).append(region)
     while by_suite:
         for suite, group in by_suite.items():
-            resolved = _resolved(campaign["operator"], wanted.name, suite)
+            resolved = _resolve_suite(campaign["operator"], wanted.name, suite)
             evaluator = make(resolved)
             try:
                 _recheck_suite(found, resolved, group, evaluator, say)
@@ -203,14 +203,14 @@ def _recheck_suite(
                 groups.setdefault(offer.name, (offer, []))[1].append(region)
         left = []
         for offer, group in groups.values():
-            served = _checked(found, resolved, offer, group, evaluator, say)
+            served = _check_offer(found, resolved, offer, group, evaluator, say)
             if served is None:
                 left += group
             else:
                 found.served += served
 
 
-def _checked(
+def _check_offer(
     found: Found,
     resolved: Resolved,
     offer: Offer,
@@ -247,7 +247,7 @@ def _checked(
 
 def _next(found: Found, resolved: Resolved, region: Region) -> Offer | None:
     """The first kernel for a region that is sound, legal and has not failed; the others' reasons go to ``found``."""
-    workload = next(w for w in _timed(resolved) if w.id == region.workload)
+    workload = next(w for w in _timed_workloads(resolved) if w.id == region.workload)
     for offer in region.offers:
         if offer.name in found.failed:
             continue
@@ -287,7 +287,7 @@ def _entry_name(dispatch: Mapping[str, Any], target: Target) -> str | None:
     )
 
 
-def _resolved(operator: str, target: str, suite: str) -> Resolved:
+def _resolve_suite(operator: str, target: str, suite: str) -> Resolved:
     data = {
         "name": "recheck",
         "operator": operator,
@@ -298,7 +298,7 @@ def _resolved(operator: str, target: str, suite: str) -> Resolved:
     return resolve(parse_config(data))
 
 
-def _timed(resolved: Resolved) -> list[Workload]:
+def _timed_workloads(resolved: Resolved) -> list[Workload]:
     return list(dict.fromkeys((*resolved.suite.workloads, *resolved.suite.final)))
 
 
@@ -318,7 +318,7 @@ def _regions(writer: LibraryWriter, operator: str, version: str, target: str) ->
     found = []
     for region in history[0][2]["targets"][target]["regions"]:
         offers = dict(_offers(writer, operator, target, region, history))
-        promised = _promised(history, target, region)
+        promised = _promise_of(history, target, region)
         found.append(
             Region(region["workload"], region["dims"], region["kernel"], promised, tuple(offers.values()))
         )
@@ -378,7 +378,9 @@ def _offers(
         yield name, Offer(name, genome, entry, data, version, candidate, fault)
 
 
-def _promised(history: Sequence[Version], target: str, region: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _promise_of(
+    history: Sequence[Version], target: str, region: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
     """What the latest receipt that timed this kernel on this shape says of it."""
     for _, receipt, _ in history:
         for shape in receipt["targets"].get(target, {"shapes": ()})["shapes"]:

@@ -44,11 +44,11 @@ def write(writer: LibraryWriter, found: Found) -> str | None:
         if not found.served and not others:
             writer.point(found.operator, None, note)
             return None
-        files, told = _made(writer, found, receipt, dispatch, others)
+        files, told = _version_files(writer, found, receipt, dispatch, others)
         return writer.add(found.operator, files, told, note)
 
 
-def _made(
+def _version_files(
     writer: LibraryWriter,
     found: Found,
     receipt: Mapping[str, Any],
@@ -113,7 +113,7 @@ def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]
     whole = not found.failed and not found.dropped
     entry = {
         **old,
-        "toolchain": {n: _joined(old["toolchain"].get(n), r) if whole else r for n, r in ranges.items()},
+        "toolchain": {n: _join_ranges(old["toolchain"].get(n), r) if whole else r for n, r in ranges.items()},
         "constants": dict(found.constants),
         "reach": rule.REACH,
         "devices": sorted(device_names(found.verified.values())),
@@ -123,7 +123,7 @@ def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]
     return entry, files
 
 
-def _joined(old: list[str] | None, here: tuple[str, str]) -> tuple[str, str]:
+def _join_ranges(old: list[str] | None, here: tuple[str, str]) -> tuple[str, str]:
     """Both ranges as one, where one begins no later than the other ends, or with the minor release it ends at."""
     if old is None:
         return here

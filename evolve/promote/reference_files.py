@@ -51,7 +51,7 @@ def packed_reference(operator: Operator, reference: str) -> bytes | None:
             taken = _taken_files(operator)
         except (OSError, SyntaxError, ValueError, KeyError):
             return None
-        return None if taken is None else _zipped(taken)
+        return None if taken is None else _zip(taken)
     family, _, recipe = reference.rpartition("/")
     seeds = catalogue.HERE
     shipped = family in catalogue.families()
@@ -68,10 +68,10 @@ def packed_reference(operator: Operator, reference: str) -> bytes | None:
     files["__init__.py"] = _ROOT.format(
         name=operator.name, placeholder=PLACEHOLDER, module=module, recipe=recipe
     )
-    return _zipped(files)
+    return _zip(files)
 
 
-def _zipped(files: Mapping[str, str]) -> bytes:
+def _zip(files: Mapping[str, str]) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(files.items()):
@@ -88,7 +88,7 @@ def _follow(path: Path, name: str, seeds: Path, files: dict[str, str]) -> None:
     if path.name == "operator.py":
         for kernel in sorted((path.parent / "kernels").glob("*.py")):
             _pack_kernel(kernel, f"{Path(name).parent}/kernels/{kernel.name}", seeds, files)
-    for imported in _imported(text):
+    for imported in _imports_of(text):
         inner = Path(*imported.split("."))
         for candidate in (inner.with_suffix(".py"), inner / "__init__.py"):
             if (seeds / candidate).is_file():
@@ -100,13 +100,13 @@ def _pack_kernel(path: Path, name: str, seeds: Path, files: dict[str, str]) -> N
     if name in files:
         return
     files[name] = path.read_text(encoding="utf-8")
-    for imported in _imported(files[name]):
+    for imported in _imports_of(files[name]):
         inner = Path(*imported.split(".")).with_suffix(".py")
         if (seeds / inner).is_file():
             _pack_kernel(seeds / inner, f"seeds/{inner}", seeds, files)
 
 
-def _imported(text: str) -> set[str]:
+def _imports_of(text: str) -> set[str]:
     """Modules of the seeds that a module names in imports, by their path within."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
@@ -166,7 +166,7 @@ def _taken_files(operator: TakenOperator) -> dict[str, str] | None:
         if text is None:
             return None
         files["judge.py"] = text
-        function = f"    from {PLACEHOLDER} import judge\n\n    return {_found(text, name)}"
+        function = f"    from {PLACEHOLDER} import judge\n\n    return {_function_expression(text, name)}"
     else:
         function = f"    return reference.function_of({operator.reference!r})"
     files["__init__.py"] = _TAKEN_ROOT.format(
@@ -208,7 +208,7 @@ def _is_beside(path: Path, name: str) -> bool:
     return path.with_name(f"{name}.py").is_file() or (path.parent / name / "__init__.py").is_file()
 
 
-def _found(text: str, name: str) -> str:
+def _function_expression(text: str, name: str) -> str:
     """The function of the packed file, as an expression: a model's is made first, as its benchmark does."""
     nodes = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
     if isinstance(nodes.get(name), ast.ClassDef) and "get_init_inputs" in nodes:

@@ -17,7 +17,7 @@ from tilewright.evolve.promote import recheck_files
 from tilewright.evolve.promote.command import MakeEvaluator, Options, PromotionOutcome, promote
 from tilewright.evolve.promote.library_commands import Finding
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
-from tilewright.evolve.promote.recheck import Found, Say, rechecked
+from tilewright.evolve.promote.recheck import Found, Say, recheck_operator
 from tilewright.evolve.promote.verify import Refusal
 
 RunCampaign = Callable[[dict[str, Any]], Path]
@@ -49,23 +49,23 @@ def recheck_library(
     for name in names:
         if operator is None and writer.index(name)["current"] is None:
             continue
-        found = rechecked(writer, name, target, means.make, means.say)
+        found = recheck_operator(writer, name, target, means.make, means.say)
         if found is None:
             if operator is not None:
                 raise UserError(f"--target: {name} is not promoted for {target}.")
             continue
         any_there = True
-        yield from _written(writer, found, means)
+        yield from _write_findings(writer, found, means)
     if not any_there:
         raise UserError(f"--target: nothing in {writer.root} is promoted for {target}.")
 
 
-def _written(writer: LibraryWriter, found: Found, means: Means) -> Iterator[Finding]:
+def _write_findings(writer: LibraryWriter, found: Found, means: Means) -> Iterator[Finding]:
     version = recheck_files.write(writer, found)
     filled: set[str] = set()
     refills = []
     for suite in found.suites if means.evaluations else ():
-        sentence, outcome = _refilled(writer, found, suite, means)
+        sentence, outcome = _refill(writer, found, suite, means)
         refills.append(Finding(True, sentence))
         filled |= {s.figures.workload for s in outcome.judgement.shapes} if outcome else set()
     yield from findings(found, version, filled)
@@ -122,7 +122,7 @@ def _summary(found: Found, version: str | None) -> str:
     return f"{said}; version {version}"
 
 
-def _refilled(
+def _refill(
     writer: LibraryWriter, found: Found, suite: str, means: Means
 ) -> tuple[str, PromotionOutcome | None]:
     """A campaign on one suite and the promotion of what it found: what came of it, in a sentence."""

@@ -145,10 +145,10 @@ def verify(
             _require_gated(resolved, verified)
         return Verification(found)
     say("comparing on the device")
-    return Verification(found, _compared(found, evaluator, int(rng.integers(2**31))))
+    return Verification(found, _comparison(found, evaluator, int(rng.integers(2**31))))
 
 
-def _compared(found: Mapping[str, Verified], evaluator: Comparer, seed: int) -> Comparison:
+def _comparison(found: Mapping[str, Verified], evaluator: Comparer, seed: int) -> Comparison:
     contenders = [v.contender for v in found.values()]
     genomes = {c.genome.id: c.genome for c in contenders}
     only: dict[str, frozenset[str]] = {}

@@ -187,7 +187,7 @@ def toolchain_ranges(checked: Iterable[Verified]) -> dict[str, tuple[str, str]]:
 
 def kernel_file(operator: str, target: str, source: str) -> tuple[str, bytes]:
     """(name, text) of a promoted source: formatted, under a header, the same for every kernel that is made of it."""
-    formatted = _formatted(source)
+    formatted = _format_source(source)
     if normalise(formatted) != normalise(source):
         raise AssertionError("formatting changed a kernel")
     data = (_HEADER.format(operator=operator, target=target) + formatted).encode("utf-8")
@@ -204,7 +204,7 @@ _HEADER = """\
 
 
 @lru_cache(maxsize=64)
-def _formatted(source: str) -> str:
+def _format_source(source: str) -> str:
     """By ruff where it is installed (the ``dev`` extra), else as it is."""
     if importlib.util.find_spec("ruff") is None:
         return source

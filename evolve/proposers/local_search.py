@@ -101,7 +101,7 @@ class _Climb:
         self._seen = 0
         self.base = 0
         self.wanted: list[Rows] = []
-        self._search = self._searched()
+        self._search = self._rounds()
 
     def go_on(self) -> None:
         """Take in what the source's records say by now, and find what is wanted next."""
@@ -129,9 +129,9 @@ class _Climb:
 
     # -- the search ------------------------------------------------------------------------------
 
-    def _searched(self) -> Iterator[list[Rows]]:
+    def _rounds(self) -> Iterator[list[Rows]]:
         """Climb from the best record, from the middle, then from hops off the highest peak so far."""
-        peak = yield from self._climbed(self._best())
+        peak = yield from self._climb_from(self._best())
         start: Rows | None = self._middle()
         while True:
             if start is None:
@@ -139,13 +139,13 @@ class _Climb:
             else:
                 yield from self._outcome(start)
                 if self._height(start) != -math.inf:
-                    found = yield from self._climbed(start)
+                    found = yield from self._climb_from(start)
                     peak = found if self._above(found, peak) else peak
             while self._above(best := self._best(), peak):  # somebody else found a better place
-                peak = yield from self._climbed(best)
+                peak = yield from self._climb_from(best)
             start = self._hop(peak)
 
-    def _climbed(self, here: Rows) -> _Polls:
+    def _climb_from(self, here: Rows) -> _Polls:
         """The peak above a known point."""
         moved: dict[int, int] = {}
         while True:
@@ -157,14 +157,14 @@ class _Climb:
                     return here
                 here = found
                 continue
-            here = yield from self._followed(here, found, moved)
+            here = yield from self._strides(here, found, moved)
             if len(moved) > 1:
                 rim = here.copy()
                 for column, sign in moved.items():
                     rim[column] = self._last[column] if sign > 0 else 0
                 here = yield from self._best_of([rim], here)
 
-    def _followed(self, before: Rows, here: Rows, moved: dict[int, int]) -> _Polls:
+    def _strides(self, before: Rows, here: Rows, moved: dict[int, int]) -> _Polls:
         """Twice as far in the direction of a step that improved, as long as that improves again."""
         column = next((c for c in self._live if here[c] != before[c]), self._live[0])
         if not self._ordinal[column]:

@@ -24,7 +24,7 @@ def normalise(source: str) -> str:
     """Source without comments, layout, docstrings and declarations; text that cannot be parsed, or written again, is
     returned as it is."""
     try:
-        return _written(ast.parse(source))
+        return _text_without_declarations(ast.parse(source))
     except (
         SyntaxError,
         ValueError,
@@ -34,7 +34,7 @@ def normalise(source: str) -> str:
         return source
 
 
-def _written(tree: ast.Module) -> str:
+def _text_without_declarations(tree: ast.Module) -> str:
     tree.body = [node for node in tree.body if not _declares(node)]
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(

@@ -82,7 +82,7 @@ def read_timeline(
         result["timeline"] = {
             "unit": "cycles",
             "bins": [int(edge) for edge in edges[1:]],
-            "lanes": {lane: _binned(lanes[lane], edges) for lane in LANES},
+            "lanes": {lane: _bins_of(lanes[lane], edges) for lane in LANES},
             "waits": path.binned(edges),
         }
     return result
@@ -249,7 +249,7 @@ def _overlap(held: np.ndarray, vector: np.ndarray) -> dict[str, float]:
     }
 
 
-def _binned(busy: np.ndarray, edges: np.ndarray) -> list[float]:
+def _bins_of(busy: np.ndarray, edges: np.ndarray) -> list[float]:
     sums = np.concatenate([[0.0], np.cumsum(busy, dtype=np.float64)])
     return _fractions(np.diff(sums[edges]), edges)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from testkit.compile_ahead import compiled, start
 from tilewright.evolve.space.space import read_declarations
-from tilewright.fitness.targets import load_target
+from tilewright.fitness.targets import Target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.cascade.measured_stages import GateStage
@@ -36,7 +36,7 @@ class Case:
         return f"{self.operator} {self.kernel} {dict(self.params) or ''}".rstrip()
 
 
-def gate_failures(cases: Sequence[Case], seed: int = 1) -> dict[str, str]:
+def gate_failures(cases: Sequence[Case], target: Target, seed: int = 1) -> dict[str, str]:
     """By case that fails, why: it does not compile, or its answers do not pass the operator's gates.
 
     Every kind of inputs runs on one of the case's shapes. A task of the pool is one shape of a case, for a training
@@ -50,7 +50,6 @@ def gate_failures(cases: Sequence[Case], seed: int = 1) -> dict[str, str]:
         )
         for case in cases
     }
-    target = load_target("h200")
     station = LocalStation(target.gpu)
     failures: dict[str, str] = {}
     processes = min(
@@ -64,7 +63,7 @@ def gate_failures(cases: Sequence[Case], seed: int = 1) -> dict[str, str]:
             ThreadPoolExecutor(4) as threads,
         ):
             requests = [
-                _request(case, operators[case.operator], truths[case.operator, case.workloads], seed)
+                _request(case, operators[case.operator], truths[case.operator, case.workloads], target, seed)
                 for case in cases
             ]
             plans = [
@@ -91,12 +90,12 @@ def gate_failures(cases: Sequence[Case], seed: int = 1) -> dict[str, str]:
     return failures
 
 
-def _request(case: Case, operator: Operator, truth: Truth, seed: int) -> Request:
+def _request(case: Case, operator: Operator, truth: Truth, target: Target, seed: int) -> Request:
     kernel = operator.kernels[case.kernel]
     return Request(
         operator=operator,
         truth=truth,
-        target=load_target("h200"),
+        target=target,
         limits=Limits(),
         seed=seed,
         measured=case.workloads,

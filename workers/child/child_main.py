@@ -86,7 +86,7 @@ def _serve_session(
     answer(Frame("ready", {"isolation": isolation, **runner.hello}))
     for job in _jobs():
         if job.kind == "modules":
-            answer(Frame("modules", _loaded()))
+            answer(Frame("modules", _loaded_modules()))
         elif job.kind != "ping":
             runner.run(job, answer)
         answer(Frame("done", {"job": job.data.get("job")}))
@@ -101,7 +101,7 @@ def _jobs() -> Iterator[Frame]:
         yield from reader.feed(piece)
 
 
-def _loaded() -> dict[str, Any]:
+def _loaded_modules() -> dict[str, Any]:
     """What this process has imported: modules' names and files, and the files in its own folder."""
     modules = {name: str(getattr(module, "__file__", None) or "") for name, module in sys.modules.items()}
     return {"modules": modules, "files": sorted(os.listdir())}

@@ -60,7 +60,7 @@ class ForkedChildren:
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         """One job; the frames are those it answered with. Raises OSError when no process can be made."""
-        template = self._made()
+        template = self._template_process()
         asked = Frame(
             self._prefix + job.kind, {**job.data, "runner_config": self._config}, job.arrays, job.blobs
         )
@@ -77,13 +77,13 @@ class ForkedChildren:
 
     def warm(self) -> None:
         """Start the process that children are forked from, without waiting for its imports. Raises OSError."""
-        self._made().warm()
+        self._template_process().warm()
 
     def share(self) -> SharedTemplate:
         """Start a process that these children, and those of others on this machine, can be forked from."""
         return SharedTemplate(self._modules, self._whole_environment())
 
-    def _made(self) -> Template | Branch:
+    def _template_process(self) -> Template | Branch:
         if self._address is not None:
             if self._template is None:
                 self._template = Branch(self._address)

@@ -104,7 +104,7 @@ class Template(_Orders):
     def warm(self) -> None:
         if self._channel is not None:
             return
-        self._channel, process = _spawned(self._modules, self._environment, None)
+        self._channel, process = _spawn(self._modules, self._environment, None)
         self._pid = process.pid
         self._finalizer = weakref.finalize(self, _stop, self._channel, process)
 
@@ -131,7 +131,7 @@ class SharedTemplate:
             listener.setblocking(False)
             listener.bind(f"\0{self.address}")
             listener.listen(_MOST_WAITING)
-            channel, process = _spawned(modules, environment, listener)
+            channel, process = _spawn(modules, environment, listener)
         self._finalizer = weakref.finalize(self, _stop, channel, process)
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ def _answer(channel: socket.socket) -> dict[str, Any]:
     return dict(json.loads(answer))
 
 
-def _spawned(
+def _spawn(
     modules: Sequence[str], environment: Mapping[str, str], listener: socket.socket | None
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

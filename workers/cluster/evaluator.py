@@ -53,7 +53,7 @@ class Evaluator:
         self._received = ReceivedArtefacts()
         self._name = f"{host or socket.gethostname()}:{os.getpid()}"
         self._shared = shared or SharedState()
-        self._cascade: Cascade | None = None if self.target.measured else self._unmeasured()
+        self._cascade: Cascade | None = None if self.target.measured else self._cascade_without_device()
 
     @property
     def attached(self) -> bool:
@@ -80,7 +80,7 @@ class Evaluator:
             pace=self._shared.pace,
         )
 
-    def _unmeasured(self) -> Cascade:
+    def _cascade_without_device(self) -> Cascade:
         suite, limits = self.operator.suites[self._settings["suite"]], self._limits()
         if self.target.compile_only:
             return CompileOnlyCascade(self.operator, self.target, suite, limits, scratch=self._scratch)

@@ -52,7 +52,7 @@ class PoolFolder:
         self.scratch = self.path / "scratch"
         self.scratch.mkdir()
         # held until this process ends, however it ends: what tells a living owner from a dead one
-        self._lock = _locked(self.path / _OWNER, create=True)
+        self._lock = _lock_file(self.path / _OWNER, create=True)
 
     def close_later(self) -> None:
         """Have a process of its own do what ``close`` does once this one has ended, should that be before ``close``."""
@@ -97,13 +97,13 @@ def sweep(base: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
                 continue
-            lock = _locked(folder / _OWNER, create=False)
+            lock = _lock_file(folder / _OWNER, create=False)
             if lock is not None:
                 _remove(folder)
                 os.close(lock)
 
 
-def _locked(path: Path, *, create: bool) -> int | None:
+def _lock_file(path: Path, *, create: bool) -> int | None:
     """A descriptor that holds the file's lock, or None where another process does. Raises OSError."""
     opened = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
     try:
@@ -142,7 +142,7 @@ def _kill(processes: Callable[[], Iterator[int]]) -> None:
 
 
 def _descendants(mark: str) -> Iterator[int]:
-    marked, parents = _marked(mark)
+    marked, parents = _marked_processes(mark)
     for pid in marked:
         above = pid
         while above in parents and above != os.getpid():
@@ -151,7 +151,7 @@ def _descendants(mark: str) -> Iterator[int]:
             yield pid
 
 
-def _marked(mark: str) -> tuple[list[int], dict[int, int]]:
+def _marked_processes(mark: str) -> tuple[list[int], dict[int, int]]:
     """Processes whose command line names ``mark``, and every process's parent."""
     parents: dict[int, int] = {}
     marked = []
@@ -173,7 +173,7 @@ def _close_after(folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError:  # the owner has closed it
         return
-    _kill(lambda: iter(_marked(str(folder))[0]))
+    _kill(lambda: iter(_marked_processes(str(folder))[0]))
     _remove(folder)
 
 

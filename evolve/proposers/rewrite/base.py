@@ -203,14 +203,14 @@ class KernelSource:
         return current
 
     @cached_property
-    def _written(self) -> frozenset[str]:
+    def _source_names(self) -> frozenset[str]:
         names = {n.value for n in walk(self.module) if isinstance(n, cst.Name)}
         return frozenset(names | set(self.space) | set(self.defaults))
 
     @property
     def identifiers(self) -> frozenset[str]:
         """Every name and string in the source and those given out, so that a fresh one collides with nothing."""
-        return self._written | self.given
+        return self._source_names | self.given
 
     def fresh(self, wanted: str) -> str:
         """``wanted``, or with a number appended if taken. Remembers what it gave out."""

@@ -109,6 +109,40 @@ def statements(body: cst.BaseSuite) -> Iterator[cst.CSTNode]:
                     orelse = getattr(orelse, "orelse", None)
 
 
+def loop_bounds(kernel: KernelSource, loop: cst.For, name: str = "range") -> tuple[str, str, str] | None:
+    """(start, stop, step) texts of a loop over ``range``, or what is called ``name`` here, with one target name."""
+    call = loop.iter
+    if (
+        not isinstance(call, cst.Call)
+        or not isinstance(loop.target, cst.Name)
+        or kernel.code(call.func) != name
+    ):
+        return None
+    texts = [kernel.code(a.value) for a in call.args if a.keyword is None]
+    if any(a.star for a in call.args) or not texts:
+        return None
+    if len(texts) == 1:
+        return "0", texts[0], "1"
+    return texts[0], texts[1], (texts[2] if len(texts) > 2 else "1")
+
+
+def turn_text(index: str, bounds: tuple[str, str, str]) -> str:
+    """The number of a loop's turn, from 0, as a text; ``bounds`` as ``loop_bounds`` gives them."""
+    start, _, step = bounds
+    turn = index if start == "0" else f"({index} - ({start}))"
+    return turn if step == "1" else f"({turn} // ({step}))"
+
+
+def substituted(text: str, name: str, value: str) -> str:
+    """An expression as text with a name replaced by another expression."""
+
+    class Substitute(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return ast.parse(value, mode="eval").body if node.id == name else node
+
+    return ast.unparse(Substitute().visit(ast.parse(text, mode="eval")))
+
+
 def definitions(function: cst.FunctionDef) -> dict[str, list[cst.CSTNode]]:
     """Name to the statements (assignments, loops, nested functions) that bind it inside ``function``."""
     found: dict[str, list[cst.CSTNode]] = {}

@@ -25,6 +25,34 @@ _LOOSE = (
 _TIGHT = (cst.BinaryOperation, cst.UnaryOperation, cst.Attribute, cst.Comparison, cst.BooleanOperation)
 
 
+COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+
+
+def with_keyword(call: cst.Call, keyword: str, text: str) -> cst.Call:
+    """``call`` with one more keyword argument, laid out like the others."""
+    argument = cst.Arg(
+        keyword=cst.Name(keyword),
+        value=cst.parse_expression(text),
+        equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
+    )
+    arguments = list(call.args)
+    if not arguments:
+        return call.with_changes(args=[argument])
+    last = arguments[-1]
+    argument = argument.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+    between = arguments[0].comma if len(arguments) > 1 else COMMA
+    arguments[-1] = last.with_changes(comma=between, whitespace_after_arg=cst.SimpleWhitespace(""))
+    return call.with_changes(args=[*arguments, argument])
+
+
+def without_keyword(call: cst.Call, keyword: str) -> cst.Call:
+    """``call`` without one of its keyword arguments."""
+    kept = [a for a in call.args if a.keyword is None or a.keyword.value != keyword]
+    if kept and len(kept) < len(call.args) and call.args[-1] not in kept:
+        kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    return call.with_changes(args=kept)
+
+
 def parse_statements(text: str) -> list[cst.BaseStatement]:
     """Statements of ``text``, which starts at column 0. Raises Unsupported on a syntax error."""
     try:
@@ -138,7 +166,7 @@ class Edit:
         known, parts = self.kernel.texts, (*module.header, *module.body, *module.footer)
         return "".join(known[part] if part in known else module.code_for_node(part) for part in parts)
 
-    def around(self) -> set[cst.CSTNode] | None:
+    def edited_ancestors(self) -> set[cst.CSTNode] | None:
         """What holds anything that is edited; None where that is not known of all of it."""
         parents, found = self.kernel.parents, set[cst.CSTNode]()
         edited = (self.replacements, self.prepended, self.appended, self.removed, self.statement_text)
@@ -172,10 +200,10 @@ class _Apply(cst.CSTTransformer):
     def __init__(self, edit: Edit) -> None:
         super().__init__()
         self.edit = edit
-        self._around = edit.around()
+        self._ancestors = edit.edited_ancestors()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        return self._around is None or node in self._around
+        return self._ancestors is None or node in self._ancestors
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
         edit = self.edit

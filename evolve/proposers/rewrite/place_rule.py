@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,10 +25,14 @@ class NamedView(Protocol):
 
 
 View = TypeVar("View", bound=NamedView)
+Place = TypeVar("Place")
 
 
-class PlaceRule(Generic[View]):
-    """Finds places in every kernel of a source (``find``) and edits one place (``change``)."""
+class PlaceRule(Generic[View, Place]):
+    """Finds places in every kernel of a source (``find``) and edits one place (``change``).
+
+    ``Place`` is what ``find`` hands to ``change``.
+    """
 
     name: str
     why: str
@@ -38,11 +42,11 @@ class PlaceRule(Generic[View]):
         """The kernels that the rule looks at. Raises Unsupported where none can be followed."""
         raise NotImplementedError
 
-    def find(self, view: View) -> Iterable[tuple[str, Any]]:
-        """(description, payload for ``change``) of every place in ``view``. Raises Unsupported."""
+    def find(self, view: View) -> Iterable[tuple[str, Place]]:
+        """(description, place) of every place in ``view``. Raises Unsupported."""
         raise NotImplementedError
 
-    def change(self, edit: Edit, view: View, payload: Any) -> bool | None:
+    def change(self, edit: Edit, view: View, payload: Place) -> bool | None:
         """Collect the edits of one place; False where a closer look shows that the rule does not apply."""
         raise NotImplementedError
 

@@ -6,7 +6,6 @@ from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.gluon import lower, operand_once
 from tilewright.evolve.proposers.rewrite.pallas import (
     accumulators,
-    arithmetic,
     caching,
     dots,
     exponents,
@@ -19,8 +18,7 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     tiles,
     unroll_grid,
 )
-from tilewright.evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
-from tilewright.evolve.proposers.rewrite.triton import descriptors, loads, programs, rows, stores
+from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, loads, programs, rows, stores
 from tilewright.evolve.proposers.rewrite.triton import dots as device_dots
 
 
@@ -28,16 +26,12 @@ def pallas_rules() -> tuple[Rule, ...]:
     return (
         caching.CacheAcrossAxis(),
         caching.PinCachedInput(),
-        caching.SkewGridStep(),
         loops.SkewLoop(),
-        loops.UnrollToFori(),
         loops.ForiToUnroll(),
         dots.ChunkRows(),
         dots.ChunkColumns(),
-        dots.DequantiseFirst(),
         dots.ReassociateScale(),
         accumulators.AccumulateInValue(),
-        accumulators.AccumulateInRef(),
         accumulators.DropAccumulatorScratch(),
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),
@@ -46,17 +40,11 @@ def pallas_rules() -> tuple[Rule, ...]:
         row_sums.RowSumsInDot(),
         grid.WholeReductionBlock(),
         grid.SwapGridAxes(),
-        grid.SpecialiseSteps(),
         unroll_grid.UnrollGridAxis(),
         launch.DimensionSemantics(),
         launch.BufferCount(),
         launch.VmemLimit(),
         launch.WidenSpace(),
-        arithmetic.AbsmaxDtype(),
-        arithmetic.DivideToReciprocal(),
-        arithmetic.ReciprocalToDivide(),
-        memory.LanePaddedScale(),
-        memory.EmitPipeline(),
         memory.DeepPipeline(),
     )
 
@@ -65,11 +53,8 @@ def gluon_rules() -> tuple[Rule, ...]:
     """Triton rules that hold for explicit layouts as well."""
     return (
         loads.StrengthReducePointer(),
-        loads.IndexPointer(),
         loads.CacheHint(),
-        loads.NarrowIndex(),
-        device_arithmetic.DivideToReciprocal(),
-        device_arithmetic.ReciprocalToDivide(),
+        arithmetic.DivideToReciprocal(),
         programs.SwapProgramAxes(),
         programs.PersistentGrid(),
         programs.LaunchOption(),
@@ -80,18 +65,12 @@ def triton_rules() -> tuple[Rule, ...]:
     return (
         *gluon_rules(),
         loads.EvenGuard(),
-        loads.DropEvenGuard(),
-        loads.WidenIndex(),
-        device_dots.DotHalvesColumns(),
-        device_dots.DotHalvesRows(),
         device_dots.SwapOperands(),
         device_dots.AccumulateInDot(),
-        device_dots.AccumulateAfterDot(),
         programs.SplitK(),
         programs.RangeOption(),
         rows.RowsPerProgram(),
         stores.TransposedStore(),
-        stores.SubtiledStore(),
         descriptors.DescriptorLoad(),
         descriptors.DescriptorStore(),
         operand_once.ComputeOperandOnce(),
@@ -107,23 +86,42 @@ def rules(language: Language) -> tuple[Rule, ...]:
 
 RETIRED = frozenset(
     {
-        "triton_hoist_invariant_load",
-        "triton_exponent_by_bits",
-        "triton_program_order",
-        "triton_skew_promotion",
-        "triton_fuse_launches",
-        "pallas_fuse_comprehension",
-        "pallas_merge_group_dots",
+        "pallas_absmax_dtype",
         "pallas_accumulate_in_output",
-        "pallas_state_in_values",
-        "pallas_state_in_scratch",
-        "pallas_mask_crossing_tiles",
-        "pallas_scale_operand",
-        "pallas_transpose_in_dot",
-        "pallas_narrow_operands",
-        "pallas_manual_copy",
+        "pallas_accumulate_in_ref",
+        "pallas_dequantise_first",
+        "pallas_divide_to_reciprocal",
         "pallas_double_buffered_copy",
+        "pallas_emit_pipeline",
+        "pallas_fuse_comprehension",
+        "pallas_lane_padded_scale",
+        "pallas_manual_copy",
+        "pallas_mask_crossing_tiles",
+        "pallas_merge_group_dots",
+        "pallas_narrow_operands",
+        "pallas_reciprocal_to_divide",
         "pallas_scalar_input_in_smem",
+        "pallas_scale_operand",
+        "pallas_skew_grid_step",
+        "pallas_specialise_steps",
+        "pallas_state_in_scratch",
+        "pallas_state_in_values",
+        "pallas_transpose_in_dot",
+        "pallas_unroll_to_fori",
+        "triton_accumulate_after_dot",
+        "triton_dot_halves_columns",
+        "triton_dot_halves_rows",
+        "triton_drop_even_guard",
+        "triton_exponent_by_bits",
+        "triton_fuse_launches",
+        "triton_hoist_invariant_load",
+        "triton_index_pointer",
+        "triton_narrow_index",
+        "triton_program_order",
+        "triton_reciprocal_to_divide",
+        "triton_skew_promotion",
+        "triton_subtiled_store",
+        "triton_widen_index",
     }
 )
 """Rules of earlier versions, which the configuration in an old journal may name in ``without_rules``."""

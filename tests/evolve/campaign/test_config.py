@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +160,10 @@ def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_
         resolve(known.model_copy(update={"seeds": ("pointer", "few_rows")}))
 
 
-COUNTED = {**GOOD, "operator": "gemm_fp8_blockwise/gemm_nt", "suite": "primus-core", "seeds": ["gluon_ws"]}
+@functools.cache
+def counted(target: str) -> Resolved:
+    told = {"operator": "gemm_fp8_blockwise/gemm_nt", "suite": "primus-core", "seeds": ["gluon_ws"]}
+    return resolve(parse_config({**GOOD, **told, "target": target}))
 
 
 @pytest.mark.parametrize(
@@ -171,6 +176,7 @@ def test_workers_are_one_a_core_and_so_many_a_gpu(
 ) -> None:
     monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda pid: set(range(processors)))
     monkeypatch.setattr(preparation.triton_toolchain, "gpu_count", lambda: gpus)
-    workers = {} if asked is None else {"workers": {"count": asked}}
-    resolved = resolve(parse_config({**COUNTED, "target": target, **workers}))
-    assert preparation.pool_settings(resolved).count == count
+    resolved = counted(target)
+    workers = resolved.config.workers.model_copy(update={"count": asked})
+    config = resolved.config.model_copy(update={"workers": workers})
+    assert preparation.pool_settings(replace(resolved, config=config)).count == count

@@ -155,7 +155,7 @@ def test_workloads_that_speak_for_the_suite_are_screened_on() -> None:
     rates = quality[:, None] + np.zeros(8) + rng.normal(0, 1e-3, (40, 8))
     rates[:, 6] += odd
     rates[:, 7] -= odd
-    rungs = racing._chosen(rates)
+    rungs = racing._choose_rungs(rates)
     assert [len(rung.workloads) for rung in rungs] == [2, 4]
     assert set(rungs[0].workloads) <= {f"w{n}" for n in range(6)}
     assert 0 < rungs[0].half_width < 0.01 and math.isfinite(rungs[0].offset)
@@ -169,6 +169,6 @@ def test_a_workload_on_its_floor_decides_no_race() -> None:
     chosen = {}
     for floor in (0.5, 0.99):
         floors = {"w0": {"mxu": floor}, "w1": {"mxu": 0.5}}
-        (rung,) = Racing(["w0", "w1"], archive, floors)._chosen(rates)
+        (rung,) = Racing(["w0", "w1"], archive, floors)._choose_rungs(rates)
         chosen[floor] = rung.workloads
     assert chosen == {0.5: ("w0",), 0.99: ("w1",)}

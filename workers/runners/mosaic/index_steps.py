@@ -53,7 +53,7 @@ def as_steps(kernel: read.MosaicKernel) -> int:
             if len(changes) > MAX_STEPS:
                 continue
             with ir.InsertionPoint(op):
-                result.replace_all_uses_with(_written(index, values, changes.tolist()))
+                result.replace_all_uses_with(_emit_steps(index, values, changes.tolist()))
             op.operation.erase()
             found += 1
     return found
@@ -86,7 +86,7 @@ def _value(value: Any, at: Mapping[Any, np.ndarray]) -> np.ndarray:
         return np.asarray(_FLOAT[read.name_of(op)](*(_value(v, at) for v in op.operation.operands)))
 
 
-def _written(index: Any, values: np.ndarray, changes: Sequence[int]) -> Any:
+def _emit_steps(index: Any, values: np.ndarray, changes: Sequence[int]) -> Any:
     total = _number(int(values[0]))
     for place in changes:
         here = _make("arith.cmpi", "i1", [index, _number(int(place))], predicate=_integer("i64", 5))  # sge

@@ -53,7 +53,7 @@ def isolated_kernels(serialized: bytes) -> IsolatedKernels:
         calls = [op for op in read.walk(read.main_function(module)) if read.is_kernel(op)]
         if not calls:
             raise read.ModuleError("no Pallas kernel in the module")
-        arrays = [_restated(call) for call in calls]
+        arrays = [_restate_call(call) for call in calls]
         inputs = [kind for operands, _ in arrays for kind in operands]
         outputs = [kind for _, results in arrays for kind in results]
         restated = sum(
@@ -81,7 +81,7 @@ def isolated_kernels(serialized: bytes) -> IsolatedKernels:
                 )
                 made += list(copy.results)
             func.ReturnOp(made)
-        described = tuple(map(_described, inputs)), tuple(map(_described, outputs))
+        described = tuple(map(_shape_of, inputs)), tuple(map(_shape_of, outputs))
         return IsolatedKernels(serialized_module(alone), *described, restated)
 
 
@@ -122,7 +122,7 @@ _DTYPES = {
 }
 
 
-def _described(kind: Any) -> tuple[tuple[int, ...], str]:
+def _shape_of(kind: Any) -> tuple[tuple[int, ...], str]:
     tensor = ir.RankedTensorType(kind)
     name = str(tensor.element_type)
     if name not in _DTYPES:
@@ -130,7 +130,7 @@ def _described(kind: Any) -> tuple[tuple[int, ...], str]:
     return tuple(tensor.shape), _DTYPES[name]
 
 
-def _restated(call: Any) -> tuple[list[Any], list[Any]]:
+def _restate_call(call: Any) -> tuple[list[Any], list[Any]]:
     """Types of a call's operands and results, the body's maps of blocks changed where an array is another."""
     config, kernel = body_of(call)
     types = _types(call)

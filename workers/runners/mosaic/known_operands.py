@@ -59,7 +59,7 @@ def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
     With ``constants`` tables that are constants of the program are bound where no operand is known, too.
     """
     if not known and not constants:
-        return Bound(serialized, serialized, _followed(serialized), ())
+        return Bound(serialized, serialized, _simplify_scalars(serialized), ())
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.inlined(serialized)
         _fold(module, known)
@@ -68,18 +68,18 @@ def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
         folded = serialized_module(module)
         module = read.parse(folded)
         tables = [_write_tables(call, known) for call in _calls(read.main_function(module))]
-        return Bound(serialized, folded, _followed(serialized_module(module)), tuple(tables))
+        return Bound(serialized, folded, _simplify_scalars(serialized_module(module)), tuple(tables))
 
 
-def _followed(serialized: bytes) -> bytes:
+def _simplify_scalars(serialized: bytes) -> bytes:
     """The module with its kernels' scalar code written so that the simulator can follow it."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.parse(serialized)
-        changed = [_scalars_followed(call) for call in read.walk(module) if read.is_kernel(call)]
+        changed = [_simplify_kernel(call) for call in read.walk(module) if read.is_kernel(call)]
         return serialized_module(module) if any(changed) else serialized
 
 
-def _scalars_followed(call: Any) -> bool:
+def _simplify_kernel(call: Any) -> bool:
     config, kernel = body_of(call)
     with kernel.module.context, ir.Location.unknown():
         changed = as_steps(kernel) + without_divisions(kernel) > 0

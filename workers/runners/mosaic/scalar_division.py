@@ -108,7 +108,7 @@ def _range(value: Any, grid: Mapping[Any, int], depth: int = 0) -> Range | None:
     if name in _SAME:
         return _range(operands[0], grid, depth + 1)
     if name == "arith.select":
-        return _joined([_range(operand, grid, depth + 1) for operand in operands[1:]])
+        return _join([_range(operand, grid, depth + 1) for operand in operands[1:]])
     if name in ("arith.divsi", "arith.divui", "arith.shrsi"):
         whole, by = _range(operands[0], grid, depth + 1), _constant_of(operands[1])
         if whole is None or by is None or whole[0] < 0 or by < (0 if name == "arith.shrsi" else 1):
@@ -123,7 +123,7 @@ def _range(value: Any, grid: Mapping[Any, int], depth: int = 0) -> Range | None:
     return None
 
 
-def _joined(ranges: Sequence[Range | None]) -> Range | None:
+def _join(ranges: Sequence[Range | None]) -> Range | None:
     known = [found for found in ranges if found is not None]
     return (min(a for a, _ in known), max(b for _, b in known)) if len(known) == len(ranges) else None
 

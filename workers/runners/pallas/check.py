@@ -130,7 +130,7 @@ def _check(
         operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
         results = [np.asarray(result) for result in compiled(*operands)]
         outputs = {t["name"]: array for t, array in zip(workload["outputs"], results, strict=True)}
-        answer(_checked(workload, kind, artefact, outputs))
+        answer(_checked_frame(workload, kind, artefact, outputs))
 
 
 def _sample(
@@ -149,10 +149,10 @@ def _sample(
         program = Program(jaxpr, operands)
         found = program.run(where, settings_of(jaxpr), whole=bool(check["whole"]))
         outputs = {t["name"]: array for t, array in zip(workload["outputs"], found, strict=True)}
-        answer(_checked(workload, kind, artefact, outputs, carries=program.carries))
+        answer(_checked_frame(workload, kind, artefact, outputs, carries=program.carries))
 
 
-def _checked(
+def _checked_frame(
     workload: Mapping[str, Any],
     kind: str,
     artefact: str,

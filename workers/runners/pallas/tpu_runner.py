@@ -76,14 +76,14 @@ class Runner(DeviceRunner):
                 (frame,) = FrameReader(len(plan)).feed(plan)
                 jaxpr = decode(artefact_of(frame.blobs["text"], frame.arrays))
                 check_form(jaxpr, workload)
-                self._programs[key] = self._compiled(jaxpr)
+                self._programs[key] = self._program_of(jaxpr)
             while len(self._programs) > PROGRAMS:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(key)
         state["phase"] = "launch"
         return self._programs[key]
 
-    def _compiled(self, jaxpr: Any) -> Program:
+    def _program_of(self, jaxpr: Any) -> Program:
         traced, settings = jaxpr_as_fun(jaxpr), pltpu.InterpretParams()
 
         def program(*operands: Any) -> Any:

@@ -17,7 +17,7 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.device import DeviceText
 from tilewright.evolve.proposers.rewrite.gluon.host import HostText
 from tilewright.evolve.proposers.rewrite.gluon.product import Product, read
-from tilewright.evolve.proposers.rewrite.gluon.schedule import planned
+from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan, planned
 from tilewright.evolve.proposers.rewrite.gluon.texts import (
     SPACE,
 )
@@ -36,7 +36,7 @@ REGISTER_ELEMENTS = 26624
 _TAKEN = ("gluon", "gl", "fence_async_shared", "mbarrier", "tma", "warpgroup_mma", "warpgroup_mma_wait")
 
 
-class LowerProduct(NodeRule):
+class LowerProduct(NodeRule[Plan]):
     """Write a loop of loads, a dot and what follows it in Gluon: TMA ring, producer warp, consumer groups of warps."""
 
     name = "triton_lower_to_gluon"
@@ -47,15 +47,15 @@ class LowerProduct(NodeRule):
         "then, and other rules can change it."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Plan]]:
         product = read(kernel)
         plan = planned(product)
         yield f"ring, producer and consumers for {_shown(product)}", plan
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, plan: Plan) -> None:
         if set(_TAKEN) & kernel.source.identifiers:
             raise Unsupported("a module that uses the names Gluon's imports would get")
-        _Writer(edit, payload).write()
+        _Writer(edit, plan).write()
 
 
 def _shown(product: Product) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import libcst as cst
 
@@ -61,7 +60,7 @@ class Computed:
     dtype: str
 
 
-class ComputeOperandOnce(NodeRule):
+class ComputeOperandOnce(NodeRule[Computed]):
     """Compute an operand in a kernel of its own into memory, which the product then loads.
 
     Every tile is computed by the same statements, with what its masks put past the end; so the product's tiles meet
@@ -76,7 +75,7 @@ class ComputeOperandOnce(NodeRule):
         "loads both operands as they are, which asynchronous copies can do."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Computed]]:
         outer, body = program_of(kernel)
         if outer:
             raise Unsupported("an operand computed in a loop over tiles")
@@ -87,8 +86,7 @@ class ComputeOperandOnce(NodeRule):
             if found is not None:
                 yield f"{short(kernel.source, found.node)} in a kernel of its own", found
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        found: Computed = payload
+    def change(self, edit: Edit, kernel: TritonKernel, found: Computed) -> None:
         source, tl = kernel.source, kernel.tl
         made, steps, tiles = (source.fresh(n) for n in ("prepared", "steps_of_k", "tiles_of_operand"))
         name = source.fresh(f"{kernel.name}_operand")

@@ -1,16 +1,19 @@
-"""Rules on where a sum lives: in a reference, in a value, in no scratch at all, in the output."""
+"""Rules on where a sum lives: in a value, or in no scratch at all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import small
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import accumulates, block_of, full_index
+from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
+    Accumulate,
+    accumulates,
+    full_index,
+)
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, Ref
 
@@ -19,7 +22,7 @@ def _names(node: cst.CSTNode, name: str) -> list[cst.CSTNode]:
     return [n for n in walk(node) if isinstance(n, cst.Name) and n.value == name]
 
 
-class AccumulateInValue(CallRule):
+class AccumulateInValue(CallRule[tuple[Accumulate, cst.For]]):
     """Read the accumulator once before a loop, add in a value, store it once after."""
 
     name = "pallas_accumulate_in_value"
@@ -28,20 +31,21 @@ class AccumulateInValue(CallRule):
         "each time; a value is stored once. The store slot is often what bounds a scaled accumulation."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[Accumulate, cst.For]]]:
         for item in accumulates(view):
             loop = item.loop
-            if item.ref is None or loop is None or item.statement not in loop.body.body or not item.whole:
+            if item.ref is None or loop is None or item.statement not in loop.body.body or not item.is_whole:
                 continue
             if len(_names(loop, item.ref)) == len(_names(item.statement, item.ref)):
-                yield f"sum into {item.ref} in a value over the loop", item
+                yield f"sum into {item.ref} in a value over the loop", (item, loop)
 
-    def change(self, edit: Edit, view: PallasCall, item: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, place: tuple[Accumulate, cst.For]) -> None:
         kernel = view.kernel
+        item, loop = place
         total, target = kernel.fresh("total"), kernel.code(item.target)
-        edit.before(item.loop, f"{total} = {target}")
+        edit.before(loop, f"{total} = {target}")
         edit.replace_statement(item.statement, f"{total} = {total} + {_operand(kernel, item.value)}")
-        edit.after(item.loop, f"{target} = {total}")
+        edit.after(loop, f"{target} = {total}")
 
 
 def _operand(kernel: KernelSource, node: cst.BaseExpression) -> str:
@@ -49,53 +53,7 @@ def _operand(kernel: KernelSource, node: cst.BaseExpression) -> str:
     return f"({text})" if isinstance(node, cst.IfExp | cst.Comparison | cst.BooleanOperation) else text
 
 
-class AccumulateInRef(CallRule):
-    """The reverse: add to the reference in every iteration."""
-
-    name = "pallas_accumulate_in_ref"
-    why = (
-        "A sum kept in a value over a long unrolled loop holds hundreds of registers live and spills; adding to the "
-        "reference in place keeps each partial short-lived."
-    )
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
-        for item in accumulates(view):
-            if item.ref is None and item.loop is not None and isinstance(item.target, cst.Name):
-                ends = _load_and_store(view, item.loop, item.target.value)
-                if ends is not None:
-                    yield f"add {item.target.value} to its reference in every iteration", (item, ends)
-
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
-        kernel = view.kernel
-        item, (load, store, target) = payload
-        edit.remove(load)
-        edit.remove(store)
-        edit.replace_statement(item.statement, f"{target} += {kernel.code(item.value)}")
-
-
-def _load_and_store(
-    view: PallasCall, loop: cst.For, name: str
-) -> tuple[cst.CSTNode, cst.CSTNode, str] | None:
-    """``x = ref[...]`` before and ``ref[...] = x`` after the loop, if x is used nowhere else."""
-    kernel = view.kernel
-    load = store = None
-    target = ""
-    for statement in block_of(kernel, loop):
-        line = small(statement)
-        if not isinstance(line, cst.Assign) or len(line.targets) != 1:
-            continue
-        left, right = line.targets[0].target, line.value
-        if isinstance(left, cst.Name) and left.value == name and full_index(right):
-            load, target = statement, kernel.code(right)
-        elif isinstance(right, cst.Name) and right.value == name and kernel.code(left) == target:
-            store = statement
-    if load is None or store is None:
-        return None
-    outside = len(_names(view.function, name)) - len(_names(loop, name))
-    return (load, store, target) if outside == 2 else None
-
-
-class DropAccumulatorScratch(CallRule):
+class DropAccumulatorScratch(CallRule[Ref]):
     """Replace a scratch accumulator that no grid step hands on by a local value."""
 
     name = "pallas_drop_accumulator_scratch"
@@ -104,18 +62,19 @@ class DropAccumulatorScratch(CallRule):
         "a zero fill, a read and a write of the tile, and the VMEM."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Ref]]:
         if not view.outputs:
             return
         for ref in view.scratch:
             if _local_only(view, ref):
                 yield f"hold {ref.name} in a value instead of scratch", ref
 
-    def change(self, edit: Edit, view: PallasCall, ref: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, ref: Ref) -> None:
         kernel = view.kernel
         value = kernel.fresh(f"{ref.name}_value")
         declared = ref.declared
         shape = f"{view.outputs[0].name}.shape"
+        assert isinstance(declared, cst.Call)  # see _local_only
         dtype = kernel.code(declared.args[1].value)
         for node in _names(view.function, ref.name):
             parent = kernel.parents[node]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -38,8 +37,14 @@ _KEEPS_UNIT = (
     "jax.experimental.pallas.tpu.repeat",
 )
 
+ScaledPowers = tuple[dict[cst.CSTNode, cst.BaseExpression], list[cst.Call]]
+"""Factors of scores by statement, and the exponentials of their differences."""
 
-class BaseTwoSoftmax(CallRule):
+NarrowPowers = tuple[str, list[tuple[cst.FunctionDef, cst.Call]]]
+"""A name, and the exponentials bound to it by function."""
+
+
+class BaseTwoSoftmax(CallRule[ScaledPowers]):
     """Raise two instead of e: scores are scaled by log2(e) as well, in the factor that scales them anyway."""
 
     name = "pallas_base_two_softmax"
@@ -48,13 +53,18 @@ class BaseTwoSoftmax(CallRule):
         "into the scale of the scores, the product costs nothing."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, ScaledPowers]]:
         for name, group in scalings(view).items():
             powers = _Units(view, name, group).powers()
             if powers:
                 yield f"{name} in base two, {len(powers)} exponentials", (group, powers)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(
+        self,
+        edit: Edit,
+        view: PallasCall,
+        payload: ScaledPowers,
+    ) -> None:
         kernel = view.kernel
         group, powers = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
@@ -172,11 +182,11 @@ class _Units:
         return any(
             isinstance(n, cst.Name | cst.Subscript)
             and self.kernel.code(n) in self.places
-            and not self._described(n)
+            and not self._is_description(n)
             for n in walk(node)
         )
 
-    def _described(self, node: cst.CSTNode) -> bool:
+    def _is_description(self, node: cst.CSTNode) -> bool:
         """Whether a place is read for its shape or dtype alone."""
         parent = self.kernel.parents.get(node)
         return isinstance(parent, cst.Attribute) and parent.attr.value in ("shape", "dtype", "ndim", "at")
@@ -250,7 +260,7 @@ class _Units:
         for node in (n for part in outside for n in walk(part)):
             if node in covered or not isinstance(node, cst.Name | cst.Subscript):
                 continue
-            if self.kernel.code(node) in self.places and not self._described(node):
+            if self.kernel.code(node) in self.places and not self._is_description(node):
                 return True
         return False
 
@@ -274,7 +284,7 @@ def _header(statement: cst.CSTNode) -> cst.CSTNode | None:
     return statement.iter if isinstance(statement, cst.For) else None
 
 
-class NarrowExponent(CallRule):
+class NarrowExponent(CallRule[NarrowPowers]):
     """Raise in bfloat16 where the result is rounded to bfloat16 before a dot."""
 
     name = "pallas_narrow_exponent"
@@ -283,18 +293,18 @@ class NarrowExponent(CallRule):
         "and half the work of the unit that raises; gates say whether the exponents' rounding can be afforded."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, NarrowPowers]]:
         for name, calls in _weights(view).items():
             yield f"raise {name} in bfloat16", (name, calls)
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: NarrowPowers) -> None:
         kernel = view.kernel
         name, calls = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")
         for function, call in calls:
             edit.replace(call.args[0].value, f"({kernel.code(call.args[0].value)}).astype({numpy}.bfloat16)")
             for node in _reads(kernel, function, name):
-                narrow = _narrowed(kernel, node)
+                narrow = _narrow_cast(kernel, node)
                 if narrow is not None:
                     edit.replace(narrow, name)
                 else:
@@ -315,7 +325,7 @@ def _weights(view: PallasCall) -> dict[str, list[tuple[cst.FunctionDef, cst.Call
                 continue
             if "bfloat16" in kernel.code(call):
                 continue
-            if any(_narrowed(kernel, node) is not None for node in _reads(kernel, function, name)):
+            if any(_narrow_cast(kernel, node) is not None for node in _reads(kernel, function, name)):
                 found.setdefault(name, []).append((function, call))
     return found
 
@@ -337,7 +347,7 @@ def _reads(kernel: KernelSource, function: cst.FunctionDef, name: str) -> list[c
     return found
 
 
-def _narrowed(kernel: KernelSource, node: cst.CSTNode) -> cst.Call | None:
+def _narrow_cast(kernel: KernelSource, node: cst.CSTNode) -> cst.Call | None:
     """``node.astype(bfloat16)`` around a name, if that is how it is read."""
     attribute = kernel.parents.get(node)
     if not isinstance(attribute, cst.Attribute) or attribute.attr.value != "astype":

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import libcst as cst
 import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve
-from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule, pallas_calls
-from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall, with_keyword
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall, Spec
 
 
-class DimensionSemantics(CallRule):
+class DimensionSemantics(CallRule[int | None]):
     """Declare a grid axis parallel or sequential."""
 
     name = "pallas_dimension_semantics"
@@ -25,7 +24,7 @@ class DimensionSemantics(CallRule):
         "without state between their steps may be parallel."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, int | None]]:
         kernel = view.kernel
         elements = view.semantics()
         if elements is None:
@@ -45,7 +44,7 @@ class DimensionSemantics(CallRule):
         used = {a for w in view.whens for a in view.axis_reads(view.kernel.code(w.condition))}
         return moved and axis not in used
 
-    def change(self, edit: Edit, view: PallasCall, axis: Any) -> bool:
+    def change(self, edit: Edit, view: PallasCall, axis: int | None) -> bool:
         kernel = view.kernel
         if axis is None:
             words = ["parallel" if self._stateless(view, a) else "arbitrary" for a in range(len(view.grid))]
@@ -77,7 +76,7 @@ def add_compiler_parameter(edit: Edit, view: PallasCall, keyword: str, text: str
         edit.transform(value, partial(with_keyword, keyword=keyword, text=text))
 
 
-class BufferCount(CallRule):
+class BufferCount(CallRule[tuple[str, Spec]]):
     """Make the number of pipeline buffers of an input a parameter."""
 
     name = "pallas_buffer_count"
@@ -86,46 +85,47 @@ class BufferCount(CallRule):
         "the VMEM can go to larger blocks."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[str, Spec]]]:
         kernel = view.kernel
         for r in view.inputs:
             if r.spec is not None and "pipeline_mode" not in kernel.code(r.spec.node):
-                yield f"choose the buffers of {r.name}", r
+                yield f"choose the buffers of {r.name}", (r.name, r.spec)
 
-    def change(self, edit: Edit, view: PallasCall, ref: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, place: tuple[str, Spec]) -> None:
         kernel = view.kernel
-        parameter = edit.add_parameter(f"{ref.name.removesuffix('_ref')}_buffers", (1, 2), 1)
+        name, spec = place
+        parameter = edit.add_parameter(f"{name.removesuffix('_ref')}_buffers", (1, 2), 1)
         access = parameter_access(kernel, view.call, parameter)
         text = f"{view.pallas}.Buffered({access})"
-        edit.transform(ref.spec.node, partial(with_keyword, keyword="pipeline_mode", text=text))
+        edit.transform(spec.node, partial(with_keyword, keyword="pipeline_mode", text=text))
 
 
-class VmemLimit(CallRule):
+class VmemLimit(CallRule[None]):
     """Make the kernel's VMEM limit a parameter."""
 
     name = "pallas_vmem_limit"
     why = "The default limit rejects blocks the chip could hold; a higher one leaves less for the compiler's own use."
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, None]]:
         if not self._is_parameter(view):
             yield "choose the VMEM limit", None
 
     def _is_parameter(self, view: PallasCall) -> bool:
-        node = self._given(view)
+        node = self._limit_of(view)
         return node is not None and "[" in view.kernel.code(node)
 
-    def _given(self, view: PallasCall) -> cst.BaseExpression | None:
+    def _limit_of(self, view: PallasCall) -> cst.BaseExpression | None:
         argument = view.args.get("compiler_params")
         for node in walk(resolve(view.kernel, argument.value)) if argument else ():
             if isinstance(node, cst.Arg) and node.keyword and node.keyword.value == "vmem_limit_bytes":
                 return node.value
         return None
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: None) -> None:
         kernel = view.kernel
         parameter = edit.add_parameter("vmem_limit_mib", (32, 40, 48, 56, 60), 56)
         text = f"{parameter_access(kernel, view.call, parameter)} * 1048576"
-        given = self._given(view)
+        given = self._limit_of(view)
         if given is not None:
             edit.replace(given, text)
         else:

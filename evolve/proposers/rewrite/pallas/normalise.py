@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
-from tilewright.evolve.proposers.rewrite.dataflow import definitions, small, statements
+from tilewright.evolve.proposers.rewrite.dataflow import definitions, small, statements, substituted
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import full_index
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
@@ -39,7 +38,7 @@ class Average:
     reads: list[cst.CSTNode]
 
 
-class NormaliseOnce(CallRule):
+class NormaliseOnce(CallRule[Average]):
     """Keep a running average as a sum of weighted values, and divide by the sum of weights where it is read."""
 
     name = "pallas_normalise_once"
@@ -48,11 +47,11 @@ class NormaliseOnce(CallRule):
         "of the whole output each time; the quotient of two sums takes one at the end."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Average]]:
         for average in _averages(view):
             yield f"divide {average.place} by its sum of weights once, where it is read", average
 
-    def change(self, edit: Edit, view: PallasCall, average: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, average: Average) -> None:
         for statement in average.updates[:-1]:
             edit.remove(statement)
         edit.replace_statement(average.updates[-1], f"{average.place} = {average.unnormalised}")
@@ -63,13 +62,13 @@ class NormaliseOnce(CallRule):
 def _averages(view: PallasCall) -> Iterator[Average]:
     for block in walk(view.function):
         if isinstance(block, cst.IndentedBlock):
-            for place in dict.fromkeys(p for s in block.body for p in _written(view.kernel, s)):
+            for place in dict.fromkeys(p for s in block.body for p in _assigned_places(view.kernel, s)):
                 average = _Block(view, block, place).average()
                 if average is not None:
                     yield average
 
 
-def _written(kernel: KernelSource, statement: cst.CSTNode) -> list[str]:
+def _assigned_places(kernel: KernelSource, statement: cst.CSTNode) -> list[str]:
     """Texts of the places that a statement assigns to: names, and whole references."""
     line = small(statement)
     targets = [t.target for t in line.targets] if isinstance(line, cst.Assign) else []
@@ -83,7 +82,7 @@ class _Block:
     def __init__(self, view: PallasCall, block: cst.IndentedBlock, place: str) -> None:
         self.view, self.kernel, self.block, self.place = view, view.kernel, block, place
         self.bound = definitions(view.function)
-        self.updates = [s for s in block.body if place in _written(self.kernel, s)]
+        self.updates = [s for s in block.body if place in _assigned_places(self.kernel, s)]
 
     def average(self) -> Average | None:
         """The running average that the block keeps in the place, if it does."""
@@ -190,18 +189,18 @@ class _Block:
             for place in self._kept_in(name):
                 quotient = self.kernel.code(definition)
                 if self._inverse(definition, name, sign):
-                    return place, ("* " if sign == "*" else "/ ") + _tight(_put(quotient, name, place))
+                    return place, ("* " if sign == "*" else "/ ") + _tight(substituted(quotient, name, place))
         if sign == "/" and text in self._places():
             return text, f"/ {text}"
         return None
 
     def _places(self) -> set[str]:
-        return {p for s in self.block.body for p in _written(self.kernel, s)} - {self.place}
+        return {p for s in self.block.body for p in _assigned_places(self.kernel, s)} - {self.place}
 
     def _kept_in(self, name: str) -> Iterator[str]:
         """Places that the block sets to ``name``, once."""
         for place in self._places():
-            stores = [s for s in self.block.body if place in _written(self.kernel, s)]
+            stores = [s for s in self.block.body if place in _assigned_places(self.kernel, s)]
             line = small(stores[0])
             if len(stores) == 1 and isinstance(line, cst.Assign) and self.kernel.code(line.value) == name:
                 yield place
@@ -225,7 +224,7 @@ class _Block:
 
     def _old_value(self, text: str, place: str) -> bool:
         """Whether a factor is what ``place`` held before the block changed it."""
-        stores = [s for s in self.block.body if place in _written(self.kernel, s)]
+        stores = [s for s in self.block.body if place in _assigned_places(self.kernel, s)]
         if text == place:
             return False
         places = self.bound.get(text, []) if text.isidentifier() else []
@@ -244,7 +243,7 @@ class _Block:
         for statement in statements(self.view.function.body):
             if statement in mine or isinstance(statement, cst.BaseCompoundStatement):
                 continue
-            if self.place in _written(self.kernel, statement):
+            if self.place in _assigned_places(self.kernel, statement):
                 line = small(statement)
                 if not isinstance(line, cst.Assign) or not self._starts(line.value):
                     return None
@@ -328,17 +327,3 @@ def _tight(text: str) -> str:
     node = cst.parse_expression(text)
     loose = isinstance(node, cst.BinaryOperation | cst.UnaryOperation | cst.IfExp | cst.Comparison)
     return f"({text})" if loose and not node.lpar else text
-
-
-def _put(text: str, name: str, value: str) -> str:
-    """``text`` with a name replaced by a place."""
-    node = cst.parse_expression(text)
-    new = cst.parse_expression(value)
-
-    class Put(cst.CSTTransformer):
-        def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
-            return new if original_node.value == name else updated_node
-
-    changed = node.visit(Put())
-    assert isinstance(changed, cst.BaseExpression)
-    return cst.Module(body=[]).code_for_node(changed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -17,7 +16,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall,
 _SUM = "jax.numpy.sum"
 
 
-class RowSumsInDot(CallRule):
+class RowSumsInDot(CallRule[list[tuple[cst.BaseExpression, Dot]]]):
     """Sum the rows of a dot's left operand by columns of ones beside its right operand."""
 
     name = "pallas_row_sums_in_dot"
@@ -26,20 +25,23 @@ class RowSumsInDot(CallRule):
         "of the matrix unit empty: columns of ones beside the values sum the weights there, for nothing."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
-        for text, sums in _summed(view).items():
+    def find(self, view: PallasCall) -> Iterator[tuple[str, list[tuple[cst.BaseExpression, Dot]]]]:
+        for text, sums in _row_sums(view).items():
             yield f"{text} by columns of ones", sums
 
-    def change(self, edit: Edit, view: PallasCall, sums: Any) -> bool:
+    def change(self, edit: Edit, view: PallasCall, sums: list[tuple[cst.BaseExpression, Dot]]) -> bool:
         kernel = view.kernel
         numpy = edit.ensure_import("jax.numpy", "jnp")
         values, both = kernel.fresh("values"), kernel.fresh("values_and_sums")
         for total, dot in sums:
             first = kernel.statement(total)
-            right = _early(view, dot.rhs, first)
+            right = _earlier_text(view, dot.rhs, first)
             if right is None:
                 return False
-            left = _early(view, dot.lhs, first) or f"{_operand_name(kernel, dot.lhs)}.astype({values}.dtype)"
+            left = (
+                _earlier_text(view, dot.lhs, first)
+                or f"{_operand_name(kernel, dot.lhs)}.astype({values}.dtype)"
+            )
             ones = f"{numpy}.ones(({values}.shape[0], 128), {values}.dtype)"
             lines = [
                 f"{values} = {right}",
@@ -58,7 +60,7 @@ Sums = list[tuple[cst.BaseExpression, Dot]]
 """Row sums as a column, each with the dot whose left operand is summed."""
 
 
-def _summed(view: PallasCall) -> dict[str, Sums]:
+def _row_sums(view: PallasCall) -> dict[str, Sums]:
     """Sums of rows of a dot's left operand, in the block of the dot, by their text."""
     kernel = view.kernel
     found: dict[str, Sums] = {}
@@ -114,7 +116,7 @@ def _operand_name(kernel: KernelSource, node: cst.BaseExpression) -> str | None:
     return None
 
 
-def _early(view: PallasCall, node: cst.BaseExpression, statement: cst.CSTNode) -> str | None:
+def _earlier_text(view: PallasCall, node: cst.BaseExpression, statement: cst.CSTNode) -> str | None:
     """Text of an operand at an earlier statement of its block: a value bound in between is read there."""
     kernel = view.kernel
     block = list(kernel.parents[statement].body)  # type: ignore[attr-defined]
@@ -122,7 +124,7 @@ def _early(view: PallasCall, node: cst.BaseExpression, statement: cst.CSTNode) -
     for name in (n for n in walk(node) if isinstance(n, cst.Name)):
         values = [v for place in late for n, v in pairs(place) if n == name.value]
         if values:
-            return _early(view, values[0], statement) if node is name and len(values) == 1 else None
+            return _earlier_text(view, values[0], statement) if node is name and len(values) == 1 else None
     return kernel.code(node)
 
 

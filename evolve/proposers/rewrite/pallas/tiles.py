@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 
@@ -15,6 +13,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     definitions,
     reads_of,
     small,
+    substituted,
     target_names,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
@@ -27,7 +26,7 @@ _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
 _POWERS = ("jax.numpy.exp", "jax.numpy.exp2", "jax.lax.exp", "jax.lax.exp2")
 
 
-def _decided(static: StaticNames, condition: str) -> bool:
+def _is_decided(static: StaticNames, condition: str) -> bool:
     """Whether Python decides a condition while it traces the kernel."""
     return static(cst.parse_expression(condition))
 
@@ -49,25 +48,11 @@ def expanded(kernel: KernelSource, text: str, block: cst.CSTNode) -> str | None:
             values = [v for n, v in pairs(bound[name][0]) if n == name] if len(bound[name]) == 1 else []
             if not values:
                 return None
-            text = _put(text, name, kernel.code(values[0]))
+            text = substituted(text, name, kernel.code(values[0]))
     return None
 
 
-class _Put(ast.NodeTransformer):
-    def __init__(self, name: str, value: ast.expr) -> None:
-        self.name, self.value = name, value
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.value if node.id == self.name else node
-
-
-def _put(text: str, name: str, value: str) -> str:
-    """``text`` with a name replaced by an expression."""
-    tree = _Put(name, ast.parse(value, mode="eval").body).visit(ast.parse(text, mode="eval"))
-    return ast.unparse(tree)
-
-
-class SkipMaskedTiles(CallRule):
+class SkipMaskedTiles(CallRule[tuple[cst.For, str, bool]]):
     """Leave out the iterations of a softmax over tiles whose tile a mask hides altogether."""
 
     name = "pallas_skip_masked_tiles"
@@ -76,7 +61,7 @@ class SkipMaskedTiles(CallRule):
         "hides half of all tiles."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[cst.For, str, bool]]]:
         kernel = view.kernel
         static = StaticNames(kernel, view.function)
         number = 0
@@ -86,7 +71,7 @@ class SkipMaskedTiles(CallRule):
                 yield "skip tiles that the mask hides altogether", (loop, *place)
                 number += 1
 
-    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: tuple[cst.For, str, bool]) -> None:
         kernel = view.kernel
         loop, empty, decided = payload
         if decided:
@@ -117,7 +102,7 @@ def _skippable(view: PallasCall, static: StaticNames, loop: cst.For) -> tuple[st
     target = {n.value for n in walk(loop.target) if isinstance(n, cst.Name)}
     if empty is None or not target & reads_of(empty) or not _softmax_step(view, loop, here[0]):
         return None
-    decided = _decided(static, empty)
+    decided = _is_decided(static, empty)
     if not decided and _leaves_names(view, loop):
         return None
     return empty, decided
@@ -158,7 +143,11 @@ def _softmax_step(view: PallasCall, loop: cst.For, mask: Mask) -> bool:
     bound = {n for s in loop.body.body if (found := assigned_value(s)) for n in found[0]}
     for statement in later:
         for node in walk(statement):
-            if isinstance(node, cst.Name) and node.value == scores and not _consumed(kernel, node, statement):
+            if (
+                isinstance(node, cst.Name)
+                and node.value == scores
+                and not _is_consumed(kernel, node, statement)
+            ):
                 return False
         if {scores, *tainted} & reads_of(dedented(kernel, statement)):
             tainted |= {n for n, places in definitions(view.function).items() if statement in places}
@@ -182,7 +171,7 @@ def _target(kernel: KernelSource, statement: cst.CSTNode) -> str | None:
     return None
 
 
-def _consumed(kernel: KernelSource, node: cst.CSTNode, statement: cst.CSTNode) -> bool:
+def _is_consumed(kernel: KernelSource, node: cst.CSTNode, statement: cst.CSTNode) -> bool:
     """Whether scores are read within a maximum, an exponential, or for their shape."""
     current = node
     while current is not statement:

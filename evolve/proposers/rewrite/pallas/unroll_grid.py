@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import libcst as cst
 import numpy as np
@@ -31,7 +30,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
 from tilewright.evolve.proposers.rewrite.pallas.grid import whole_extent, without_element, without_parameter
 
 
-class UnrollGridAxis(CallRule):
+class UnrollGridAxis(CallRule[int]):
     """Walk the fastest grid axis inside the step: blocks span it, its program id becomes a Python number."""
 
     name = "pallas_unroll_grid_axis"
@@ -41,24 +40,24 @@ class UnrollGridAxis(CallRule):
         "costs VMEM for the whole axis, and code."
     )
 
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+    def find(self, view: PallasCall) -> Iterator[tuple[str, int]]:
         last = len(view.grid) - 1
-        if not last or not _decides(view, last) or not _followed(view, last):
+        if not last or not _decides(view, last) or not _can_unroll(view, last):
             return
-        if last > 1 and _decides(view, last - 1) and _followed(view, last - 1):
+        if last > 1 and _decides(view, last - 1) and _can_unroll(view, last - 1):
             yield f"unroll grid axes {last - 1} and {last} within the step", 2
         yield f"unroll grid axis {last} within the step", 1
 
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         view, count = site.payload
-        rewritten = _unrolled(view)
+        rewritten = _unroll(view)
         if count > 1 and rewritten is not None:
             inner = next(v for v in pallas_calls(KernelSource(rewritten.source)) if v.name == view.name)
-            rewritten = _unrolled(inner)
+            rewritten = _unroll(inner)
         return rewritten
 
 
-def _unrolled(view: PallasCall) -> RewrittenKernel | None:
+def _unroll(view: PallasCall) -> RewrittenKernel | None:
     """The kernel with the last axis of its grid taken into the step; no parameter comes or goes."""
     axis = len(view.grid) - 1
     edit = Edit(view.kernel)
@@ -70,7 +69,7 @@ def _unrolled(view: PallasCall) -> RewrittenKernel | None:
     if elements:
         edit.transform(view.kernel.parents[elements[axis]], partial(without_element, position=axis))
     _count_steps(edit, view, axis, step, steps)
-    edit.transform(view.function.body, partial(_looped, step=step, steps=steps, views=views))
+    edit.transform(view.function.body, partial(_loop_over_steps, step=step, steps=steps, views=views))
     rewritten = edit.finish()
     if rewritten is None:
         return None
@@ -110,7 +109,7 @@ def _equality(condition: cst.BaseExpression) -> bool:
     )
 
 
-def _followed(view: PallasCall, axis: int) -> bool:
+def _can_unroll(view: PallasCall, axis: int) -> bool:
     """Whether an axis of the launch, all after it taken, can be taken into the kernel."""
     kernel = view.kernel
     if not isinstance(view.grid_node, cst.Tuple | cst.List) or "input_output_aliases" in view.args:
@@ -163,7 +162,9 @@ def _widen(edit: Edit, view: PallasCall, axis: int, step: str, steps: str) -> li
                     whole = kernel.code(view.grid[axis])
                     edit.replace(
                         extent,
-                        whole if _squeezed(kernel, extent) else whole_extent(view, extent, view.grid[axis]),
+                        whole
+                        if _is_squeezed(kernel, extent)
+                        else whole_extent(view, extent, view.grid[axis]),
                     )
                     edit.replace(spec.index[position], "0")
         if id(spec.map_node) not in widened:
@@ -177,7 +178,7 @@ def _widen(edit: Edit, view: PallasCall, axis: int, step: str, steps: str) -> li
     return lines
 
 
-def _squeezed(kernel: KernelSource, extent: cst.BaseExpression) -> bool:
+def _is_squeezed(kernel: KernelSource, extent: cst.BaseExpression) -> bool:
     text = kernel.code(extent)
     return text == "None" or text.lower().endswith("squeezed")
 
@@ -188,10 +189,10 @@ def _place(view: PallasCall, ref: Ref, spec: Spec, axis: int, step: str, steps: 
     texts: list[str] = []
     for position, extent in enumerate(spec.shape):
         moves = axis in spec.depends(kernel, position)
-        if _squeezed(kernel, extent):
+        if _is_squeezed(kernel, extent):
             texts += [step] if moves else []
         elif moves:
-            size = view.seen(extent) or f"({ref.name}.shape[{len(texts)}] // {steps})"
+            size = view.kernel_text(extent) or f"({ref.name}.shape[{len(texts)}] // {steps})"
             texts.append(f"{step} * {size} : ({step} + 1) * {size}")
         else:
             texts.append(":")
@@ -219,7 +220,7 @@ def _count_steps(edit: Edit, view: PallasCall, axis: int, step: str, steps: str)
             edit.replace(node, steps)
 
 
-def _looped(block: cst.IndentedBlock, step: str, steps: str, views: list[str]) -> cst.IndentedBlock:
+def _loop_over_steps(block: cst.IndentedBlock, step: str, steps: str, views: list[str]) -> cst.IndentedBlock:
     count = cst.Module(body=[]).code_for_node(cst.parse_expression(steps).with_changes(lpar=[], rpar=[]))
     loop = parse_statements(f"for {step} in range({count}):\n    pass")[0]
     assert isinstance(loop, cst.For)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import libcst as cst
 
@@ -302,7 +301,7 @@ def _offset(kernel: TritonKernel, text: str) -> str:
     return f"{kernel.tl}.cast({text}, {kernel.tl}.int32)" if wide and not text.isdigit() else text
 
 
-class DescriptorLoad(NodeRule):
+class DescriptorLoad(NodeRule[tuple[cst.Call, Address, bool]]):
     """Load a tile through a tensor descriptor instead of a tile of pointers."""
 
     name = "triton_descriptor_load"
@@ -312,7 +311,7 @@ class DescriptorLoad(NodeRule):
         "freeing the registers and threads that a tile of pointers costs."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, Address, bool]]]:
         for call in device_calls(kernel.source, kernel.function, "load"):
             other = argument(call, "other", 2)
             if not call.args or (other is not None and kernel.source.code(other) not in ("0", "0.0")):
@@ -325,7 +324,7 @@ class DescriptorLoad(NodeRule):
             if address is not None:
                 yield f"descriptor for {short(kernel.source, call)}", (call, address, last)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, Address, bool]) -> None:
         call, address, last = payload
         name = _declare(edit, kernel, address, last)
         first, second = (address.rows, address.columns) if last else (address.columns, address.rows)
@@ -333,7 +332,7 @@ class DescriptorLoad(NodeRule):
         edit.replace(call, tile if last else f"{kernel.tl}.trans({tile})")
 
 
-class DescriptorStore(NodeRule):
+class DescriptorStore(NodeRule[tuple[cst.Call, Address]]):
     """Store a tile through a tensor descriptor."""
 
     name = "triton_descriptor_store"
@@ -342,7 +341,7 @@ class DescriptorStore(NodeRule):
         "One bulk store from shared memory frees the warps that would otherwise compute addresses and masks."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, Address]]]:
         for call in device_calls(kernel.source, kernel.function, "store"):
             if len(call.args) < 2:
                 continue
@@ -354,7 +353,7 @@ class DescriptorStore(NodeRule):
             if address is not None and last:
                 yield f"descriptor for {short(kernel.source, call)}", (call, address)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, Address]) -> None:
         call, address = payload
         name = _declare(edit, kernel, address, True)
         value = kernel.source.code(call.args[1].value)

@@ -1,9 +1,8 @@
-"""Rules on the matrix product: skewed promotion, halves, operand swap, where partials add up."""
+"""Rules on the matrix product: operand swap, where partials add up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import libcst as cst
 
@@ -13,7 +12,6 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
     TritonKernel,
-    add_device_helper,
     argument,
     device_calls,
     device_name,
@@ -41,54 +39,7 @@ def is_dot(kernel: TritonKernel, node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "dot"
 
 
-_HALVES_N = '''@{jit}
-def NAME(a, b):
-    """The product, computed as two halves along the columns."""
-    parts = {tl}.permute({tl}.reshape(b, (b.shape[0], 2, b.shape[1] // 2)), (0, 2, 1))
-    left, right = {tl}.split(parts)
-    both = {tl}.join({tl}.dot(a, left), {tl}.dot(a, right))
-    return {tl}.reshape({tl}.permute(both, (0, 2, 1)), (a.shape[0], b.shape[1]))'''
-_HALVES_M = '''@{jit}
-def NAME(a, b):
-    """The product, computed as two halves along the rows."""
-    parts = {tl}.permute({tl}.reshape(a, (2, a.shape[0] // 2, a.shape[1])), (1, 2, 0))
-    upper, lower = {tl}.split(parts)
-    both = {tl}.join({tl}.dot(upper, b), {tl}.dot(lower, b))
-    return {tl}.reshape({tl}.permute(both, (2, 0, 1)), (a.shape[0], b.shape[1]))'''
-
-
-class _Halves(NodeRule):
-    helper: str
-    word: str
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
-        for call in device_calls(kernel.source, kernel.function, "dot"):
-            plain = all(a.keyword is None or a.keyword.value in ("acc", "out_dtype") for a in call.args)
-            if plain and len(call.args) >= 2 and "dot_halves" not in kernel.name:
-                yield f"{self.word} of {short(kernel.source, call)}", call
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        name = kernel.source.fresh("dot_halves")
-        add_device_helper(edit, kernel, self.helper.replace("NAME", name))
-        code = kernel.source.code
-        acc = argument(payload, "acc", 2)
-        text = f"{name}({code(payload.args[0].value)}, {code(payload.args[1].value)})"
-        edit.replace(payload, f"{code(acc)} + {text}" if acc is not None else text)
-
-
-class DotHalvesColumns(_Halves):
-    name = "triton_dot_halves_columns"
-    helper, word = _HALVES_N, "column halves"
-    why = "Two narrower products per step give the scheduler independent work and halve the live partial."
-
-
-class DotHalvesRows(_Halves):
-    name = "triton_dot_halves_rows"
-    helper, word = _HALVES_M, "row halves"
-    why = "Two shorter products per step let one half be scaled while the other is under way."
-
-
-class SwapOperands(NodeRule):
+class SwapOperands(NodeRule[cst.Call]):
     """Compute the transposed product from swapped operands."""
 
     name = "triton_swap_operands"
@@ -97,7 +48,7 @@ class SwapOperands(NodeRule):
         "it, and the other operand comes through registers."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, cst.Call]]:
         for call in device_calls(kernel.source, kernel.function, "dot"):
             parent = kernel.source.parents.get(call)
             turned = (
@@ -108,14 +59,14 @@ class SwapOperands(NodeRule):
             if plain and not turned:
                 yield f"swap the operands of {short(kernel.source, call)}", call
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: cst.Call) -> None:
         tl = kernel.tl
-        left, right = (self._turned(kernel, payload.args[i].value) for i in (0, 1))
+        left, right = (self._transpose_of(kernel, payload.args[i].value) for i in (0, 1))
         text = f"{tl}.trans({tl}.dot({right}, {left}))"
         acc = argument(payload, "acc", 2)
         edit.replace(payload, f"{kernel.source.code(acc)} + {text}" if acc is not None else text)
 
-    def _turned(self, kernel: TritonKernel, node: cst.BaseExpression) -> str:
+    def _transpose_of(self, kernel: TritonKernel, node: cst.BaseExpression) -> str:
         if (
             isinstance(node, cst.Call)
             and device_name(kernel.source, node.func) == "trans"
@@ -127,39 +78,26 @@ class SwapOperands(NodeRule):
         return f"{kernel.tl}.trans({kernel.source.code(node)})"
 
 
-class AccumulateInDot(NodeRule):
+class AccumulateInDot(NodeRule[tuple[cst.SimpleStatementLine, str, cst.Call]]):
     """``acc += dot(a, b)`` as ``acc = dot(a, b, acc)``."""
 
     name = "triton_accumulate_in_dot"
     why = "Handing the accumulator to the dot keeps it in the matrix unit's registers and saves an add per element."
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(
+        self, kernel: TritonKernel
+    ) -> Iterable[tuple[str, tuple[cst.SimpleStatementLine, str, cst.Call]]]:
         for node in walk(kernel.function):
             found = accumulation(kernel, node) if isinstance(node, cst.SimpleStatementLine) else None
-            if found and is_dot(kernel, found[1]) and len(found[1].args) == 2:  # type: ignore[attr-defined]
-                yield f"{found[0]} inside the dot", (node, *found)
+            if found is None or not isinstance(node, cst.SimpleStatementLine):
+                continue
+            name, dot = found
+            if isinstance(dot, cst.Call) and is_dot(kernel, dot) and len(dot.args) == 2:
+                yield f"{name} inside the dot", (node, name, dot)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(
+        self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.SimpleStatementLine, str, cst.Call]
+    ) -> None:
         statement, acc, dot = payload
         left, right = (kernel.source.code(a.value) for a in dot.args[:2])
         edit.replace_statement(statement, f"{acc} = {kernel.source.code(dot.func)}({left}, {right}, {acc})")
-
-
-class AccumulateAfterDot(NodeRule):
-    """``acc = dot(a, b, acc)`` as ``acc += dot(a, b)``."""
-
-    name = "triton_accumulate_after_dot"
-    why = "A separate add rounds every step in float32 where the matrix unit would keep fewer bits."
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
-        for node in walk(kernel.function):
-            found = assigned_value(node) if isinstance(node, cst.SimpleStatementLine) else None
-            if found and len(found[0]) == 1 and is_dot(kernel, found[1]):
-                acc = argument(found[1], "acc", 2)  # type: ignore[arg-type]
-                if acc is not None and kernel.source.code(acc) == found[0][0]:
-                    yield f"{found[0][0]} after the dot", (node, found[0][0], found[1])
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        statement, acc, dot = payload
-        left, right = (kernel.source.code(a.value) for a in dot.args[:2])
-        edit.replace_statement(statement, f"{acc} += {kernel.source.code(dot.func)}({left}, {right})")

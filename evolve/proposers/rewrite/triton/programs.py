@@ -17,17 +17,22 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     small,
     statements,
 )
-from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
 from tilewright.evolve.proposers.rewrite.triton.dots import accumulation, is_dot
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
     TritonKernel,
-    _with_keyword,
     argument,
     device_calls,
     device_name,
     range_of,
 )
+
+Reduction = tuple[cst.For, tuple[str, str, str], cst.Call, str, tuple[str, cst.Call, str]]
+"""A reduction: loop, its bounds, the store, the sum's name, (name, allocation, dtype) of the output."""
+
+LoopOption = tuple[cst.Call, str, tuple[int | bool, ...], int | bool]
+"""An option of a loop: the call of ``range``, its keyword, values and default."""
 
 
 def program_axis(kernel: TritonKernel, node: cst.CSTNode) -> int | None:
@@ -37,7 +42,7 @@ def program_axis(kernel: TritonKernel, node: cst.CSTNode) -> int | None:
     return None
 
 
-class SwapProgramAxes(NodeRule):
+class SwapProgramAxes(NodeRule[list[cst.BaseExpression]]):
     """Exchange the two axes of a two-dimensional grid."""
 
     name = "triton_swap_program_axes"
@@ -46,12 +51,12 @@ class SwapProgramAxes(NodeRule):
         "The first grid axis runs fastest: exchanging the axes changes which operand neighbours share in L2."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, list[cst.BaseExpression]]]:
         grid = kernel.grid()
         if len(grid) == 2:
             yield "exchange the grid's axes", grid
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: list[cst.BaseExpression]) -> None:
         first, second = payload
         edit.replace(first, kernel.source.code(second))
         edit.replace(second, kernel.source.code(first))
@@ -61,7 +66,7 @@ class SwapProgramAxes(NodeRule):
                 edit.replace(axis, "1" if axis.value == "0" else "0")
 
 
-class PersistentGrid(NodeRule):
+class PersistentGrid(NodeRule[cst.BaseExpression]):
     """Launch a fixed number of programs, each walking over many tiles."""
 
     name = "triton_persistent_grid"
@@ -71,7 +76,7 @@ class PersistentGrid(NodeRule):
         "next tile's loads start during this one's epilogue."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, cst.BaseExpression]]:
         grid = kernel.grid()
         text = kernel.source.code(kernel.function.body)
         loops = any(isinstance(n, cst.Return) for n in walk(kernel.function))
@@ -80,7 +85,7 @@ class PersistentGrid(NodeRule):
         if len(grid) == 1 and "num_programs" not in text and not loops and calls and not converted:
             yield "loop over tiles", grid[0]
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: cst.BaseExpression) -> None:
         total, tile = kernel.source.fresh("total_tiles"), kernel.source.fresh("tile_id")
         parameter = edit.add_parameter("programs", (66, 132, 264, 528), 132)
         access = parameter_access(kernel.source, kernel.launch(), parameter)
@@ -129,7 +134,7 @@ def _in_loop(block: cst.IndentedBlock, header: str, own: Mapping[str, str]) -> c
     )
 
 
-class SplitK(NodeRule):
+class SplitK(NodeRule[Reduction]):
     """Share a tile's reduction between several programs that add their parts atomically."""
 
     name = "triton_split_k"
@@ -139,7 +144,7 @@ class SplitK(NodeRule):
         "programs, at the price of a float32 output that parts are added to."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Reduction]]:
         stores = device_calls(kernel.source, kernel.function, "store")
         if len(kernel.grid()) != 1 or len(stores) != 1 or len(kernel.loops) != 1:
             return
@@ -153,11 +158,16 @@ class SplitK(NodeRule):
             if isinstance(line := small(s), cst.AugAssign)
         }
         holds = any(is_dot(kernel, n) for n in walk(loop))
-        output = _allocated(kernel, store)
+        output = _allocation(kernel, store)
         if bounds and bounds[0] == "0" and holds and output and value in sums and moved <= sums | {value}:
             yield "split the reduction", (loop, bounds, store, value, output)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(
+        self,
+        edit: Edit,
+        kernel: TritonKernel,
+        payload: Reduction,
+    ) -> None:
         loop, (_, stop, step), store, value, (name, allocation, dtype) = payload
         parameter = edit.add_parameter("split_k", (1, 2, 4, 8), 2)
         access = parameter_access(kernel.source, kernel.launch(), parameter)
@@ -196,7 +206,7 @@ def _plain(kernel: TritonKernel, node: cst.BaseExpression | None) -> str:
     return ""
 
 
-def _allocated(kernel: TritonKernel, store: cst.Call) -> tuple[str, cst.Call, str] | None:
+def _allocation(kernel: TritonKernel, store: cst.Call) -> tuple[str, cst.Call, str] | None:
     """(name, allocation, dtype text) of the output a store writes, if ``launch`` allocates it with empty."""
     names = kernel.definition_closure(store.args[0].value)
     source = kernel.source
@@ -254,7 +264,7 @@ _OPTIONS: tuple[tuple[str, tuple[int | bool, ...], int | bool], ...] = (
 )
 
 
-class RangeOption(NodeRule):
+class RangeOption(NodeRule[LoopOption]):
     """Give a loop one of ``tl.range``'s options as a parameter."""
 
     name = "triton_range_option"
@@ -264,7 +274,7 @@ class RangeOption(NodeRule):
         "the compiler's choice unless the loop says otherwise."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, LoopOption]]:
         for number, loop in enumerate(kernel.loops):
             call = loop.iter
             if range_of(kernel.source, loop) is None or not isinstance(call, cst.Call):
@@ -274,14 +284,19 @@ class RangeOption(NodeRule):
                 if option not in given:
                     yield f"{option} of loop {number}", (call, option, values, default)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(
+        self,
+        edit: Edit,
+        kernel: TritonKernel,
+        payload: LoopOption,
+    ) -> None:
         call, option, values, default = payload
         name = kernel.add_tunable(edit, option if option != "num_stages" else "loop_stages", values, default)
         edit.replace(call.func, f"{kernel.tl}.range")
-        edit.transform(call, partial(_with_keyword, name=option, text=name))
+        edit.transform(call, partial(with_keyword, keyword=option, text=name))
 
 
-class LaunchOption(NodeRule):
+class LaunchOption(NodeRule[tuple[str, tuple[int, ...], int]]):
     """Make a launch option a parameter."""
 
     name = "triton_launch_option"
@@ -291,7 +306,7 @@ class LaunchOption(NodeRule):
         "particular."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[str, tuple[int, ...], int]]]:
         given = {a.keyword.value for a in kernel.launch().args if a.keyword is not None}
         options = (
             ("num_warps", (2, 4, 8), 4),
@@ -304,8 +319,8 @@ class LaunchOption(NodeRule):
             if option not in given | unread:
                 yield f"choose {option}", (option, values, default)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[str, tuple[int, ...], int]) -> None:
         option, values, default = payload
         parameter = edit.add_parameter(option, values, default)
         access = parameter_access(kernel.source, kernel.launch(), parameter)
-        edit.transform(kernel.launch(), partial(_with_keyword, name=option, text=access))
+        edit.transform(kernel.launch(), partial(with_keyword, keyword=option, text=access))

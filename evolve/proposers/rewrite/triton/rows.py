@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import libcst as cst
 
@@ -66,6 +65,10 @@ ELEMENTWISE = frozenset(
         "where",
     }
 )
+
+RowAxis = tuple[int, list[cst.Call], cst.BaseExpression, list[cst.BaseExpression]]
+"""An axis of the grid: number, its program ids, extent, scalars that a loop carries."""
+
 """Calls that mean the same of a row as of several."""
 
 REDUCTIONS = frozenset({"sum", "max", "min", "argmax", "argmin", "xor_sum"})
@@ -73,7 +76,7 @@ MADE = frozenset({"zeros", "full"})
 TYPES = re.compile(r"b?float\d+\w*|u?int\d+|constexpr|dtype|pointer_type")
 
 
-class RowsPerProgram(NodeRule):
+class RowsPerProgram(NodeRule[RowAxis]):
     """Let a program compute several neighbouring rows as one tile: vectors become matrices, reductions keep their axis.
 
     Programs past the last row repeat it, which writes the same values again; so a kernel that reads what it writes,
@@ -87,7 +90,7 @@ class RowsPerProgram(NodeRule):
         "rows at a time have enough of both, and share what does not depend on the row."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, RowAxis]]:
         grid = kernel.grid()
         by_axis: dict[int, list[cst.Call]] = {}
         for call in device_calls(kernel.source, kernel.function, "program_id"):
@@ -97,13 +100,18 @@ class RowsPerProgram(NodeRule):
             by_axis.setdefault(along.evaluated_value, []).append(call)
         if not device_calls(kernel.source, kernel.function, "arange"):
             return
-        _followed(kernel)
+        _require_rows(kernel)
         for axis, mine in sorted(by_axis.items()):
             if axis < len(grid):
                 vectors = _depending(kernel, mine)
-                yield f"rows of axis {axis}", (axis, mine, grid[axis], _carried(kernel, vectors))
+                yield f"rows of axis {axis}", (axis, mine, grid[axis], _carried_scalars(kernel, vectors))
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(
+        self,
+        edit: Edit,
+        kernel: TritonKernel,
+        payload: RowAxis,
+    ) -> None:
         axis, calls, count, carried = payload
         source, tl = kernel.source, kernel.tl
         rows = kernel.add_tunable(edit, "rows", (1, 2, 4, 8, 16, 32), 4)
@@ -127,7 +135,7 @@ class RowsPerProgram(NodeRule):
             edit.replace(value, f"{tl}.full(({rows}, 1), {source.code(value)}, {tl}.float32)")
 
 
-def _followed(kernel: TritonKernel) -> None:
+def _require_rows(kernel: TritonKernel) -> None:
     """Raises Unsupported for a kernel that does what a tile of rows could not."""
     source = kernel.source
     helpers = {k.name: k for k in jit_kernels(source) if k.function is not kernel.function}
@@ -166,7 +174,7 @@ def _followed(kernel: TritonKernel) -> None:
             "abs",
         ):
             raise Unsupported(f"a call of {node.func.value}")
-    _apart(kernel)
+    _require_separate_tensors(kernel)
 
 
 def _known(name: str) -> bool:
@@ -181,7 +189,7 @@ def _is_elementwise(helper: TritonKernel) -> bool:
     return plain and not any(isinstance(n, cst.Subscript) for n in walk(helper.function.body))
 
 
-def _apart(kernel: TritonKernel) -> None:
+def _require_separate_tensors(kernel: TritonKernel) -> None:
     """Raises Unsupported where a tensor may be read and written."""
     own = {p.name.value for p in parameters(kernel.function)}
     touched: dict[str, set[str]] = {}
@@ -236,7 +244,7 @@ def _depending(kernel: TritonKernel, calls: list[cst.Call]) -> set[str]:
     return names
 
 
-def _carried(kernel: TritonKernel, vectors: set[str]) -> list[cst.BaseExpression]:
+def _carried_scalars(kernel: TritonKernel, vectors: set[str]) -> list[cst.BaseExpression]:
     """First values, one number each, of what a loop carries from row values: they become columns."""
     in_loops: set[str] = set()
     for loop in kernel.loops:

@@ -1,9 +1,8 @@
-"""Rules on the epilogue: transposed and subtiled stores."""
+"""A rule on the epilogue: transposed stores."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import libcst as cst
 
@@ -12,14 +11,16 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
     TritonKernel,
-    add_device_helper,
     argument,
     device_calls,
 )
 
+TileStore = tuple[cst.Call, str, str, str | None]
+"""A store through a two-dimensional tile of pointers: call, pointer, value, mask."""
 
-def tile_stores(kernel: TritonKernel) -> list[tuple[cst.Call, str, str, str | None]]:
-    """(call, pointer, value, mask) of stores through two-dimensional pointer tiles."""
+
+def tile_stores(kernel: TritonKernel) -> list[TileStore]:
+    """Stores through two-dimensional tiles of pointers."""
     found = []
     for call in device_calls(kernel.source, kernel.function, "store"):
         if len(call.args) < 2 or any(
@@ -38,7 +39,7 @@ def tile_stores(kernel: TritonKernel) -> list[tuple[cst.Call, str, str, str | No
     return found
 
 
-class TransposedStore(NodeRule):
+class TransposedStore(NodeRule[TileStore]):
     """Store the transposed tile through transposed pointers."""
 
     name = "triton_transposed_store"
@@ -47,12 +48,12 @@ class TransposedStore(NodeRule):
         "lets each thread write wide runs."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, TileStore]]:
         for item in tile_stores(kernel):
             if not item[1].startswith(f"{kernel.tl}.trans"):
                 yield f"transpose {short(kernel.source, item[0])}", item
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: TileStore) -> None:
         call, pointer, value, mask = payload
         turn = f"{kernel.tl}.trans"
         masked = f", mask={turn}({kernel.tl}.broadcast_to({mask}, {_shape(kernel, value)}))" if mask else ""
@@ -62,46 +63,3 @@ class TransposedStore(NodeRule):
 def _shape(kernel: TritonKernel, value: str) -> str:
     base = value if value.isidentifier() or value.endswith(")") else f"({value})"
     return f"({base}).shape" if not value.isidentifier() else f"{value}.shape"
-
-
-_SUBTILES = '''@{jit}
-def NAME(pointers, value):
-    """Store the tile in two column halves."""
-    rows: {tl}.constexpr = value.shape[0]
-    half: {tl}.constexpr = value.shape[1] // 2
-    left, right = {tl}.split({tl}.permute({tl}.reshape(value, (rows, 2, half)), (0, 2, 1)))
-    near, far = {tl}.split({tl}.permute({tl}.reshape(pointers, (rows, 2, half)), (0, 2, 1)))
-    {tl}.store(near, left)
-    {tl}.store(far, right)'''
-_SUBTILES_MASKED = '''@{jit}
-def NAME(pointers, value, mask):
-    """Store the tile in two column halves."""
-    rows: {tl}.constexpr = value.shape[0]
-    half: {tl}.constexpr = value.shape[1] // 2
-    whole = {tl}.broadcast_to(mask, (rows, 2 * half))
-    left, right = {tl}.split({tl}.permute({tl}.reshape(value, (rows, 2, half)), (0, 2, 1)))
-    near, far = {tl}.split({tl}.permute({tl}.reshape(pointers, (rows, 2, half)), (0, 2, 1)))
-    one, two = {tl}.split({tl}.permute({tl}.reshape(whole, (rows, 2, half)), (0, 2, 1)))
-    {tl}.store(near, left, mask=one)
-    {tl}.store(far, right, mask=two)'''
-
-
-class SubtiledStore(NodeRule):
-    """Write the output tile in two halves."""
-
-    name = "triton_subtiled_store"
-    why = (
-        "Converting and storing the whole accumulator at once needs registers or shared memory for all of it; halves "
-        "need half, which can buy another pipeline stage."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Any]]:
-        for item in tile_stores(kernel):
-            if not item[1].startswith(f"{kernel.tl}.trans"):
-                yield f"halves of {short(kernel.source, item[0])}", item
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: Any) -> None:
-        call, pointer, value, mask = payload
-        name = kernel.source.fresh("store_halves")
-        add_device_helper(edit, kernel, (_SUBTILES_MASKED if mask else _SUBTILES).replace("NAME", name))
-        edit.replace(call, f"{name}({pointer}, {value}{', ' + mask if mask else ''})")

@@ -12,20 +12,21 @@ from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Uns
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     definitions,
+    loop_bounds,
     parameter_access,
     parameters,
     reads,
+    resolve,
     small,
     statements,
     target_names,
+    turn_text,
 )
-from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.place_rule import PlaceRule
+from tilewright.evolve.proposers.rewrite.edit import COMMA, Edit, with_keyword
+from tilewright.evolve.proposers.rewrite.place_rule import Place, PlaceRule
 
 LANGUAGES = ("triton.language", "triton.experimental.gluon.language")
 JITS = ("triton.jit", "triton.experimental.gluon.jit")
-_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-_EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 def device_name(kernel: KernelSource, node: cst.CSTNode) -> str:
@@ -156,7 +157,7 @@ class TritonKernel:
         elements = [e.slice for e in func.slice]
         alone = len(elements) == 1 and not isinstance(func.slice[0].comma, cst.Comma)
         if alone and isinstance(elements[0], cst.Index):
-            value = _resolved(self.source, elements[0].value)
+            value = resolve(self.source, elements[0].value)
             if isinstance(value, cst.Tuple | cst.List):
                 return [e.value for e in value.elements]
             raise Unsupported(f"a grid given as {type(value).__name__}")
@@ -172,7 +173,7 @@ class TritonKernel:
             raise Unsupported(f"a parameter of the compiler's in a module that calls the language {self.tl}")
         annotation = f"{self.tl}.constexpr" if constexpr else None
         edit.transform(self.function.params, partial(_with_parameter, name=name, annotation=annotation))
-        edit.transform(self.launch(), partial(_with_keyword, name=name, text=text))
+        edit.transform(self.launch(), partial(with_keyword, keyword=name, text=text))
 
     def add_tunable(
         self, edit: Edit, wanted: str, values: Sequence[int | bool | str], default: int | bool | str
@@ -185,34 +186,16 @@ class TritonKernel:
         return name
 
 
-def _resolved(source: KernelSource, node: cst.BaseExpression) -> cst.BaseExpression:
-    from tilewright.evolve.proposers.rewrite.dataflow import resolve
-
-    return resolve(source, node)
-
-
 def _with_parameter(node: cst.Parameters, name: str, annotation: str | None) -> cst.Parameters:
     note = cst.Annotation(cst.parse_expression(annotation)) if annotation else None
     fresh = cst.Param(cst.Name(name), annotation=note)
     listed = list(node.params)
     if listed:
         fresh = fresh.with_changes(comma=listed[-1].comma)
-        listed[-1] = listed[-1].with_changes(comma=_COMMA)
+        listed[-1] = listed[-1].with_changes(comma=COMMA)
     if any(p.default is not None for p in listed):
         raise Unsupported("a kernel with default arguments")
     return node.with_changes(params=[*listed, fresh])
-
-
-def _with_keyword(node: cst.Call, name: str, text: str) -> cst.Call:
-    fresh = cst.Arg(keyword=cst.Name(name), value=cst.parse_expression(text), equal=_EQUAL)
-    listed = list(node.args)
-    if listed:
-        fresh = fresh.with_changes(
-            comma=listed[-1].comma, whitespace_after_arg=listed[-1].whitespace_after_arg
-        )
-        between = listed[0].comma if len(listed) > 1 else _COMMA
-        listed[-1] = listed[-1].with_changes(comma=between, whitespace_after_arg=cst.SimpleWhitespace(""))
-    return node.with_changes(args=[*listed, fresh])
 
 
 def jit_kernels(kernel: KernelSource, entry_only: bool = False) -> list[TritonKernel]:
@@ -262,26 +245,16 @@ def _bare(node: cst.BaseExpression) -> cst.BaseExpression:
 
 def range_of(kernel: KernelSource, loop: cst.For) -> tuple[str, str, str] | None:
     """(start, stop, step) texts of a loop over ``range`` or ``tl.range`` with one target."""
-    call = loop.iter
-    if not isinstance(call, cst.Call) or not isinstance(loop.target, cst.Name):
-        return None
-    if kernel.code(call.func) != "range" and device_name(kernel, call.func) != "range":
-        return None
-    texts = [kernel.code(a.value) for a in call.args if a.keyword is None]
-    if len(texts) == 1:
-        return "0", texts[0], "1"
-    return texts[0], texts[1], (texts[2] if len(texts) > 2 else "1")
+    bounds = loop_bounds(kernel, loop)
+    if bounds is None and isinstance(loop.iter, cst.Call) and device_name(kernel, loop.iter.func) == "range":
+        return loop_bounds(kernel, loop, kernel.code(loop.iter.func))
+    return bounds
 
 
 def turn_of(kernel: KernelSource, loop: cst.For) -> str | None:
     """The number of a loop's turn, from 0, as a text; None for a loop that ``range_of`` does not read."""
     bounds = range_of(kernel, loop)
-    if bounds is None:
-        return None
-    first, _, step = bounds
-    index = kernel.code(loop.target)
-    turn = index if first == "0" else f"({index} - ({first}))"
-    return turn if step == "1" else f"({turn} // ({step}))"
+    return None if bounds is None else turn_text(kernel.code(loop.target), bounds)
 
 
 def terms(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
@@ -293,7 +266,7 @@ def terms(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
         yield node
 
 
-class NodeRule(PlaceRule[TritonKernel]):
+class NodeRule(PlaceRule[TritonKernel, Place]):
     """A rule whose places are in one jitted kernel."""
 
     language = Language.TRITON
@@ -304,10 +277,3 @@ class NodeRule(PlaceRule[TritonKernel]):
         for view in jit_kernels(kernel, entry_only=self.launched):
             if not self.launched or len(view.launches) == 1:
                 yield view
-
-
-def add_device_helper(edit: Edit, kernel: TritonKernel, text: str) -> None:
-    """A jitted helper before the kernel; ``{jit}`` and ``{tl}`` in ``text`` are filled in."""
-    decorator = kernel.source.code(kernel.function.decorators[0].decorator)
-    filled = text.replace("{jit}", decorator).replace("{tl}", kernel.tl)
-    edit.before(kernel.source.statement(kernel.function), "\n\n" + filled)

@@ -43,7 +43,7 @@ class Accumulate:
     loop: cst.For | None
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether the target is a name, or a reference indexed by ``...`` or colons only."""
         return isinstance(self.target, cst.Name) or full_index(self.target)
 

@@ -18,9 +18,11 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
     definitions,
+    loop_bounds,
     reads_of,
     small,
     target_names,
+    turn_text,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, when_of
@@ -68,19 +70,11 @@ class Chain:
 
 def ordinal(kernel: KernelSource, loop: cst.For) -> str | None:
     """Text of the number of the current iteration, None for loops that are not over ``range``."""
-    iterated = loop.iter
-    if not isinstance(iterated, cst.Call) or any(a.star or a.keyword for a in iterated.args):
-        return None
-    name = kernel.code(iterated.func)
-    if name == "enumerate" and isinstance(loop.target, cst.Tuple):
-        return target_names(loop.target)[0]
-    if name != "range" or not isinstance(loop.target, cst.Name):
-        return None
-    texts = [kernel.code(a.value) for a in iterated.args]
-    index = loop.target.value
-    start, step = (texts[0] if len(texts) > 1 else "0"), (texts[2] if len(texts) > 2 else "1")
-    offset = index if start == "0" else f"({index} - ({start}))"
-    return offset if step == "1" else f"{offset} // ({step})"
+    if isinstance(loop.iter, cst.Call) and kernel.code(loop.iter.func) == "enumerate":
+        from_zero = len(loop.iter.args) == 1 and isinstance(loop.target, cst.Tuple)
+        return target_names(loop.target)[0] if from_zero else None
+    bounds = loop_bounds(kernel, loop)
+    return None if bounds is None else turn_text(kernel.code(loop.target), bounds)
 
 
 def value_reads(text: str) -> set[str]:
@@ -232,7 +226,7 @@ def find_chain(view: PallasCall, refs: Sequence[str], numbered: str = "cached") 
     for value in values:
         if value.loop is not None and ordinal(kernel, value.loop) is None:
             raise Unsupported("a quantisation inside a loop that is not over range")
-    needed, names = _needed(finder, values)
+    needed, names = _needed_statements(finder, values)
     count = sum(
         3 if isinstance(n, cst.Call) and kernel.function(kernel.code(n.func), near=view.call) else 1
         for s in [*needed, *(v.inline for v in values if v.inline is not None)]
@@ -244,7 +238,7 @@ def find_chain(view: PallasCall, refs: Sequence[str], numbered: str = "cached") 
         return None
     used = [r.name for r in view.inputs if r.name in names]
     statics = [s for s in view.keyword_names if s in names]
-    doomed = _doomed(finder, computed, links, values)
+    doomed = _superfluous_statements(finder, computed, links, values)
     first = min(finder.placed[v.at][0] for v in values if v.at is not None)
     first = min([first, *(finder.placed[s][0] for s in computed if s in set(needed))])
     return Chain(used, statics, values, doomed, first, _body(finder, needed, values))
@@ -282,7 +276,9 @@ def _inline_values(finder: ChainFinder, rest: Sequence[cst.CSTNode], numbered: s
     return values
 
 
-def _needed(finder: ChainFinder, values: Sequence[ChainValue]) -> tuple[list[cst.CSTNode], set[str]]:
+def _needed_statements(
+    finder: ChainFinder, values: Sequence[ChainValue]
+) -> tuple[list[cst.CSTNode], set[str]]:
     """Statements that compute the values, in order, and every name they read."""
     kernel = finder.kernel
     names: set[str] = set()
@@ -311,7 +307,7 @@ def _needed(finder: ChainFinder, values: Sequence[ChainValue]) -> tuple[list[cst
     return needed, names
 
 
-def _doomed(
+def _superfluous_statements(
     finder: ChainFinder,
     computed: Sequence[cst.CSTNode],
     links: Sequence[cst.CSTNode],

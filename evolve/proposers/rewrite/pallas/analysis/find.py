@@ -9,7 +9,7 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import parameters, resolve, small, target_names
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS, PallasCall, Ref, Spec
-from tilewright.evolve.proposers.rewrite.place_rule import PlaceRule
+from tilewright.evolve.proposers.rewrite.place_rule import Place, PlaceRule
 
 log = logging.getLogger(__name__)
 
@@ -171,13 +171,13 @@ def _spec(kernel: KernelSource, node: cst.BaseExpression, rank: int) -> Spec | N
         holder: cst.CSTNode = index
     elif isinstance(index, cst.Name) and (function := kernel.function(index.value, near=index)):
         axes = [p.name.value for p in parameters(function)]
-        body, holder = _returned(function), function
+        body, holder = _returned_value(function), function
     if not isinstance(body, cst.Tuple) or len(axes) != rank:
         return None
     return Spec(value, _elements(kernel, shape), shape, axes, _elements(kernel, body), holder)
 
 
-def _returned(function: cst.FunctionDef) -> cst.BaseExpression | None:
+def _returned_value(function: cst.FunctionDef) -> cst.BaseExpression | None:
     body = function.body.body
     if isinstance(function.body, cst.IndentedBlock) and len(body) == 1:
         line = body[0]
@@ -200,7 +200,7 @@ def _operands(kernel: KernelSource, call: cst.Call) -> list[cst.BaseExpression]:
     return []
 
 
-class CallRule(PlaceRule[PallasCall]):
+class CallRule(PlaceRule[PallasCall, Place]):
     """A rule whose places are in one ``pallas_call`` and its kernel."""
 
     language = Language.PALLAS

@@ -138,7 +138,7 @@ class _Reader:
         if not self._positions(node, 12):
             return Linear(offsets=[(1, " ".join(self.kernel.code(node).split()))])
         if isinstance(node, cst.Name):
-            return self._named(node.value, depth)
+            return self._name_value(node.value, depth)
         if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add | cst.Subtract):
             left, right = self.linear(node.left, depth - 1), self.linear(node.right, depth - 1)
             if left is None or right is None:
@@ -149,7 +149,7 @@ class _Reader:
         extent = self._iota(node)
         return Linear(positions=[(1, extent)]) if extent is not None else None
 
-    def _named(self, name: str, depth: int) -> Linear | None:
+    def _name_value(self, name: str, depth: int) -> Linear | None:
         """A name bound once, or once and then added to."""
         found: Linear | None = None
         places = self.bound.get(name, [])

@@ -87,7 +87,7 @@ class StaticNames:
 
     def _binding(self, place: cst.CSTNode, name: str, seen: frozenset[str]) -> bool:
         if isinstance(place, cst.For):
-            return self._counted(place.iter, seen)
+            return self._is_range(place.iter, seen)
         line = small(place)
         if isinstance(line, cst.AugAssign):
             return self._static(line.value, seen)
@@ -96,7 +96,7 @@ class StaticNames:
             values = [found[1]] if isinstance(found[1], cst.Attribute) else []
         return bool(values) and all(self._static(value, seen) for value in values)
 
-    def _counted(self, node: cst.BaseExpression, seen: frozenset[str]) -> bool:
+    def _is_range(self, node: cst.BaseExpression, seen: frozenset[str]) -> bool:
         """``range`` of Python values."""
         return (
             isinstance(node, cst.Call)

@@ -20,7 +20,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     resolve,
     statements,
 )
-from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.edit import COMMA, Edit, with_keyword
 
 PALLAS = "jax.experimental.pallas"
 PALLAS_TPU = "jax.experimental.pallas.tpu"
@@ -211,12 +211,12 @@ class PallasCall:
         """
         if self.kernel.enclosing(self.function, cst.FunctionDef) is None:
             return self._bind(edit, self.kernel.fresh(name), self.kernel.code(value))
-        text = self.seen(value)
+        text = self.kernel_text(value)
         if text is None:
             raise Unsupported("the launch's names are not in scope in the kernel")
         return text
 
-    def seen(self, value: cst.BaseExpression) -> str | None:
+    def kernel_text(self, value: cst.BaseExpression) -> str | None:
         """An expression of the launch as text for the kernel, None where its names mean something else there."""
         text = self.kernel.code(value)
         scope = self.kernel.enclosing(self.function, cst.FunctionDef)
@@ -262,31 +262,11 @@ class PallasCall:
         return name
 
 
-_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-
-
-def with_keyword(call: cst.Call, keyword: str, text: str) -> cst.Call:
-    """``call`` with one more keyword argument, laid out like the others."""
-    argument = cst.Arg(
-        keyword=cst.Name(keyword),
-        value=cst.parse_expression(text),
-        equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
-    )
-    arguments = list(call.args)
-    if not arguments:
-        return call.with_changes(args=[argument])
-    last = arguments[-1]
-    argument = argument.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
-    between = arguments[0].comma if len(arguments) > 1 else _COMMA
-    arguments[-1] = last.with_changes(comma=between, whitespace_after_arg=cst.SimpleWhitespace(""))
-    return call.with_changes(args=[*arguments, argument])
-
-
 def _with_elements(node: cst.List | cst.Tuple, texts: Sequence[str]) -> cst.List | cst.Tuple:
     elements = list(node.elements)
-    new = [cst.Element(cst.parse_expression(t), comma=_COMMA) for t in texts]
+    new = [cst.Element(cst.parse_expression(t), comma=COMMA) for t in texts]
     if elements:
-        between = elements[0].comma if len(elements) > 1 else _COMMA
+        between = elements[0].comma if len(elements) > 1 else COMMA
         new[-1] = new[-1].with_changes(comma=elements[-1].comma)
         elements[-1] = elements[-1].with_changes(comma=between)
     elif isinstance(node, cst.List):
@@ -297,19 +277,19 @@ def _with_elements(node: cst.List | cst.Tuple, texts: Sequence[str]) -> cst.List
 def _with_parameters(node: cst.Parameters, after: str, names: Sequence[str]) -> cst.Parameters:
     listed = list(node.params)
     place = next(i for i, p in enumerate(listed) if p.name.value == after) + 1
-    fresh = [cst.Param(cst.Name(n), comma=_COMMA) for n in names]
+    fresh = [cst.Param(cst.Name(n), comma=COMMA) for n in names]
     if place == len(listed):
         fresh[-1] = fresh[-1].with_changes(comma=listed[-1].comma)
-    listed[place - 1] = listed[place - 1].with_changes(comma=_COMMA)
+    listed[place - 1] = listed[place - 1].with_changes(comma=COMMA)
     return node.with_changes(params=[*listed[:place], *fresh, *listed[place:]])
 
 
 def _with_keyword_only(node: cst.Parameters, name: str) -> cst.Parameters:
     fresh = cst.Param(cst.Name(name))
     if node.kwonly_params:
-        listed = [*node.kwonly_params[:-1], node.kwonly_params[-1].with_changes(comma=_COMMA)]
+        listed = [*node.kwonly_params[:-1], node.kwonly_params[-1].with_changes(comma=COMMA)]
         return node.with_changes(kwonly_params=[*listed, fresh])
-    positional = [*node.params[:-1], node.params[-1].with_changes(comma=_COMMA)]
+    positional = [*node.params[:-1], node.params[-1].with_changes(comma=COMMA)]
     return node.with_changes(params=positional, star_arg=cst.ParamStar(), kwonly_params=[fresh])
 
 
@@ -326,9 +306,9 @@ def pairs(statement: cst.CSTNode) -> list[tuple[str, cst.BaseExpression]]:
     return []
 
 
-def program_axis(kernel: KernelSource, node: cst.CSTNode) -> int | None:
-    """The axis of ``program_id(axis)`` or ``program_id(axis=axis)``."""
-    if isinstance(node, cst.Call) and kernel.qualified(node.func) == f"{PALLAS}.program_id" and node.args:
+def program_axis(kernel: KernelSource, node: cst.CSTNode, function: str = "program_id") -> int | None:
+    """The axis of ``program_id(axis)`` or ``program_id(axis=axis)``, or of another function of the grid's axes."""
+    if isinstance(node, cst.Call) and kernel.qualified(node.func) == f"{PALLAS}.{function}" and node.args:
         value = node.args[0].value
         return int(value.value) if isinstance(value, cst.Integer) else None
     return None
@@ -336,10 +316,7 @@ def program_axis(kernel: KernelSource, node: cst.CSTNode) -> int | None:
 
 def num_programs_axis(kernel: KernelSource, node: cst.CSTNode) -> int | None:
     """The axis of ``num_programs(axis)``."""
-    if isinstance(node, cst.Call) and kernel.qualified(node.func) == f"{PALLAS}.num_programs" and node.args:
-        value = node.args[0].value
-        return int(value.value) if isinstance(value, cst.Integer) else None
-    return None
+    return program_axis(kernel, node, "num_programs")
 
 
 def when_of(kernel: KernelSource, statement: cst.CSTNode) -> When | None:
