@@ -394,16 +394,16 @@ def _workers_errors() -> Iterator[None]:
 def _seed_failure(campaign: Campaign) -> str:
     for candidate, evaluation in campaign.history.evaluated:
         if candidate.index < len(campaign.plan.starts) and evaluation.verdict is not Verdict.OK:
-            name, stage = campaign.plan.starts[candidate.index].name, evaluation.stage
-            gated = stage is Stage.CHECK
-            how = (
-                "fails its own gate"
-                if gated
-                else f"cannot start a campaign on {target_text(evaluation.target)}"
-            )
-            reason = evaluation.reason.removesuffix(".")
-            return f"seeds: {name} {how}: {evaluation.verdict.value} at {stage.value}, {reason}."
+            return f"seeds: {campaign.plan.starts[candidate.index].name} {failure_text(evaluation)}."
     return "seeds: a seed kernel fails its own gate."
+
+
+def failure_text(evaluation: Evaluation) -> str:
+    """Why a seed does not start a campaign."""
+    gated = evaluation.stage is Stage.CHECK
+    how = "fails its own gate" if gated else f"cannot start a campaign on {target_text(evaluation.target)}"
+    reason = evaluation.reason.removesuffix(".")
+    return f"{how}: {evaluation.verdict.value} at {evaluation.stage.value}, {reason}"
 
 
 def _elapsed(journal: Journal) -> float:

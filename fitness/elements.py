@@ -39,11 +39,17 @@ FAINT = 2.0**-8
 LEANING, FEW = (2.0**-7, 2.0**-5, 2.0**-3, np.inf), 32
 """Up to these shares of what is usual around them elements are looked at together, if there are so many."""
 
+CHANCE = 5.0
+"""Standard deviations of a count of two ways that are taken as chance."""
+
 LEAN = 2.0**-4
 """Share of the answers by which errors may lean."""
 
 OUTLYING = 4.0
 """A row or column of a tile is outlying when its median size is so many times the tile's."""
+
+FLUSHED = -100
+"""Types with exponents below this: what is no normal number of theirs, a device may take for zero."""
 
 ROOM = 2.0
 """Medians of 32 sizes may be half of what is usual."""
@@ -141,7 +147,8 @@ def _objection(
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
         if allowed.rounded:
-            noise = float(np.sum(error * error))
+            seen = np.where(np.abs(wanted) < _flushed(output.dtype), 0.0, error)
+            noise = float(np.sum(seen * seen))
             lost = (allowed.worst / 8 * around) ** 2
             expected = float(np.sum((rounded - wanted) ** 2) + np.sum(lost))
             if noise > expected * (10 ** (NOISE_DB / 10) + _chance(unit * unit / 12 + lost)):
@@ -179,6 +186,45 @@ def _surely_explained(found: np.ndarray, wanted: np.ndarray, dtype: np.dtype, al
         zeros = (found == 0) & (wanted != 0)
         faintest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
         return bool(near.all() and not zeros.any() and allowed.sign * float(tiles.min()) >= faintest)
+
+
+def finite(output: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Both with zeros where the reference is no finite number of the output's dtype; None where the output is another
+    there. An answer that the dtype does not hold may be infinite or its largest number."""
+    if output.dtype.kind in "iub":
+        return output, reference
+    wide = reference.astype(np.float64, copy=False)
+    found = output.astype(np.float64)
+    top = float(ml_dtypes.finfo(output.dtype).max)
+    with np.errstate(all="ignore"):
+        special = ~(np.abs(wide) <= top)
+        if not special.any():
+            return output, reference
+        same = (np.isnan(found) & np.isnan(wide)) | (found == wide)
+        over = np.isfinite(wide) & (np.sign(found) == np.sign(wide)) & (np.abs(found) >= top)
+    if not (same | over)[special].all():
+        return None
+    return np.where(special, np.zeros((), output.dtype), output), np.where(special, 0.0, wide)
+
+
+def turned_one_way(codes: np.ndarray, wanted: np.ndarray) -> str | None:
+    """One line where what differs from the reference does so up or down, or towards zero or away, by more than chance.
+
+    Rows and columns count, each with what most of its elements do: what a row's scale is off by turns all of its ties.
+    """
+    if codes.dtype.kind == "b" or codes.ndim < 1 or codes.size == 0:
+        return None
+    columns = codes.shape[-1]
+    found, due = (array.astype(np.float64).reshape(-1, columns) for array in (codes, wanted))
+    with np.errstate(all="ignore"):
+        up = np.nan_to_num(np.sign(found - due))
+        for ways, what in ((up, "up or down"), (up * np.sign(due), "towards zero or away from it")):
+            for axis in (0, 1):
+                net = np.sign(ways.sum(axis=axis))
+                count, sum_ = np.count_nonzero(net), abs(float(net.sum()))
+                if count >= FEW and sum_ > CHANCE * math.sqrt(count):
+                    return f"codes that differ do so one way, {what}"
+    return None
 
 
 def turned_too_far(
@@ -229,11 +275,19 @@ def _rounded(wanted: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarra
     if dtype.kind in "iub":
         return np.rint(wanted), np.ones_like(wanted)
     kind = ml_dtypes.finfo(dtype)
-    top = float(kind.max)
+    top, least, flushed = float(kind.max), float(kind.tiny), _flushed(dtype)
     held = np.clip(wanted, -top, top)
     with np.errstate(all="ignore"):
-        exponent = np.floor(np.log2(np.maximum(np.abs(held), float(kind.tiny))))
-        return held.astype(dtype).astype(np.float64), np.exp2(exponent) * float(kind.eps)
+        exponent = np.floor(np.log2(np.maximum(np.abs(held), least)))
+        unit = np.exp2(exponent) * float(kind.eps)
+        unit = np.where(np.abs(held) < flushed, unit + flushed, unit)
+        return held.astype(dtype).astype(np.float64), unit
+
+
+def _flushed(dtype: np.dtype) -> float:
+    """Below this size a device may take a number for zero."""
+    kind = ml_dtypes.finfo(dtype)
+    return float(kind.tiny) if kind.minexp < FLUSHED else 0.0
 
 
 def _around(wanted: np.ndarray) -> np.ndarray:

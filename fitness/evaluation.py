@@ -131,7 +131,9 @@ class Evaluation(BaseModel):
     ``artefact`` is the hash of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any
     verdict but ``ok``. ``spent`` are seconds by what took them: each stage (wall clock), ``device`` (held by this
     candidate) and ``cpu`` (of the worker and its children). ``reached`` says what ran on the gates' inputs, where that
-    was got to; None in records of before it was noted.
+    was got to; None in records of before it was noted. ``drawn``: ids of shapes by lot on which a finalist passed the
+    gates (``workers.cascade.drawn_shapes``); ``outside``: those where it does not compile, or the operator's own kernel
+    is wrong, too.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -156,6 +158,8 @@ class Evaluation(BaseModel):
     spent: dict[str, float] = Field(default_factory=dict)
     worker: str = ""
     reached: Reached | None = None
+    drawn: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
     @property
     def model_version(self) -> int | None:

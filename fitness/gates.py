@@ -81,6 +81,11 @@ def _read(
             reference = {name: wanted[counts[name]] for name, wanted in reference.items()}
             usual = {name: size[counts[name]] for name, size in usual.items()}
             slack = {name: size[counts[name]] for name, size in slack.items()}
+        pairs = {name: elements.finite(outputs[name], wanted) for name, wanted in reference.items()}
+        if not all(pairs.values()):
+            return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
+        outputs = {**outputs, **{name: pair[0] for name, pair in pairs.items() if pair}}
+        reference = {name: pair[1] for name, pair in pairs.items() if pair}
         values = [snr_db(outputs[name], wanted) for name, wanted in reference.items()]
         value = min(values) if values and not any(np.isnan(values)) else float("nan")
         passed = value >= gate.min_db
@@ -121,7 +126,7 @@ def _read_agreement(
     worst = min(gate.outputs, key=lambda n: shares[n] - bars[n])
     value, bar = shares[worst], bars[worst]
     shown = bar if gate.allowance else None
-    fault = _too_far(gate, outputs, reference, counted, least) if value >= bar else ""
+    fault = _unlike_rounding(gate, outputs, reference, counted, least) if value >= bar else ""
     return GateReading(
         gate=gate.name,
         inputs=kind,
@@ -132,7 +137,7 @@ def _read_agreement(
     )
 
 
-def _too_far(
+def _unlike_rounding(
     gate: AgreementGate,
     outputs: Mapping[str, np.ndarray],
     reference: Arrays,
@@ -153,6 +158,8 @@ def _too_far(
             continue  # exponents count with their codes, and of packed codes nobody knows which is next
         scales = both(exponents[name]) if name in exponents else None
         fault = elements.turned_too_far(*both(name), worst, scales)
+        if fault is None and not gate.leans and scales is None:
+            fault = elements.turned_one_way(*both(name))
         if fault is not None:
             return fault
     return ""

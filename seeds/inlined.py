@@ -8,11 +8,14 @@ that line the definitions of those names, of what they use, and the imports that
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 SEEDS = Path(__file__).parent
 _PREFIX = "tilewright.seeds."
+
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.M)
 
 Imports = ast.Import | ast.ImportFrom
 
@@ -20,12 +23,12 @@ Imports = ast.Import | ast.ImportFrom
 def inlined(path: Path, root: Path = SEEDS) -> str:
     """The text of a kernel module with what it imports of ``root``'s modules defined behind its other imports.
 
-    A ``.cu`` file beside it becomes the constant ``CUDA`` at its end. Raises ImportError for a name that its module
-    does not define.
+    A ``.cu`` file beside it becomes the constant ``CUDA`` at its end, with the ``.cuh`` files that it includes. Raises
+    ImportError for a name that its module does not define.
     """
     text = path.read_text(encoding="utf-8")
     if (code := path.with_suffix(".cu")).is_file():
-        text = with_device_code(text, code.read_text(encoding="utf-8"))
+        text = with_device_code(text, _with_headers(code))
     imports = [node for node in ast.parse(text).body if isinstance(node, Imports)]
     shared = {node: module for node in imports if (module := _module(node, root)) is not None}
     if not shared:
@@ -51,6 +54,12 @@ def inlined(path: Path, root: Path = SEEDS) -> str:
         "\n".join(lines[last:]).strip("\n") + "\n",
     ]
     return "\n\n\n".join(parts)
+
+
+def _with_headers(path: Path) -> str:
+    """Device code with the ``.cuh`` files beside it in the place of the lines that include them."""
+    code = path.read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda found: path.with_name(found[1]).read_text(encoding="utf-8").rstrip(), code)
 
 
 def with_device_code(text: str, code: str) -> str:

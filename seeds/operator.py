@@ -127,7 +127,8 @@ class AgreementGate:
     1 - ``least``, because the inputs at hand are sums that some target's accumulator does not hold exactly. An element
     that differs is the next code, up or down, or as near as sums of such inputs explain (``fitness.elements``).
     ``scaled`` pairs outputs of codes with those of their exponents (e8m0, equal blocks of the last axis), for elements
-    are compared as the values they stand for.
+    are compared as the values they stand for. Those that differ do so up and down, unless the gate ``leans``: the
+    operator's own kernel rounds near ties one way.
     """
 
     name: str
@@ -137,6 +138,7 @@ class AgreementGate:
     counted: str = ""
     allowance: str = ""
     scaled: tuple[tuple[str, str], ...] = ()
+    leans: bool = False
 
 
 Gate = SnrGate | BitExactGate | AgreementGate

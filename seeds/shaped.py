@@ -76,15 +76,15 @@ class Product(Shaped):
 
 
 def integers(
-    rng: np.random.Generator, shape: tuple[int, ...], axis: int, seed: int, *, mirror: bool
+    rng: np.random.Generator, shape: tuple[int, ...], axis: int, seed: int, *, mirror: bool, most: int = 7
 ) -> np.ndarray:
-    """An operand, float32, of integers 1 to 7 whose sums of products are large on the way and small at the end.
+    """An operand, float32, of integers 1 to ``most`` whose sums of products are large on the way and small at the end.
 
     Each block of 128 of the first half of ``axis`` is like one of the second, as ``seed`` pairs them; with ``mirror``
     the second is the negative but for some four zeros. Two operands of one seed, one of them mirrored, have exact
     products and sums in float32, in any order: an accumulator of fewer bits shows.
     """
-    made = rng.integers(1, 8, shape).astype(np.float32)
+    made = rng.integers(1, most + 1, shape).astype(np.float32)
     along = np.moveaxis(made, axis, -1)
     count = along.shape[-1] // 128
     half = count // 2

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from testkit import CORPUS
+from testkit import CORPUS, ROOT
 from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.fitness.dialect import check as dialect_check
 
@@ -65,8 +65,18 @@ def load_cases(only: Sequence[str] = ()) -> list[Case]:
     for name, entry in table.items():
         if only and not any(part in name for part in only):
             continue
-        cases.append(Case(name, (CORPUS / name).read_text(), entry["params"], entry["inputs"]))
+        cases.append(Case(name, _source(name, entry), entry["params"], entry["inputs"]))
     return cases
+
+
+def _source(name: str, entry: Mapping) -> str:
+    """The text of a kernel in the corpus, or of a seed kernel with some words replaced."""
+    if "seed" not in entry:
+        return (CORPUS / name).read_text()
+    text = (ROOT / "seeds" / entry["seed"]).read_text()
+    for old, new in entry["with"].items():
+        text = text.replace(old, new)
+    return text
 
 
 def inherited(case: Case, params: Mapping) -> dict:

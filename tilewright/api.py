@@ -12,6 +12,7 @@ import importlib
 import inspect
 import queue
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +22,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.intake.captured import Captured
+from tilewright.evolve.intake.captured import Captured, KeptCall
 
 if TYPE_CHECKING:
     import pandas
 
     from tilewright.evolve.campaign.config import CampaignConfig
     from tilewright.evolve.intake.child import Intake
+    from tilewright.evolve.intake.tune import Request
     from tilewright.evolve.intake.winner import Tuned
     from tilewright.evolve.program.run import Program
     from tilewright.evolve.record.journal import Journal
@@ -384,11 +386,12 @@ def tune(
     overwrite: bool = False,
     home: str | Path | None = None,
     **overrides: Any,
-) -> Tuned:
-    """Tune a function that launches a Triton or Pallas kernel.
+) -> Tuned | TunedFunctions:
+    """Tune a function that launches a Triton or Pallas kernel, or every function that was captured.
 
     Parameters:
-        function: a function of a file, the text ``"FILE.py:name"``, or the result of ``capture``.
+        function: a function of a file, the text ``"FILE.py:name"``, or the result of ``capture``, whose functions are
+            tuned one after the other, those first that took the most time.
         reference: a function, or its text, that computes the same result plainly. Without a reference, a winner must
             agree with the function itself; a Pallas function needs a reference.
         calls: how the function is called: tuples of arguments, of which tensors give dtype and shape, or texts such as
@@ -405,7 +408,8 @@ def tune(
         A callable with the function's signature. It runs the winner for calls of the dtypes, ranks and options that
         were tuned, up to the tuned sizes, and the original function for every other call, also for those that need a
         gradient. Its attributes are
-        ``source``, ``params``, ``history``, ``gain``, ``campaign`` and ``report()``.
+        ``source``, ``params``, ``history``, ``gain``, ``campaign`` and ``report()``. Of the result of ``capture``, a
+        mapping from the functions' names to such callables; ``refused`` has the reasons of those that were not tuned.
 
     Raises:
         UserError: the function cannot be tuned; the sentence names the reason.
@@ -417,7 +421,9 @@ def tune(
     from tilewright.evolve.intake import child
     from tilewright.evolve.intake.tune import default_target
 
-    if target is None and not isinstance(function, Captured):  # what Triton launches is captured
+    if isinstance(function, Captured):
+        return _tuned_captured(function, reference, calls, budget, target, out, overwrite, home, overrides)
+    if target is None:
         target = default_target(function if isinstance(function, str) else _file_of(function))
     with child.started_intake(target) as intake:
         return _tuned(
@@ -425,22 +431,79 @@ def tune(
         )
 
 
+class TunedFunctions(Mapping[str, "Tuned"]):
+    """The functions of a ``capture`` that were tuned, by name, in the order of the time that they took.
+
+    Parameters:
+        tuned: the tuned functions.
+        refused: by name, why a function was not tuned.
+
+    Example:
+        best = tw.tune(calls)
+        print({name: one.gain for name, one in best.items()}, best.refused)
+    """
+
+    def __init__(self, tuned: Mapping[str, Tuned], refused: Mapping[str, str]) -> None:
+        self._tuned, self.refused = dict(tuned), dict(refused)
+
+    def __getitem__(self, name: str) -> Tuned:
+        return self._tuned[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tuned)
+
+    def __len__(self) -> int:
+        return len(self._tuned)
+
+
+def _tuned_captured(
+    captured: Captured, reference: Callable[..., Any] | str | None, calls: Sequence[Any], budget: Budget | None,
+    target: str | None, out: str | Path | None, overwrite: bool, home: str | Path | None,
+    overrides: Mapping[str, Any],
+) -> TunedFunctions:  # fmt: skip
+    """One function after the other. Raises UserError where none can be tuned."""
+    from tilewright.evolve.intake import child
+
+    names = {id(found): name for name, found in captured.functions.items()}
+    every = captured.sorted()
+    if reference is not None and len(every) > 1:
+        raise UserError(
+            f"tune: one reference is for one function, and {len(every)} were captured; leave it out."
+        )
+    tuned: dict[str, Tuned] = {}
+    refused: dict[str, str] = {}
+    for found in every:
+        name = names[id(found)]
+        for note in found.notes:
+            _noted(note)
+        where = None if out is None else Path(out) / name.replace(".", "_") if len(every) > 1 else Path(out)
+        with child.started_intake(target) as intake:
+            try:
+                tuned[name] = _tuned(
+                    found.function, reference, calls or found.kept, budget or Budget(), target, where, overwrite, home,
+                    overrides, intake,
+                )  # fmt: skip
+            except UserError as error:
+                if len(every) == 1:
+                    raise
+                refused[name] = str(error)
+                _noted(str(error))
+    if not tuned:
+        raise UserError(
+            f"tune: none of {len(every)} captured functions can be tuned: {next(iter(refused.values()))}"
+        )
+    return TunedFunctions(tuned, refused)
+
+
 def _tuned(
-    function: Callable[..., Any] | str | Captured, reference: Callable[..., Any] | str | None, calls: Sequence[Any],
+    function: Callable[..., Any] | str, reference: Callable[..., Any] | str | None, calls: Sequence[Any],
     budget: Budget, target: str | None, out: str | Path | None, overwrite: bool, home: str | Path | None,
     overrides: Mapping[str, Any], process: Intake,
 ) -> Tuned:  # fmt: skip
     from tilewright.evolve.intake import tune as intake
     from tilewright.evolve.intake import winner
-    from tilewright.evolve.record.home import home_folder
-    from tilewright.workers.device.warm_device import device_for
     from tilewright.workers.intake.judge.self_reference import SELF
 
-    if isinstance(function, Captured):
-        captured = function.first()
-        calls, function = calls or captured.calls, captured.function
-        for note in captured.notes:
-            _noted(note)
     original = None if isinstance(function, str) else function
     path, name = intake.parse_place(function) if isinstance(function, str) else winner.place_of(function)
     if name is None:
@@ -448,8 +511,21 @@ def _tuned(
     if not calls:
         raise UserError("tune: calls is empty; give at least one, such as [(x,)].")
     judge = SELF if reference is None else intake.resolve_reference(winner.reference_text(reference))
-    texts = tuple(_call_text(c) for c in calls)
-    request = intake.Request(path, name, judge, tuple(dict.fromkeys(texts)))
+    with tempfile.TemporaryDirectory(prefix="tilewright-calls-") as kept:
+        texts, values = _texts_and_values(calls, Path(kept))
+        request = intake.Request(path, name, judge, texts, values)
+        return _campaign_of(request, original, budget, target, out, overwrite, home, overrides, process)
+
+
+def _campaign_of(
+    request: Request, original: Callable[..., Any] | None, budget: Budget, target: str | None,
+    out: str | Path | None, overwrite: bool, home: str | Path | None, overrides: Mapping[str, Any], process: Intake,
+) -> Tuned:  # fmt: skip
+    from tilewright.evolve.intake import tune as intake
+    from tilewright.evolve.intake import winner
+    from tilewright.evolve.record.home import home_folder
+    from tilewright.workers.device.warm_device import device_for
+
     where = intake.output_folder(request.name, request.name, None if out is None else Path(out), overwrite)
     chosen = intake.target_named(target)
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
@@ -478,28 +554,54 @@ def _noted(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _call_text(call: Any) -> str:
-    from tilewright.workers.intake.calls.call_values import text_of
+def _texts_and_values(calls: Sequence[Any], folder: Path) -> tuple[tuple[str, ...], str]:
+    """The texts of calls that differ, and the file of their values; empty where all calls are texts."""
+    from tilewright.workers.intake.calls.call_values import arguments_of, call_text
+    from tilewright.workers.intake.calls.kept_values import FILE, values_of, write
 
-    return text_of(call)
+    rows: dict[str, list[Any]] = {}
+    for call in calls:
+        if isinstance(call, str):
+            rows.setdefault(call, [])
+        elif isinstance(call, KeptCall):
+            rows.setdefault(call.text, call.values)
+        else:
+            given = arguments_of(call)
+            rows.setdefault(call_text(*given), values_of(*given))
+    if any(rows.values()):
+        write(folder / FILE, list(rows.values()))
+    return tuple(rows), str(folder / FILE) if any(rows.values()) else ""
 
 
-def capture(module: str | ModuleType) -> Captured:
-    """Record the calls of a module's functions that launch Triton kernels.
+def capture(*modules: str | ModuleType) -> Captured:
+    """Record the calls of functions that launch Triton kernels: of modules, and of all that is loaded below them.
+
+    Without a GPU, kernels run in an interpreter while calls are recorded.
 
     Parameters:
-        module: the module, or its name.
+        modules: modules or their names; a package's name stands for its loaded modules.
 
     Returns:
-        A context manager. While it is entered, it records each distinct call; ``functions`` maps the names of the
-        functions to their calls. Pass it to ``tune``, which tunes the function that was called in most ways.
+        A context manager. While it is entered, it records each distinct call with its tensors' values (up to 64 MiB a
+        call); ``functions`` maps the names of the functions to their calls. Pass it to ``tune``, which tunes each.
+
+    Raises:
+        UserError: no module is named, or one cannot be imported.
 
     Example:
-        with tw.capture("my_kernels") as calls:
+        with tw.capture("liger_kernel") as calls:
             train_step()
         best = tw.tune(calls)
     """
-    return Captured(importlib.import_module(module) if isinstance(module, str) else module)
+    found = []
+    for module in modules:
+        try:
+            found.append(importlib.import_module(module) if isinstance(module, str) else module)
+        except ImportError as error:
+            raise UserError(f"capture: {module} cannot be imported: {error}.") from error
+    if not found:
+        raise UserError("capture: no module is named; write tw.capture('package').")
+    return Captured(found)
 
 
 def program(step: Callable[..., Any] | str, *, setup: str = "", out: str | Path | None = None) -> Program:

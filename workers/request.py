@@ -225,6 +225,10 @@ class Findings:
     paired: bool = False
     """The figures are the champion's, multiplied by what came of a meeting with it."""
 
+    drawn: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    """See ``fitness.evaluation.Evaluation``."""
+
     artefact: str | None = None
     logs: list[str] = field(default_factory=list)
 

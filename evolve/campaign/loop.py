@@ -116,6 +116,11 @@ WAIT_SECONDS = 0.25
 """How long the loop blocks before it looks at the clock and the display again."""
 
 
+def gate_seed(seed: int, epoch: int) -> int:
+    """The seed of the gates' inputs in an epoch of a campaign."""
+    return int(np.random.default_rng([seed, epoch, 1]).integers(2**31))
+
+
 @dataclass
 class Campaign:
     """One search over one evaluator. ``run`` returns when the budget is spent or ``stop`` was called."""
@@ -289,7 +294,7 @@ class Campaign:
     def _job(self, candidate: Candidate) -> Job:
         epoch = candidate.index // GATE_EPOCH
         if epoch != self._gate_seed[0]:
-            self._gate_seed = epoch, int(np.random.default_rng([self.plan.seed, epoch, 1]).integers(2**31))
+            self._gate_seed = epoch, gate_seed(self.plan.seed, epoch)
         _, seed = self._gate_seed
         known, best = self._artefacts.known(), self._bar(candidate)
         race = None

@@ -26,7 +26,7 @@ MAIN, PALLAS = "triton.program", "pallas.program"
 SECONDS = 600.0
 """Most that reading a function in may take."""
 
-CALLS_SECONDS = 120
+CALLS_SECONDS = 300
 """Most that a file may take to make its calls."""
 
 _LAST_LINES = 4
@@ -100,6 +100,7 @@ def ask(
     program: str = MAIN,
     intake: Intake | None = None,
     meanwhile: Callable[[], None] = lambda: None,
+    values: str = "",
 ) -> Mapping[str, Any]:
     """The child's answer. Raises UserError where it gives none.
 
@@ -113,7 +114,7 @@ def ask(
         with tempfile.TemporaryDirectory(prefix="tilewright-intake-") as folder:
             request = {
                 "path": str(path.resolve()), "function": function, "reference": reference, "calls": list(calls),
-                "folder": folder, "part": part_of(target), "target": target.name,
+                "folder": folder, "part": part_of(target), "target": target.name, "values": values,
             }  # fmt: skip
             out, err = process.answer(request, SECONDS, meanwhile)
     except subprocess.TimeoutExpired as error:
@@ -163,8 +164,9 @@ def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Targ
         intake.close()
 
 
-def calls_of_file(place: str) -> list[str]:
-    """The calls that ``FILE`` or ``FILE:NAME`` holds, as texts. Raises UserError."""
+def calls_of_file(place: str, of: Path, values: Path | None = None) -> list[str]:
+    """The calls that ``FILE`` or ``FILE:NAME`` holds, as texts, of the function of the file ``of``; their tensors are
+    written to ``values``. Raises UserError."""
     file, name = (place, "") if Path(place).is_file() else place.rpartition(":")[::2]
     if not file or not Path(file).is_file():
         raise UserError(f"--call: {place!r} names no file; write FILE.py, or FILE.py:NAME.")
@@ -173,7 +175,9 @@ def calls_of_file(place: str) -> list[str]:
         "-m",
         "tilewright.workers.intake.calls.file_calls",
         file,
-        *([name] if name else []),
+        name,
+        str(of) if of.suffix == ".py" else "",
+        str(values or ""),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False)

@@ -6,6 +6,7 @@ import argparse
 import ast
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,40 +71,51 @@ def _say(line: str) -> None:
     print(printable(line))  # noqa: T201
 
 
-def _options(arguments: argparse.Namespace) -> tuple[Path, Options]:
-    """The file, and what the command line gives beside it. Raises UserError."""
+def _options(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Options]:
+    """The file, and what the command line gives beside it; values of calls go to ``folder``. Raises UserError."""
     from tilewright.evolve.intake.child import calls_of_file
     from tilewright.evolve.intake.problems import Options
     from tilewright.evolve.intake.tune import parse_place
     from tilewright.workers.intake.calls.call_text import BadCall, parse
+    from tilewright.workers.intake.calls.kept_values import FILE, gathered
 
     path, function = parse_place(arguments.place)
-    from_files = (text for place in arguments.call for text in calls_of_file(place))
-    texts = tuple(dict.fromkeys([*arguments.args, *from_files]))
+    rows: dict[str, tuple[Path | None, int]] = dict.fromkeys(arguments.args, (None, 0))
+    for count, place in enumerate(arguments.call):
+        held = folder / f"values{count}.npz"
+        for number, text in enumerate(calls_of_file(place, path, held)):
+            rows.setdefault(text, (held, number))
     try:
-        for text in texts:
+        for text in rows:
             parse(text)
     except BadCall as error:
         raise UserError(f"{error}.") from error
-    return path, Options(function or "", arguments.reference or "", texts)
+    values = folder / FILE if arguments.call else None
+    if values is not None:
+        gathered(values, list(rows.values()))
+    return path, Options(function or "", arguments.reference or "", tuple(rows), str(values or ""))
 
 
-def _plan(arguments: argparse.Namespace, target: Target, folder: Path) -> Plan:
+def _plan(
+    arguments: argparse.Namespace, target: Target, folder: Path, given: tuple[Path, Options] | None = None
+) -> Plan:
     """What to tune; new files are written to ``folder``. Raises UserError."""
     from tilewright.evolve.intake.problems import Plan, is_problem, plan
     from tilewright.evolve.intake.tune import Request, resolve_reference
     from tilewright.workers.intake.judge.self_reference import SELF
 
-    path, options = _options(arguments)
+    path, options = given or _options(arguments, folder)
     if is_problem(path, options):
-        return plan(path, options, target, folder)
+        made = plan(path, options, target, folder)
+        return replace(made, request=replace(made.request, values=made.request.values or options.values))
     if not options.function:
         raise UserError(f"{arguments.place!r} names no function; write FILE.py:function.")
     if not options.calls:
         raise UserError(
             '--args is missing: give the arguments of a call, for example "f32[4096, 1024], dim=1".'
         )
-    request = Request(path, options.function, resolve_reference(options.reference or SELF), options.calls)
+    reference = resolve_reference(options.reference or SELF)
+    request = Request(path, options.function, reference, options.calls, options.values)
     return Plan(request, request.name, {})
 
 
@@ -159,22 +171,34 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
     from tilewright.evolve.intake.problems import is_problem
+    from tilewright.evolve.intake.seed_verdict import seed_failure
     from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, default_target, target_named
+    from tilewright.workers.device.warm_device import device_for
 
     target = target_named(arguments.target or default_target(arguments.place))
-    path, options = _options(arguments)
-    if not options.function and not is_problem(path, options):
-        if options.calls or options.reference:
-            raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
-        return _check_file(path, target)
-    with tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder:
-        request = _plan(arguments, target, Path(folder)).request
+    with tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder, device_for(target) as device:
+        path, options = _options(arguments, Path(folder))
+        if not options.function and not is_problem(path, options):
+            if options.calls or options.reference:
+                raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
+            return _check_file(path, target)
+        request = _plan(arguments, target, Path(folder), (path, options)).request
         try:
             answer = ask_intake(request, target)
         except IntakeRefused as error:
-            _say(str(error))
+            for line in str(error).splitlines():
+                _say(line)
             return 2
-        _say(f"{arguments.place} can be tuned")
+        judged = (
+            target.entry == "launch"
+        )  # a Pallas seed is lowered by the intake, and simulated by its campaign alone
+        if judged and (why := seed_failure(request, answer, target, device)):
+            _say(
+                f"{request.path.name}:{request.function} cannot be tuned: a campaign refuses it as it stands: it {why}"
+            )
+            return 2
+        passes = ": it passes as a campaign's seed" if judged else ""
+        _say(f"{arguments.place} can be tuned{passes}")
         for line in preflight.screen(answer, request.reference, target.label):
             _say(line)
     return 0

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from tilewright.workers.intake.calls.dtypes import is_float
+from tilewright.workers.intake.calls.kept_values import FILE, renamed
 from tilewright.workers.intake.calls.sizes import label_of, size_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import LARGE
@@ -18,6 +20,8 @@ RECIPE = "taken"
 SEED = "seed"
 CALLS, SMALL = "calls", "small"
 CAMPAIGN = "campaign.yaml"
+VALUES = -1
+"""Place of ``Operand.values`` in an operand's row."""
 
 
 def written_in(folder: Path, module: str) -> list[str]:
@@ -33,10 +37,14 @@ def write_campaign(folder: Path, data: Mapping[str, Any]) -> None:
     _put(folder / CAMPAIGN, head + yaml.safe_dump({**operator, **data}, sort_keys=False))
 
 
-def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any]) -> None:
-    """``operator.py`` and ``kernels/seed.py``; where the kernel is its own reference, what it was. Raises OSError."""
+def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any], values: str = "") -> None:
+    """``operator.py`` and ``kernels/seed.py``; where the kernel is its own reference, what it was; the caller's own
+    ``values``. Raises OSError."""
     kernels = folder / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
+    if any(row[VALUES] for row in answer["operands"]):
+        labels = [label_of(dims) for dims in answer["dims"]]
+        renamed(Path(values), folder / FILE, labels, [row[0] for row in answer["operands"]])
     _put(kernels / f"{SEED}.py", str(answer["source"]))
     own = kernels.resolve() / f"{SELF}.py"
     if reference == SELF or answer.get("rest"):
@@ -68,6 +76,7 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     beside += f"    rest={tuple(answer['rest'])!r},\n" if answer.get("rest") else ""
     beside += f"    left_out={tuple(answer['left_out'])!r},\n" if answer.get("left_out") else ""
     points = ", points=POINTS" if answer.get("points") else ""
+    kept = f'VALUES = str(Path(__file__).with_name("{FILE}"))\n' if ", values=VALUES" in operands else ""
     return f'''"""{title}, compared with {reference}. Written by `tilewright tune`; edit it as you like.
 
 The reference computes floats in {answer["precision"] or "their own dtype"}. Tolerances follow from the data types
@@ -80,7 +89,7 @@ from tilewright.seeds.operator import SeedKernel, Suite, Workload
 from tilewright.workers.intake.operator import Operand, Result, {kind}
 
 KERNELS = Path(__file__).parent / "kernels"
-CHECK = (
+{kept}CHECK = (
 {check})
 CALLS = (
 {calls})
@@ -122,7 +131,7 @@ def _points(answer: Mapping[str, Any]) -> str:
 def _can_be_sampled(answer: Mapping[str, Any]) -> bool:
     """Whether operands may come from tables, value by value: sizes that add up to something may not."""
     rows = answer["operands"]
-    if any(row[6] for row in rows):
+    if any(row[6] or (row[9] is not None and is_float(row[1])) for row in rows):
         return False
     totals = any(row[4] for row in rows)
     return bool(answer["independent"]) or (not totals and "def launch(" in str(answer["source"]))
@@ -134,18 +143,19 @@ def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
 
 
 def _operand(row: Any) -> str:
-    name, dtype, shape, below, total, size, form, longest, edge = row
+    name, dtype, shape, below, total, size, form, longest, edge, least, most, values = row
     bound = (f", below={below!r}" if below else "") + (f", total={total!r}" if total else "")
     bound += f", size={size!r}" if size != 1.0 else ""
     bound += (f", form={form!r}" if form else "") + (f", longest={longest}" if longest else "")
-    bound += f", edge={edge!r}" if edge else ""
+    bound += (f", edge={edge!r}" if edge else "") + (f", least={least!r}" if least is not None else "")
+    bound += (f", most={most!r}" if most is not None else "") + (", values=VALUES" if values else "")
     return f"Operand({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bound})".replace("'", '"')
 
 
 def _result(row: Any) -> str:
-    name, dtype, shape, min_db, worst, place = row
+    name, dtype, shape, min_db, worst, place, leans = row
     bounds = f", min_db={min_db}" + (f", worst={worst:.3g}" if worst is not None else "") if min_db else ""
-    at = f", place={place}" if place else ""
+    at = (f", place={place}" if place else "") + (", leans=True" if leans else "")
     return f"Result({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bounds}{at})".replace("'", '"')
 
 

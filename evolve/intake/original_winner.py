@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from tilewright.fitness.original import texts_of
+from tilewright.workers.intake.calls.objects import made_of
 
 _OTHERS = '''import importlib
 import sys
@@ -39,6 +41,34 @@ def original_files(before):
 '''
 
 
+_NAMED = """import importlib
+
+
+def named(path):
+    \"\"\"What ``package.module.Name`` stands for; of the file that this one is made of, what stands here.\"\"\"
+    for own in {own!r}:
+        if path.startswith(own + "."):
+            found, parts = sys.modules[__name__], path.removeprefix(own + ".").split(".")
+            break
+    else:
+        parts, left = [], path
+        while True:
+            left, _, last = left.rpartition(".")
+            parts.insert(0, last)
+            try:
+                found = importlib.import_module(left)
+                break
+            except ImportError:
+                if "." not in left:
+                    raise
+    for part in parts:
+        found = getattr(found, part)
+    return found
+
+
+"""
+
+
 def original_module(
     data: Mapping[str, Any], params: Mapping[str, Any], function: str, operands: Sequence[str], note: str
 ) -> str:
@@ -64,6 +94,9 @@ def original_module(
     parts.append(ast.unparse(ast.fix_missing_locations(ast.Module(rest, []))))
     parts += ["original_files(FILES)"] if others else []
     given = ", ".join(operands)
+    if "named(" in data["call"]:
+        own = (_module(path), PurePosixPath(path).stem)
+        parts.append(f"import sys\n{_NAMED.replace('{own!r}', repr(own))}{inspect.getsource(made_of)}")
     parts.append(
         f"import jax\nimport jax.numpy as jnp\n\nPARAMS = {dict(params)!r}\n\n\ndef {function}({given}):\n"
         f"    params = PARAMS\n    return {called}({data['call']})\n"

@@ -25,7 +25,7 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     dims = answer["dims"]
     for row in answer["operands"]:
         yield f"  argument   {row[0]} {_shape(row, dims[0])}"
-    for name, dtype, shape, min_db, worst, _ in answer["results"]:
+    for name, dtype, shape, min_db, worst, *_ in answer["results"]:
         bound = f"at least {min_db:g} dB" if min_db else _agreement(dtype, answer["operands"])
         single = f", no element off by more than {worst:.2g} of the values around it" if worst else ""
         yield f"  result     {name} {_shape((name, dtype, shape), dims[0])}: {bound}{single}"
@@ -48,10 +48,23 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     yield from _rewrites(answer["source"])
     for line in answer.get("left_out", ()):
         yield f"  left out   {line}"
-    yield "  gradients  a call that needs one goes to the original: no backward was taken in"
+    yield f"  gradients  {gradients(answer)}"
     for note in answer["notes"]:
         yield f"  note       {note}"
     yield f"  target     {target}"
+
+
+def gradients(answer: Mapping[str, Any]) -> str:
+    """Which gradients a winner serves, or why none."""
+    pair = (answer.get("wrapper") or {}).get("pair")
+    if pair:
+        names = ", ".join(pair["gradients"])
+        return (
+            f"forward and backward are taken together: gradients of {names}, judged and timed with the outputs; "
+            "a gradient of a gradient is an error"
+        )
+    why = f" ({answer['no_backward']})" if answer.get("no_backward") else ""
+    return f"a call that needs one goes to the original: no backward was taken in{why}"
 
 
 COLUMNS = 80

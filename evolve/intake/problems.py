@@ -11,13 +11,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import yaml
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
 from tilewright.evolve.intake.tune import Request, resolve_reference, unreadable
 from tilewright.fitness.targets import Target
-from tilewright.workers.intake.formats import flashinfer
+from tilewright.workers.intake.formats import flashinfer, inductor
+from tilewright.workers.intake.judge.self_reference import SELF
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Options:
     function: str = ""
     reference: str = ""
     calls: tuple[str, ...] = ()
+    values: str = ""
+    """The file of the calls' own values, see ``tune.Request``."""
 
 
 class Format(Protocol):
@@ -101,7 +106,7 @@ class JAXBench:
         return _plan_of_function(path, Options(self.judge, reference, options.calls), target)
 
     def calls(self, path: Path, target: Target) -> tuple[str, ...]:
-        return _calls_by("formats.jaxbench", path, target)
+        return tuple(child.calls_of_file(f"{path}:create_inputs", path))
 
 
 class FlashinferBench:
@@ -141,7 +146,127 @@ class FlashinferBench:
             raise UserError(f"{unreadable(path, error)}.") from error
 
 
-FORMATS: tuple[Format, ...] = (KernelBench(), JAXBench(), FlashinferBench())
+class GpuMode:
+    """A task's folder: ``reference.py`` (``ref_kernel``, ``generate_input``), ``submission.py``, and ``task.yml`` with
+    its benchmarks and the other files that it needs."""
+
+    name, judge, pallas = "GPU MODE", "ref_kernel", False
+    entry = "custom_kernel"
+    files = ("reference.py", "submission.py", "task.yml")
+
+    def holds(self, path: Path) -> bool:
+        folder = path if path.is_dir() else path.parent
+        return (path.is_dir() or path.name == "submission.py") and all(
+            (folder / f).is_file() for f in self.files
+        )
+
+    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
+        task = path if path.is_dir() else path.parent
+        files = {name: _text_of(task / name) for name in self.files[:2]}
+        data = self._task(task)
+        for row in data.get("files") or ():
+            source = str(row.get("source", ""))
+            if source.endswith(".py"):
+                files[Path(str(row.get("name"))).name] = _text_of(task / source)
+        specs = [dict(row) for row in (data.get("benchmarks") or data.get("tests") or ())]
+        if not specs and not options.calls:
+            raise UserError(f"{task}/task.yml lists no benchmarks and no tests: add --args.")
+        few = (
+            specs
+            if len(specs) <= flashinfer.MOST_WORKLOADS
+            else [specs[0], specs[len(specs) // 2], specs[-1]]
+        )
+        files["task_calls.py"] = (
+            "from reference import generate_input\n\n\ndef calls():\n"
+            f"    return [(generate_input(**spec),) for spec in {few!r}]\n"
+        )
+        _write(folder, files)
+        values = folder / "task_values.npz"
+        calls = options.calls or tuple(
+            child.calls_of_file(str(folder / "task_calls.py"), folder / "submission.py", values)
+        )
+        reference = options.reference or f"{folder / 'reference.py'}:{self.judge}"
+        request = Request(
+            folder / "submission.py", self.entry, resolve_reference(reference), calls,
+            "" if options.calls else str(values), str(folder),
+        )  # fmt: skip
+        return Plan(request, _name(task.resolve().name), files)
+
+    def _task(self, task: Path) -> dict[str, Any]:
+        try:
+            data = yaml.safe_load(re.sub(r"!\w+", "", _text_of(task / "task.yml")))
+        except yaml.YAMLError as error:
+            raise UserError(f"{task}/task.yml is not YAML.") from error
+        if not isinstance(data, dict):
+            raise UserError(f"{task}/task.yml must hold a mapping with benchmarks or tests.")
+        return data
+
+    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
+        raise UserError(f"{path}: name the task's folder alone.")
+
+
+class Inductor:
+    """What Inductor writes of a compiled function (``output_code.py``)."""
+
+    name, judge, pallas = "Inductor", inductor.FUNCTION, False
+
+    def holds(self, path: Path) -> bool:
+        return path.suffix == ".py" and inductor.is_output(_text_of(path))
+
+    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
+        try:
+            text, call = inductor.plain(_text_of(path))
+        except (inductor.NoOutput, SyntaxError) as error:
+            raise UserError(f"{path.name} is Inductor's output, but {error}.") from error
+        file = f"{path.stem}_plain.py"
+        _write(folder, {file: text})
+        reference = resolve_reference(options.reference or SELF)
+        request = Request(
+            folder / file, inductor.FUNCTION, reference, options.calls or (call,), made=str(folder)
+        )
+        return Plan(request, _name(path.stem), {file: text})
+
+    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
+        return (inductor.plain(_text_of(path))[1],)
+
+
+FORMATS: tuple[Format, ...] = (KernelBench(), JAXBench(), FlashinferBench(), GpuMode(), Inductor())
+
+LANGUAGES = {
+    "tilelang": "TileLang", "cutlass": "CuTe DSL", "cupy": "CuPy", "numba": "Numba", "warp": "Warp",
+    "cuda.tile": "cuTile", "helion": "Helion", "mojo": "Mojo", "tvm": "TVM",
+}  # fmt: skip
+"""Modules that a file of another language imports."""
+
+SUFFIXES = {
+    ".cu": "CUDA C++", ".cuh": "CUDA C++", ".hip": "HIP C++", ".cpp": "C++", ".cc": "C++", ".metal": "Metal",
+    ".mojo": "Mojo", ".ptx": "PTX", ".mlir": "MLIR", ".ll": "LLVM IR",
+}  # fmt: skip
+
+
+def language_of(path: Path) -> str:
+    """What a file is that holds no kernel of Triton or Pallas, and what to do, as a sentence's end; else empty."""
+    named = SUFFIXES.get(path.suffix, "")
+    if path.suffix == ".py" and path.is_file():
+        text = _text_of(path)
+        if re.search(r"\btriton\.jit\b|\bpallas_call\b", text):
+            return ""
+        if re.search(r"\bload_inline\b|\bRawKernel\b|__global__", text):
+            named = "CUDA C++"
+        else:
+            imports = re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M)
+            named = next(
+                (v for k, v in LANGUAGES.items() if any(f"{i}.".startswith(f"{k}.") for i in imports)), ""
+            )
+    ways = {
+        "CUDA C++": "use an operator folder with the kernel and its launch (docs/cuda.md)",
+        "Helion": "name the Triton file that Helion writes (HELION_PRINT_OUTPUT_CODE=1)",
+    }
+    return (
+        f"{named}: {ways.get(named, 'tune takes functions that launch Triton or Pallas kernels')}"
+        if named
+        else ""
+    )
 
 
 def format_of(path: Path) -> Format | None:
@@ -151,7 +276,7 @@ def format_of(path: Path) -> Format | None:
 
 def is_problem(path: Path, options: Options) -> bool:
     """Whether the file, or its reference's, has to give what the command line does not."""
-    if path.suffix == ".json":
+    if path.suffix == ".json" or path.is_dir():
         return True
     if options.function:
         return not options.calls and any(format_of(p) for p in _files_with_calls(path, options))
@@ -163,7 +288,8 @@ def plan(path: Path, options: Options, target: Target, folder: Path) -> Plan:
     if options.function:
         return _plan_of_function(path, options, target)
     known = format_of(path)
-    assert known is not None
+    if known is None:
+        raise UserError(f"{path} is a folder without {', '.join(GpuMode.files)}: write FILE.py:function.")
     if (target.entry == "build") is not known.pallas:
         language, targets = ("JAX", "tpu7x") if known.pallas else ("torch", "cuda or interpreter")
         raise UserError(f"{known.name} is for {language}, and {target.name} is not: use --target {targets}.")
@@ -212,6 +338,13 @@ def _files_with_calls(path: Path, options: Options) -> Iterator[Path]:
     for candidate in (Path(named if colon else options.reference), path):
         if candidate.suffix in (".py", ".json") and candidate.is_file():
             yield candidate
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (ValueError, OSError) as error:
+        raise UserError(f"{unreadable(path, error)}.") from error
 
 
 def _defined(path: Path) -> set[str]:

@@ -3,9 +3,11 @@
 A winner's module holds ``SERVED`` (data), ``tilewright_fits`` (conditions on sizes) and the names of this one.
 """
 
+import enum
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,11 +31,21 @@ def tilewright_text(value: Any) -> str:
         return f"[{', '.join(map(tilewright_text, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {tilewright_text(value[key])}" for key in sorted(value)) + "}"
-    return "device" if type(value).__name__ == "device" else repr(value)
+    kind, name = type(value), getattr(value, "__qualname__", "")
+    if kind.__name__ == "device":
+        return "device"
+    if isinstance(value, enum.Enum):
+        return f"{kind.__module__}.{kind.__qualname__}.{value.name}"
+    if name and hasattr(value, "__module__"):
+        return f"{value.__module__}.{name}".replace("jax.numpy.", "jnp.")
+    if kind.__module__ in ("builtins", "torch", "numpy.dtypes") or not hasattr(value, "__dict__"):
+        return repr(value)
+    return f"{kind.__name__}{tilewright_text(dict(vars(value)))}"
 
 
-def tilewright_is_plain(tensors: list[Any], writes: bool) -> bool:
-    """Whether tensors are of no other kind than those that were tuned with, and no gradient is asked for."""
+def tilewright_is_plain(tensors: list[Any], writes: bool, gradients: bool = False) -> bool:
+    """Whether tensors are of no other kind than those that were tuned with, and no gradient is asked for, unless the
+    backward was tuned too."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensors[0], torch.Tensor):
         return all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer", "ndarray") for t in tensors)
@@ -44,7 +56,7 @@ def tilewright_is_plain(tensors: list[Any], writes: bool) -> bool:
         and place.type == kind
         and (kind == "cpu" or place.index == torch.cuda.current_device())
         and all(t.device == place and t.is_contiguous() for t in tensors)
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and (gradients or not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)))
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch.autograd.forward_ad._current_level < 0
         and not torch.is_autocast_enabled(kind)
@@ -62,14 +74,16 @@ def tilewright_operands(
     for name, place, dtype, order, largest in served["operands"]:
         tensor: Any = given
         for part in place:
-            tensor = tensor[part]
+            plain = isinstance(tensor, dict | list | tuple) and not hasattr(tensor, "_fields")
+            tensor = tensor[part] if plain else getattr(tensor, str(part))
         if str(tensor.dtype).rpartition(".")[2] != dtype or len(tensor.shape) != len(largest):
             return None
         tensor = tensor.permute([order.index(n) for n in range(len(order))]) if order else tensor
         if not all(0 < size <= most for size, most in zip(tensor.shape, largest, strict=True)):
             return None
         found[name] = tensor
-    return found if tilewright_is_plain(list(found.values()), served["writes"]) and fits(**found) else None
+    plain = tilewright_is_plain(list(found.values()), served["writes"], served["gradients"])
+    return found if plain and fits(**found) else None
 
 
 def tilewright_modules_of(file: str) -> Iterator[Any]:
@@ -93,8 +107,11 @@ def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:
             sys.path.append(root)
             spec.loader.exec_module(found)
         made = getattr(found, "get_init_inputs", list)
-        for part in name.split("."):
+        for text in re.findall(r"\w+(?:\([^()]*\))?", name):
+            part, made_with, _ = text.partition("(")
             owner, found = found, getattr(found, part)
+            if made_with:  # a function that makes the original, called with plain values
+                found = eval(f"found({text[len(part) + 1 :]}", {"__builtins__": {}}, {"found": found})
             code = getattr(found, "__code__", None)
             if isinstance(owner, type) and code is not None and "self" in code.co_varnames[:1]:
                 found = getattr(owner(*made()), part)

@@ -21,6 +21,7 @@ from tilewright.evolve.intake import child, folder, preflight
 from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
+from tilewright.workers.intake.calls.kept_values import FILE
 from tilewright.workers.intake.formats import flashinfer
 from tilewright.workers.intake.judge.self_reference import SELF
 
@@ -54,11 +55,17 @@ class Request:
     function: str
     reference: str
     calls: tuple[str, ...]
+    values: str = ""
+    """File of the calls' own values, by number of call and tensor (see ``kept_values``); empty where there are none."""
+
+    made: str = ""
+    """A passing folder of the files that were written for the function; they will lie in the operator's."""
 
     @property
     def name(self) -> str:
         """The function's name as a folder and a campaign may have it."""
-        plain = re.sub(r"[^a-z0-9]+", "_", self.function.lower().removesuffix(".apply")).strip("_")
+        plain = re.sub(r"\([^()]*\)", "", self.function.lower()).removesuffix(".apply")
+        plain = re.sub(r"[^a-z0-9]+", "_", plain).strip("_")
         return plain or "kernel"
 
 
@@ -78,7 +85,13 @@ def parse_place(text: str) -> tuple[Path, str | None]:
     file, colon, function = text.rpartition(":")
     if not colon:
         file, function = text, ""
+    from tilewright.evolve.intake.problems import language_of
+
     path = Path(file)
+    if path.is_dir():
+        return path, None
+    if other := language_of(path):
+        raise UserError(f"{path.name} is {other}.")
     if path.suffix not in (".py", ".json"):
         raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
     if not path.is_file():
@@ -128,14 +141,10 @@ def ask_intake(
             f"target: {target.name} takes Pallas functions, and {request.path.name} imports Triton; leave --target "
             "out for this machine's GPU, or the interpreter."
         )
-    if program == child.PALLAS and request.reference == SELF:
-        raise UserError(
-            f"{request.path.name}:{request.function} is a Pallas function: add --reference, a function that states "
-            "the right answer."
-        )
     answer = child.ask(
-        request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile
-    )
+        request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile,
+        request.values,
+    )  # fmt: skip
     found = refused(answer.get("refusals", ()), request.path.name)
     if found:
         listed = "\n".join(f"  {r.text()}" for r in found)
@@ -251,11 +260,16 @@ def prepare(
     if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
     try:
-        folder.write(where, f"{request.function} of {request.path.name}", request.reference, answer)
+        title = f"{request.function} of {request.path.name}"
+        reference = request.reference
+        if request.made:
+            reference = reference.replace(request.made, str(where.resolve()))
+        folder.write(where, title, reference, answer, request.values)
         folder.write_campaign(where, config_data(request, target, overrides))
     except OSError as error:
         raise UserError(f"--out: cannot write {where}: {error.strerror}.") from error
-    return answer
+    kept = str(where / FILE)  # the child's own file is gone
+    return {**answer, "operands": [[*row[:-1], kept if row[-1] else ""] for row in answer["operands"]]}
 
 
 def export(
@@ -306,6 +320,7 @@ def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, A
         f"{request.function} of {request.path.name}, tuned for {target.label}: winner of campaign {campaign.id}.\n\n"
         f"Gain: {figure}.\nMade with {', '.join(versions)}.\n"
         f"It serves the calls that were tuned: {'; '.join(request.calls)}.\n"
-        f"Every other call, and one that needs a gradient, goes to the original in {place}.\n{lost}"
+        f"Every other call goes to the original in {place}.\n"
+        f"Gradients: {preflight.gradients(answer)}.\n{lost}"
     )
     return text.replace("\\", "/").replace('"', "'")

@@ -7,7 +7,8 @@ import importlib.util
 import inspect
 import pprint
 import re
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
@@ -19,7 +20,15 @@ from tilewright.evolve.intake import served_calls
 from tilewright.evolve.intake.original_winner import original_module
 from tilewright.evolve.intake.served_calls import TILEWRIGHT_DEFAULT, tilewright_text
 from tilewright.fitness.original import data_of
-from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument, parse
+from tilewright.workers.intake.calls.call_text import (
+    Call,
+    Literal,
+    ObjectArgument,
+    TensorArgument,
+    parse,
+    parts_of,
+)
+from tilewright.workers.intake.calls.objects import MADE
 from tilewright.workers.intake.calls.sizes import size_code
 
 if TYPE_CHECKING:
@@ -109,10 +118,11 @@ def signature_of(path: Path, function: str, call: Call) -> Signature:
     function that the file does not define by a ``def``, as many parameters as a call has arguments."""
     nodes: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
     found: ast.AST | None = None
-    parts = function.split(".")
+    parts, without_ctx = function.split("."), False
     for part in [*parts[:-1], "forward"] if parts[-1] == "apply" else parts:
         found = next((n for n in reversed(_definitions(nodes)) if n.name == part), None)
         nodes = getattr(found, "body", [])
+        without_ctx |= any(n.name == "setup_context" for n in _definitions(nodes))
     if isinstance(found, ast.ClassDef):
         found = next((n for n in _definitions(nodes) if n.name == "forward"), None)
     if not isinstance(found, ast.FunctionDef):
@@ -124,7 +134,8 @@ def signature_of(path: Path, function: str, call: Call) -> Signature:
     given = found.args
     first = [*given.posonlyargs, *given.args][:1]
     static = any(ast.unparse(d) == "staticmethod" for d in found.decorator_list)
-    if (len(parts) > 1 and (not static or parts[-1] == "apply")) or (first and first[0].arg == "self"):
+    bound = not static or (parts[-1] == "apply" and not without_ctx)
+    if (len(parts) > 1 and bound) or (first and first[0].arg == "self"):
         del (given.posonlyargs or given.args)[0]
     every = [*given.posonlyargs, *given.args]
     defaults = [""] * (len(every) - len(given.defaults)) + [_default(d) for d in given.defaults]
@@ -200,18 +211,25 @@ def _settled(signature: Signature, call: Call) -> tuple[dict[str, str], list[tup
 def _places(value: Any, place: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     if isinstance(value, TensorArgument):
         return [place]
-    return (
-        [p for n, v in enumerate(value) for p in _places(v, (*place, n))] if isinstance(value, tuple) else []
-    )
+    return [p for n, v in parts_of(value) for p in _places(v, (*place, n))]
 
 
 def _text(value: Any) -> str:
     if isinstance(value, TensorArgument):
         return "tensor"
     if isinstance(value, Literal):
-        return "device" if "device" in value.text else value.text
+        return "device" if "device" in value.text else re.sub(r'^named\("(.+)"\)$', r"\1", value.text)
+    if isinstance(value, ObjectArgument):
+        name = value.arguments[0].text if value.name == MADE else value.name
+        held = {k: _Said(_text(v)) for k, v in value.keywords.items()}
+        return f"{_last(name)}{tilewright_text(held)}"
     return tilewright_text({k: _Said(_text(v)) for k, v in value.items()} if isinstance(value, dict) else
                            [_Said(_text(v)) for v in value] if isinstance(value, tuple) else value)  # fmt: skip
+
+
+def _last(name: str) -> str:
+    """The name of a class without its module."""
+    return name.replace('named("', "").rstrip('")').rpartition(".")[2]
 
 
 class _Said(str):
@@ -233,37 +251,41 @@ def winner_module(
     shapes = [[tensor.shape for tensor in call.tensors()] for call in calls]
     orders = answer.get("orders") or [()] * len(names)
     wrapper = answer.get("wrapper") or {}
+    pair = wrapper.get("pair")
+    own = [row for row in answer["operands"] if not (pair and row[0] in pair["given"])]
     root, module = _import_place(request.path)
     served = {
         "settled": [texts for texts, _ in settled],
         "operands": [
             (row[0], place, row[1], tuple(order), tuple(map(max, *of)) if len(of) > 1 else of[0])
             for row, place, order, of in zip(
-                answer["operands"], settled[0][1], orders, list(zip(*shapes, strict=True)), strict=True
+                own, settled[0][1], orders[: len(own)], list(zip(*shapes, strict=True)), strict=True
             )
         ],
         "writes": bool(wrapper.get("writes")),
+        "gradients": bool(pair),
         "original": (str(request.path.resolve()), root, module, request.function),
     }
-    inner = ", ".join(names)
-    made = "".join(f"    {line}\n" for line in wrapper.get("made", ()))
-    conditions = [*_sizes(answer["operands"]), *wrapper.get("conditions", ())]
+    inner = ", ".join(row[0] for row in own)
+    made = "".join(f"    {line}\n" for line in (*_gradients_made(answer, pair), *wrapper.get("made", ())))
+    conditions = [*_sizes(own), *wrapper.get("conditions", ())]
     if not wrapper or wrapper["exact"]:
         known = [tuple(map(tuple, row)) for row in shapes]
-        conditions.append(f"({''.join(f'tuple({name}.shape), ' for name in names)}) in {known}")
+        conditions.append(f"({''.join(f'tuple({row[0]}.shape), ' for row in own)}) in {known}")
     fits = "".join(f"        and {text}\n" for text in conditions)
     returned = "".join(f"    {name}.copy_({RESULTS}[{n}])\n" for name, n in wrapper.get("writes", {}).items())
     value = wrapper.get("returned") or f"{RESULTS}[0] if len({RESULTS}) == 1 else {RESULTS}"
     returned += f"    return {value if entry == 'launch' else RESULTS}\n"
     ways = {"launch": "launch(own, PARAMS)", "build": "build(PARAMS)(*own.values())"}
-    run = ways.get(entry, f"{entry}(*own.values())")
+    run = "tilewright_paired(own)" if pair else ways.get(entry, f"{entry}(*own.values())")
     given = ", ".join(f'"{name}": {name}' for name in signature.names)
     doc = f"    {signature.doc!r}\n" if signature.doc else ""
+    halves = _halves_text(kernels, pair, [row[0] for row in own]) if pair else ""
     runtime = Path(served_calls.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2]
     return f'''"""{note}"""
 
 {kernels}
-
+{halves}
 {runtime}
 
 def tilewright_given(values):
@@ -290,6 +312,111 @@ def {request.name}({signature.text}){signature.returns}:
 '''
 
 
+def _gradients_made(answer: Mapping[str, Any], pair: Mapping[str, Any] | None) -> Iterator[str]:
+    """Assignments of tensors without memory in place of the gradients that a forward's conditions may name."""
+    places = {
+        size: f"{row[0]}.shape[{axis}]"
+        for row in reversed(answer["operands"]) if pair and row[0] not in pair["given"]
+        for axis, size in enumerate(row[2]) if isinstance(size, str) and size.isidentifier()
+    }  # fmt: skip
+    for row in answer["operands"]:
+        if pair and row[0] in pair["given"]:
+            sizes = "".join(f"{_code(size, places)}, " for size in row[2])
+            yield f"{row[0]} = torch.empty(({sizes}), dtype=torch.{row[1]}, device='meta')"
+
+
+def _code(size: Any, places: Mapping[str, str]) -> str:
+    return re.sub(r"triton\.cdiv\((.+?), (\d+)\)", r"-(-(\1) // \2)", size_code(size, places)) or str(size)
+
+
+def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str]) -> str:
+    """``launch`` of a pair as its two halves, and the Function that joins them for torch's autograd. The first
+    statement that takes a gradient begins the backward. Raises UserError where the text cannot be parted."""
+    tree = ast.parse(kernels)
+    launch = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "launch")
+    given = tuple(pair["given"])
+    begin = next(
+        (
+            n
+            for n, s in enumerate(launch.body)
+            for c in ast.walk(s)
+            if isinstance(c, ast.Constant) and c.value in given
+        ),
+        len(launch.body),
+    )
+    first, rest = launch.body[:begin], launch.body[begin:]
+    end = rest[-1] if rest else None
+    if not isinstance(end, ast.Return) or not isinstance(end.value, ast.Tuple) or len(rest) < 2:
+        raise UserError("the winner's launch cannot be parted into a forward and a backward.")
+    bound = {
+        n.id for s in first for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    results = [ast.unparse(part) for part in end.value.elts]
+    numbers = [*pair["gradients"].values()]
+    back = ast.parse(f"return ({''.join(f'{results[n]}, ' for n in numbers)})").body
+    used = {n.id for s in (*rest[:-1], *back) for n in ast.walk(s) if isinstance(n, ast.Name)}
+    kept = sorted(used & bound)
+    forward = "\n".join(map(ast.unparse, first))
+    backward = "\n".join(ast.unparse(_OnDevice(given[0], again=True).visit(s)) for s in (*rest[:-1], *back))
+    outputs = "".join(f"{results[n]}, " for n in pair["outputs"])
+    taken = "".join(f"{name}, " for name in kept)
+    half_names = {"given": dict(pair["given"]), "gradients": dict(pair["gradients"])}
+    once = (
+        "        if getattr(ctx, 'ran', False):\n"
+        "            raise RuntimeError('this backward overwrites what its forward kept, and can be run once')\n"
+        "        ctx.ran = True\n"
+    ) * bool(pair["once"])
+    return f"""
+
+GRADIENTS = {half_names!r}
+
+
+def tilewright_forward(inputs, params):
+{textwrap.indent(forward, "    ")}
+    return ({outputs}), ({taken})
+
+
+def tilewright_backward(inputs, params, kept):
+    ({taken}) = kept
+{textwrap.indent(backward, "    ")}
+
+
+class TilewrightPair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *operands):
+        results, kept = tilewright_forward(dict(zip({list(operands)!r}, operands)), PARAMS)
+        ctx.save_for_backward(*[value if isinstance(value, torch.Tensor) else None for value in kept])
+        ctx.others = [None if isinstance(value, torch.Tensor) else value for value in kept]
+        ctx.mark_non_differentiable(*[value for value in results if not value.is_floating_point()])
+        ctx.outputs = [value.is_floating_point() for value in results]
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients):
+{once}        kept = [other if value is None else value for value, other in zip(ctx.saved_tensors, ctx.others)]
+        floats = [g.contiguous() for g, wanted in zip(gradients, ctx.outputs) if wanted]
+        given = dict(zip({list(given)!r}, [floats[n] for n in {_float_places(pair)!r}]))
+        found = tilewright_backward(given, PARAMS, kept)
+        named = dict(zip({list(pair["gradients"])!r}, found))
+        names = {list(operands)!r}
+        return tuple(named.get(n) if need else None for n, need in zip(names, ctx.needs_input_grad))
+
+
+def tilewright_paired(own):
+    results = [None] * {max((*pair["outputs"], 0)) + 1}
+    for number, value in zip({tuple(pair["outputs"])!r}, TilewrightPair.apply(*own.values())):
+        results[number] = value
+    return results
+"""
+
+
+def _float_places(pair: Mapping[str, Any]) -> list[int]:
+    """For each given gradient its place among the float outputs, in the order of the outputs' numbers."""
+    order = sorted(pair["given"].values())
+    return [order.index(number) for number in pair["given"].values()]
+
+
 def _sizes(operands: Sequence[Any]) -> list[str]:
     """Conditions on the sizes of operands that name dimensions: what is one dimension is of one size."""
     places: dict[str, str] = {}
@@ -299,9 +426,7 @@ def _sizes(operands: Sequence[Any]) -> list[str]:
         if isinstance(size, str) and size.isidentifier():
             places.setdefault(size, text)
     for size, text in axes:
-        code = re.sub(r"triton\.cdiv\((.+?), (\d+)\)", r"-(-(\1) // \2)", size_code(size, places)) or str(
-            size
-        )
+        code = _code(size, places)
         found += [f"{text} == {code}"] if code != text else []
     return found
 
@@ -345,8 +470,8 @@ class _Renamed(ast.NodeTransformer):
 class _OnDevice(ast.NodeTransformer):
     """Tensors are made where the first operand lies."""
 
-    def __init__(self, operand: str) -> None:
-        self._operand = operand
+    def __init__(self, operand: str, again: bool = False) -> None:
+        self._operand, self._again = operand, again
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -358,6 +483,8 @@ class _OnDevice(ast.NodeTransformer):
             and function.attr in _MADE
         ):
             where = ast.parse(f'inputs["{self._operand}"].device', mode="eval").body
+            if self._again:
+                node.keywords = [k for k in node.keywords if k.arg != "device"]
             node.keywords.append(ast.keyword("device", where))
         return node
 

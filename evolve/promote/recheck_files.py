@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.recheck import Found, Served
-from tilewright.evolve.promote.verify import Refusal
+from tilewright.evolve.promote.verify import Refusal, served_within
 from tilewright.evolve.promote.version_files import (
     Files,
     device_names,
@@ -17,6 +17,7 @@ from tilewright.evolve.promote.version_files import (
     what_was_verified,
 )
 from tilewright.evolve.record.system import commit, version
+from tilewright.evolve.space.space import read_declarations
 from tilewright.library import dispatch_rule as rule
 from tilewright.library import plan_shelf, store
 
@@ -98,7 +99,17 @@ def _kept_files(
 def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]:
     kernels, files = {}, {}
     for served in found.served:
-        kernels[served.offer.name] = dict(served.offer.entry)
+        name, shapes = (
+            served.offer.name,
+            [s.region.dims for s in found.served if s.offer.name == served.offer.name],
+        )
+        kernels[name] = {
+            **served.offer.entry,
+            "constraints": [
+                *read_declarations(served.offer.genome.source).constraints,
+                *served_within(found.verified[name].evaluations, shapes),
+            ],
+        }
         files[served.offer.entry["file"]] = served.offer.data
     regions = [
         {

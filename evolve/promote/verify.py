@@ -23,6 +23,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.original import is_original
 from tilewright.seeds.operator import Scope, Workload
+from tilewright.workers.cascade.drawn_shapes import drawn_dims
 from tilewright.workers.cascade.verify_shapes import too_large
 from tilewright.workers.device.comparison import Comparison
 
@@ -240,6 +241,27 @@ def _require_gated(resolved: Resolved, verified: Verified) -> None:
             raise Refusal(
                 f"promotion refused: {verified.contender.name} was not checked on {workload.id}: {reason}."
             )
+
+
+def served_within(evaluations: Sequence[Evaluation], shapes: Sequence[Mapping[str, int]]) -> list[str]:
+    """Constraints that keep a library to the shapes that a kernel was verified on, and those between.
+
+    ``shapes``: what it is promoted for; the others were drawn. Each size lies between the least and the largest seen,
+    and is a multiple of what all seen ones are multiples of; shapes that were left out are left out.
+    """
+    drawn = [drawn_dims(name) for evaluation in evaluations for name in evaluation.drawn]
+    seen = [*shapes, *drawn]
+    found = []
+    for name in shapes[0]:
+        sizes = [shape[name] for shape in seen]
+        found.append(f"{min(sizes)} <= {name} <= {max(sizes)}")
+        if (step := math.gcd(*sizes)) > 1:
+            found.append(f"{name} % {step} == 0")
+    outside = dict.fromkeys(name for evaluation in evaluations for name in evaluation.outside)
+    left = [
+        " and ".join(f"{name} == {size}" for name, size in drawn_dims(shape).items()) for shape in outside
+    ]
+    return [*found, *(f"not ({shape})" for shape in left)]
 
 
 def gates_read(verified: Verified) -> Mapping[str, tuple[float | None, int]]:

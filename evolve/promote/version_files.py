@@ -19,7 +19,7 @@ import numpy as np
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.reference_files import packed_reference
-from tilewright.evolve.promote.verify import Verified, gates_read
+from tilewright.evolve.promote.verify import Verified, gates_read, served_within
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.genome import normalise
@@ -42,8 +42,6 @@ LANGUAGES = (
 )
 LINE = 110
 """Columns of a promoted source."""
-
-KNOWN_FAMILIES = ("gemm_fp8_fused", "gemm_fp8_blockwise")
 
 Files = dict[str, bytes]
 
@@ -72,6 +70,8 @@ def build(
     entry, kernels = _entry(promotion, old_dispatch["targets"].get(target))
     told = with_earlier(_receipt(promotion), old_receipt["targets"].get(target), entry["regions"])
     entry["regions"] = with_shares(entry["regions"], told["shapes"])
+    if lost := getattr(promotion.nomination.resolved.operator, "left_out", ()):
+        told = {**told, "left_out": list(lost)}
     targets = {**old_dispatch["targets"], target: entry}
     used = {k["file"] for e in targets.values() for k in e["kernels"].values()}
     files = {**{n: d for n, d in old_files.items() if n in used}, **kernels}
@@ -92,7 +92,7 @@ def build(
     reference = packed_reference(operator, promotion.nomination.resolved.config.operator)
     if reference is not None:
         files[oracle.FILE] = reference
-    golden = _golden(operator) if promotion.operator.split("/")[0] not in KNOWN_FAMILIES else None
+    golden = None if checks.draws(promotion.operator) else _golden(operator)
     if golden is not None:
         files["golden.npz"] = golden[1]
     files[store.TEST] = _test(promotion, targets, golden[0] if golden else None)
@@ -119,7 +119,13 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
             "file": name,
             "sha256": store.digest(data),
             "params": dict(genome.params),
-            "constraints": list(read_declarations(genome.source).constraints),
+            "constraints": [
+                *read_declarations(genome.source).constraints,
+                *served_within(
+                    promotion.found[promotion.names[genome.id]].evaluations,
+                    [shape.dims for shape in promotion.judgement.shapes if shape.genome == genome.id],
+                ),
+            ],
         }
     regions = [
         {"workload": shape.figures.workload, "dims": dict(shape.dims), "kernel": shape.genome}
@@ -130,11 +136,12 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         if region["workload"] not in fresh:
             regions.append(region)
             kernels.setdefault(region["kernel"], old["kernels"][region["kernel"]] if old else {})
-    first = promotion.nomination.candidates[0].genome.source
+    languages = [language(c.genome.source) for c in promotion.nomination.candidates]
+    languages += [old["language"]] if old else []
     entry = {
         "kind": resolved.target.kind.value,
         "serves": [device_key(resolved.target)],
-        "language": language(first),
+        "language": next((name for name in languages if name != "cuda"), "cuda"),
         "toolchain": toolchain_ranges(promotion.found.values()),
         "constants": {**resolved.operator.constants, **resolved.target.constants},
         "reach": rule.REACH,

@@ -31,6 +31,7 @@ _EXPORTS = {
     "Linear": ".torch_modules",
     "GroupedExperts": ".torch_modules",
     "convert": ".torch_modules",
+    "gain_table": ".torch_modules",
     "kept_weights": ".torch_modules",
     "activation_bytes": ".torch_modules",
     "expected_gains": ".torch_modules",

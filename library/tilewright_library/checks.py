@@ -67,6 +67,14 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str, block: tuple
     return x
 
 
+def draws(operator: str) -> bool:
+    """Whether operands of an operator are drawn here; else a version brings recorded ones."""
+    family, _, recipe = operator.partition("/")
+    return family == "gemm_fp8_fused" or (
+        family == "gemm_fp8_blockwise" and recipe.startswith(("gemm_nt", "quant_"))
+    )
+
+
 def _require(value: float, least: float, what: str) -> float:
     if not value >= least:
         raise AssertionError(f"{what}: {value:.3f}, at least {least:g} needed")
@@ -145,7 +153,7 @@ def _on_torch(version: Path, operator: str, dims: tuple[int, ...], kind: str, se
     table = store.version_table(version, key)
     if table.fault is not None:
         raise store.NotServed(f"{operator}: {table.fault}")
-    call = torch_launch.load(table.choose(dims).kernel, device)
+    call = torch_launch.from_source(table.choose(dims).kernel, table.operands, dims, device)
     if kind == "golden":
         return _recorded(version, call, device, key)
     rng = np.random.default_rng([seed, KINDS.index(kind)])

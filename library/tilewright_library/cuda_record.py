@@ -22,10 +22,11 @@ and 0. A tensor map may say ``shape`` (elements), ``strides`` (bytes, all but th
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import nvrtc
@@ -68,6 +69,12 @@ OPTIONS = (
 """``std``: 17 or 20. ``default_device``: functions without annotation are the device's. ``headers``: ``cuda``,
 ``cutlass``. ``register_usage_level``: 0 to 10, ``ptxas_level``: 0 to 3, of the assembler."""
 
+COMPILATION = "compilation"
+"""Beside a plan's toolchain: the key of what its code was compiled from, which plans of other shapes share."""
+
+Earlier = Callable[[str], Plan | None]
+"""A plan whose code has a key, where somebody has one: what was compiled before needs no compiler."""
+
 _MACRO = re.compile(r"[A-Za-z0-9_.]{1,64}", re.ASCII)
 _KERNEL = re.compile(r"[A-Za-z_][\w:<>, ()*&-]{0,255}", re.ASCII)
 _NOTED = re.compile(r"^.*\b(?:C75\d\d|warning)\b.*$", re.M)
@@ -87,12 +94,13 @@ def record(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     architecture: int,
+    earlier: Earlier | None = None,
 ) -> Plan:
     """What the module's ``launch`` says for inputs of these shapes. ``architecture``: 90 for compute capability 9.0.
 
     Raises NotRecorded, PlanError, CompileError, NoCompiler, and what ``launch`` raises.
     """
-    return recorded(module, params, inputs, outputs, architecture)[0]
+    return recorded(module, params, inputs, outputs, architecture, earlier)[0]
 
 
 def recorded(
@@ -101,6 +109,7 @@ def recorded(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     architecture: int,
+    earlier: Earlier | None = None,
 ) -> tuple[Plan, tuple[str, ...]]:
     """``record`` with the compiler's warnings."""
     said = module["launch"]({t.name: t for t in inputs}, dict(params))
@@ -114,6 +123,7 @@ def recorded(
             *_options(_table(said, "options")),
             *_macros({**dict(params), **_table(said, "defines")}),
         ),
+        earlier,
     )
 
 
@@ -166,12 +176,23 @@ class _Recording:
         self._buffers = tuple(t.bytes for t in (*outputs, *made))
 
     def plan(
-        self, source: str, architecture: int, steps: Sequence[Any], options: tuple[str, ...]
+        self,
+        source: str,
+        architecture: int,
+        steps: Sequence[Any],
+        options: tuple[str, ...],
+        earlier: Earlier | None,
     ) -> tuple[Plan, tuple[str, ...]]:
         for step in steps:
             _require(isinstance(step, Mapping), "a step is no dict")
         names = tuple(dict.fromkeys(_kernel(step) for step in steps if "zero" not in step))
-        made = nvrtc.compiled(source, names, architecture, options)
+        key = hashlib.sha256(repr((source, names, architecture, options)).encode()).hexdigest()
+        old = earlier(key) if earlier is not None else None
+        if old is None:
+            made, made_with = nvrtc.compiled(source, names, architecture, options), toolchain()
+        else:
+            given = tuple(dict.fromkeys(launch.symbol for launch in old.launches))
+            made, made_with = nvrtc.Compiled(old.codes[0], "", given), dict(old.toolchain)
         try:
             code = read_cubin(made.code)
         except CubinError as error:
@@ -198,7 +219,7 @@ class _Recording:
             buffers=self._buffers,
             steps=tuple(written),
             codes=(made.code,),
-            toolchain=toolchain(),
+            toolchain={**made_with, COMPILATION: key},
         )
         notes = [line.strip()[:MOST_NOTE] for line in _NOTED.findall(made.log)]
         return plan, tuple(notes[:MOST_NOTES])

@@ -89,5 +89,10 @@ def faster_rows(mode: str, way: str, n: int, k: int, device: str) -> Ranges:
     return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
+def is_faster(mode: str, way: str, m: int, n: int, k: int, device: str) -> bool:
+    """Whether FP8 was measured to be at least as fast as bf16 at m rows of a layer w [N, K]."""
+    return any(low <= m < high for low, high in faster_rows(mode, way, n, k, device))
+
+
 # torch.compile takes the ranges of a layer as constants, and traces the comparison of the rows with them
 faster_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -2,8 +2,9 @@
 
 A pack is a zip file of a version, ``plans_<target>_<key>.zip``; its SHA-256 stands in the receipt. ``index.json`` in it
 names, by kernel and shape, the head of a plan, the SHA-256 of its codes and the plan's digest; kernels of many shapes
-share one code. The cache is a folder (``TILEWRIGHT_CACHE``, else the user's cache folder): one file a plan, named after
-what it was made from and after its digest. What is damaged, or is not what its name says, is not used.
+share one code. A shape that no plan was made for takes the code of one that was, where its kernel's ``launch`` says how
+(``cuda_record``). The cache is a folder (``TILEWRIGHT_CACHE``, else the user's cache folder): one file a plan, named
+after what it was made from and after its digest. What is damaged, or is not what its name says, is not used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .cuda_record import COMPILATION
 from .plans.format import Plan, PlanError
 from .store import PACK, Kernel, UnsoundLibrary, digest, read_checked, read_receipt
 
@@ -56,6 +58,7 @@ def packed(
         "toolchain": dict(toolchain),
         "verified": verified,
         "plans": {},
+        "compiled": {},
     }
     parts: dict[str, bytes] = {}
     for (kernel, dims), plan in sorted(plans.items()):
@@ -67,6 +70,8 @@ def packed(
         parts[f"heads/{head}"] = data[:size]
         shapes = index["plans"].setdefault(kernel, {})
         shapes[shape_key(dims)] = {"head": head, "codes": codes, "digest": plan.digest}
+        if COMPILATION in plan.toolchain:
+            index["compiled"].setdefault(plan.toolchain[COMPILATION], [kernel, shape_key(dims)])
     parts["index.json"] = json.dumps(index, sort_keys=True).encode()
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -86,6 +91,7 @@ class Pack:
             self.plans: dict[str, dict[str, Any]] = index["plans"]
             self.toolchain: dict[str, str] = index["toolchain"]
             self.verified: dict[str, Any] | None = index["verified"]
+            self._compiled: dict[str, list[str]] = index.get("compiled", {})
         except (zipfile.BadZipFile, KeyError, ValueError) as error:
             raise UnsoundLibrary(f"{name} is no pack of plans: {type(error).__name__}") from error
         self._lock = threading.Lock()
@@ -106,6 +112,13 @@ class Pack:
         if plan.digest != told["digest"]:
             raise UnsoundLibrary(f"{self._name} holds another plan than its index says")
         return plan
+
+    def compiled(self, key: str) -> Plan | None:
+        """A plan whose code was compiled from what the key stands for. Raises UnsoundLibrary."""
+        if key not in self._compiled:
+            return None
+        kernel, shape = self._compiled[key]
+        return self.find(kernel, tuple(map(int, shape.split("x"))))
 
     def everything(self) -> dict[tuple[str, tuple[int, ...]], Plan]:
         """All plans, as ``packed`` takes them. Raises UnsoundLibrary."""

@@ -85,6 +85,12 @@ def product_rows(inputs: Named) -> Tensors:
     return _product(a, dequantise_rows(inputs["b_q"], inputs["b_s"]))
 
 
+def serving_linear(inputs: Named) -> Tensors:
+    """x . w^T [M, N] in bf16, x quantised in rows, w in 128 x 128 blocks before."""
+    q, s = quantise_rows(inputs["x"])
+    return product({"a_q": q, "a_s": s, "b_q": inputs["w_q"], "b_s": inputs["w_s"]})
+
+
 def _dual(quantise: Callable[[torch.Tensor], Tensors], x: torch.Tensor) -> Tensors:
     return (*quantise(x), *quantise(x.t().contiguous()))
 
@@ -93,6 +99,7 @@ FAMILY = "gemm_fp8_blockwise"
 REFERENCES: dict[str, Callable[[Named], Tensors]] = {
     f"{FAMILY}/gemm_nt": product,
     f"{FAMILY}/gemm_nt_rows": product_rows,
+    f"{FAMILY}/linear": serving_linear,
     f"{FAMILY}/quant_1x128": lambda inputs: quantise_rows(inputs["x"]),
     f"{FAMILY}/quant_128x128": lambda inputs: quantise_blocks(inputs["x"]),
     f"{FAMILY}/quant_dual": lambda inputs: _dual(quantise_rows, inputs["x"]),
@@ -118,6 +125,11 @@ _X = "x bfloat16 M,K"
 OPERANDS: dict[str, Operands] = {
     f"{FAMILY}/gemm_nt": _operands("MNK", f"{_A}; b_s float32 -(-N//128),K//128", "c bfloat16 M,N"),
     f"{FAMILY}/gemm_nt_rows": _operands("MNK", f"{_A}; b_s float32 K//128,N", "c bfloat16 M,N"),
+    f"{FAMILY}/linear": _operands(
+        "MNK",
+        f"{_X}; w_q float8_e4m3fn N,K; w_s float32 -(-N//128),K//128",
+        "y bfloat16 M,N",
+    ),
     f"{FAMILY}/quant_1x128": _operands("MK", _X, _ROWS),
     f"{FAMILY}/quant_128x128": _operands("MK", _X, _BLOCKS),
     f"{FAMILY}/quant_dual": _operands("MK", _X, f"{_ROWS}; q_t float8_e4m3fn K,M; s_t float32 M//128,K"),

@@ -59,6 +59,7 @@ class Launcher:
         self.dispatcher = dispatcher
         self._lock = threading.RLock()
         self._served: dict[tuple[str, tuple[int, ...], torch.device, int | None], Served] = {}
+        self._verified: dict[tuple[str, str, torch.device], int] = {}
         self._codes: dict[int, Codes] = {}
         self._packs: dict[tuple[str, str], list[plan_shelf.Pack]] = {}
 
@@ -85,6 +86,21 @@ class Launcher:
                     found = self._served[key] = self._resolve(operator, dims, device, reference, operands)
                     if rows is not None:
                         found = self._served[key] = self._with_rows(found, rows, device)
+        return found
+
+    def verified(self, operator: str, dimension: str, device: torch.device) -> int:
+        """The largest size of a dimension that an operator was verified at on a device; 0 where it is not promoted."""
+        key = (operator, dimension, device)
+        found = self._verified.get(key)
+        if found is None:
+            try:
+                table = self.dispatcher.table(operator, device_key(device))
+            except store.NotServed:
+                found = 0
+            else:
+                place = table.dimensions.index(dimension)
+                found = max((region.dims[place] for region in table.regions), default=0)
+            self._verified[key] = found
         return found
 
     def _with_rows(self, served: Served, rows: int, device: torch.device) -> Served:
@@ -148,7 +164,7 @@ class Launcher:
                 return plan
         if table.fault is not None:
             return None
-        return made_plan(kernel, shapes, dims, architecture, device)
+        return made_plan(kernel, shapes, dims, architecture, device, self._packs[place])
 
 
 def recorder_of(kernel: store.Kernel) -> Any:
@@ -161,11 +177,17 @@ def recorder_of(kernel: store.Kernel) -> Any:
 
 
 def made_plan(
-    kernel: store.Kernel, shapes: Operands, dims: tuple[int, ...], architecture: int, device: torch.device
+    kernel: store.Kernel,
+    shapes: Operands,
+    dims: tuple[int, ...],
+    architecture: int,
+    device: torch.device,
+    packs: Sequence[plan_shelf.Pack] = (),
 ) -> Plan | None:
-    """A plan from the user's cache, or made here with the Triton there is. None where it cannot be.
+    """A plan from the user's cache, or made here, of code in the packs or with the compiler there is.
 
-    Raises UnsoundLibrary for a source that is not what was promoted, NotServed where there is no Triton.
+    None where it cannot be. Raises UnsoundLibrary for a source that is not what was promoted, NotServed where there is
+    no Triton.
     """
     try:
         recorder = recorder_of(kernel)
@@ -182,13 +204,17 @@ def made_plan(
         [Tensor(o.name, o.dtype, o.sizes(named)) for o in part] for part in (shapes.inputs, shapes.outputs)
     )
     try:
-        plan = recorder.record(module, kernel.params, inputs, outputs, architecture)
+        plan = recorder.record(module, kernel.params, inputs, outputs, architecture, _earlier(packs))
     except NoCompiler as error:
         raise store.NotServed(f"{kernel.name} has no plan for this shape, and {error}") from error
     except (NotRecorded, PlanError, MemoryError):
         return None
     plan_shelf.keep(key, plan)
     return plan
+
+
+def _earlier(packs: Sequence[plan_shelf.Pack]) -> cuda_record.Earlier:
+    return lambda key: next((plan for pack in packs if (plan := pack.compiled(key)) is not None), None)
 
 
 def _planned(ready: Ready, device: torch.device) -> Call:
@@ -373,8 +399,25 @@ class _TorchOn:
         return made
 
 
+def from_source(
+    kernel: store.Kernel, shapes: Operands | None, dims: tuple[int, ...], device: torch.device
+) -> Call:
+    """A promoted kernel compiled here, whatever packs there are. Raises NotServed."""
+    if recorder_of(kernel) is not cuda_record:
+        return load(kernel, device)
+    if device.type != "cuda" or shapes is None:
+        raise store.NotServed(f"{kernel.name} runs on CUDA devices alone")
+    major, minor = torch.cuda.get_device_capability(device)
+    plan = made_plan(kernel, shapes, dims, 10 * major + minor, device)
+    if plan is None:
+        raise store.NotServed(f"what {kernel.name} launches is more than a plan holds")
+    return _planned(Ready(plan, device.index or 0), device)
+
+
 def load(kernel: store.Kernel, device: torch.device) -> Call:
     """A promoted kernel through its module, as a function of its operands by name. Raises NotServed."""
+    if recorder_of(kernel) is cuda_record:
+        raise store.NotServed(f"{kernel.name} runs from a plan alone, and none can be made here")
     launch = _namespace(kernel, device)["launch"]
     params = dict(kernel.params)
     if device.type != "cuda":

@@ -37,6 +37,11 @@ def _served(name: str, dims: tuple[int, ...], device: torch.device, rows: int | 
     return LAUNCHER.serve(operator, dims, device, REFERENCES[operator], OPERANDS[operator], rows)
 
 
+def serving_rows(device: torch.device) -> int:
+    """Up to so many rows one operator quantises x and multiplies, where there is no gradient; any number of them."""
+    return LAUNCHER.verified(f"{FAMILY}/linear", "M", device)
+
+
 def first_rows(result: torch.Tensor, rows: int) -> torch.Tensor:
     """A fresh result cut to its first rows, in place: a view would forbid autograd's users to change it in place."""
     return result.resize_(rows, result.shape[1])
@@ -140,10 +145,16 @@ class Layer:
         m, n, k = self.m, self.n, self.k
         chain, work = Chain(), Layout()
         room = _room(work)
-        x = [room(m * k), room(4 * m * (k // BLOCK))]
-        x_kept = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
-        serve_x = _served("quant_dual" if training else "quant_1x128", (m, k), self._device, self._short)
-        chain.add(serve_x, [(_X, 0)], [*x, *x_kept], room)
+        one = None
+        if not training and m <= serving_rows(self._device):
+            one = _served("linear", (m, n, k), self._device)
+        if one is not None and one.plan is not None:
+            x: list[Place] = [(_X, 0)]
+        else:
+            x = [room(m * k), room(4 * m * (k // BLOCK))]
+            x_kept = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
+            serve_x = _served("quant_dual" if training else "quant_1x128", (m, k), self._device, self._short)
+            chain.add(serve_x, [(_X, 0)], [*x, *x_kept], room)
         if kept_weight:
             start = -(-self._kept_w // 16) * 16
             w = [(_KEPT_W, start), (_KEPT_W, start + n * k)]
@@ -152,7 +163,9 @@ class Layer:
             w_kept = [(_KEPT_W, 0), (_KEPT_W, n * k)] if training else []
             serve_w = _served("quant_128x128_dual" if training else "quant_128x128", (n, k), self._device)
             chain.add(serve_w, [(_W, 0)], [*w, *w_kept], room)
-        chain.add(_served("gemm_nt", (m, n, k), self._device), [*x, *w], [(_Y, 0)], room)
+        if one is None or one.plan is None:
+            one = _served("gemm_nt", (m, n, k), self._device)
+        chain.add(one, [*x, *w], [(_Y, 0)], room)
         return chain, work.bytes
 
     def _backward_chain(self, *, need_x: bool, need_w: bool) -> tuple[Chain, int]:
@@ -187,6 +200,9 @@ class Layer:
     def _queue(self, chain: Chain, size: int, bases: tuple[int, ...]) -> None:
         """Queue a pass whose workspace has ``size`` bytes on the current stream."""
         stream = self._stream(self._index)
+        if not size:
+            chain((*bases, 0), stream)
+            return
         if torch._C._cuda_getDevice() != self._index:
             room = self._bytes(size)
             chain((*bases, room.data_ptr()), stream)
@@ -241,9 +257,14 @@ class Layer:
 
     def infer_kept(self, x: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
         """y alone; ``kept_w`` holds both copies of w."""
-        chain, size = self._chain("infer_kept")
-        y = self._results(self.m, self.n)
-        self._queue(chain, size, (x.data_ptr(), 0, y.data_ptr(), 0, kept_w.data_ptr()))
+        return self.infer_at(x.data_ptr(), kept_w.data_ptr(), (self.m, self.n))
+
+    def infer_at(self, x: int, kept_w: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """As ``infer_kept``, of addresses; y in a shape of as many elements."""
+        found = self._chains.get("infer_kept")
+        chain, size = self._chain("infer_kept") if found is None else found
+        y = self._results(shape)
+        self._queue(chain, size, (x, 0, y.data_ptr(), 0, kept_w))
         return y
 
     def backward(

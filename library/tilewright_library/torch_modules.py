@@ -15,17 +15,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from .layer_rows import faster_rows, gains, takes_rows
+from .layer_rows import gains, is_faster, takes_rows
 from .torch_contract import BLOCK, dequantise_blocks, dequantise_rows
 from .torch_launch import device_key
 from .torch_layer import LAUNCHER, both_weight_bytes, kept_bytes, kept_weight_bytes, run
-from .torch_operators import OPS, gemm_fp8_blockwise, infer_kept, multiply_kept, unwatched
+from .torch_operators import (
+    KEPT,
+    KeptCall,
+    KeptWeight,
+    gemm_fp8_blockwise,
+    infer_kept,
+    kept_call,
+    multiply_kept,
+    unwatched,
+)
 
 Filter = Callable[[str, nn.Linear], bool]
 
@@ -38,8 +47,10 @@ class Linear(nn.Linear):
     take (sizes off its blocks, other dtypes) is multiplied as ``nn.Linear`` does, with one warning.
     """
 
-    _kept: tuple[torch.Tensor, int, torch.Tensor] | None = None
+    _kept: KeptWeight | None = None
     _keeping: bool = False
+    _calls: dict[torch.Size, KeptCall | None] | None = None
+    """What serves an input of a shape without a gradient while weights are kept; None: nothing so simple."""
     only_faster: bool = True
 
     @classmethod
@@ -54,20 +65,54 @@ class Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features] in bfloat16."""
-        y = multiply(input, self.weight, self)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        y = self._straight(input) if self._calls is not None and not torch.compiler.is_compiling() else None
+        if y is None:
+            y = multiply(input, self.weight, self)
+        bias = self._parameters["bias"]
+        return y if bias is None else y + bias.to(y.dtype)
+
+    def _straight(self, x: torch.Tensor) -> torch.Tensor | None:
+        """What ``multiply`` gives, for a shape it has served with a kept weight; None where anything else is at stake.
+
+        A call costs the host little more than a result and a launch.
+        """
+        calls, kept = self._calls, self._kept
+        weight = self._parameters["weight"]
+        if calls is None or kept is None or weight is None or torch.is_grad_enabled():
+            return None
+        if kept.weight is not weight or kept.version != weight._version or not unwatched(x, weight):
+            return None
+        if x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
+            return None
+        try:
+            call = calls[x.shape]
+        except KeyError:
+            call = calls[x.shape] = self._call(x)
+        if call is None or x.get_device() != call.index or torch.is_autocast_enabled("cuda"):
+            return None
+        return call(x)
+
+    def _call(self, x: torch.Tensor) -> KeptCall | None:
+        """What serves inputs of x's shape, if FP8 does in graphs and eagerly."""
+        assert self._kept is not None
+        n, k = self._kept.weight.shape
+        m = x.numel() // k if k else 0
+        if not x.is_cuda or x.shape[-1:] != (k,) or not takes_rows(m, False):
+            return None
+        key = _device_key(x.get_device())
+        if self.only_faster and not all(is_faster("kept", way, m, n, k, key) for way in ("graph", "eager")):
+            return None
+        return kept_call(x, n, self._kept.copies())
 
     def quantised_weight(self) -> torch.Tensor | None:
         """Both quantised copies of the weight, made once while ``kept_weights`` is open; None outside of it."""
         if not self._keeping:
             return None
-        weight = self.weight
         kept = self._kept
-        if kept is None or kept[0] is not weight or kept[1] != weight._version:
-            with torch.no_grad():
-                quantised = OPS.quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
-            kept = self._kept = (weight, weight._version, quantised)
-        return kept[2]
+        if kept is None or kept.weight is not self.weight:
+            kept = self._kept = KeptWeight(self.weight)
+            self._calls = {}
+        return kept.copies()
 
 
 def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> torch.Tensor:
@@ -102,10 +147,8 @@ def _slower(x: torch.Tensor, w: torch.Tensor, keeper: Linear) -> bool:
         mode = "kept" if keeper._keeping else "infer"
     graph = torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
     n, k = w.shape
-    key = _device_key(x.device.index or 0)
-    m = x.numel() // k
-    return not any(
-        low <= m < high for low, high in faster_rows(mode, "graph" if graph else "eager", n, k, key)
+    return not is_faster(
+        mode, "graph" if graph else "eager", x.numel() // k, n, k, _device_key(x.device.index or 0)
     )
 
 
@@ -125,8 +168,42 @@ def expected_gains(model: nn.Module, rows: int, mode: str = "train", way: str = 
             key = device_key(module.weight.device)
             known = gains(mode, way, module.out_features, module.in_features, key)
             if known:
-                found[name] = known[min(known, key=lambda m: abs(math.log2(m / rows)))]
+                found[name] = known[_nearest(known, rows)]
     return found
+
+
+def _nearest(known: Iterable[int], rows: int) -> int:
+    return min(known, key=lambda size: abs(math.log2(size / rows)))
+
+
+ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096)
+
+
+def gain_table(model: nn.Module, mode: str = "kept", way: str = "graph", rows: Sequence[int] = ROWS) -> str:
+    """Lines of text: a converted model's layers by size, with the measured gain over bf16 by rows; those left in bf16.
+
+    ``bf16`` stands where FP8 was measured to be slower, and serves there. Modes and ways: see ``layer_rows``.
+    """
+    sizes: dict[tuple[int, int, str], list[str]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            key = device_key(module.weight.device) if isinstance(module, Linear) else ""
+            sizes.setdefault((module.out_features, module.in_features, key), []).append(name or "(the model)")
+    lines = [
+        f"{'N x K':>15}  {'layers':>6}  {'rows: ' + str(rows[0]):>8}" + "".join(f"{m:>8}" for m in rows[1:])
+    ]
+    for (n, k, key), names in sizes.items():
+        known = gains(mode, way, n, k, key) if key else {}
+        if not key:
+            off = "N or K is no multiple of 128" if n % BLOCK or k % BLOCK else "not converted"
+            found = f"  bf16: {off}"
+        elif not known:
+            found = "  FP8: nothing was measured on this device"
+        else:
+            near = [known[_nearest(known, m)] for m in rows]
+            found = "".join(f"{gain:>8.2f}" if gain >= 1.0 else f"{'bf16':>8}" for gain in near)
+        lines.append(f"{f'{n} x {k}':>15}  {len(names):>6}{found}  {names[0]}")
+    return "\n".join(lines)
 
 
 def _is_distributed(tensor: torch.Tensor) -> bool:
@@ -174,16 +251,23 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
 
     Weights must not change inside: an optimiser's step or a load of a state dict belongs outside. (In-place changes
     that autograd sees are noticed; those of FSDP, which gathers weights anew, are why this is not automatic.) Costs
-    both FP8 copies of every weight in memory. Without effect in compiled code.
+    both FP8 copies of every weight in memory. Compiled code keeps weights where there is no gradient.
     """
     layers = [module for module in model.modules() if isinstance(module, Linear)]
+    held: dict[int, KeptWeight] = {}
     for layer in layers:
-        layer._keeping = True
+        layer._keeping, layer._calls, layer._kept = True, {}, KeptWeight(layer.weight)
+        if layer.weight.is_cuda:
+            held[layer.weight.data_ptr()] = layer._kept
+    KEPT.update(held)
     try:
         yield
     finally:
+        for address, kept in held.items():
+            if KEPT.get(address) is kept:
+                del KEPT[address]
         for layer in layers:
-            layer._keeping, layer._kept = False, None
+            layer._keeping, layer._kept, layer._calls = False, None, None
 
 
 class GroupedExperts(nn.Module):

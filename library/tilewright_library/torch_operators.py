@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .layer_rows import takes_rows, whole_rows
+from .plans.format import ALIGNMENT
 from .torch_contract import BLOCK, Tensors
 from .torch_launch import aligned
 from .torch_layer import (
@@ -30,6 +31,7 @@ from .torch_layer import (
     kept_weight_bytes,
     plain_weight,
     run,
+    serving_rows,
 )
 
 
@@ -60,6 +62,11 @@ def _filled(x: torch.Tensor, trains: bool = True) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, short)) if short else x
 
 
+def _served(x: torch.Tensor) -> torch.Tensor:
+    """x as a layer without a gradient takes it: any rows up to those of one operator, filled up beyond."""
+    return x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
+
+
 def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     """y [M, N], and what is kept of x and of w."""
     (m, k), n = x.shape, w.shape[0]
@@ -75,12 +82,16 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """y [M, N]; nothing is kept."""
-    rows = _filled(x, False)
+    """y [M, N]; nothing is kept for a gradient. A weight in ``KEPT`` is quantised once."""
+    kept = KEPT.get(w.data_ptr())
+    if kept is not None and kept.holds(w):
+        return infer_kept(x, w.shape[0], kept.copies())
+    rows = _served(x)
     layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
     if layer is not None:
         y = layer.infer(aligned(rows), aligned(w))
     else:
+        rows = _filled(x, False)
         y = _product("gemm_nt", _quantise("quant_1x128", rows), _quantise("quant_128x128", w))
     return first_rows(y, x.shape[0])
 
@@ -92,6 +103,35 @@ def quantise_weight(w: torch.Tensor) -> torch.Tensor:
     parts = [_packed(wt_q, wt_s), _packed(w_q, w_s)]
     gap = both_weight_bytes(n, k) - sum(p.numel() for p in parts)
     return torch.cat([parts[0], parts[0].new_zeros(gap), parts[1]])
+
+
+class KeptWeight:
+    """A weight [N, K] with both quantised copies, made at their first use and when autograd sees the weight change."""
+
+    __slots__ = ("_copies", "version", "weight")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.version = weight, -1
+        self._copies = torch.empty(0, dtype=torch.uint8, device=weight.device)
+
+    def holds(self, w: torch.Tensor) -> bool:
+        """Whether the operand at this weight's address still is the weight."""
+        weight = self.weight
+        return weight.data_ptr() == w.data_ptr() and weight.shape == w.shape and weight.dtype is w.dtype
+
+    def copies(self) -> torch.Tensor:
+        """Both, in one uint8 tensor, which stays where it is: graphs and prepared launches know its address."""
+        weight = self.weight
+        if self.version != weight._version:
+            with torch.no_grad():
+                made = quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
+            self._copies = self._copies.copy_(made) if self._copies.numel() else made
+            self.version = weight._version
+        return self._copies
+
+
+KEPT: dict[int, KeptWeight] = {}
+"""By address, weights that ``torch_modules.kept_weights`` holds, for compiled code, which sees operands only."""
 
 
 def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
@@ -265,7 +305,7 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
     trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
     if n % BLOCK or k % BLOCK or not takes_rows(m, trains) or not n:
         return None
-    whole = m if trains else whole_rows(m, False)
+    whole = m if trains or m <= serving_rows(x.device) else whole_rows(m, False)
     layer = entry(whole, n, k, x.device, trains)
     if layer is None:
         return None
@@ -293,11 +333,38 @@ def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
     flat = len(shape) == 2
     rows = x if flat else x.reshape(-1, k)
     m = rows.shape[0]
-    filled = aligned(_filled(rows, False))
+    filled = aligned(_served(rows))
     layer = _entry(x.device, filled.shape[0], n, k, False)
-    y = layer.infer_kept(filled, kept_w) if layer is not None else linear_infer_kept(filled, kept_w, n)
+    y = layer.infer_kept(filled, kept_w) if layer is not None else linear_infer_kept(rows, kept_w, n)
     y = first_rows(y, m) if filled.shape[0] != m else y
     return y if flat else y.view(*shape[:-1], n)
+
+
+class KeptCall:
+    """y [..., N] of an x of one shape, with a weight quantised before; None for an x that needs a copy first."""
+
+    __slots__ = ("_kept", "_layer", "_shape", "_weight", "index")
+
+    def __init__(self, layer: Layer, x: torch.Tensor, n: int, kept_w: torch.Tensor) -> None:
+        self._layer, self._kept, self.index = layer, kept_w, x.get_device()
+        self._shape, self._weight = (*x.shape[:-1], n), kept_w.data_ptr()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Not differentiable."""
+        address = x.data_ptr()
+        if address % ALIGNMENT or not x.is_contiguous():
+            return None
+        return self._layer.infer_at(address, self._weight, self._shape)
+
+
+def kept_call(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> KeptCall | None:
+    """What serves x's shape without a copy of x; None where no plans do."""
+    k = x.shape[-1]
+    m = x.numel() // k
+    if m > serving_rows(x.device) and whole_rows(m, False) != m:
+        return None
+    layer = _entry(x.device, m, n, k, False)
+    return KeptCall(layer, x, n, kept_w) if layer is not None else None
 
 
 # -- the function ------------------------------------------------------------------------------------

@@ -258,8 +258,11 @@ def record(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     architecture: int,
+    earlier: object = None,
 ) -> Plan:
     """What the module's ``launch`` does on inputs of these shapes. ``architecture``: 90 for compute capability 9.0.
+
+    ``earlier`` is of no use here: what Triton compiles to depends on the arguments of a launch.
 
     Raises NotRecorded, PlanError, and what ``launch`` or the compiler raises. One call at a time for one module.
     """

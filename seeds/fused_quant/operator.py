@@ -38,7 +38,7 @@ from tilewright.seeds.sampled import Elements, Sample, normal_table, spread_pick
 from tilewright.seeds.shaped import Shaped, matrix, suites_of
 
 EPSILON = 1e-6
-INPUT_KINDS = (*MATRIX_KINDS, "faint")
+INPUT_KINDS = (*MATRIX_KINDS, "repeated", "faint")
 """``faint``: every row has its own magnitude in 2^-14 .. 2^-4, where epsilon and the floor of a maximum tell."""
 
 SAMPLED_ROWS = 24

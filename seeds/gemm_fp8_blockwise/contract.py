@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.seeds.sampled import TABLE, normal_table
+from tilewright.seeds.shaped import integers
 
 BLOCK = 128
 """Edge of a scale block, elements."""
@@ -28,6 +29,12 @@ AMAX_FLOOR = np.float32(1e-4)
 """Smallest block maximum a scale is made from."""
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
+PRODUCT_KINDS = (*INPUT_KINDS, "repeated", "integers", "scaled")
+QUANTISER_KINDS = (*INPUT_KINDS, "extreme")
+"""Kinds of inputs of products, and of quantisers. NaN and infinities are unspecified."""
+
+_MIDPOINTS = np.arange(17, 32, 2, dtype=np.float32) / 16
+"""Half way between e4m3 numbers."""
 
 
 def scales_of(amax: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +82,10 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
 
     ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
     128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
-    index shows. ``zero_blocks``: half of the blocks are zero. Raises ValueError for another kind.
+    index shows. ``zero_blocks``: half of the blocks are zero. ``repeated``: three values, rows of one sign and of
+    different size. ``scaled``: all by 2^40 or by 2^-12, where the floor is near. ``extreme``: every block has its own
+    magnitude in 2^-134 .. 2^118, in a quarter of them all but the largest lie half way between two codes, and some are
+    negative zeros. Raises ValueError for another kind; see ``factors`` for ``integers``.
     """
     x = rng.standard_normal((rows, cols), dtype=np.float32)
     grid = (-(-rows // BLOCK), -(-cols // BLOCK))
@@ -92,20 +102,52 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
         x *= np.exp2(rng.integers(-2, 3, (rows, 1))).astype(np.float32)
     elif kind == "zero_blocks":
         x *= blow_up(rng.random(grid) < 0.5)
+    elif kind == "repeated":
+        signs = rng.choice(np.array([-1, 1], np.float32), (rows, 1)) * _steps(rng, rows)
+        x = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (rows, cols)) * signs
+    elif kind == "scaled":
+        x *= np.float32(2.0 ** rng.choice((-12, 40)))
+    elif kind == "extreme":
+        near = rng.choice(_MIDPOINTS, (rows, cols)) * np.exp2(rng.integers(-6, 8, (rows, cols)))
+        near = np.where(np.arange(cols) % BLOCK == rng.integers(BLOCK), FP8_MAX, near) * np.sign(x)
+        x = np.where(blow_up(rng.random(grid) < 0.25) > 0, near * 2.0**-8, x)
+        x = np.where(rng.random((rows, cols)) < 1 / 16, np.float32(-0.0), x)
+        x = x * blow_up(np.exp2(rng.integers(-134, 119, grid)))
     elif kind != "randn":
-        raise ValueError(f"gemm_fp8_blockwise has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
+        known = ", ".join((*PRODUCT_KINDS, *QUANTISER_KINDS[-1:]))
+        raise ValueError(f"gemm_fp8_blockwise has no input kind {kind!r}; it has {known}")
     return x.astype(ml_dtypes.bfloat16)
+
+
+def _steps(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Powers of two by row."""
+    return np.exp2(rng.integers(-2, 3, (rows, 1))).astype(np.float32)
+
+
+def factors(
+    rng: np.random.Generator, seed: int, kind: str, m: int, n: int, k: int, most: int = 14
+) -> tuple[np.ndarray, np.ndarray]:
+    """A [m, k] and B [n, k] of one kind, before they are quantised.
+
+    ``integers``: see ``shaped.integers``; up to 14 a sum over one block is held by 14 bits, and one over four is not.
+    """
+    if kind != "integers":
+        return draw(rng, m, k, kind), draw(rng, n, k, kind)
+    mirrored = integers(rng, (m, k), 1, seed, mirror=True, most=most)
+    return mirrored * _steps(rng, m), integers(rng, (n, k), 1, seed, mirror=False, most=most) * _steps(rng, n)
 
 
 def generator(seed: int, kind: str) -> np.random.Generator:
     """The random numbers of one seed and kind of inputs."""
-    return np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
+    kinds = (*PRODUCT_KINDS, *QUANTISER_KINDS[-1:])
+    return np.random.default_rng([seed, kinds.index(kind) if kind in kinds else 0])
 
 
 def usual_sizes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """float32 [M, N]: how large elements of a [M, K] . b [N, K]^T are where signs are random."""
-    left, right = (np.square(x).astype(np.float32) for x in (a, b))
-    return np.sqrt(left @ right.T)
+    """float64 [M, N]: how large elements of a [M, K] . b [N, K]^T are where signs are random."""
+    most = [max(float(np.abs(x).max(initial=0.0)), 1e-300) for x in (a, b)]
+    left, right = (np.square(x / top).astype(np.float32) for x, top in zip((a, b), most, strict=True))
+    return np.sqrt(left @ right.T) * (most[0] * most[1])
 
 
 def product_tables() -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ write *transposed* copies, and all three products are NT:
     wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
 
 ``step`` is all of it at once (``step.py``), ``step_mixed`` with x^T in blocks, whose wgrad is a ``gemm_nt`` too;
-``grouped.py`` has the products of an MoE layer's experts.
+``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a layer that serves.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ import numpy as np
 
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
-    INPUT_KINDS,
+    PRODUCT_KINDS,
+    QUANTISER_KINDS,
     dequantise_blocks,
     dequantise_rows,
     draw,
+    factors,
     generator,
     product_tables,
     quantise_blocks,
@@ -35,7 +37,8 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     usual_sizes,
 )
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
-from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS
+from tilewright.seeds.gemm_fp8_blockwise.linear import ServingLinear, serving
+from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS, FP8_ROWS, FP8_TILES
 from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
 from tilewright.seeds.inlined import inlined
@@ -73,7 +76,7 @@ class BlockwiseGemm(Product):
         SnrGate("field", "exact", 25.0),
         SnrGate("exact", "exact", 45.0, usual="usual"),
     )
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    input_kinds: tuple[str, ...] = PRODUCT_KINDS
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -100,8 +103,9 @@ class BlockwiseGemm(Product):
         """Fresh operands, quantised by the contract from matrices that ``draw`` distributes as ``kind``."""
         m, n, k = self.dims(workload)
         rng = generator(seed, kind)
-        a_q, a_s = quantise_rows(draw(rng, m, k, kind))
-        b_q, b_s = (quantise_rows if self.columns else quantise_blocks)(draw(rng, n, k, kind))
+        a, b = factors(rng, seed, kind, m, n, k)
+        a_q, a_s = quantise_rows(a)
+        b_q, b_s = (quantise_rows if self.columns else quantise_blocks)(b)
         return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
@@ -142,7 +146,7 @@ class Quantiser(Shaped):
     shape: str
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    input_kinds: tuple[str, ...] = QUANTISER_KINDS
     memory_bound: bool = True
 
     @property
@@ -224,7 +228,10 @@ class Quantiser(Shaped):
         return m * k * (2 if self.dual else 1)
 
 
-def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroups | DepthGroups]:
+Operators = BlockwiseGemm | Quantiser | TrainingStep | ServingLinear | RowGroups | DepthGroups
+
+
+def operators() -> dict[str, Operators]:
     """The family's operators by recipe name."""
     family = "gemm_fp8_blockwise"
     products = {
@@ -258,10 +265,15 @@ def operators() -> dict[str, BlockwiseGemm | Quantiser | TrainingStep | RowGroup
         "step_mixed": TrainingStep(f"{family}/step_mixed", step_suites(gemm_suites()), mixed=True),
     }
     experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
-    return {**products, **quantisers, **steps, **experts}
+    layers = serving(family, _seeds("fp8_rows", "fp8_tiles"))
+    return {**products, **quantisers, **steps, **layers, **experts}
 
 
-_POINTS: Mapping[str, tuple[Mapping[str, object], ...]] = {"few_rows": FEW_ROWS}
+_POINTS: Mapping[str, tuple[Mapping[str, object], ...]] = {
+    "few_rows": FEW_ROWS,
+    "fp8_rows": FP8_ROWS,
+    "fp8_tiles": FP8_TILES,
+}
 
 
 def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:

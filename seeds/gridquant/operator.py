@@ -20,9 +20,11 @@ import numpy as np
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     AMAX_FLOOR,
     FP8_MAX,
-    INPUT_KINDS,
+    PRODUCT_KINDS,
+    QUANTISER_KINDS,
     cast,
     draw,
+    factors,
     generator,
 )
 from tilewright.seeds.inlined import inlined
@@ -79,7 +81,7 @@ class GridQuant(Shaped):
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = (BitExactGate("bits", "bits", ("q", "s")),)
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    input_kinds: tuple[str, ...] = QUANTISER_KINDS
     memory_bound: bool = True
 
     @property
@@ -138,7 +140,7 @@ class GridGemm(Product):
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    input_kinds: tuple[str, ...] = PRODUCT_KINDS
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -166,8 +168,8 @@ class GridGemm(Product):
         """Fresh operands, quantised by the contract."""
         m, n, k = self.dims(workload)
         rng = generator(seed, kind)
-        a_q, a_s = quantise_grid(draw(rng, m, k, kind), self.edge)
-        b_q, b_s = quantise_grid(draw(rng, n, k, kind), self.edge)
+        a, b = factors(rng, seed, kind, m, n, k, most=7)
+        (a_q, a_s), (b_q, b_s) = quantise_grid(a, self.edge), quantise_grid(b, self.edge)
         return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:

@@ -205,6 +205,46 @@ def modules() -> dict[str, Any]:
     }
 
 
+def served() -> dict[str, Any]:
+    """A layer that keeps its weight: any rows, leading dimensions, views, a changed weight, graphs, autocast."""
+    from tilewright_library import Linear, kept_weights
+    from tilewright_library import torch_contract as c
+
+    layer = Linear(1024, 640, bias=False, device="cuda", dtype=torch.bfloat16)
+    layer.only_faster = False
+
+    def wanted(x: torch.Tensor) -> torch.Tensor:
+        w_q, w_s = c.quantise_blocks(layer.weight.detach())
+        (y,) = c.serving_linear({"x": x.reshape(-1, 1024), "w_q": w_q, "w_s": w_s})
+        return y.view(*x.shape[:-1], 640)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+    found: dict[str, list[float]] = {}
+    with torch.no_grad(), kept_weights(layer):
+        for m in (1, 33, 301):
+            x = drawn(m, 1024)
+            found[str(m)] = [db(layer(x), wanted(x)) for _ in range(3)]
+        flat = drawn(6 * 1024 + 8)
+        odd = (drawn(2, 3, 1024), drawn(1024, 6).t(), flat[1:-7].view(6, 1024))
+        found["views"] = [db(layer(x), wanted(x)) for x in odd for _ in range(3)]
+        with torch.autocast("cuda", torch.bfloat16):
+            found["autocast"] = [db(layer(x.float()), wanted(x)) for x in odd]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(odd[0])
+        odd[0].copy_(drawn(2, 3, 1024))
+        graph.replay()
+        found["graph"] = [db(y, wanted(odd[0]))]
+        layer.weight.mul_(2)
+        found["changed"] = [db(layer(odd[0]), wanted(odd[0]))]
+        with torch.enable_grad():
+            found["gradient"] = [db(layer(x := drawn(128, 1024)).detach(), wanted(x))]
+            found["gradient"].append(1e3 if layer(x).requires_grad else 0.0)
+    return found
+
+
 def grouped() -> dict[str, Any]:
     """Experts with group sizes on the device: no synchronisation, a CUDA graph that serves other sizes."""
     from tilewright_library import GroupedExperts
@@ -294,10 +334,11 @@ def storm() -> dict[str, Any]:
 
 def loaded() -> dict[str, Any]:
     """Every promoted torch operator by ``load``, against its reference."""
-    from tilewright_library import load, torch_contract
+    from tilewright_library import load, operators, torch_contract
 
     found = {}
-    for name, operand_shapes in torch_contract.OPERANDS.items():
+    for name in sorted(set(operators()) & set(torch_contract.OPERANDS)):
+        operand_shapes = torch_contract.OPERANDS[name]
         dims = operand_shapes.named((256, 512, 1024) if len(operand_shapes.dimensions) == 3 else (256, 1024))
         inputs = []
         for operand in operand_shapes.inputs:

@@ -88,9 +88,14 @@ def _at(address: int, tensor: Tensor) -> torch.Tensor:
 class MemoryLauncher:
     """Serves every operator of the family by a ``MemoryPlan``; those in ``without`` have none."""
 
-    def __init__(self, without: frozenset[str] = frozenset()) -> None:
+    def __init__(self, without: frozenset[str] = frozenset(), rows: int = 0) -> None:
         self.plans: dict[tuple[str, tuple[int, ...], int | None], Any] = {}
+        self.rows = rows
         self._without = without
+
+    def verified(self, operator: str, dimension: str, device: torch.device) -> int:
+        """As ``torch_launch.Launcher.verified``: rows up to which one operator serves a layer."""
+        return self.rows
 
     def serve(
         self, operator: str, dims: tuple[int, ...], *rest: Any

@@ -1,5 +1,7 @@
 """What single elements of an output are held to."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -320,3 +322,96 @@ def test_tiles_acquit_nothing_that_elements_would_convict(monkeypatch, dtype, se
     quickly = said()
     monkeypatch.setattr(elements, "_surely_explained", lambda *_: False)
     assert quickly == said()
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, 1e39, -1e300])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_what_is_no_number_must_be_the_same_and_says_nothing_of_the_rest(special, dtype):
+    wanted = np.random.default_rng(3).standard_normal((40, 40))
+    wanted[3, 5] = special
+    with np.errstate(over="ignore"):
+        right = wanted.astype(dtype)
+    gate = SnrGate("exact", "exact", 40.0)
+    no_number = bool(np.isnan(special))
+    for other, passes in ((right[3, 5], True), (0.0, False), (-right[3, 5], no_number), (np.nan, no_number)):
+        found = right.copy()
+        found[3, 5] = other
+        (reading,) = read_gates((gate,), {"c": found}, {"exact": {"c": wanted}}, "nan")
+        assert reading.passed is passes, other
+    for wrong in (np.nan, np.inf, 9.0):
+        found = right.copy()
+        found[4, 6] = wrong
+        assert not read_gates((gate,), {"c": found}, {"exact": {"c": wanted}}, "nan")[0].passed
+
+
+def test_the_largest_number_may_stand_for_what_is_larger_and_no_other():
+    wanted = np.full((8, 8), 1e39)
+    top = float(np.finfo(np.float32).max)
+    assert elements.finite(np.full((8, 8), top, np.float32), wanted) is not None
+    assert elements.finite(np.full((8, 8), top / 2, np.float32), wanted) is None
+    assert elements.finite(np.full((8, 8), -np.inf, np.float32), wanted) is None
+    whole = np.ones((2, 2), np.int32), np.ones((2, 2))
+    assert elements.finite(*whole) == whole
+
+
+@pytest.mark.parametrize(
+    ("dtype", "passes"), [(np.float32, True), (ml_dtypes.bfloat16, True), (np.float16, False)]
+)
+def test_what_is_no_normal_number_may_be_taken_for_zero_where_devices_do(dtype, passes):
+    least = float(ml_dtypes.finfo(dtype).tiny)
+    wanted = np.random.default_rng(3).uniform(0.5, 1.0, (64, 64)) * least * 2
+    wanted[3, 5:9] = least / 4
+    found = wanted.astype(dtype)
+    assert objection(found, wanted, allowance(SnrGate("exact", "exact", 45.0))) is None
+    found[3, 5:9] = 0
+    assert (objection(found, wanted, allowance(SnrGate("exact", "exact", 45.0))) is None) is passes
+    found[3, 9] = 0
+    assert objection(found, wanted, allowance(SnrGate("exact", "exact", 45.0))) is not None
+
+
+def _turned(rows, columns, share, seed, ways):
+    """Codes near ``wanted``: some are the next ones, by ``ways`` (of signs and random numbers) up or down."""
+    rng = np.random.default_rng(seed)
+    wanted = rng.choice(np.array([-3, -2.5, 2.5, 3]), (rows, columns)).astype(np.float32)
+    by = np.where(rng.random(wanted.shape) < share, ways(wanted, rng) / 4, 0)
+    return (wanted + by).astype(ml_dtypes.float8_e4m3fn), wanted.astype(ml_dtypes.float8_e4m3fn)
+
+
+ONE_WAY = {
+    "up": lambda wanted, rng: np.ones_like(wanted),
+    "down": lambda wanted, rng: -np.ones_like(wanted),
+    "away from zero": lambda wanted, rng: np.sign(wanted),
+    "towards zero": lambda wanted, rng: -np.sign(wanted),
+}
+TWO_WAYS = {
+    "by element": lambda wanted, rng: rng.choice((-1.0, 1.0), wanted.shape),
+    "by row": lambda wanted, rng: np.broadcast_to(rng.choice((-1.0, 1.0), (len(wanted), 1)), wanted.shape),
+    "by column": lambda wanted, rng: np.broadcast_to(rng.choice((-1.0, 1.0), wanted.shape[1]), wanted.shape),
+    "by row, away from zero": lambda wanted, rng: rng.choice((-1.0, 1.0), (len(wanted), 1)) * np.sign(wanted),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ways", ONE_WAY)
+@pytest.mark.parametrize("shape", [(256, 40), (33, 400)])
+def test_codes_that_turn_one_way_are_seen(ways, shape):
+    codes, wanted = _turned(*shape, 0.01, 3, ONE_WAY[ways])
+    said = elements.turned_one_way(codes, wanted)
+    assert said is not None and ("zero" in said) == ("zero" in ways)
+    gate = AgreementGate("codes", "codes", ("q",), 0.98)
+    for own, passes in ((gate, False), (dataclasses.replace(gate, leans=True), True)):
+        (reading,) = read_gates((own,), {"q": codes}, {"codes": {"q": wanted}}, "randn")
+        assert reading.passed is passes
+
+
+@pytest.mark.parametrize("ways", TWO_WAYS)
+def test_codes_that_turn_both_ways_pass(ways):
+    for seed in range(10):
+        for shape in ((256, 40), (64, 400)):
+            assert elements.turned_one_way(*_turned(*shape, 0.01, seed, TWO_WAYS[ways])) is None
+
+
+def test_a_few_codes_that_turn_say_nothing():
+    codes, wanted = _turned(31, 4, 1.0, 3, ONE_WAY["up"])
+    assert elements.turned_one_way(codes, wanted) is None
+    assert elements.turned_one_way(codes[:0], wanted[:0]) is None
+    assert elements.turned_one_way(*_turned(32, 4, 1.0, 3, ONE_WAY["up"])) is not None

@@ -82,6 +82,21 @@ def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(
     assert torch.equal(y, torch_operators.linear_forward_only(x[:rows], w))
 
 
+@pytest.mark.parametrize("rows", [1, 37, M])
+def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(
+    launcher: MemoryLauncher, rows: int
+) -> None:
+    x, w, _ = operands()
+    launcher.rows = 37
+    kept = torch_operators.quantise_weight(w)
+    layer = Layer(rows, N, K, torch.device("cpu"), False)
+    found = [layer.infer_kept(x[:rows].contiguous(), kept) for _ in range(3)]
+    launched = {name for (name, *_), plan in launcher.plans.items() if plan.calls}
+    assert launched == ({"linear"} if rows <= 37 else {"quant_1x128", "gemm_nt"})
+    assert all(torch.equal(y, torch_operators.linear_infer_kept(x[:rows], kept, N)) for y in found)
+    assert torch.equal(layer.infer(x[:rows].contiguous(), w), found[0])
+
+
 @pytest.mark.parametrize("rows", [M, M - 56, 1])
 def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(
     launcher: MemoryLauncher, rows: int

@@ -6,7 +6,7 @@ import pytest
 
 from testkit.exploits.cuda import CODE, HOST, PARAMS
 from tilewright.fitness import dialect
-from tilewright.library import cuda_record
+from tilewright.library import cuda_record, plan_shelf
 from tilewright.library.launch_numbers import NotRecorded
 from tilewright.library.nvrtc import CompileError
 from tilewright.library.plans.format import Fill, Launch, Plan, PlanError, Pointer, Tensor, TensorMap
@@ -57,6 +57,24 @@ def test_a_launch_becomes_a_plan_with_a_block_of_two_dimensions():
     assert b'"block"' not in row.to_bytes() and row.digest != made.digest
     with pytest.raises(PlanError, match="block"):
         dataclasses.replace(made, steps=(dataclasses.replace(launch, block=(32, 9, 1)),))
+
+
+def test_another_shape_takes_the_code_of_one_that_was_compiled(monkeypatch):
+    space: dict = {}
+    exec(HOST, space)
+    module = {"CUDA": CODE, "launch": space["launch"]}
+    first = plan()
+    pack = plan_shelf.Pack(plan_shelf.packed({("k", (M, N, K)): first}, first.toolchain), "pack")
+    inputs = (
+        Tensor("a_q", "float8_e4m3fn", (M + 7, K)),
+        Tensor("a_s", "float32", (K // 128, M + 7)),
+        *INPUTS[2:],
+    )
+    outputs = (Tensor("c", "bfloat16", (M + 7, N)),)
+    monkeypatch.setattr(cuda_record.nvrtc, "compiled", lambda *_: pytest.fail("compiled again"))
+    other = cuda_record.record(module, PARAMS, inputs, outputs, 90, pack.compiled)
+    assert other.codes == first.codes and other.outputs[0].shape == (M + 7, N)
+    assert pack.compiled("another key") is None
 
 
 def test_tensor_maps_zeros_and_templates():

@@ -82,6 +82,11 @@ def test_modules(home: Path) -> None:
     assert all(found["kept"]) and all(found["linear"])
 
 
+def test_a_layer_that_keeps_its_weight_serves_whatever_comes(home: Path) -> None:
+    found = child("served", home)
+    assert all(value >= 45.0 for values in found.values() for value in values), found
+
+
 def test_group_sizes_on_the_device_cost_no_synchronisation(home: Path) -> None:
     assert min(child("grouped", home)["db"]) >= 45.0
 

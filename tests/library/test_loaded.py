@@ -256,7 +256,7 @@ def test_a_plan_of_another_architecture_is_not_taken(
 
     made: list[int] = []
 
-    def noted(kernel: Any, shapes: Any, dims: Any, architecture: int, device: Any) -> None:
+    def noted(kernel: Any, shapes: Any, dims: Any, architecture: int, device: Any, packs: Any) -> None:
         made.append(architecture)
 
     monkeypatch.setattr(torch_launch, "made_plan", noted)

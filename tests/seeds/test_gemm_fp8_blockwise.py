@@ -40,8 +40,7 @@ def test_a_stage_of_few_rows_never_changes_teams() -> None:
     assert not space.violations({**point, "stages": 4})
 
 
-@pytest.mark.parametrize("recipe", OPERATORS)
-@pytest.mark.parametrize("kind", OPERATORS["gemm_nt"].input_kinds)
+@pytest.mark.parametrize(("recipe", "kind"), [(r, k) for r, o in OPERATORS.items() for k in o.input_kinds])
 def test_right_answers_pass_and_wrong_ones_fail(recipe: str, kind: str) -> None:
     operator = OPERATORS[recipe]
     workload = operator.suites["primus-core"].check[0]

@@ -47,6 +47,16 @@ HOPPER: list[tuple[str, str, dict[str, Any]]] = [
     ("gemm_fp8_blockwise/quant_mixed_dual", "quant_mixed_dual", {}),
 ]
 
+SERVING: list[tuple[str, dict[str, Any]]] = [
+    ("fp8_rows", {}),
+    ("fp8_rows", {"QUANT": 0, "SPLIT": 2}),
+    ("fp8_rows", {"QUANT": 0, "MOST": 256, "WGS": 2, "KB": 1, "CTAS": 1, "CN": 2}),
+    ("fp8_tiles", {}),
+    ("fp8_tiles", {"CTAS": 264, "STAGES": 6}),
+    ("fp8_tiles", {"WGS": 2, "WN": 128, "STAGES": 6, "SHARE": "b"}),
+    ("fp8_tiles", {"WGS": 2, "WAVES": "down", "WN": 128, "STAGES": 4, "SHARE": "a"}),
+]
+
 PRODUCTS = ("step", "step_mixed", "gemm_nt", "gemm_nt_rows")
 QUANTISERS = ("quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual", "quant_mixed_dual")
 
@@ -58,6 +68,9 @@ def cases() -> list[Case]:
         operator = load_operator(f"gemm_fp8_blockwise/{recipe}")
         shapes = operator.suites["primus-core"].check
         found += [Case(f"gemm_fp8_blockwise/{recipe}", kernel, shapes) for kernel in operator.kernels]
+    shapes = load_operator("gemm_fp8_blockwise/linear").suites["serving"].check
+    for kernel, params in SERVING:
+        found.append(Case("gemm_fp8_blockwise/linear", kernel, shapes, params))
     for recipe in ("kgrouped4x8192", "kmixed8x4096"):
         shapes = load_operator(f"gemm_fp8_blockwise/{recipe}").suites["experts"].check
         found.append(Case(f"gemm_fp8_blockwise/{recipe}", "k_grouped", shapes))

@@ -151,6 +151,8 @@ class Cascade:
             interval=interval,
             workloads=tuple(found.figures),
             gates=tuple(found.gates),
+            drawn=tuple(found.drawn),
+            outside=tuple(found.outside),
             projected=found.projected,
             descriptors=descriptors,
             compiled=found.compiled,

@@ -22,8 +22,10 @@ from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Suite
 from tilewright.workers.cascade.base import Cascade
-from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
+from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, drawn_kinds, run_steps
+from tilewright.workers.cascade.drawn_shapes import INTERPRETED, LARGE, MEASURED, DrawnStage
 from tilewright.workers.cascade.measured_stages import (
+    KINDS,
     NEAR,
     Confirmation,
     GateStage,
@@ -49,7 +51,7 @@ from tilewright.workers.device.station import (
     Station,
     compile_children,
 )
-from tilewright.workers.device.timing import Samples
+from tilewright.workers.device.timing import Samples, measure
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep, Truth
 from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -135,9 +137,7 @@ class MeasuredCascade(Cascade):
     def _judge(
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
-        steps: list[StageStep] = [DialectStage(request.target.entry)]
-        if self._pallas:
-            steps += [TraceStage(), CompileStage(compiles=False), HandOverStage()]
+        steps: list[StageStep] = [DialectStage(request.target.entry), *self._prepared()]
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
         if not self._pallas:
             self._due.wait_all()  # of an evaluation that ended early
@@ -145,10 +145,10 @@ class MeasuredCascade(Cascade):
                 [lambda: gates.prepare(request), lambda: screen.prepare(request)]
             )
             gates.due, screen.due = (lambda: due.wait(0)), (lambda: due.wait(1))
-        if self._compiler is not None:
-            steps.append(PlanStage(self._compiler, self._pace))
         race = RaceStage([screen], _descriptors)
         stage, failure = run_steps([*steps, gates, race], request, found, on_stage)
+        if failure is None and request.final and request.baseline is None:
+            stage, failure = run_steps([self._on_drawn()], request, found, on_stage)
         # what keeps to a part of the suite has no fitness to compare with the champion's
         whole = request.only is None and not (request.final or request.timeline)
         if failure is None and whole:
@@ -161,6 +161,34 @@ class MeasuredCascade(Cascade):
                 found.figures[0] = first.model_copy(update={"diagnosis": noted})
         found.gates = list(worst_gates(found.gates))
         return stage, failure
+
+    def _prepared(self) -> list[StageStep]:
+        """The stages from a source to what the station launches."""
+        if self._pallas:
+            return [TraceStage(), CompileStage(compiles=False), HandOverStage()]
+        return [PlanStage(self._compiler, self._pace)] if self._compiler is not None else []
+
+    def _on_drawn(self) -> DrawnStage:
+        """Large shapes only where operands are made on the device and answers are sampled."""
+        if self._target.interpreted:
+            return DrawnStage((INTERPRETED, self._gated))
+        large = [(LARGE, self._sampled)] if self._samples.tables else []
+        return DrawnStage((MEASURED, self._gated), *large)
+
+    def _gated(self, request: Request, found: Findings) -> Failure | None:
+        def kinds(request: Request, place: int) -> Sequence[str]:
+            return drawn_kinds(request, request.checked[place], KINDS)
+
+        return run_steps([*self._prepared(), GateStage(self._station, kinds)], request, found, None)[1]
+
+    def _sampled(self, request: Request, found: Findings) -> Failure | None:
+        timed = dataclasses.replace(request, measured=request.checked, checked=())
+        failure = run_steps(self._prepared(), timed, found, None)[1]
+        if failure is not None:
+            return failure
+        entry = Entry(request.genome, request.source, request.params, plans=found.plans)
+        once = measure(self._station, timed, found, self._samples, [entry], (1, 1), {}, kinds=KINDS)
+        return once if isinstance(once, Failure) else None
 
     def _settle(self, request: Request, found: Findings) -> Confirmation | Failure | None:
         """Measure against the champion what may be faster, and crown what is. None when it met nobody."""

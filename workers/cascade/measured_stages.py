@@ -73,20 +73,24 @@ class GateStage:
 
     stage = Stage.CHECK
 
-    def __init__(self, station: Station) -> None:
+    def __init__(
+        self, station: Station, kinds: Callable[[Request, int], Sequence[str]] | None = None
+    ) -> None:
+        """``kinds``: of inputs on the checked shape at a position; None: as a campaign deals them."""
         self._station = station
+        self._kinds = kinds or _kinds
         self.due: Callable[[], None] = nothing_due
 
     def prepare(self, request: Request) -> None:
         """Compute what is due, for which ``run`` waits with ``due`` where another thread does this."""
         for place, workload in enumerate(request.checked):
-            for kind in _kinds(request, place):
+            for kind in self._kinds(request, place):
                 request.truth.references(workload, request.seed, kind)
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Every checked shape; each kind of inputs on one of them, or on all for a finalist."""
         self.due()
-        plan = [(w, _kinds(request, place)) for place, w in enumerate(request.checked)]
+        plan = [(w, self._kinds(request, place)) for place, w in enumerate(request.checked)]
         entry = _entry(request, found)
         arrays = {
             f"{w.id}/{kind}/{name}": array

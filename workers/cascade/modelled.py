@@ -29,11 +29,14 @@ from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Operator, Suite
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
+from tilewright.workers.cascade.drawn_shapes import MODELLED, DrawnStage
 from tilewright.workers.cascade.modelled_stages import (
     CheckStage,
     CompileStage,
     MeasureStage,
     TraceStage,
+    check,
+    trace,
 )
 from tilewright.workers.cascade.verify_shapes import VerifyStage, to_verify
 from tilewright.workers.child.run_once import environment
@@ -129,13 +132,16 @@ class ModelledCascade(Cascade):
         gates: list[StageStep] = [CheckStage()]
         if shapes := to_verify(request, found, best=True):
             gates.append(VerifyStage(shapes))
-        checked = dataclasses.replace(found, gates=[], logs=[])
+        if request.baseline is None:
+            gates.append(DrawnStage((MODELLED, _interpreted)))
+        checked = dataclasses.replace(found, gates=[], logs=[], drawn=[], outside=[])
         with ThreadPoolExecutor(1) as other:
             gated = other.submit(run_steps, gates, beside, checked, None)
             timed = run_steps([CompileStage(), MeasureStage()], request, found, on_stage)
             if on_stage is not None:
                 on_stage(Stage.CHECK)
         found.gates, found.logs = checked.gates, found.logs + checked.logs
+        found.drawn, found.outside = checked.drawn, checked.outside
         for stage, failure in (gated.result(), timed):
             if failure is not None:
                 return stage, failure
@@ -158,6 +164,12 @@ class ModelledCascade(Cascade):
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:
         return libtpu_simulator.toolchain()
+
+
+def _interpreted(request: Request, found: Findings) -> Failure | None:
+    """Passes the gates on a request's checked shapes, all of them large ones: on two kinds of inputs."""
+    part = dataclasses.replace(request, large_checks=request.checked, thorough=False)
+    return trace(part, found) or check(part, found)
 
 
 def pallas_template() -> Template:

@@ -134,6 +134,7 @@ class _Conversation:
                     "kinds": [kind for name, kind in self._inputs if name == w.id],
                     "sampled": w.id in request.sampled,
                     "whole": w.id in request.whole_axes,
+                    "both": request.final,
                 }
                 for w in self._asked
             ],

@@ -33,7 +33,7 @@ from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import DeviceRatio, Entry, Station
-from tilewright.workers.request import Failure, Findings, TimingRequest, one_line
+from tilewright.workers.request import Failure, Findings, KernelRequest, TimingRequest, one_line
 
 STALL_SECONDS = 10.0
 """Silence of a device child after which its kernel is taken for hung."""
@@ -348,7 +348,8 @@ def _own_error(request: TimingRequest) -> float:
     """What the sums of a real device explain of one element's error: matrix units keep 14 bits of fp8 products."""
     if request.target.interpreted:
         return 0.0
-    narrow = any(score.matrix_kind(request.operator, request.inputs(w)) == "f8" for w in request.measured)
+    judged = (*request.measured, *(request.checked if isinstance(request, KernelRequest) else ()))
+    narrow = any(score.matrix_kind(request.operator, request.inputs(w)) == "f8" for w in judged)
     return INEXACT if narrow else 2.0**-11
 
 

@@ -33,15 +33,16 @@ from tilewright.seeds.operator import (
 from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
-from tilewright.workers.intake.judge.inputs import bound_of, draws, least_of
+from tilewright.workers.intake.judge.inputs import EXTREME, SPECIAL, bound_of, draws, least_of, within
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
-    "signed": frozenset(["sided", "shifted"]),
+    "signed": frozenset(["sided", "shifted", "signed"]),
     "repeated": frozenset(["repeated", "sided", "shifted"]),
     "outliers": frozenset(["far", "spread", "apart"]),
     "zeros": frozenset(["far", "spread"]),
+    **{name: frozenset(f"{name}-{power}" for power in powers) for name, powers in EXTREME.items()},
 }
 """By a kind of tables, the kinds of small inputs of which one shows that a kernel bears it; else that of its name."""
 
@@ -71,7 +72,9 @@ LARGE = 1 << 20
 class Operand:
     """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers, a number or a dimension;
     ``total``: what they add up to, likewise (group sizes). ``size``: standard deviation of floats. ``form``: "offsets"
-    are where parts begin, from 0 to ``total``, none more than ``longest`` apart; of "distinct" no two are alike.
+    are where parts begin, from 0 to ``total``, none more than ``longest`` apart; of "distinct" no two are alike; rows
+    of "softmax" add up to 1; "given" has the caller's own values alone. ``least``, ``most``: where values end; floats
+    with a ``least`` alone are of its side. ``values``: the file of the caller's own (see ``calls.kept_values``).
 
     ``edge``: what it may hold out of the ordinary: ``-inf``, the number of a label that is ignored, ``rows`` of bools
     that are all of one value, ``none`` for parts of a total that are of very different size, nothing among them.
@@ -86,6 +89,9 @@ class Operand:
     form: str = ""
     longest: int = 0
     edge: str = ""
+    least: float | None = None
+    most: float | None = None
+    values: str = ""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -108,6 +114,8 @@ class Result:
     worst: float | None = None
     place: int = 0
     """Among the results of the reference."""
+    leans: bool = False
+    """See ``seeds.operator.AgreementGate``."""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -174,7 +182,9 @@ class TakenOperator:
         found: list[Gate] = []
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
-                found.append(AgreementGate(result.name, result.name, (result.name,), LEAST_CODES))
+                found.append(
+                    AgreementGate(result.name, result.name, (result.name,), LEAST_CODES, leans=result.leans)
+                )
             elif is_float(result.dtype):
                 bounds = (result.min_db, result.worst)
                 # a recipe that rounds within gives zeros where few distinct values nearly cancel
@@ -233,7 +243,9 @@ class SampledOperator(TakenOperator):
         made = {}
         for operand in self.operands:
             if is_float(operand.dtype):
-                made[operand.name] = normal_table(operand.size).astype(numpy_dtype(operand.dtype))
+                plain = dataclasses.replace(operand, size=1.0)
+                values = within(plain, normal_table(operand.size))
+                made[operand.name] = values.astype(numpy_dtype(operand.dtype))
             else:
                 bounds = [w.dims for suite in self.suites.values() for w in suite.workloads]
                 high = 2 if operand.dtype == "bool" else min([bound_of(operand, d) for d in bounds] or [2])
@@ -361,6 +373,9 @@ def contract_of(operator: TakenOperator) -> str:
         "``launch(inputs, params)`` is given these tensors by name: " + _tensors(operator.operands) + ".",
         "It returns a tuple of " + _tensors(operator.results) + ".",
     ]
+    unspecified = [kind for kind in SPECIAL if kind not in operator.kinds]
+    if unspecified:
+        lines.append(f"What it returns for inputs that are {' or '.join(unspecified)} is unspecified.")
     path, colon, name = operator.reference.rpartition(":")
     if not colon or path == "itself" or operator.reference.startswith("itself:"):
         what = "the seed kernel" if operator.reference.startswith("itself:") else operator.reference

@@ -10,15 +10,19 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument, parse
+from tilewright.workers.intake.calls.call_text import Call, accepted_keywords, parse, python_value
+from tilewright.workers.intake.calls.dimensions import tensor_places
 from tilewright.workers.intake.child_program import Answer, Request, answer_request, first_line
 from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.operator import Operand
+from tilewright.workers.intake.source.load import package_of
 
 
 class _NotServed(Exception):
@@ -32,6 +36,10 @@ def answer_to(request: Request) -> Answer:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     original = vars(module)["tilewright_original"]
+    file, root, _, _ = module.SERVED["original"]
+    sys.path.append(root)  # objects among the arguments are of classes there
+    if (package := package_of(Path(file))) is not None:
+        sys.meta_path.append(package)
     vars(module)["tilewright_original"] = _refuse
     operands = [Operand(row[0], row[1], tuple(row[2]), *row[3:]) for row in request["operands"]]
     calls = [parse(text) for text in request["calls"]]
@@ -61,6 +69,7 @@ def _tried(
     original: Any,
 ) -> str:  # fmt: skip
     function = getattr(module, name)
+    call = replace(call, keywords=accepted_keywords(function, call.keywords))
     arrays = [draw(operand, dims, "randn", 1, np.random.default_rng(1)) for operand in operands]
     if in_jax:
         import jax
@@ -78,6 +87,10 @@ def _tried(
     from tilewright.workers.runners.triton.tensors import to_torch
 
     place = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    if module.SERVED["gradients"]:
+        own = {o.name: to_torch(array, place) for o, array in zip(operands, arrays, strict=True)}
+        if why := _unlike_halves(module, function, call, own):
+            return why
     with torch.no_grad():
         one, other = ([to_torch(array, place) for array in arrays] for _ in range(2))
         found = function(*_arguments(call, one)[0], **_arguments(call, one)[1])
@@ -87,6 +100,35 @@ def _tried(
         except Exception:  # noqa: BLE001 - it may want a device, or a package, that is not here
             return ""
     return _unlike(list(_flat((found, one))), list(_flat((wanted, other))), operands)
+
+
+def _unlike_halves(module: Any, function: Any, call: Call, operands: Mapping[str, Any]) -> str:
+    """What differs between a pair's outputs and gradients under torch's autograd and those that its ``launch`` returns,
+    empty where nothing does."""
+    import torch
+
+    from tilewright.workers.runners.triton.tensors import to_numpy
+
+    with torch.no_grad():
+        wanted = module.launch({n: t.clone() for n, t in operands.items()}, module.PARAMS)
+    leaves = {n: t.clone() for n, t in operands.items()}
+    for leaf in leaves.values():
+        leaf.requires_grad_(leaf.is_floating_point())
+    given, named = _arguments(call, list(leaves.values()))
+    outputs = [t for t in _flat(function(*given, **named)) if getattr(t, "requires_grad", False)]
+    gradients = [t for n, t in operands.items() if n in module.GRADIENTS["given"]]
+    if len(outputs) != len(gradients):
+        return f"{len(outputs)} of its outputs have gradients, and {len(gradients)} must"
+    torch.autograd.backward(outputs, gradients)
+    found = dict(zip(module.GRADIENTS["given"].values(), outputs, strict=True))
+    found.update({number: leaves[name].grad for name, number in module.GRADIENTS["gradients"].items()})
+    for number, tensor in found.items():
+        if tensor is None or tensor.shape != wanted[number].shape:
+            return f"result {number} of its halves is not its launch's"
+        arrays = [to_numpy(t.detach().contiguous()) for t in (tensor, wanted[number].to(tensor.dtype))]
+        if why := wrong(arrays[:1], [arrays[1].astype(np.float64)]):
+            return f"its halves and its launch differ: {why.replace('result 0', f'result {number}')}"
+    return ""
 
 
 def _unlike(found: Sequence[Any], wanted: Sequence[Any], operands: Sequence[Operand]) -> str:
@@ -120,24 +162,14 @@ def _flat(value: Any) -> Iterator[Any]:
 
 def _arguments(call: Call, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """A call's arguments and keywords, with these tensors in the order of its own."""
-    left = iter(tensors)
-
-    def value_of(value: Any) -> Any:
-        if isinstance(value, TensorArgument):
-            tensor = next(left)
-            return tensor.permute(value.order) if value.order else tensor
-        if isinstance(value, tuple):
-            return [value_of(part) for part in value]
-        if isinstance(value, Literal):
-            scope = {
-                n: sys.modules[m]
-                for n, m in (("torch", "torch"), ("jax", "jax"), ("jnp", "jax.numpy"))
-                if m in sys.modules
-            }
-            return eval(value.text, scope)
-        return value
-
-    return [value_of(v) for v in call.arguments], {k: value_of(v) for k, v in call.keywords.items()}
+    places = [place for _, place in tensor_places([call], [""] * len(call.arguments))]
+    at = {
+        place: tensor.permute(known.order) if known.order else tensor
+        for place, known, tensor in zip(places, call.tensors(), tensors, strict=True)
+    }
+    listed = tuple if type(tensors[0]).__module__.startswith("jax") else list
+    given = [python_value(v, (n,), at, listed) for n, v in enumerate(call.arguments)]
+    return given, {k: python_value(v, (k,), at, listed) for k, v in call.keywords.items()}
 
 
 if __name__ == "__main__":

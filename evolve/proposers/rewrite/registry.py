@@ -6,6 +6,7 @@ from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.gluon import lower, operand_once
 from tilewright.evolve.proposers.rewrite.pallas import (
     accumulators,
+    arithmetic,
     caching,
     dots,
     exponents,
@@ -18,7 +19,8 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     tiles,
     unroll_grid,
 )
-from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, loads, programs, rows, stores
+from tilewright.evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
+from tilewright.evolve.proposers.rewrite.triton import descriptors, loads, programs, rows, stores
 from tilewright.evolve.proposers.rewrite.triton import dots as device_dots
 
 
@@ -26,12 +28,16 @@ def pallas_rules() -> tuple[Rule, ...]:
     return (
         caching.CacheAcrossAxis(),
         caching.PinCachedInput(),
+        caching.SkewGridStep(),
         loops.SkewLoop(),
+        loops.UnrollToFori(),
         loops.ForiToUnroll(),
         dots.ChunkRows(),
         dots.ChunkColumns(),
+        dots.DequantiseFirst(),
         dots.ReassociateScale(),
         accumulators.AccumulateInValue(),
+        accumulators.AccumulateInRef(),
         accumulators.DropAccumulatorScratch(),
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),
@@ -40,11 +46,17 @@ def pallas_rules() -> tuple[Rule, ...]:
         row_sums.RowSumsInDot(),
         grid.WholeReductionBlock(),
         grid.SwapGridAxes(),
+        grid.SpecialiseSteps(),
         unroll_grid.UnrollGridAxis(),
         launch.DimensionSemantics(),
         launch.BufferCount(),
         launch.VmemLimit(),
         launch.WidenSpace(),
+        arithmetic.AbsmaxDtype(),
+        arithmetic.DivideToReciprocal(),
+        arithmetic.ReciprocalToDivide(),
+        memory.LanePaddedScale(),
+        memory.EmitPipeline(),
         memory.DeepPipeline(),
     )
 
@@ -54,7 +66,7 @@ def gluon_rules() -> tuple[Rule, ...]:
     return (
         loads.StrengthReducePointer(),
         loads.CacheHint(),
-        arithmetic.DivideToReciprocal(),
+        device_arithmetic.DivideToReciprocal(),
         programs.SwapProgramAxes(),
         programs.PersistentGrid(),
         programs.LaunchOption(),
@@ -86,28 +98,18 @@ def rules(language: Language) -> tuple[Rule, ...]:
 
 RETIRED = frozenset(
     {
-        "pallas_absmax_dtype",
         "pallas_accumulate_in_output",
-        "pallas_accumulate_in_ref",
-        "pallas_dequantise_first",
-        "pallas_divide_to_reciprocal",
         "pallas_double_buffered_copy",
-        "pallas_emit_pipeline",
         "pallas_fuse_comprehension",
-        "pallas_lane_padded_scale",
         "pallas_manual_copy",
         "pallas_mask_crossing_tiles",
         "pallas_merge_group_dots",
         "pallas_narrow_operands",
-        "pallas_reciprocal_to_divide",
         "pallas_scalar_input_in_smem",
         "pallas_scale_operand",
-        "pallas_skew_grid_step",
-        "pallas_specialise_steps",
         "pallas_state_in_scratch",
         "pallas_state_in_values",
         "pallas_transpose_in_dot",
-        "pallas_unroll_to_fori",
         "triton_accumulate_after_dot",
         "triton_dot_halves_columns",
         "triton_dot_halves_rows",

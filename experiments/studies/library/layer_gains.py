@@ -1,12 +1,13 @@
 """A converted linear layer beside bf16's, over rows and layers: where FP8 is faster. One GPU.
 
     PYTHONPATH=library python -m experiments.studies.library.layer_gains OUT.json [--rows 1,64] [--layers 4096x4096]
+    PYTHONPATH=library python -m experiments.studies.library.layer_gains TABLE.json --table OUT.json
 
 Per layer (N x K), rows and mode, the microseconds of a call of both: ``kept`` (inference, weights quantised before),
 ``infer`` (inference, weights quantised in the call) and ``train`` (forward and both gradients), each ``eager`` (wall
 clock over many calls in a row) and as a CUDA ``graph``. Calls walk over copies of the weights, more than the L2 holds.
-Contenders take turns in reversed order; medians of rounds. ``--table FILE IN`` writes
-``tilewright_library``'s ``layer_times.json`` from such a file, and needs no GPU.
+Contenders take turns in reversed order; medians of rounds. With ``--table`` the modes of a result go into
+``tilewright_library``'s ``layer_times.json``, without a GPU.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ LAYERS = {
 }
 """(N, K) of products of public models, and small ones."""
 
-ROWS = (1, 4, 8, 16, 33, 64, 100, 128, 200, 256, 384, 512, 768, 1000, 1024, 2048, 4000, 4096, 8192)
+ROWS = (
+    1, 2, 4, 7, 8, 16, 24, 33, 48, 64, 65, 96, 100, 128, 192, 200, 256, 300, 384, 512, 640, 768, 1000, 1024, 1500, 2048,
+    3000, 4000, 4096, 8191, 8192,
+)  # fmt: skip
 HELD_BYTES = 160 << 20
 """Of weights that calls walk over: three times the L2."""
 
 Calls = list[Callable[[], Any]]
+Pair = tuple[list[torch.nn.Module], list[torch.nn.Module]]
 
 
 def eager(calls: Calls, count: int) -> float:
@@ -62,7 +67,7 @@ def captured(calls: Calls, count: int) -> Callable[[], Any]:
     return graph.replay
 
 
-def modules(n: int, k: int, kept: bool) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
+def modules(n: int, k: int, kept: bool) -> Pair:
     """(FP8, bf16) layers over copies of one weight."""
     from tilewright_library import Linear
 
@@ -73,7 +78,7 @@ def modules(n: int, k: int, kept: bool) -> tuple[list[torch.nn.Module], list[tor
         layer = torch.nn.Linear(k, n, bias=False, dtype=torch.bfloat16, device="cuda")
         plain.append(layer)
         fast = Linear.from_linear(layer, only_faster=False)
-        fast._keeping = kept
+        fast._keeping, fast._calls = kept, {} if kept else None
         ours.append(fast)
     return ours, plain
 
@@ -88,9 +93,10 @@ def calls_of(layers: list[torch.nn.Module], m: int, k: int, n: int, mode: str) -
     return [lambda layer=layer: torch.autograd.grad(layer(x), (x, layer.weight), dy) for layer in layers]  # type: ignore[misc]
 
 
-def measure(n: int, k: int, m: int, mode: str, rounds: int, budget: float) -> dict[str, dict[str, float]]:
+def measure(pair: Pair, m: int, mode: str, rounds: int, budget: float) -> dict[str, dict[str, float]]:
     """Microseconds a call by way and contender."""
-    ours, plain = modules(n, k, mode == "kept")
+    ours, plain = pair
+    n, k = plain[0].weight.shape
     contenders = {"fp8": calls_of(ours, m, k, n, mode), "bf16": calls_of(plain, m, k, n, mode)}
     taken: dict[tuple[str, str], list[float]] = {}
     with torch.set_grad_enabled(mode == "train"):
@@ -131,37 +137,31 @@ def numbers_hold(m: int, n: int, k: int) -> list[float]:
     ]
 
 
-def table(found: dict[str, Any]) -> dict[str, Any]:
-    """The times of a result, as ``tilewright_library.layer_rows`` reads them."""
+def table(found: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """A table for ``tilewright_library.layer_rows``: a result's times in the place of an old table's of its modes."""
     from tilewright_library import layer_rows, store
 
-    operators = (
-        "gemm_nt",
-        "gemm_nt_rows",
-        "quant_1x128",
-        "quant_128x128",
-        "quant_dual",
-        "quant_128x128_dual",
-    )
     rows = [row for row in found["rows"] if "error" not in row]
     times: dict[str, Any] = {}
     for row in rows:
         layer = times.setdefault(row["mode"], {}).setdefault(f"{row['n']}x{row['k']}", {})
         layer[str(row["m"])] = [row["graph"]["fp8"], row["graph"]["bf16"]]
     few = [row for row in rows if row["m"] <= 16 and row["n"] * row["k"] <= 1 << 24]
+    host = {
+        mode: [
+            statistics.median(row["eager"][c] for row in few if row["mode"] == mode) for c in ("fp8", "bf16")
+        ]
+        for mode in times
+    }
+    measured = {mode: {key: found[key] for key in ("date", "device", "torch")} for mode in times}
+    operators = [name for name in store.operators() if name.startswith(layer_rows.FAMILY)]
     return {
-        **{key: found[key] for key in ("kind", "torch", "date")},
-        "measured_on": found["device"],
+        "kind": "measured",
         "device": "cuda:9.0",
-        "versions": {op: store.current_version(f"{layer_rows.FAMILY}/{op}").name for op in operators},
-        "host_us": {
-            mode: [
-                statistics.median(row["eager"][c] for row in few if row["mode"] == mode)
-                for c in ("fp8", "bf16")
-            ]
-            for mode in times
-        },
-        "us": times,
+        "measured": {**old["measured"], **measured},
+        "versions": {name.split("/")[1]: store.current_version(name).name for name in operators},
+        "host_us": {**old["host_us"], **host},
+        "us": {**old["us"], **times},
     }
 
 
@@ -176,12 +176,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=0.002, help="seconds of one burst")
     parser.add_argument("--seconds", type=float, default=500.0, help="stop after")
-    parser.add_argument("--table", type=Path, help="read a result from here, write its gains to OUT")
+    parser.add_argument("--table", type=Path, help="a result: its times go into OUT, a table that is there")
     options = parser.parse_args()
     if options.table:
-        options.out.write_text(
-            json.dumps(table(json.loads(options.table.read_text())), sort_keys=True) + "\n"
-        )
+        read = [json.loads(path.read_text()) for path in (options.table, options.out)]
+        options.out.write_text(json.dumps(table(*read), sort_keys=True, separators=(",", ":")) + "\n")
         return
     layer_rows.FILLED_ROWS = 1  # so that all rows are measured
     layers = [tuple(map(int, text.split("x"))) for text in options.layers.split(",") if text]
@@ -193,16 +192,18 @@ def main() -> None:
         "rows": [],
     }
     for n, k in layers:
-        for m in map(int, options.rows.split(",")):
-            for mode in options.modes.split(","):
+        for mode in options.modes.split(","):
+            pair = modules(n, k, mode == "kept")
+            for m in map(int, options.rows.split(",")):
                 if time.monotonic() - begun > options.seconds:
                     break
                 row: dict[str, Any] = {"n": n, "k": k, "m": m, "mode": mode}
                 try:
-                    row |= measure(n, k, m, mode, options.rounds, options.budget)
+                    row |= measure(pair, m, mode, options.rounds, options.budget)
                 except Exception as error:  # noqa: BLE001 - a size that does not run is reported and left out
                     row["error"] = repr(error)[:300]
                 found["rows"].append(row)
+            del pair
             torch.cuda.empty_cache()
         options.out.write_text(json.dumps(found) + "\n")
         say(f"{n} x {k}: {time.monotonic() - begun:.0f} s")

@@ -80,10 +80,10 @@ The rule makes a program of a row kernel compute `rows` neighbouring rows along 
 
 ## Pallas: pipelines
 
-`deep_pipeline` runs the grid as `emit_pipeline` inside one kernel, with two to four buffers of each input. With
-two, a kernel takes as long on `tpu7x` (modelled) as with the grid's own pipeline
-([table](../experiments/records/tpu/transfers.md)). The rule refuses inputs whose number of buffers the launch
-sets, and block specifications that an output shares.
+On `tpu7x` (modelled) a kernel that `emit_pipeline` wrote takes as long as the grid's own pipeline
+([table](../experiments/records/tpu/transfers.md)). `deep_pipeline` is `emit_pipeline` with two to four
+buffers of each input. It refuses inputs whose number of buffers the launch sets, and block specifications
+that an output shares.
 
 ## Pallas: attention
 

@@ -13,8 +13,8 @@
 //   GROUP walk: GROUP units down before one across    AXIS 0: down = M, 1: down = N
 //   ECW   columns per piece of the epilogue (32, 64)
 //   ORDER warpgroups take turns at the tensor cores: 1 passed on at issue, 2 when 3/4 of a wave is done, 3 when half is
-//   HINT  L2: 1 keep the operand that a group comes back to, 2 and let the other one go first, 3 keep both   OUTCS streaming stores
-//   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
+//   AHEAD A and its scales come of a launch before: `quantise`      OUTCS streaming stores
+//   BLOCKS CTAs of a multiprocessor   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
 #ifndef WGS
 #define WGS 2
 #endif
@@ -63,8 +63,11 @@
 #ifndef ORDER
 #define ORDER 0
 #endif
-#ifndef HINT
-#define HINT 0
+#ifndef BLOCKS
+#define BLOCKS 1
+#endif
+#ifndef AHEAD
+#define AHEAD 0
 #endif
 #ifndef OUTCS
 #define OUTCS 0
@@ -79,146 +82,10 @@
 #define ORDER 0
 #endif
 
-#define L0 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define R0(d) "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7])
-#define L1 "%8,%9,%10,%11,%12,%13,%14,%15"
-#define R1(d) "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15])
-#define L2 "%16,%17,%18,%19,%20,%21,%22,%23"
-#define R2(d) "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23])
-#define L3 "%24,%25,%26,%27,%28,%29,%30,%31"
-#define R3(d) "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
-#define L4 "%32,%33,%34,%35,%36,%37,%38,%39"
-#define R4(d) "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39])
-#define L5 "%40,%41,%42,%43,%44,%45,%46,%47"
-#define R5(d) "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47])
-#define L6 "%48,%49,%50,%51,%52,%53,%54,%55"
-#define R6(d) "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55])
-#define L7 "%56,%57,%58,%59,%60,%61,%62,%63"
-#define R7(d) "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
-#define L8 "%64,%65,%66,%67,%68,%69,%70,%71"
-#define R8(d) "+f"(d[64]),"+f"(d[65]),"+f"(d[66]),"+f"(d[67]),"+f"(d[68]),"+f"(d[69]),"+f"(d[70]),"+f"(d[71])
-#define L9 "%72,%73,%74,%75,%76,%77,%78,%79"
-#define R9(d) "+f"(d[72]),"+f"(d[73]),"+f"(d[74]),"+f"(d[75]),"+f"(d[76]),"+f"(d[77]),"+f"(d[78]),"+f"(d[79])
-#define L10 "%80,%81,%82,%83,%84,%85,%86,%87"
-#define R10(d) "+f"(d[80]),"+f"(d[81]),"+f"(d[82]),"+f"(d[83]),"+f"(d[84]),"+f"(d[85]),"+f"(d[86]),"+f"(d[87])
-#define L11 "%88,%89,%90,%91,%92,%93,%94,%95"
-#define R11(d) "+f"(d[88]),"+f"(d[89]),"+f"(d[90]),"+f"(d[91]),"+f"(d[92]),"+f"(d[93]),"+f"(d[94]),"+f"(d[95])
-#if WN == 16
-#define LIST L0
-#define REGS(d) R0(d)
-#define I0 "%8"
-#define I1 "%9"
-#define I2 "%10"
-#define I3 "%11"
-#define I4 "%12"
-#define I5 "%13"
-#elif WN == 32
-#define LIST L0 "," L1
-#define REGS(d) R0(d), R1(d)
-#define I0 "%16"
-#define I1 "%17"
-#define I2 "%18"
-#define I3 "%19"
-#define I4 "%20"
-#define I5 "%21"
-#elif WN == 48
-#define LIST L0 "," L1 "," L2
-#define REGS(d) R0(d), R1(d), R2(d)
-#define I0 "%24"
-#define I1 "%25"
-#define I2 "%26"
-#define I3 "%27"
-#define I4 "%28"
-#define I5 "%29"
-#elif WN == 64
-#define LIST L0 "," L1 "," L2 "," L3
-#define REGS(d) R0(d), R1(d), R2(d), R3(d)
-#define I0 "%32"
-#define I1 "%33"
-#define I2 "%34"
-#define I3 "%35"
-#define I4 "%36"
-#define I5 "%37"
-#elif WN == 80
-#define LIST L0 "," L1 "," L2 "," L3 "," L4
-#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d)
-#define I0 "%40"
-#define I1 "%41"
-#define I2 "%42"
-#define I3 "%43"
-#define I4 "%44"
-#define I5 "%45"
-#elif WN == 96
-#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5
-#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d)
-#define I0 "%48"
-#define I1 "%49"
-#define I2 "%50"
-#define I3 "%51"
-#define I4 "%52"
-#define I5 "%53"
-#elif WN == 112
-#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6
-#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d)
-#define I0 "%56"
-#define I1 "%57"
-#define I2 "%58"
-#define I3 "%59"
-#define I4 "%60"
-#define I5 "%61"
-#elif WN == 128
-#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7
-#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d)
-#define I0 "%64"
-#define I1 "%65"
-#define I2 "%66"
-#define I3 "%67"
-#define I4 "%68"
-#define I5 "%69"
-#elif WN == 144
-#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8
-#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d), R8(d)
-#define I0 "%72"
-#define I1 "%73"
-#define I2 "%74"
-#define I3 "%75"
-#define I4 "%76"
-#define I5 "%77"
-#elif WN == 160
-#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9
-#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d), R8(d), R9(d)
-#define I0 "%80"
-#define I1 "%81"
-#define I2 "%82"
-#define I3 "%83"
-#define I4 "%84"
-#define I5 "%85"
-#elif WN == 176
-#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9 "," L10
-#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d), R8(d), R9(d), R10(d)
-#define I0 "%88"
-#define I1 "%89"
-#define I2 "%90"
-#define I3 "%91"
-#define I4 "%92"
-#define I5 "%93"
-#elif WN == 192
-#define LIST L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9 "," L10 "," L11
-#define REGS(d) R0(d), R1(d), R2(d), R3(d), R4(d), R5(d), R6(d), R7(d), R8(d), R9(d), R10(d), R11(d)
-#define I0 "%96"
-#define I1 "%97"
-#define I2 "%98"
-#define I3 "%99"
-#define I4 "%100"
-#define I5 "%101"
-#endif
+#define COLUMNS WN
+#include "hopper.cuh"
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef unsigned short u16;
-struct alignas(64) TensorMap { u64 word[16]; };
-
-enum { BM = 64 * WGS * MW, BN = WN * NW, W = MW * NW, NA = WN / 2 };
+enum { BM = 64 * WGS * MW, BN = WN * NW, W = MW * NW };
 enum { A_BYTES = BM * 128, B_BYTES = BN * 128, S_BYTES = BM * 4 };
 enum { A_AT = 0, B_AT = A_AT + STAGES * A_BYTES, S_AT = B_AT + STAGES * B_BYTES, I_AT = S_AT + STAGES * S_BYTES };
 enum { FULL_AT = I_AT + STAGES * 16, EMPTY_AT = FULL_AT + STAGES * 8 };
@@ -232,41 +99,6 @@ static_assert(BM <= 256 && BN <= 256, "TMA boxes");
 enum { ONE_SB = 128 % BN == 0 };          // a tile lies in one 128-column block of B
 enum { FIXED_SB = BN % 128 == 0 };        // tiles begin at blocks of B
 
-__device__ __forceinline__ void bar_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-__device__ __forceinline__ void bar_expect(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void bar_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void bar_arrive_at(u32 bar, u32 cta) {
-    asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(cta) : "memory");
-}
-__device__ __forceinline__ void bar_wait(u32 bar, u32 parity) {
-    asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}"
-                 ::"r"(bar), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void tma(u32 to, const TensorMap* map, int x, int y, u32 bar, u64 policy) {
-#if HINT
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
-                 ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy) : "memory");
-#else
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-                 ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
-#endif
-}
-__device__ __forceinline__ void tma_pair(u32 to, const TensorMap* map, int x, int y, u32 bar, u64 policy) {
-#if HINT
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-                 "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((u16)3), "l"(policy) : "memory");
-#else
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((u16)3) : "memory");
-#endif
-}
 __device__ __forceinline__ float lds(u32 at) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
@@ -277,23 +109,6 @@ __device__ __forceinline__ Info lds_info(u32 at) {
     Info v;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=f"(v.sb0), "=f"(v.sb1), "=r"(v.m0), "=r"(v.n0) : "r"(at) : "memory");
     return v;
-}
-__device__ __forceinline__ u64 desc(u32 at) {   // K-major, rows of 128 bytes, 128-byte swizzle
-    return ((u64)((1u << 30) | 64u) << 32) | (1u << 16) | (at >> 4);
-}
-__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void mma_wait(float (&d)[NA]) {
-    asm volatile("wgmma.wait_group.sync.aligned " I0 ";" : REGS(d) : "n"(PENDING) : "memory");
-}
-__device__ __forceinline__ void hold(float (&d)[NA]) { asm volatile("" : REGS(d) :: "memory"); }
-
-#define STR1(x) #x
-#define STR(x) STR1(x)
-#define SHAPE "wgmma.mma_async.sync.aligned.m64n" STR(WN) "k32.f32.e4m3.e4m3 {"
-template <int ADD> __device__ __forceinline__ void mma(float (&d)[NA], u64 a, u64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " I2 ", 0;\n" SHAPE LIST "}, " I0 ", " I1 ", p, 1, 1;\n}"
-                 : REGS(d) : "l"(a), "l"(b), "n"(ADD) : "memory");
 }
 template <int ADD> __device__ __forceinline__ void mma_rs(float (&d)[NA], const u32 (&a)[4], u64 b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " I5 ", 0;\n" SHAPE LIST "}, {" I0 "," I1 "," I2 "," I3 "}, " I4 ", p, 1, 1;\n}"
@@ -307,11 +122,6 @@ __device__ __forceinline__ void block_mma(float (&d)[NA], u32 a, u32 b) {
     mma<1>(d, da + 4, db + 4);
     if (ORDER == 2) mma_commit();
     mma<1>(d, da + 6, db + 6);
-}
-__device__ __forceinline__ u32 pack(float lo, float hi) {
-    u32 v;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
-    return v;
 }
 
 // 16 rows x WN columns of one warp: registers -> this warp's piece of shared memory -> whole rows of D
@@ -412,7 +222,7 @@ struct Walk {
 #endif
 
 
-extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, 1)
+extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, BLOCKS)
 fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
           const __grid_constant__ TensorMap map_s, const float* __restrict__ sb, u16* __restrict__ out, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char smem[];
@@ -444,19 +254,21 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
         if (warp == WGS * 4) {
             int s = 0;
             u32 phase = 1;
-            u64 keep_a = 0, keep_b = 0;   // the operand that a group of tiles comes back to is kept in L2
-#if HINT
-            u64 stay, go;
-            asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(stay));
-#if HINT == 2
-            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(go));
-#elif HINT == 1
-            asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(go));
-#else
-            go = stay;
-#endif
-            keep_a = AXIS ? go : stay;
-            keep_b = AXIS ? stay : go;
+            auto ask_b = [&](int k, int n0, int stage) {
+                const u32 b = base + B_AT + stage * B_BYTES, full = base + FULL_AT + stage * 8;
+                if (CL == 2 && MCB) tma_to(b + rank * (B_BYTES / 2), &map_b, k * 128, n0 + rank * (BN / 2), full, 3);
+                else tma(b, &map_b, k * 128, n0, full);
+            };
+            int early = 0;
+#if AHEAD
+            // the first stages' part of B is on its way while what makes A still runs
+            if (me < walk.units) {
+                int m0, n0;
+                walk.at(me, rank, m0, n0);
+                early = blocks < STAGES ? blocks : STAGES;
+                if (lane == 0) for (int k = 0; k < early; k++) ask_b(k, n0, k);
+            }
+            asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
             const int last_nb = (N + 127) / 128 - 1;
             for (int u = me; u < walk.units; u += gangs) {
@@ -473,12 +285,11 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                     const u32 full = base + FULL_AT + s * 8;
                     bar_wait(base + EMPTY_AT + s * 8, phase);
                     if (lane == 0) {
-                        const u32 a = base + A_AT + s * A_BYTES, b = base + B_AT + s * B_BYTES;
-                        if (CL == 2 && !MCB) tma_pair(a + rank * (A_BYTES / 2), &map_a, k * 128, m0 + rank * (BM / 2), full, keep_a);
-                        else tma(a, &map_a, k * 128, m0, full, keep_a);
-                        if (CL == 2 && MCB) tma_pair(b + rank * (B_BYTES / 2), &map_b, k * 128, n0 + rank * (BN / 2), full, keep_b);
-                        else tma(b, &map_b, k * 128, n0, full, keep_b);
-                        tma(base + S_AT + s * S_BYTES, &map_s, m0, k, full, keep_a);
+                        const u32 a = base + A_AT + s * A_BYTES;
+                        if (CL == 2 && !MCB) tma_to(a + rank * (A_BYTES / 2), &map_a, k * 128, m0 + rank * (BM / 2), full, 3);
+                        else tma(a, &map_a, k * 128, m0, full);
+                        if (u != me || k >= early) ask_b(k, n0, s);
+                        tma(base + S_AT + s * S_BYTES, &map_s, m0, k, full);
                     }
                     const float x0 = __shfl_sync(~0u, v0, k & 31), x1 = __shfl_sync(~0u, v1, k & 31);
                     if (lane == 0) {

@@ -99,10 +99,122 @@ class Doubled(torch.autograd.Function):
         return _scaled(dy.contiguous(), torch.empty_like(dy), ctx.factor), None
 
 
+@triton.jit
+def product_kernel(a, b, y, m, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    left, right = tl.load(a + at, mask=at < n), tl.load(b + at, mask=at < n)
+    tl.store(y + at, left * right, mask=at < n)
+    tl.store(m + at, left > right, mask=at < n)
+
+
+@triton.jit
+def product_back_kernel(dy, a, b, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    g, left = tl.load(dy + at, mask=at < n), tl.load(a + at, mask=at < n)
+    right = tl.load(b + at, mask=at < n)
+    tl.store(a + at, g * right, mask=at < n)
+    tl.store(b + at, g * left, mask=at < n)
+
+
+def _parts(n):
+    return (triton.cdiv(n, 64),)
+
+
+class Product(torch.autograd.Function):
+    """Its second output has no gradient."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        y, m = torch.empty_like(a), torch.empty(a.shape, dtype=torch.bool, device=a.device)
+        product_kernel[_parts(a.numel())](a, b, y, m, a.numel(), BLOCK=64)
+        ctx.mark_non_differentiable(m)
+        ctx.save_for_backward(a, b)
+        return y, m
+
+    @staticmethod
+    def backward(ctx, dy, _):
+        a, b = ctx.saved_tensors
+        a, b = a.clone(), b.clone()
+        product_back_kernel[_parts(a.numel())](dy.contiguous(), a, b, a.numel(), BLOCK=64)
+        return a, b
+
+
+class Twisted(torch.autograd.Function):
+    """Two outputs, one transposed, a saved output, and a ``setup_context``."""
+
+    @staticmethod
+    def forward(x, w, factor=2.0):
+        y = _scaled(x, torch.empty_like(x), factor)
+        return y.t(), _scaled(w, torch.empty_like(w), 3.0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output[1])
+        ctx.factor = inputs[2] if len(inputs) > 2 else 2.0
+
+    @staticmethod
+    def backward(ctx, dy, dz):
+        (z,) = ctx.saved_tensors
+        if ctx.needs_input_grad[0] and dy.shape[0] > 16:
+            dx = _scaled(
+                dy.t().contiguous(), torch.empty(dy.shape[1], dy.shape[0], dtype=dy.dtype), ctx.factor
+            )
+        else:
+            dx = torch.zeros(dy.shape[1], dy.shape[0])
+        dw = torch.empty_like(z)
+        product_kernel[_parts(z.numel())](dz.contiguous(), z, dw, torch.empty_like(z), z.numel(), BLOCK=64)
+        return dx, dw, None
+
+
+class Overwriting(torch.autograd.Function):
+    """Its backward writes into what its forward kept."""
+
+    @staticmethod
+    def forward(ctx, x):
+        kept = _scaled(x, torch.empty_like(x), 3.0)
+        ctx.save_for_backward(kept)
+        return _scaled(x, torch.empty_like(x), 2.0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (kept,) = ctx.saved_tensors
+        product_back_kernel[_parts(kept.numel())](
+            dy.contiguous(), kept, torch.ones_like(kept), kept.numel(), BLOCK=64
+        )
+        return kept
+
+
+class Lonely(torch.autograd.Function):
+    """A gradient may be missing in its backward: no pair."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return _scaled(x, torch.empty_like(x), 2.0), _scaled(x, torch.empty_like(x), 3.0)
+
+    @staticmethod
+    def backward(ctx, dy, dz):
+        return None if dy is None else _scaled(dy.contiguous(), torch.empty_like(dy), 2.0)
+
+
+class Sorted(torch.autograd.Function):
+    """Torch sorts in its backward: no pair."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return _scaled(x, torch.empty_like(x), 2.0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return torch.sort(dy).values
+
+
 CALLS = {
     "rows": "f32[24, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
     "described": "f32[24, 30], f32[8]", "turned": "f32[24, 30]", "summed": "[f32[12], f32[12, 3]]",
     "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",
+    "Product.apply": "f32[24, 30], f32[24, 30]", "Twisted.apply": "f32[24, 30], f32[24]", "Lonely.apply": "f32[24, 30]",
+    "Overwriting.apply": "f32[24, 30]", "Sorted.apply": "f32[24, 30]",
 }  # fmt: skip
 
 
@@ -130,6 +242,10 @@ def _odd(arguments):
     yield "no tensor", [None, *arguments[1:]], {}
     yield "parameter", each(lambda t: torch.nn.Parameter(t.clone(), requires_grad=False)), {}
     yield "one storage", [arguments[0]] * len(arguments), {}
+    yield "one gradient", [t.clone().requires_grad_() if n == 0 and not isinstance(t, list) else t
+                           for n, t in enumerate(arguments)], {}  # fmt: skip
+    yield "a leaf", each(lambda t: t.clone().requires_grad_()), {"_backward": "twice"}
+    yield "half in use", each(lambda t: t.clone().requires_grad_()), {"_backward": "last"}
 
 
 def _outcome(function, arguments, keywords):
@@ -137,12 +253,16 @@ def _outcome(function, arguments, keywords):
     leaves = [
         t for a in arguments for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)
     ]
+    way = keywords.pop("_backward", "once")
     try:
         returned = function(*arguments, **keywords)
         seen = _seen(returned)
         outs = [t for t in _tensors(returned) if t.requires_grad and t.device.type != "meta"]
-        if outs:
-            torch.autograd.backward(sum(t.double().sum() for t in outs))
+        for turn in range(2 if way == "twice" else 1) if outs else ():
+            loss = sum(
+                (n + 1) * (t.double() ** 2).sum() for n, t in enumerate(outs if way != "last" else outs[-1:])
+            )
+            torch.autograd.backward(loss, retain_graph=turn == 0)
         grads = [None if not t.is_leaf or t.grad is None else t.grad.tolist() for t in leaves]
         same = [[t is leaf for leaf in leaves] for t in _tensors(returned)]
     except Exception as error:  # noqa: BLE001 - both sides must raise the same
@@ -194,7 +314,13 @@ def make(folder: Path) -> None:
     for name, call in CALLS.items():
         request = tune.Request(Path(__file__), name, SELF, (call,))
         asked = {"path": __file__, "function": name, "reference": SELF, "calls": [call], "part": part}
-        site, text = program.recorded(asked)
+        try:
+            site, text = program.recorded(asked)
+            paired = site.pair is not None and not program.violations(text, __file__)
+        except program.Unpaired:
+            paired = False
+        if name.endswith(".apply") and not paired:
+            site, text = program.recorded(asked, paired=False)
         answer = {
             "operands": [operand_row(o) for o in site.operands], "wrapper": asdict(text.wrapper),
             "orders": [argument_at(site.calls[0], place).order for place in site.places],
@@ -202,7 +328,7 @@ def make(folder: Path) -> None:
         defaults = {knob.name: knob.default for knob in text.knobs}
         module = winner.winner_module(text.with_space({}, {}), defaults, request, answer, "A winner.")
         (folder / f"{request.name}.py").write_text(module)
-        facts[name] = {"knobs": sorted(defaults), "left_out": text.left_out}
+        facts[name] = {"knobs": sorted(defaults), "left_out": text.left_out, "pair": paired}
     sys.stdout.write(json.dumps(facts))
 
 

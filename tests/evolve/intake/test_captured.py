@@ -45,7 +45,7 @@ from tilewright.evolve.intake.captured import Captured
 
 kept = noted.scaled, noted.Scale.apply
 x = torch.arange(200.0).reshape(10, 20)
-with Captured(noted) as calls:
+with Captured([noted]) as calls:
     scaled(x), scaled(x), scaled(x[:, :7], factor=3.0), idle(x), noted.Scale.apply(x)
 scaled(x[:3])
 json.dump({

@@ -183,3 +183,41 @@ def plain_filled(x, slots, cache):
 
 def plain_tripled(x):
     return 3 * x
+
+
+def maker(factor=2):
+    """Makes the kernel and its wrapper, as code does that is imported where no Triton is."""
+
+    @triton.jit
+    def _scaled(x_ptr, y_ptr, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        bits = ~tl.zeros((BLOCK,), dtype=tl.uint32)
+        x = tl.load(x_ptr + at, mask=at < n).to(tl.uint32, bitcast=True) & bits
+        tl.store(y_ptr + at, x.to(tl.float32, bitcast=True) * FACTOR, mask=at < n)
+
+    def scaled(x):
+        y = torch.empty_like(x)
+        _scaled[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), factor, BLOCK=256)
+        return y
+
+    return scaled
+
+
+def plain_maker(x):
+    return 3 * x
+
+
+@triton.jit
+def _scaled_by(x_ptr, s_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * tl.load(s_ptr), mask=at < n)
+
+
+def scaled_by(x, s):
+    y = torch.empty_like(x)
+    _scaled_by[(triton.cdiv(x.numel(), 256),)](x, s, y, x.numel(), BLOCK=256)
+    return y
+
+
+def plain_scaled_by(x, s):
+    return x * s

@@ -243,3 +243,78 @@ def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those() 
     results, why = kinds.results([("M", "N")])
     assert not why and len(results) == 1
     assert "spread" in kinds.names and kinds.spread < 4
+
+
+MATRIX = ("M", "N")
+
+
+@pytest.mark.parametrize(("dtype", "kind", "least", "most"), [
+    ("float32", "faint-118", 2.0**-140, 2.0**-107), ("float32", "faint-20", 2.0**-42, 2.0**-9),
+    ("float32", "huge-100", 2.0**85, 2.0**104), ("bfloat16", "huge-40", 2.0**25, 2.0**44),
+    ("float16", "huge-100", 2.0, 65504.0), ("float16", "faint-118", 2.0**-24, 2.0**-1),
+])  # fmt: skip
+def test_values_at_the_edges_of_a_type(dtype: str, kind: str, least: float, most: float) -> None:
+    for seed in range(4):
+        made = np.abs(
+            draw(Operand("x", dtype, MATRIX), {"M": 40, "N": 60}, kind, 4, np.random.default_rng(seed))
+        )
+        sizes = made[made > 0].astype(np.float64)
+        assert np.isfinite(sizes).all() and least <= np.median(sizes) <= most and sizes.max() <= most
+        if kind.startswith("faint-118") and dtype == "float32":
+            assert (sizes < 2.0**-126).any() and (sizes > 2.0**-126).any()
+
+
+def test_one_sign_and_what_is_no_number_are_drawn() -> None:
+    dims = {"M": 40, "N": 60}
+    signs = set()
+    for seed in range(8):
+        made = draws(
+            [ROWS, dataclasses.replace(ROWS, name="y")], dims, "signed", 4, np.random.default_rng(seed)
+        )
+        assert all(
+            np.abs(values).min() >= 8 and len(set(np.sign(values).flat)) == 1 for values in made.values()
+        )
+        signs.add(tuple(values.flat[0] > 0 for values in made.values()))
+    assert len(signs) > 2
+    infinite = draw(ROWS, dims, "infinite", 4, np.random.default_rng(1))
+    assert np.isposinf(infinite).any() and np.isneginf(infinite).any() and not np.isnan(infinite).any()
+    nan = draw(ROWS, dims, "nan", 4, np.random.default_rng(1))
+    rows = np.isnan(nan).any(axis=1)
+    assert 0 < rows.sum() <= 20 and (np.signbit(nan) & (nan == 0)).any()
+    flat = draw(Operand("w", "float32", ("N",)), dims, "nan", 4, np.random.default_rng(1))
+    assert np.isfinite(flat).all(), "a weight that is no number leaves no answer that is one"
+
+
+def _kinds(kernel: Any, reference: Any) -> InputKinds:
+    dims = {"M": 16, "N": 40}
+    given = inputs_of([ROWS], dims, "randn", 4)
+    shape = CheckedShape(dims, given, [reference(given["x"].astype(np.float64))], [kernel(given["x"])])
+    with np.errstate(all="ignore"):
+        return InputKinds(
+            [ROWS], [shape], lambda inputs: [reference(inputs["x"].astype(np.float64))],
+            lambda asked: [[kernel(inputs["x"])] for _, inputs in asked], Effort(2, (0,), False, 4), "", "", (),
+        )  # fmt: skip
+
+
+KERNELS = {
+    "doubled": (lambda x: x + x, lambda x: x + x, {"signed", "faint-118", "huge-100", "infinite", "nan"}),
+    "relu that drops nan": (
+        lambda x: np.fmax(x, np.float32(0)),
+        lambda x: np.maximum(x, 0),
+        {"signed", "infinite"},
+    ),
+    "square": (lambda x: x * x, lambda x: x * x, {"signed", "faint-60", "huge-40", "infinite", "nan"}),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_is_judged_on_the_kinds_that_it_bears_and_the_contract_says_the_rest(name: str) -> None:
+    kernel, reference, borne = KERNELS[name]
+    kinds = _kinds(kernel, reference)
+    assert borne <= set(kinds.names), kinds.names
+    unspecified = {"infinite", "nan"} - borne
+    assert all(any(kind in note and "unspecified" in note for note in kinds.notes) for kind in unspecified)
+    operator = TakenOperator(
+        "a/t", "f", "x", (ROWS,), (Result("o0", "float32", MATRIX, 90.0),), {}, {}, kinds=tuple(kinds.names)
+    )
+    assert ("unspecified" in operator.contract) == bool(unspecified)

@@ -20,6 +20,7 @@ CALLS = {
     "shared": "f32[30, 20], i64[30] < 5", "kept_rows": "f32[30, 20], i64[30] < 5", "cubed": "f32[30, 50]",
     "halved": "f32[30, 20]", "increased": "f32[30, 20]",
     "tripled": "f32[30, 20]", "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
+    "maker(factor=3)": "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]",
 }  # fmt: skip
 
 CHILD = """
@@ -35,7 +36,8 @@ from tilewright.workers.runners.triton.interpreter_rounding import repair
 path, calls, part = json.load(sys.stdin)
 answers = {}
 for name, call in calls.items():
-    request = {"path": path, "function": name, "reference": f"{path}:plain_{name}", "calls": [call], "part": part}
+    plain = f"{path}:plain_{name.partition('(')[0]}"
+    request = {"path": path, "function": name, "reference": plain, "calls": [call], "part": part}
     site, taken = program.recorded(request)
     answer = answers[name] = {
         "refusals": [r["what"] for r in program.violations(taken, site.path)],

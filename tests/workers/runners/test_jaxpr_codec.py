@@ -205,11 +205,6 @@ CALLBACKS = {
         def body(a, b, c):
             c[...] = a[...]
         return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct((128, 128), F32), interpret=True)(x, y)""",
-    "aliased": """
-        def body(a, b, c):
-            c[...] = a[...]
-        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct((128, 128), F32),
-            input_output_aliases={0: 0})(x, y)""",
     "flags": """
         def body(a, b, c):
             c[...] = a[...]

@@ -1,12 +1,22 @@
 """What ``launch`` may do beside its kernels, and that writes beside its tensors are seen. No kernel runs here."""
 
+from itertools import pairwise
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-from tilewright.workers.runners.triton.launch_guard import Canaries, ForeignWork, LaunchGuard, OutsideWrite  # noqa: E402
+from tilewright.workers.runners.triton.launch_guard import (  # noqa: E402
+    KEPT,
+    POISON,
+    Canaries,
+    ForeignWork,
+    LaunchGuard,
+    OutsideWrite,
+    poisons,
+)
 
 FOREIGN = {
     "cast": lambda x: x.to(torch.float16),
@@ -68,3 +78,23 @@ def test_a_tensor_has_no_text_under_the_guard(write):
     with pytest.raises(ForeignWork, match="work outside the kernel"), LaunchGuard():
         write(tensor)
     assert "1." in write(tensor)
+
+
+def test_memory_is_nan_and_something_else_in_turn():
+    """What tells fresh memory by its looks meets another kind of it in the next call."""
+    drawn = [poisons(4) for _ in range(64)]
+    assert all(
+        sorted((a == POISON, b == POISON)) == [False, True] for four in drawn for a, b in pairwise(four)
+    )
+    assert {four[0] == POISON for four in drawn} == {True, False}
+    others = {fill for four in drawn for fill in four}
+    assert KEPT in others and len(others) > 20 and all(KEPT <= fill <= POISON for fill in others)
+    assert {poisons(1)[0] for _ in range(64)} > {POISON} and KEPT not in {poisons(1)[0] for _ in range(64)}
+
+
+def test_kept_memory_holds_an_earlier_answer_at_other_places():
+    answer = torch.arange(12, dtype=torch.float32).view(3, 4)
+    with LaunchGuard(Canaries(KEPT, [torch.ones(2), answer])):
+        alike, other, zeros = torch.empty(3, 4), torch.empty(4, 3), torch.zeros(3, 4)
+    assert sorted(alike.view(-1).tolist()) == answer.view(-1).tolist() and not (alike == answer).any()
+    assert not zeros.any() and len(set(other.view(-1).view(torch.uint8).tolist())) == 1

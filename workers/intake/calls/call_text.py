@@ -4,17 +4,26 @@
 parts begin, from 0 to 1024 (``.offsets(1024, 256)``: none longer than 256), ``i64[512].distinct() < 4096`` integers of
 which no two are alike, ``f32[512] * 0.01`` floats of that size; ``bf16[128, 64].T`` and
 ``bf16[2, 8, 64].permute(1, 0, 2)`` are views of memory of that shape; ``f32[]`` has no dimensions; ``x=f32[8]`` is by
-keyword; ``[f32[8], f32[8]]`` a list of tensors.
+keyword; ``[f32[8], f32[8]]`` a list of tensors. ``i32[8] in [3, 9]`` are integers from 3 to 8, ``f32[8] in [0, 1]``
+floats between these, ``f32[8] >= 0`` floats without their signs, ``f32[4, 64].softmax()`` rows that add up to 1.
+``package.module.Config(block=128)`` is an object, of which tensors may be parts.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
+import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+
+from tilewright.workers.intake.calls.objects import MADE, MODULES, scope_of
+
+Kept = TypeVar("Kept")
 
 DTYPES: Mapping[str, str] = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp16": "float16",
@@ -26,10 +35,12 @@ DTYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_PYTHON = (frozenset(sys.stdlib_module_names) | frozenset(dir(builtins))) - {MADE}
 _EMPTY_SHAPE = re.compile(r"(?<=\w)\[\s*\]")
 
 
-OFFSETS, DISTINCT = "offsets", "distinct"
+OFFSETS, DISTINCT, SOFTMAX, GIVEN = "offsets", "distinct", "softmax", "given"
 
 
 class BadCall(ValueError):
@@ -52,10 +63,16 @@ class TensorArgument:
     """Of floats, their standard deviation."""
 
     form: str = ""
-    """Of integers: OFFSETS, from 0 to ``total``, or DISTINCT."""
+    """Of integers: OFFSETS, from 0 to ``total``, or DISTINCT; of floats: SOFTMAX along the last axis."""
 
     longest: int = 0
     """Of offsets, the most between two of them; 0: any."""
+
+    least: float | None = None
+    """Least value, of integers 0 where it is None."""
+
+    most: float | None = None
+    """Largest value of floats."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +83,17 @@ class Literal:
 
 
 @dataclass(frozen=True)
+class ObjectArgument:
+    """An object: what is called, by its name, with arguments and keywords."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Call:
-    """Positional arguments and keywords: TensorArgument, plain values, Literal, or lists of them."""
+    """Positional arguments and keywords: TensorArgument, plain values, Literal, ObjectArgument, or lists of them."""
 
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
@@ -80,8 +106,64 @@ def _tensors(values: Sequence[Any]) -> Iterator[TensorArgument]:
     for value in values:
         if isinstance(value, TensorArgument):
             yield value
-        elif isinstance(value, tuple | list):
-            yield from _tensors(value)
+        else:
+            yield from _tensors([part for _, part in parts_of(value)])
+
+
+Place = tuple[Any, ...]
+
+
+def parts_of(value: Any) -> list[tuple[Any, Any]]:
+    """The parts of a list, a dictionary or an object, by index, key or keyword."""
+    if isinstance(value, tuple | list):
+        return list(enumerate(value))
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, ObjectArgument):
+        return [*enumerate(value.arguments), *value.keywords.items()]
+    return []
+
+
+def python_text(value: Any, place: Place, tensors: Mapping[Place, str], listed: str = "[]") -> str:
+    """An argument as Python over the texts of tensors by place and the names of ``objects.scope_of``. ``listed``:
+    brackets of a list."""
+    if place in tensors:
+        return tensors[place]
+    if isinstance(value, Literal):
+        return value.text
+    said = [(key, python_text(part, (*place, key), tensors, listed)) for key, part in parts_of(value)]
+    if isinstance(value, ObjectArgument):
+        given = ", ".join(text if isinstance(key, int) else f"{key}={text}" for key, text in said)
+        return f"{object_text(value.name)}({given})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {text}" for key, text in said) + "}"
+    if isinstance(value, tuple | list):
+        comma = "," if listed == "()" and len(said) == 1 else ""
+        return listed[0] + ", ".join(text for _, text in said) + comma + listed[1]
+    return repr(value)
+
+
+def object_text(name: str) -> str:
+    """A class or function as Python."""
+    if name == MADE:
+        return "made_of"
+    return name if name.partition(".")[0] in MODULES else f'named("{name}")'
+
+
+def python_value(value: Any, place: Place, tensors: Mapping[Place, Any], listed: type = list) -> Any:
+    """An argument as it is given to a function. Raises LookupError, and what making it raises."""
+    if place in tensors:
+        return tensors[place]
+    if isinstance(value, Literal):
+        return eval(value.text, scope_of(value.text))
+    made = {key: python_value(part, (*place, key), tensors, listed) for key, part in parts_of(value)}
+    if isinstance(value, ObjectArgument):
+        text = object_text(value.name)
+        given = [part for key, part in made.items() if isinstance(key, int)]
+        return eval(text, scope_of(text))(*given, **{k: v for k, v in made.items() if isinstance(k, str)})
+    if isinstance(value, dict):
+        return made
+    return listed(made.values()) if isinstance(value, tuple | list) else value
 
 
 def parse(text: str) -> Call:
@@ -110,6 +192,8 @@ def _value(node: ast.expr) -> Any:
         if not all(type(n) is int and n > 0 for n in shape):
             raise BadCall(f"--args: the sizes of {ast.unparse(node)} must be whole numbers above 0")
         return TensorArgument(DTYPES[name], shape)
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.GtE | ast.In) and len(node.ops) == 1:
+        return _ranged(node)
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt) and len(node.ops) == 1:
         tensor, bound = _value(node.left), _value(node.comparators[0])
         if not isinstance(tensor, TensorArgument) or type(bound) is not int or bound < 1:
@@ -151,26 +235,72 @@ def _value(node: ast.expr) -> Any:
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr in (OFFSETS, DISTINCT)
+        and node.func.attr in (OFFSETS, DISTINCT, SOFTMAX)
     ):
         return _formed(node, node.func)
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("device", "torch.device"):
         return Literal('torch.device("cuda")')
     if isinstance(node, ast.List | ast.Tuple):
         return tuple(_value(part) for part in node.elts)
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        given = zip(node.keys, node.values, strict=True)
+        return {key.value: _value(part) for key, part in given if isinstance(key, ast.Constant)}
+    if isinstance(node, ast.Call) and _may_be_called(ast.unparse(node.func)):
+        keywords = {str(k.arg): _value(k.value) for k in node.keywords}
+        return ObjectArgument(ast.unparse(node.func), tuple(_value(a) for a in node.args), keywords)
     try:
         return ast.literal_eval(node)
     except ValueError:
         text = ast.unparse(node)
-        if text.startswith(("torch.", "jnp.", "jax.")) and text.replace(".", "").replace("_", "").isalnum():
-            return Literal(text)
+        if "." in text and _may_be_called(text):
+            return Literal(object_text(text))
         raise BadCall(f"--args: {text!r} is neither a tensor such as f32[8, 8] nor a plain value") from None
+
+
+def _may_be_called(name: str) -> bool:
+    """Whether a name is of a class or function of the user's; nothing of Python's own library is called."""
+    root = name.partition(".")[0]
+    return _DOTTED.fullmatch(name) is not None and (root in MODULES or root not in _PYTHON)
+
+
+def _ranged(node: ast.Compare) -> TensorArgument:
+    """``f32[8] >= 0``, ``i32[8] >= 3`` and ``f32[8] in [0, 1]``."""
+    tensor, said = _value(node.left), _value(node.comparators[0])
+    between = isinstance(node.ops[0], ast.In)
+    ends = said if isinstance(said, tuple) else (said,)
+    plain = all(isinstance(n, int | float) and not isinstance(n, bool) for n in ends)
+    if (
+        not isinstance(tensor, TensorArgument)
+        or not plain
+        or len(ends) != 1 + between
+        or tensor.dtype == "bool"
+    ):
+        raise BadCall(
+            f"--args: {ast.unparse(node)} must be a tensor, and a number or, after in, two: in [0, 1]"
+        )
+    whole = "int" in tensor.dtype
+    if (whole and any(type(n) is not int for n in ends)) or (ends[0] >= ends[-1] and between):
+        raise BadCall(
+            f"--args: {ast.unparse(node)} must name the least value and one above it, of integers whole ones"
+        )
+    if whole:
+        below = ends[1] if between else tensor.below
+        if below and ends[0] >= below:
+            raise BadCall(f"--args: {ast.unparse(node)} leaves no integer")
+        return replace(tensor, least=ends[0], below=below)
+    return replace(tensor, least=float(ends[0]), most=float(ends[1]) if between else None)
 
 
 def _formed(node: ast.Call, called: ast.Attribute) -> TensorArgument:
     """``i64[9].offsets(1024)`` and ``i64[8].distinct()``."""
     tensor, given = _value(called.value), [_value(a) for a in node.args]
     integers = isinstance(tensor, TensorArgument) and "int" in tensor.dtype
+    if called.attr == SOFTMAX:
+        if not isinstance(tensor, TensorArgument) or integers or not tensor.shape or given:
+            raise BadCall(
+                f"--args: {ast.unparse(node)} must be a tensor of floats, and softmax() takes nothing"
+            )
+        return replace(tensor, form=SOFTMAX)
     if called.attr == DISTINCT:
         if not integers or given:
             raise BadCall(
@@ -188,3 +318,13 @@ def _formed(node: ast.Call, called: ast.Attribute) -> TensorArgument:
             f"--args: {ast.unparse(node)} must be integers along one axis, from 0 to one whole number above 0"
         )
     return replace(tensor, form=OFFSETS, total=given[0], longest=given[1] if len(given) == 2 else 0)
+
+
+def accepted_keywords(function: Callable[..., Any], keywords: Mapping[str, Kept]) -> dict[str, Kept]:
+    """Keywords that the function takes; the others are the reference's alone."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return dict(keywords)
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {k: v for k, v in keywords.items() if every or k in parameters}

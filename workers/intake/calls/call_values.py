@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.workers.intake.calls.call_text import DISTINCT, OFFSETS, Literal
+from tilewright.workers.intake.calls.objects import parts_of
 
 FEWEST, MOST_LOOKED = 2, 1 << 16
 """Integers of a tensor that are looked at one by one."""
@@ -24,20 +25,28 @@ def call_text(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
     return ", ".join([*said, *(f"{k}={value_text(v)}" for k, v in keywords.items())])
 
 
-def text_of(call: Any) -> str:
-    """A call's text: of a tuple of arguments, the last of which may be a dictionary of keywords; of one argument; of a
-    dictionary of keywords; a text stays as it is."""
-    if isinstance(call, str):
-        return call
+def arguments_of(call: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Arguments and keywords of a call: of a tuple of arguments, the last of which may be a dictionary of keywords; of
+    one argument; of a dictionary of keywords."""
     if isinstance(call, Mapping):
-        return call_text((), call)
-    if not isinstance(call, tuple | list):
+        return (), call
+    if type(call) not in (tuple, list):
         call = (call,)
     keywords = call[-1] if call and isinstance(call[-1], dict) else {}
-    return call_text(call[: len(call) - 1] if keywords else call, keywords)
+    return call[: len(call) - 1] if keywords else call, keywords
 
 
-def _order(tensor: Any) -> list[int]:
+def contents(value: Any) -> list[tuple[Any, Any]]:
+    """The parts of a list, a dictionary or an object, by what they are given as."""
+    if type(value) in (tuple, list):
+        return list(enumerate(value))
+    if isinstance(value, dict):
+        return list(value.items())
+    made = parts_of(value)
+    return [] if made is None else list(made[1])
+
+
+def order_of(tensor: Any) -> list[int]:
     """Its dimensions in the order in which they lie in memory; as they are where it is no plain permutation."""
     plain = list(range(len(tensor.shape)))
     if not hasattr(tensor, "is_contiguous") or tensor.is_contiguous():
@@ -50,26 +59,37 @@ def value_text(value: Any) -> str:
     """An argument as ``--args`` has it."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         dtype = str(value.dtype).rpartition(".")[2]
-        order = _order(value)
+        order = order_of(value)
         shape = [int(value.shape[n]) for n in order]
         text = f"{_SHORT.get(dtype, dtype)}[{', '.join(map(str, shape))}]"
         if order != sorted(order):
             text += f".permute({', '.join(str(order.index(n)) for n in range(len(order)))})"
         return text + _integers(value) if dtype.startswith(("int", "uint")) else text
-    if isinstance(value, tuple | list):
+    if type(value) in (tuple, list):
         return "[" + ", ".join(map(value_text, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {value_text(part)}" for key, part in value.items()) + "}"
     if isinstance(value, Literal):
         return value.text
     if type(value).__name__ == "dtype" and str(value).startswith("torch."):
         return str(value)
     if type(value).__name__ == "device":
         return 'torch.device("cuda")'
-    return repr(value)
+    made = parts_of(value)
+    if made is None:
+        return repr(value)
+    name, given = made
+    if not given and "." in name:
+        return name
+    return f"{name}({', '.join(f'{k}={value_text(v)}' if k else value_text(v) for k, v in given)})"
 
 
 def _integers(value: Any) -> str:
     """What is said of integers: where parts begin, or their bound, and whether all differ that would not by chance."""
     below, count = int(value.max()) + 1, math.prod(value.shape)
+    least = int(value.min())
+    if least < 0 or below < 1:
+        return f" in [{least}, {max(below, least + 1)}]"
     if not FEWEST <= count <= MOST_LOOKED:
         return f" < {below}"
     given = [int(n) for n in value.reshape(-1).tolist()]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS
-from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument
+from tilewright.workers.intake.calls.call_text import Call, Place, TensorArgument, parts_of, python_text
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.names import public
 
@@ -33,7 +33,6 @@ KEEPABLE = (16, 256)
 """Least and largest size of an axis that is tried as one that keeps it, by itself; smaller ones do together."""
 
 RESERVED = frozenset(("torch", "triton", "tl", "math", "inputs", "params", "reference"))
-Place = tuple[Any, ...]
 Sizes = tuple[tuple[int, ...], ...]
 """By axis, its size in every call."""
 
@@ -43,10 +42,13 @@ class Uneven(ValueError):
 
 
 def argument_at(call: Call, place: Place) -> Any:
-    """The argument at a place: a position or a keyword, then places in lists."""
-    value: Any = call.keywords[place[0]] if isinstance(place[0], str) else call.arguments[place[0]]
-    for part in place[1:]:
-        value = value[part]
+    """The argument at a place: a position or a keyword, then places in lists and objects. Raises Uneven."""
+    value: Any = call.keywords if isinstance(place[0], str) else call.arguments
+    for part in place:
+        parts = dict(parts_of(value)) if not isinstance(value, Mapping) else value
+        if part not in parts:
+            raise Uneven("calls differ in the number of their tensors: tune them apart")
+        value = parts[part]
     return value
 
 
@@ -64,15 +66,8 @@ def reference_calls(
         p: permuted(o.name, argument_at(call, p).order) for o, p in zip(operands, places, strict=True)
     }
 
-    def text(value: Any, place: Place) -> str:
-        if place in by_place:
-            return by_place[place]
-        if isinstance(value, tuple):
-            return "[" + ", ".join(text(v, (*place, n)) for n, v in enumerate(value)) + "]"
-        return value.text if isinstance(value, Literal) else repr(value)
-
-    positional = [text(v, (n,)) for n, v in enumerate(call.arguments)]
-    keyword = {k: f"{k}={text(v, (k,))}" for k, v in call.keywords.items()}
+    positional = [python_text(v, (n,), by_place) for n, v in enumerate(call.arguments)]
+    keyword = {k: f"{k}={python_text(v, (k,), by_place)}" for k, v in call.keywords.items()}
     every, few = list(keyword.values()), [said for k, said in keyword.items() if k in known]
     tensors = list(by_place.values())
     ways = (
@@ -93,9 +88,9 @@ def tensor_places(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str
     def walk(value: Any, name: str, place: Place) -> None:
         if isinstance(value, TensorArgument):
             found.append((name, place))
-        elif isinstance(value, tuple | list):
-            for n, part in enumerate(value):
-                walk(part, f"{name}_{n}", (*place, n))
+        else:
+            for n, part in parts_of(value):
+                walk(part, f"{name}_{str(n).strip('_')}", (*place, n))
 
     for n, value in enumerate(calls[0].arguments):
         walk(value, names[n], (n,))
@@ -120,7 +115,18 @@ def operands(
         below, total = max(t.below for t in tensors), max(t.total for t in tensors)
         first, longest = tensors[0], max(t.longest for t in tensors)
         made.append(
-            Operand(plain, first.dtype, sizes, below, total, first.size, first.form, longest)  # type: ignore[arg-type]
+            Operand(
+                plain,
+                first.dtype,
+                sizes,  # type: ignore[arg-type]
+                below,
+                total,
+                first.size,
+                first.form,
+                longest,
+                least=first.least,
+                most=first.most,
+            )
         )
         places.append(place)
     return made, places

@@ -1,9 +1,13 @@
-"""The calls that a user's file makes, as texts: ``python -m tilewright.workers.intake.calls.file_calls FILE [NAME]``.
+"""The calls that a user's file makes, as texts, and their values.
 
-The file runs once, in this process. It holds its calls under ``calls``, or makes them in a function of that name: a
-list of tuples of arguments, of which the last may be a dictionary of keywords; one such tuple will do, and so will
-texts as ``--args`` has them. ``get_inputs`` and ``inputs`` are one call. Where there is no GPU, tensors that are asked
-for on one are made on the host: what counts of them is their shape, dtype and which integers they hold.
+``python -m tilewright.workers.intake.calls.file_calls FILE NAME OF VALUES``. NAME may be empty; OF is the file of the
+function that is called, whose package the calls may import although parts of it are not installed; VALUES is the file
+to write tensors to (see ``kept_values``), or empty.
+
+FILE runs once, in this process. It holds its calls under ``calls``, or makes them in a function of that name: a list
+of tuples of arguments, of which the last may be a dictionary of keywords; one such tuple will do, and so will texts as
+``--args`` has them. ``get_inputs`` and ``inputs`` are one call. Where there is no GPU, tensors asked for on one
+are made on the host.
 """
 
 from __future__ import annotations
@@ -14,11 +18,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tilewright.workers.intake.calls.call_values import text_of
+from tilewright.workers.intake.calls.call_values import arguments_of, call_text
+from tilewright.workers.intake.calls.kept_values import values_of, write
+from tilewright.workers.intake.source.load import package_of
 
 NAMES = ("calls", "CALLS", "get_calls")
 ONE = ("get_inputs", "inputs", "create_inputs", "args")
@@ -45,16 +52,17 @@ def _is_gpu(value: Any) -> bool:
     return isinstance(value, str | torch.device) and str(value).startswith("cuda")
 
 
-def texts(path: Path, name: str = "") -> list[str]:
+def calls(path: Path, name: str = "") -> list[Any]:
     """The calls of a file. Raises LookupError where it has none, and whatever the file raises."""
     sys.path[:0] = [str(Path.cwd()), str(path.parent)]
     if torch.cuda.is_available():
-        return _texts(path, name)
-    with _OnHost():
-        return _texts(path, name)
+        return _calls(path, name)
+    plain = torch.Generator
+    with _OnHost(), mock.patch.object(torch, "Generator", side_effect=lambda *_, **__: plain()):
+        return _calls(path, name)
 
 
-def _texts(path: Path, name: str) -> list[str]:
+def _calls(path: Path, name: str) -> list[Any]:
     module = runpy.run_path(str(path))
     found = next((n for n in ((name,) if name else (*NAMES, *ONE)) if n in module), None)
     if found is None:
@@ -63,15 +71,20 @@ def _texts(path: Path, name: str) -> list[str]:
     value = module[found]
     value = value() if callable(value) else value
     many = isinstance(value, list) and value and all(isinstance(c, tuple | list | dict | str) for c in value)
-    calls = value if many and (found not in ONE or isinstance(value[0], tuple)) else [value]
-    return [text_of(call) for call in calls]
+    return list(value) if many and (found not in ONE or isinstance(value[0], tuple)) else [value]
 
 
 def main() -> None:
-    """Write the texts as JSON; of a file without calls, one sentence."""
+    """Write the texts as JSON, and the values; of a file without calls, one sentence."""
     answer: dict[str, Any]
+    file, name, of, values = sys.argv[1:]
     try:
-        answer = {"calls": texts(Path(sys.argv[1]), *sys.argv[2:])}
+        if of and (package := package_of(Path(of))) is not None:
+            sys.meta_path.insert(0, package)
+        made = [c if isinstance(c, str) else arguments_of(c) for c in calls(Path(file), name)]
+        answer = {"calls": [c if isinstance(c, str) else call_text(*c) for c in made]}
+        if values:
+            write(Path(values), [[] if isinstance(c, str) else values_of(*c) for c in made])
     except Exception as error:  # noqa: BLE001 - whatever the user's file raises is told
         answer = {
             "why": str(error)

@@ -47,7 +47,15 @@ class Reading:
 
 
 def read(output: np.ndarray, reference: np.ndarray) -> Reading:
-    """Of a float output."""
+    """Of a float output; what is no number must be the same in both."""
+    if (pair := elements.finite(output, reference)) is None:
+        place = np.unravel_index(int(np.argmax(~np.isfinite(reference))), output.shape or (1,))
+        other = (
+            float(array[place])
+            for array in (output.reshape(output.shape or (1,)), reference.reshape(output.shape or (1,)))
+        )
+        return Reading(-math.inf, math.inf, tuple(int(n) for n in place), *other)
+    output, reference = pair
     db = gates.snr_db(output, reference)
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)
@@ -142,7 +150,9 @@ def element_text(reading: Reading) -> str:
     place = list(reading.place)
     if not np.isfinite(reading.wanted):
         return f"the reference itself says {reading.wanted:g} for element {place}"
-    digits = next((n for n in (6, 9, 17) if f"{reading.found:.{n}g}" != f"{reading.wanted:.{n}g}"), 6)
+    digits = next((n for n in (6, 9, 17) if f"{reading.found:.{n}g}" != f"{reading.wanted:.{n}g}"), 0)
+    if not digits:
+        return "no element alone is to blame"
     return (
         f"element {place} is {reading.found:.{digits}g} where the reference says {reading.wanted:.{digits}g}"
     )
@@ -161,11 +171,10 @@ def wrong(
                 return f"result {number}: {share:.1%} of its integers are the reference's"
             continue
         reading = read(output, np.asarray(answer, dtype=np.float64))
-        if not np.isfinite(output.astype(np.float64)).all() and np.abs(answer).max(initial=0.0) > _largest(
-            output.dtype
-        ):
+        most = np.abs(answer, where=np.isfinite(answer), out=np.zeros(answer.shape)).max(initial=0.0)
+        if not np.isfinite(output.astype(np.float64)).all() and most > _largest(output.dtype):
             return (f"result {number} overflows: {output.dtype.name} holds up to {_largest(output.dtype):g}, and the "
-                    f"reference says {np.abs(answer).max():.6g}")  # fmt: skip
+                    f"reference says {most:.6g}")  # fmt: skip
         if not reading.db > 20:
             return f"result {number} is {reading.db:.1f} dB from the reference; {element_text(reading)}"
     return ""

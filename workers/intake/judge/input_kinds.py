@@ -11,16 +11,31 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tilewright.fitness.elements import turned_one_way
+from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, read, wrong
-from tilewright.workers.intake.judge.inputs import FEW_VALUES, MOST_ANSWER, SET_APART, draws
-from tilewright.workers.intake.operator import Operand, Result
+from tilewright.workers.intake.judge.inputs import (
+    EXTREME,
+    FEW_VALUES,
+    MOST_ANSWER,
+    SET_APART,
+    SIGNED,
+    SPECIAL,
+    USUAL_SPREAD,
+    draws,
+    family,
+)
+from tilewright.workers.intake.operator import Operand, Result, as_result, is_code
 
 Arrays = Mapping[str, np.ndarray]
 Dims = Mapping[str, int]
 
 EDGE_DRAWS = 8
 """Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
+
+LARGEST = 1e38
+"""Largest answer to inputs at the edge of a type."""
 
 QUIET = ("far", "shifted", "sided")
 """Kinds whose absence gets no note: the next kind of the family says nearly as much."""
@@ -95,15 +110,22 @@ class InputKinds:
         self.notes: list[str] = []
         self.operands = list(operands)
         self.operands = with_edges(operands, numbers, self._bears_edges)
-        for family in (SET_APART, tuple(FEW_VALUES)):
-            for kind in family:
-                spreads = (4,) if kind == "far" or kind in FEW_VALUES else (4, 2, 1)
+        own = ((GIVEN,),) if any(o.values for o in self.operands) else ()
+        for kinds in (*own, SET_APART, tuple(FEW_VALUES)):
+            for kind in kinds:
+                spreads = (4,) if kind in ("far", GIVEN, *FEW_VALUES) else (4, 2, 1)
                 if any(self._added(kind, spread) for spread in spreads):
                     break
                 if kind not in QUIET:
-                    self.notes.append(
-                        f"inputs of kind {kind} are not used: the original kernel fails on them"
-                    )
+                    late = time.monotonic() > self._until
+                    why = "no time was left to try them" if late else "the original kernel fails on them"
+                    self.notes.append(f"inputs of kind {kind} are not used: {why}")
+        self._added(SIGNED, USUAL_SPREAD)
+        for name, powers in EXTREME.items():
+            any(self._added(f"{name}-{power}", USUAL_SPREAD) for power in powers)
+        for kind in SPECIAL if any(is_float(operand.dtype) for operand in operands) else ():
+            if not self._added(kind, USUAL_SPREAD):
+                self.notes.append(f"what it returns for inputs that are {kind} is unspecified")
         if not set(FEW_VALUES) & set(self._pairs) and time.monotonic() > self._until:
             self._pairs["repeated"] = []  # hardly any kernel fails on these
 
@@ -139,8 +161,17 @@ class InputKinds:
                 )
             if bound is None:
                 return [], f"result {number}: {why}"
-            found.append(Result(f"o{number}", self._dtypes[number], shape, bound.min_db, bound.worst, number))
+            name, dtype = f"o{number}", self._dtypes[number]
+            leans = (is_narrow(dtype) or is_code(dtype, self.operands)) and self._leans(number)
+            found.append(Result(name, dtype, shape, bound.min_db, bound.worst, number, leans))
         return found, ""
+
+    def _leans(self, number: int) -> bool:
+        """Whether the kernel's own codes that are not the reference's are mostly too large, or too small."""
+        pairs = [
+            (outputs[number], answers[number]) for some in self._pairs.values() for outputs, answers in some
+        ]
+        return any(turned_one_way(codes, as_result(wanted, codes.dtype.name)) for codes, wanted in pairs)
 
     # -- one kind ----------------------------------------------------------------------------------
 
@@ -149,11 +180,11 @@ class InputKinds:
         found = self._outcomes(kind, spread)
         if found is None:
             return False
-        before = self._bars(self._pairs) if kind in FEW_VALUES and kind != "repeated" else []
+        before = self._bars(self._pairs) if kind not in SET_APART and kind != "repeated" else []
         self._pairs[kind] = found
         unexplained = spread > self._effort.blamed_spread or kind == "far"
         fits = kind not in SET_APART or not unexplained or None not in self._bars((kind,))
-        fits = fits and (kind == "repeated" or self._bears_others(kind, spread + 1))
+        fits = fits and (kind in ("repeated", GIVEN) or self._bears_others(kind, spread + 1))
         fits = fits and (not before or self._bars(self._pairs) == before)
         if not fits:
             del self._pairs[kind]
@@ -173,7 +204,7 @@ class InputKinds:
             answers = [self._answers(given) for _, given in inputs]
         except Exception:  # noqa: BLE001 - inputs that the reference does not take
             return None
-        if not all(_finite(answer) for answer in answers):
+        if kind not in SPECIAL and not all(_finite(answer) for answer in answers):
             return None
         found = []
         for outputs, answer in zip(self._run_all(inputs), answers, strict=True):
@@ -184,9 +215,9 @@ class InputKinds:
 
     def _bears_others(self, kind: str, spread: int) -> bool:
         """Whether reference and kernel bear further draws: some overflow."""
-        own = self._effort.kernel_draws
+        own, most = self._effort.kernel_draws, LARGEST if family(kind) in EXTREME else MOST_ANSWER
         return all(
-            self._bears(self.operands, self._probe, kind, spread, seed, MOST_ANSWER, seed in own)
+            self._bears(self.operands, self._probe, kind, spread, seed, most, seed in own)
             for seed in range(self._effort.draws)
         )
 
@@ -207,7 +238,7 @@ class InputKinds:
             answers = self._answers(inputs)
         except Exception:  # noqa: BLE001 - inputs that the reference does not take
             return False
-        if not _finite(answers, most):
+        if kind not in SPECIAL and not _finite(answers, most):
             return False
         outputs = self._run_all([(dims, inputs)])[0] if run else answers
         return outputs is not None and not (run and wrong(outputs, answers, operands))
@@ -241,7 +272,9 @@ def _edges(operand: Operand, labels: Sequence[int]) -> Iterator[str]:
     if operand.dtype == "bool":
         yield from ["rows"] if len(operand.shape) > 1 else []
     elif is_float(operand.dtype):
-        yield from [] if is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+        yield from (
+            [] if operand.least is not None or is_narrow(operand.dtype) or not operand.shape else ["-inf"]
+        )
     elif operand.total:
         yield "none"
     elif operand.below:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.workers.intake.calls.call_text import DISTINCT, OFFSETS
-from tilewright.workers.intake.calls.dtypes import is_float, numpy_dtype
+from tilewright.workers.intake.calls.call_text import DISTINCT, GIVEN, OFFSETS, SOFTMAX
+from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
+from tilewright.workers.intake.calls.kept_values import given
+from tilewright.workers.intake.calls.sizes import label_of
 
 if TYPE_CHECKING:
     from tilewright.workers.intake.operator import Operand
@@ -28,6 +30,8 @@ TINY = 2.5
 
 APART = 4
 """Outliers of several operands lie at places of different remainders by this, so that no two of them are multiplied."""
+
+USUAL_SPREAD = 4
 
 MANY, MOST = 32, 16
 """Rows for which there are more outliers, another tiny row and row of zeros, and the most there are of each."""
@@ -50,6 +54,20 @@ MOST_ANSWER = 1e30
 SET_APART = ("far", "spread", "apart")
 """Kinds with outliers, the most telling first: a kernel is given the first of them that it bears."""
 
+EXTREME: Mapping[str, Sequence[int]] = {"faint": (118, 60, 20), "huge": (100, 40, 20)}
+"""Kinds, with a power of two after a dash, whose values are all so much smaller or larger; each is given the first of
+these that it bears. One of eight ``faint`` ones is smaller again, below what is normal in float32."""
+
+NARROW_EXTREME = {"faint": 11, "huge": 11}
+"""The powers for float16."""
+
+DENORMAL = 2.0**-16
+
+SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": (np.nan,)}
+"""Kinds with what is no number, some of a few rows each, and negative zeros in others."""
+
+SIGNED = "signed"
+
 FEW_VALUES: Mapping[str, Sequence[float]] = {
     "shifted": (ONE_SIDE, -ONE_SIDE, -ONE_SIDE, -16 * ONE_SIDE),
     "sided": (ONE_SIDE, -ONE_SIDE),
@@ -61,11 +79,14 @@ FEW_VALUES: Mapping[str, Sequence[float]] = {
 def bound_of(operand: Operand, dims: Mapping[str, int]) -> int:
     """Exclusive bound of an operand's integers; where the call names none, that of all codes of 8 bits, of others 2."""
     below = dims[operand.below] if isinstance(operand.below, str) else operand.below
-    return below or {"int8": 128, "uint8": 256}.get(operand.dtype, 2)
+    below = below or {"int8": 128, "uint8": 256}.get(operand.dtype, 2)
+    return max(below, least_of(operand) + 1)
 
 
 def least_of(operand: Operand) -> int:
     """The least of an operand's integers: indices begin at 0, codes of int8 without a bound are of both signs."""
+    if operand.least is not None:
+        return int(operand.least)
     return -127 if operand.dtype == "int8" and not operand.below else 0
 
 
@@ -76,28 +97,92 @@ def draws(
     zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
     outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
-    ``shifted``: with some farther from zero. Integers are as the call bounds them (``bound_of``); offsets of the same
-    total, as of queries and keys, are the same ones."""
+    ``shifted``: with some farther from zero; ``faint``, ``huge``, ``infinite``, ``nan``: see above; ``signed``: each
+    operand of one sign and far from zero; ``given``: the caller's own where they are of this shape. Integers are as
+    the call bounds them (``bound_of``); offsets of the same total, as of queries and keys, are the same ones. Raises
+    LookupError for an operand that has the caller's own values alone, at another shape."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     for operand in operands:
+        if operand.values and GIVEN in (kind, operand.form):
+            own = given(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
+            if own is not None:
+                made[operand.name] = own
+                continue
+            if operand.form == GIVEN:
+                raise LookupError(
+                    f"{operand.name} has the caller's own values, and there are none of this shape"
+                )
         if operand.dtype == "bool" or not is_float(operand.dtype):
             alike = next((o for o in operands if o.name in made and _same_parts(o, operand)), None)
             drawn = made[alike.name].copy() if alike else _integers(operand, dims, kind in FEW_VALUES, rng)
             made[operand.name] = drawn
             continue
-        values = rng.standard_normal(operand.sizes(dims))
+        values = np.asarray(rng.standard_normal(operand.sizes(dims)))
         made[operand.name] = floats[operand.name] = values
         if kind in FEW_VALUES:
             np.round(values * 2, out=values)
             values /= 2
             _one_sided(operand, values, FEW_VALUES[kind], rng)
+        if family(kind) in EXTREME:
+            values *= _factor(operand, kind, spread, values.shape, rng)
+        elif kind == SIGNED:
+            values[...] = (np.abs(values) + ONE_SIDE) * rng.choice((-1.0, 1.0))
+        elif kind in SPECIAL and operand.least is None and operand.form != SOFTMAX:
+            _with_special(values, SPECIAL[kind], rng)
     if kind in SET_APART:
         _set_apart([o for o in operands if o.name in floats], floats, kind, spread, rng)
     return {
-        o.name: made[o.name] if o.name not in floats else (made[o.name] * o.size).astype(numpy_dtype(o.dtype))
+        # of a tensor without dimensions, a product is a scalar and no array
+        o.name: made[o.name]
+        if o.name not in floats
+        else np.asarray(within(o, made[o.name])).astype(numpy_dtype(o.dtype))
         for o in operands
     }
+
+
+def family(kind: str) -> str:
+    """A kind without its power of two."""
+    return kind.partition("-")[0]
+
+
+def _factor(
+    operand: Operand, kind: str, spread: int, shape: tuple[int, ...], rng: np.random.Generator
+) -> np.ndarray:
+    """What values of an extreme kind are multiplied by; further away where ``spread`` is larger than usual."""
+    name, _, power = kind.partition("-")
+    most = NARROW_EXTREME[name] if operand.dtype == "float16" else int(power)
+    far = rng.integers(max(1, most - 8), most + 1) + 8 * max(0, spread - USUAL_SPREAD)
+    if is_narrow(operand.dtype):
+        return np.ones(shape)
+    if name == "huge":
+        return np.full(shape, 2.0**far)
+    return np.where(rng.random(shape) < 1 / 8, DENORMAL, 1.0) * 2.0**-far
+
+
+def _with_special(values: np.ndarray, special: Sequence[float], rng: np.random.Generator) -> None:
+    """In place: each of ``special`` in a few rows, of which others are left as they are, and negative zeros."""
+    if values.ndim < 2 or values.size == 0:
+        return
+    rows = values.reshape(-1, values.shape[-1])
+    rows[rng.random(rows.shape) < 1 / 16] = -0.0
+    order = rng.permutation(len(rows))
+    for turn, row in enumerate(order[: len(rows) // 2][: MOST * len(special)]):
+        rows[row, rng.integers(rows.shape[1])] = special[turn % len(special)]
+
+
+def within(operand: Operand, values: np.ndarray) -> np.ndarray:
+    """Floats of the operand's size, and between its ends."""
+    values = values * operand.size
+    if operand.form == SOFTMAX:
+        shares = np.exp(values - values.max(axis=-1, keepdims=True))
+        return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
+    if operand.least is None:
+        return values
+    if operand.most is None:
+        return operand.least + np.abs(values)
+    with np.errstate(over="ignore"):
+        return np.asarray(operand.least + (operand.most - operand.least) / (1 + np.exp(-values)))
 
 
 def draw(

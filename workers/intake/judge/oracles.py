@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.workers.intake.calls.dtypes import EXTENDED
 from tilewright.workers.intake.child_program import Refusal, first_line
-from tilewright.workers.intake.judge.reference import run_reference
+from tilewright.workers.intake.judge.reference import run_reference, wide, widened
 from tilewright.workers.intake.operator import Operand
 
 Arrays = Mapping[str, np.ndarray]
@@ -47,12 +46,6 @@ class Oracle:
         raise Refusal(f"the reference cannot be called with these arguments: {why}")
 
 
-def widened(inputs: Arrays, precision: str) -> dict[str, np.ndarray]:
-    """Floats in ``precision``; "" leaves them as they are."""
-    floats = {n for n, array in inputs.items() if array.dtype.kind == "f" or array.dtype.name in EXTENDED}
-    return {n: array.astype(precision) if precision and n in floats else array for n, array in inputs.items()}
-
-
 @dataclass
 class OwnAnswers:
     """The kernel's own answers in place of a reference's; see ``Oracle``. Used while the kernel is read in.
@@ -66,21 +59,23 @@ class OwnAnswers:
     operands: Sequence[Operand]
     call: str = ""
     precision: str = ""
+    precisions: Sequence[str] = ("float64", "float32")
 
     def __call__(self, inputs: Arrays) -> list[np.ndarray]:
         """The answers, with the first in the highest precision in which it computes the same. Raises what ``run``
         raises."""
         if self.call:
-            return [_wide(a) for a in self.run(widened(inputs, self.precision))]
+            return [wide(a) for a in self.run(widened(inputs, self.precision))]
         self.call = ", ".join(f"{operand.name}={operand.name}" for operand in self.operands)
         plain = self.run(inputs)
-        for self.precision in ("float64", "float32"):
+        for precision in self.precisions:
+            self.precision = precision
             with contextlib.suppress(Exception):  # a kernel may not take floats of that width
                 answers = self(inputs)
                 if all(np.isfinite(a).all() for a in answers) and not self.alike(plain, answers):
                     return answers
         self.precision = ""
-        return [_wide(a) for a in plain]
+        return [wide(a) for a in plain]
 
     def function(self, *_: object, **__: object) -> tuple[()]:
         """Stands in for the reference where its operations are counted: it has none."""
@@ -112,8 +107,3 @@ class CompletedOracle:
     @property
     def function(self) -> Callable[..., Any]:
         return self.reference.function
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    name = array.dtype.name
-    return array.astype(np.float64) if array.dtype.kind == "f" or name == "bfloat16" else array

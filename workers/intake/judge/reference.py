@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
+from tilewright.workers.intake.calls.objects import scope_of
+from tilewright.workers.intake.judge.self_reference import ModuleProcess
 from tilewright.workers.toolchains import libtpu_simulator, tpu
 
 
@@ -74,8 +76,6 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
 @functools.cache
 def _own_module(path: str) -> Callable[..., Any]:
     """A process for each module, which answers as often as it is asked."""
-    from tilewright.workers.intake.judge.self_reference import ModuleProcess
-
     return ModuleProcess(Path(path))
 
 
@@ -117,15 +117,46 @@ def run_reference(
     function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str
 ) -> list[np.ndarray]:
     """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
+    if isinstance(function, ModuleProcess):
+        given = {n: a if isinstance(a, np.ndarray) else to_array(a) for n, a in inputs.items()}
+        return [wide(a) for a in function(widened(given, precision))]
     if is_jax(function):
         return _run_jax(function, call, inputs, precision)
     import torch
 
     given = {name: to_tensor(array, precision) for name, array in inputs.items()}
-    scope = {"torch": torch, "reference": function, **given}
+    scope = {**scope_of(call), "torch": torch, "reference": function, **given}
     with torch.no_grad(), _one_thread():
-        result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
-    return [to_array(part) for part in flat(result)]
+        return [to_array(part) for part in asked(call, scope)]
+
+
+BACKWARD = "; gradients of "
+"""After it, a call's text says of which tensors gradients are results, too, and which are given: ``(x, w,), (g,)``."""
+
+
+def asked(call: str, scope: Mapping[str, Any]) -> list[Any]:
+    """The tensors that ``scope["reference"]`` returns for a call, and the gradients that its text asks for, by torch's
+    autograd. Raises what the reference raises, and ValueError where it has too few results."""
+    import torch
+
+    arguments, _, halves = call.partition(BACKWARD)
+    known = {**scope, "__builtins__": {}}
+    if not halves:
+        return flat(eval(compile(f"reference({arguments})", "call", "eval"), known))
+    known.update({n: t.detach() for n, t in scope.items() if isinstance(t, torch.Tensor)})
+    leaves, given = eval(compile(halves, "call", "eval"), known)
+    with torch.enable_grad():
+        for leaf in leaves:
+            leaf.requires_grad_()
+        found = flat(eval(compile(f"reference({arguments})", "call", "eval"), known))
+        outputs = [t for t in found if t.is_floating_point()]
+        if len(outputs) != len(given) or not all(t.requires_grad for t in outputs):
+            raise ValueError("the reference's results are not those that have gradients")
+        gradients = torch.autograd.grad(
+            outputs, leaves, [g.to(t.dtype).reshape(t.shape) for g, t in zip(given, outputs, strict=True)],
+            allow_unused=True, materialize_grads=True,
+        )  # fmt: skip
+    return [*found, *gradients]
 
 
 @contextlib.contextmanager
@@ -162,6 +193,7 @@ def _run_jax(
 
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         scope = {
+            **scope_of(call),
             "jax": jax,
             "jnp": jax.numpy,
             "reference": function,
@@ -170,6 +202,17 @@ def _run_jax(
         result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
         leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(result)]
     return [a.astype(np.float64) if a.dtype.name == "bfloat16" or a.dtype.kind == "f" else a for a in leaves]
+
+
+def widened(inputs: Mapping[str, np.ndarray], precision: str) -> dict[str, np.ndarray]:
+    """Floats in ``precision``; "" leaves them as they are."""
+    floats = {n for n, array in inputs.items() if array.dtype.kind == "f" or array.dtype.name in EXTENDED}
+    return {n: array.astype(precision) if precision and n in floats else array for n, array in inputs.items()}
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    """Floats of 16 bits and more as float64, all else as it is."""
+    return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else array
 
 
 def flat(result: Any) -> list[Any]:
@@ -187,6 +230,7 @@ def to_tensor(array: Any, precision: str) -> Any:
 
     if isinstance(array, torch.Tensor):
         return array.to(getattr(torch, precision)) if precision and array.is_floating_point() else array
+    array = np.asarray(array)  # an element that was picked of an operand without dimensions is a scalar
     if not (array.dtype.kind == "f" or array.dtype.name in EXTENDED):
         return torch.from_numpy(np.ascontiguousarray(array).copy())
     if precision:

@@ -1,6 +1,6 @@
-"""A kernel that is its own reference: its module in Triton's interpreter, with its defaults.
+"""A kernel that is its own reference: its module in an interpreter, Triton's or Pallas', with its defaults.
 
-The interpreter is chosen before Triton is first imported, so such a reference has a process of its own, which ends
+Triton's interpreter is chosen before Triton is first imported, so such a reference has a process of its own, which ends
 with the one that asks. This module is its program: it answers a frame of inputs by a frame of results.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tilewright.workers.child.frames import Frame, FrameReader, encode
 from tilewright.workers.child.launch import ROOT
-
-if TYPE_CHECKING:
-    pass
 
 SELF = "itself"
 """What stands for the reference of a kernel that has none; operator files hold it."""
@@ -35,16 +35,13 @@ class ModuleProcess:
         self._reader = FrameReader(LIMIT)
         self._lock = threading.Lock()
 
-    def __call__(self, **operands: Any) -> list[Any]:
-        """The module's results as torch tensors, of operands likewise."""
-        from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
-
-        question = Frame("run", arrays={n: to_numpy(t.contiguous()) for n, t in operands.items()})
+    def __call__(self, operands: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The module's results, in the dtypes that it gives them."""
         with self._lock:
-            answer = self._ask(question)
+            answer = self._ask(Frame("run", arrays={n: np.ascontiguousarray(a) for n, a in operands.items()}))
         if answer.kind != "done":
             raise RuntimeError(f"{self._path.name}: {answer.data.get('why', 'no answer')}")
-        return [to_torch(answer.arrays[f"o{n}"], "cpu") for n in range(len(answer.arrays))]
+        return [answer.arrays[f"o{n}"] for n in range(len(answer.arrays))]
 
     def _ask(self, frame: Frame) -> Frame:
         if self._process is None or self._process.poll() is not None:
@@ -60,7 +57,7 @@ class ModuleProcess:
 
     def _started(self) -> subprocess.Popen[bytes]:
         environment = {
-            **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
+            **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         }  # fmt: skip
         return subprocess.Popen(
@@ -69,27 +66,58 @@ class ModuleProcess:
         )  # fmt: skip
 
 
-def main() -> None:
-    """Answer frames until there are no more."""
+Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
+
+
+def _triton(source: str, path: Path) -> Run:
     from tilewright.workers.runners import bare_module
     from tilewright.workers.runners.triton.interpreter_rounding import repair
     from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
     from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
 
+    repair()
+    leave_interpreter_unguarded()
+    module = bare_module.execute(source, "itself", str(path))
+
+    def run(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        given = {name: to_torch(array, "cpu") for name, array in inputs.items()}
+        return [to_numpy(result) for result in module.launch(given, dict(module.DEFAULTS))]
+
+    return run
+
+
+def _pallas(source: str, folder: Path) -> Run:
+    from tilewright.fitness.original import is_original
+    from tilewright.fitness.targets import load_target
+    from tilewright.workers.intake.pallas.original import Original
+    from tilewright.workers.intake.pallas.seed_build import SeedBuild
+    from tilewright.workers.runners import bare_module
+
+    module = bare_module.execute(source, "itself", "itself.py")
+    build = Original.of_source(source).build(folder) if is_original(source) else module.build
+    chip = load_target("tpu7x").chip  # the newest: a function may refuse older ones
+    assert chip is not None
+    seed = SeedBuild(chip, build, [])
+    return lambda inputs: seed.run(dict(module.DEFAULTS), list(inputs.values()))
+
+
+def main() -> None:
+    """Answer frames until there are no more."""
     path = Path(sys.argv[1])
     out = os.dup(1)
     os.dup2(2, 1)
-    repair()
-    leave_interpreter_unguarded()
-    module = bare_module.execute(path.read_text(encoding="utf-8"), "itself", str(path))
+    with tempfile.TemporaryDirectory(prefix="tilewright-itself-") as folder:
+        source = path.read_text(encoding="utf-8")
+        run = _triton(source, path) if "\ndef launch(" in source else _pallas(source, Path(folder))
+        _answer(run, out)
+
+
+def _answer(run: Run, out: int) -> None:
     reader = FrameReader(LIMIT)
     while data := os.read(0, 1 << 20):
         for frame in reader.feed(data):
             try:
-                given = {name: to_torch(array, "cpu") for name, array in frame.arrays.items()}
-                results = module.launch(given, dict(module.DEFAULTS))
-                made = {f"o{n}": to_numpy(result) for n, result in enumerate(results)}
-                answer = Frame("done", arrays=made)
+                answer = Frame("done", arrays={f"o{n}": a for n, a in enumerate(run(frame.arrays))})
             except Exception as error:  # noqa: BLE001 - told to who asked
                 answer = Frame("failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
             view = memoryview(encode(answer))

@@ -12,9 +12,11 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import inspect
 import re
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,14 +25,16 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from jax._src import core
+from jax._src import core, dtypes
 from jax._src.pallas.mosaic.core import CompilerParams
 from jax.experimental import pallas as pl
+from jax.experimental import shard_map as old_shard_map
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr
 
 from tilewright.fitness.original import Site, data_of, texts_of
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.source.knobs import with_params
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
@@ -96,6 +100,7 @@ class Original:
         def build(params: Params) -> Callable[..., Any]:
             inside = {name: params[name] for name in self.sites if name in params}
             scope = {
+                **scope_of(self.call),
                 "jax": jax,
                 "jnp": jnp,
                 "params": dict(params),
@@ -146,10 +151,36 @@ def on_chip(chip: Mapping[str, Any]) -> Iterator[None]:
     }  # fmt: skip
     _add_old_names()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(jax, "jit", _jit_of(jax.jit)))
+        stack.enter_context(mock.patch.object(jax, "shard_map", _alone(jax.shard_map)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            stack.enter_context(mock.patch.object(old_shard_map, "shard_map", _alone(jax.shard_map)))
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(jax, name, return_value=answer))
         stack.enter_context(trace.mesh_of(chip))
         yield
+
+
+def _jit_of(jit: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.jit`` without the options of its older versions, none of which changes what is traced."""
+    known = set(inspect.signature(jit).parameters)
+
+    def made(*functions: Any, **options: Any) -> Any:
+        return jit(*functions, **{name: value for name, value in options.items() if name in known})
+
+    return made
+
+
+def _alone(shard_map: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.shard_map``, which does nothing on a mesh of one device: there is one here."""
+
+    def made(*functions: Any, mesh: Any = None, **options: Any) -> Any:
+        if getattr(mesh, "size", 1) != 1:
+            return shard_map(*functions, mesh=mesh, **options)
+        return functions[0] if functions else lambda function: function
+
+    return made
 
 
 def _add_old_names() -> None:
@@ -158,6 +189,7 @@ def _add_old_names() -> None:
         (pltpu, "TPUCompilerParams", pltpu.CompilerParams),
         (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
         (pltpu, "ANY", pl.ANY),
+        (dtypes, "bit_width", dtypes.itemsize_bits),
         (pl, "load", lambda ref, index: ref[index]),
         (pl, "store", lambda ref, index, value: ref.__setitem__(index, value)),
     ):
@@ -169,16 +201,18 @@ def _add_old_names() -> None:
 
 
 def plain_jaxpr(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr whose kernels have no options that only watch or place them: estimates of cost, names, debugging.
-
-    Results that take the place of operands are among them: where a kernel writes all of a result the answer is the
-    same, and where it does not the comparison with the reference says so.
-    """
+    """A jaxpr whose kernels have no options that only watch or place them: estimates of cost, names, debugging."""
     return ClosedJaxpr(_plain(closed.jaxpr), closed.consts)
 
 
 def _plain(jaxpr: Any) -> Any:
     return jaxpr.replace(eqns=[_plain_equation(equation) for equation in jaxpr.eqns])
+
+
+def _is_plain(tree: Any) -> bool:
+    """Whether a tree has no node of a class of the user's."""
+    data = tree.node_data()
+    return data is None or (data[0] in (tuple, list, dict) and all(map(_is_plain, tree.children())))
 
 
 def _plain_equation(equation: Any) -> Any:
@@ -187,6 +221,10 @@ def _plain_equation(equation: Any) -> Any:
         if key in params and key != "mesh":
             params[key] = only
     if name == "pallas_call":
+        mapping = params["grid_mapping"]
+        if not _is_plain(mapping.index_map_tree):
+            leaves = mapping.index_map_tree.num_leaves
+            params["grid_mapping"] = mapping.replace(index_map_tree=jax.tree.structure(((0,) * leaves, {})))
         options = params.get("compiler_params")
         if isinstance(options, CompilerParams):
             params["compiler_params"] = replace(options, **jaxpr_names.WITHHELD["CompilerParams"])

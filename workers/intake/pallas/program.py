@@ -26,7 +26,7 @@ from tilewright.fitness import dialect
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import Call, Literal, TensorArgument, parse
+from tilewright.workers.intake.calls.call_text import Call, parse, python_text, python_value
 from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refusal_of
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas.block_sizes import AUTOMATIC, launches, names_block, sizes_within
@@ -62,7 +62,7 @@ def answer_to(request: Request) -> Answer:
             raise Refusal(f"{path.name} defines no {request['function']}") from error
         if not callable(function):
             raise Refusal(f"{request['function']} of {path.name} is no function")
-        given = [parse(text) for text in request["calls"]]
+        given = [parse(text.replace("torch.", "jnp.")) for text in request["calls"]]
         calls = _resolved(function, given)
         try:
             used = _called(function, calls[0], str(loader.home(path)))
@@ -125,28 +125,18 @@ def _run(function: Any, call: Call) -> Callable[[], Any]:
     """The call on shapes, to be made where a chip is known."""
     specs: list[jax.ShapeDtypeStruct] = []
 
-    def prepared(value: Any) -> Any:
-        if isinstance(value, TensorArgument):
-            shape = tuple(value.shape[n] for n in value.order) if value.order else value.shape
-            specs.append(jax.ShapeDtypeStruct(shape, jnp.dtype(value.dtype)))
-            return specs[-1]
-        if isinstance(value, Literal):
-            return eval(value.text.replace("torch.", "jnp."), {"jnp": jnp, "jax": jax})
-        return type(value)(prepared(v) for v in value) if isinstance(value, list | tuple) else value
-
-    arguments = [prepared(v) for v in call.arguments]
-    keywords = {k: prepared(v) for k, v in call.keywords.items()}
-    leaves, tree = jax.tree_util.tree_flatten((arguments, keywords), is_leaf=lambda v: v is None)
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    places = [place for _, place in dimensions.tensor_places([call], [""] * len(call.arguments))]
+    for tensor in call.tensors():
+        shape = tuple(tensor.shape[n] for n in tensor.order) if tensor.order else tensor.shape
+        specs.append(jax.ShapeDtypeStruct(shape, jnp.dtype(tensor.dtype)))
 
     def with_arrays(*arrays: Any) -> Any:
-        made = list(leaves)
-        for place, array in zip(places, arrays, strict=True):
-            made[place] = array
-        given, named = jax.tree_util.tree_unflatten(tree, made)
+        at = dict(zip(places, arrays, strict=True))
+        given = [python_value(v, (n,), at, tuple) for n, v in enumerate(call.arguments)]
+        named = {k: python_value(v, (k,), at, tuple) for k, v in call.keywords.items()}
         return jax.tree.leaves(function(*given, **named))
 
-    return lambda: jax.make_jaxpr(with_arrays)(*(leaves[n] for n in places))
+    return lambda: jax.make_jaxpr(with_arrays)(*specs)
 
 
 def _called(function: Any, call: Call, home: str) -> set[tuple[str, int]]:
@@ -213,15 +203,8 @@ def _operands(
     operands, places = dimensions.operands(calls, tensors, frozenset(("inputs", "params", *RESERVED)))
     by_place = {p: o.name for o, p in zip(operands, places, strict=True)}
 
-    def text(value: Any, place: tuple[Any, ...]) -> str:
-        if place in by_place:
-            return by_place[place]
-        if isinstance(value, tuple):
-            return "(" + "".join(text(v, (*place, n)) + ", " for n, v in enumerate(value)) + ")"
-        return value.text.replace("torch.", "jnp.") if isinstance(value, Literal) else repr(value)
-
-    said: dict[Any, str] = {n: text(v, (n,)) for n, v in enumerate(calls[0].arguments)}
-    said.update({k: text(v, (k,)) for k, v in calls[0].keywords.items()})
+    said: dict[Any, str] = {n: python_text(v, (n,), by_place, "()") for n, v in enumerate(calls[0].arguments)}
+    said.update({k: python_text(v, (k,), by_place, "()") for k, v in calls[0].keywords.items()})
     return operands, said, places
 
 

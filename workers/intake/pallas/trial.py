@@ -17,7 +17,9 @@ import numpy as np
 
 from tilewright.fitness.chips import Chip
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import Call, Literal
+from tilewright.workers.intake.calls.call_text import Call, Literal, Place
+from tilewright.workers.intake.calls.kept_values import held, with_values
+from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import Answer, Refusal, first_line, refused
 from tilewright.workers.intake.judge import bounds
@@ -30,8 +32,9 @@ from tilewright.workers.intake.judge.input_kinds import (
     negative_numbers,
 )
 from tilewright.workers.intake.judge.inputs import draw
-from tilewright.workers.intake.judge.oracles import Oracle
+from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
+from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_anywhere
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
@@ -50,18 +53,37 @@ MOST_ELEMENTS = 1 << 23
 
 def judge(
     request: Mapping[str, Any], chip: Chip, module: Module, operands: list[Operand], calls: Sequence[Call],
-    knobs: Sequence[Knob], places: Sequence[dimensions.Place],
+    knobs: Sequence[Knob], places: Sequence[Place],
 ) -> Answer:  # fmt: skip
     """The answer for a module. Raises Refusal."""
-    oracle = _oracle(request["reference"], calls[0], operands, places)
     folder = Path(request["folder"])
     seed = SeedBuild(chip, module.build(folder), operands)
     defaults = {k.name: k.default for k in knobs}
+    if request["reference"] == SELF:
+        oracle: Oracle | OwnAnswers = OwnAnswers(
+            lambda inputs: seed.run(defaults, list(inputs.values())),
+            lambda one, other: bounds.wrong(one, other, operands),
+            operands,
+            precisions=(),  # wider floats turn what a kernel quantises within
+        )
+    else:
+        oracle = _oracle(request["reference"], calls[0], operands, places)
+
+    def takes(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
+        if isinstance(oracle, Oracle):
+            return _takes(oracle, dims, named)
+        with contextlib.suppress(Exception):  # whatever the user's code raises
+            return bool(replace(seed, operands=named).traced(dims, defaults))
+        return False
+
     operands, all_dims = dimensions.settle(
-        operands, len(calls), lambda dims, named: _takes(oracle, dims, named), size=8
+        operands, len(calls), takes, size=8 if isinstance(oracle, Oracle) else 128
     )
-    oracle.call, seed.operands = "", operands
-    shapes = _checked_shapes(all_dims[0], seed, defaults, oracle)
+    shapes = _shapes_with(
+        with_values(request.get("values", ""), folder, [label_of(dims) for dims in all_dims], operands),
+        all_dims[0], seed, defaults, oracle,
+    )  # fmt: skip
+    operands = list(seed.operands)
     multiplies = "dot_general" in seed.traced(shapes[0].dims, defaults)
     factors = bounds.factors(operands, shapes[0].dims) if multiplies else ""
     numbers = negative_numbers((oracle.function,), (*calls[0].arguments, *calls[0].keywords.values()))
@@ -85,7 +107,13 @@ def judge(
     if failed:
         return refused(f"the kernel's own answer is not the reference's: {failed}")
     every = [*all_dims, *(shape.dims for shape in shapes)]
-    legal, idle = legal_values({k.name: k.values for k in knobs}, defaults, every, seed.traced)
+
+    def traced(dims: Mapping[str, int], params: Mapping[str, int]) -> str:
+        if params != defaults and seed.result_shapes(dims, params) != seed.result_shapes(dims, defaults):
+            raise Refusal("its results have other shapes")
+        return seed.traced(dims, params)
+
+    legal, idle = legal_values({k.name: k.values for k in knobs}, defaults, every, traced)
     knobs = [replace(k, values=values_anywhere(k, legal)) for k in knobs]
     space, fixed, held, tied = tiling_knobs(
         [k for k in knobs if k.name not in idle], defaults, shapes[-1], results, seed.interpreted
@@ -102,7 +130,7 @@ def judge(
     text = module.source(f"SPACE = {space!r}\nDEFAULTS = {chosen!r}\nCONSTRAINTS = {constraints!r}\n")
     made = SeedBuild(chip, module.build(folder), operands)
     timed = {label_of(dims): dims for dims in all_dims}
-    work = _product_work(oracle, operands, timed)
+    work = _product_work(oracle, operands, timed) if isinstance(oracle, Oracle) else None
     beside, work, reasons = made.lowered(chosen, [r.name for r in results], work, timed)
     if reasons:
         return {"refusals": [{"line": 0, "what": what} for what in reasons]}
@@ -114,7 +142,7 @@ def judge(
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()}, "defaults": chosen, "fixed": fixed,
         "operands": [operand_row(o) for o in operands],
-        "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
+        "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
         "call": oracle.call, "precision": oracle.precision, "check": [shape.dims for shape in shapes],
         "constraints": constraints, "judge_notes": notes, "beside": sorted(beside),
         "kinds": kinds.names, "spread": kinds.spread, "independent": [], "dims": all_dims, "work": work,
@@ -141,7 +169,8 @@ class Module(Protocol):
 
 
 def _add_timed(
-    kinds: InputKinds, seed: SeedBuild, oracle: Oracle, timed: Sequence[Mapping[str, int]], defaults: Mapping[str, int]
+    kinds: InputKinds, seed: SeedBuild, oracle: Oracle | OwnAnswers, timed: Sequence[Mapping[str, int]],
+    defaults: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Readings of the seed at timed shapes, as the campaign's gates take them: bounds must hold there, too."""
     began = time.monotonic()
@@ -162,9 +191,7 @@ def _add_timed(
                 kinds.add(kind, outputs, answers)
 
 
-def _oracle(
-    reference: str, call: Call, operands: Sequence[Operand], places: Sequence[dimensions.Place]
-) -> Oracle:
+def _oracle(reference: str, call: Call, operands: Sequence[Operand], places: Sequence[Place]) -> Oracle:
     """The reference, called as the function is, but without dtypes that the call names: it answers in float64."""
     function = function_of(reference)
     try:
@@ -190,11 +217,30 @@ def _takes(oracle: Oracle, dims: Mapping[str, int], operands: Sequence[Operand])
 
 
 def _scope(oracle: Oracle) -> dict[str, Any]:
-    return {"jax": jax, "jnp": jnp, "reference": oracle.function}
+    return {**scope_of(oracle.call or " ".join(oracle.calls)), "jnp": jnp, "reference": oracle.function}
+
+
+def _shapes_with(
+    operands: Sequence[Operand], dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int],
+    oracle: Oracle | OwnAnswers,
+) -> list[CheckedShape]:  # fmt: skip
+    """``_checked_shapes`` with operands that are drawn, or the caller's own where drawn ones will not do. Raises
+    Refusal of the first way."""
+    first: Refusal | None = None
+    for way in held(operands):
+        seed.operands, oracle.call = way, ""
+        if isinstance(oracle, OwnAnswers):
+            oracle.operands = way
+        try:
+            return _checked_shapes(dims, seed, defaults, oracle)
+        except Refusal as refusal:
+            first = first or refusal
+    assert first is not None
+    raise first
 
 
 def _checked_shapes(
-    dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int], oracle: Oracle
+    dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int], oracle: Oracle | OwnAnswers
 ) -> list[CheckedShape]:
     """Two small shapes on which the default is right: multiples of blocks, then the call's own if it is small. Raises
     Refusal where there is none."""
@@ -224,7 +270,7 @@ def _checked_shapes(
         except Refusal as refusal:
             reason = refusal.what
         except Exception as error:  # noqa: BLE001 - a shape the kernel does not take
-            reason = first_line(error)[:200]
+            reason = _reason(error)
         if reason:
             reasons.append(f"{label_of(small)}: {reason}")
         else:
@@ -232,6 +278,12 @@ def _checked_shapes(
     if not found:
         raise Refusal(f"the kernel agrees with the reference on no small shape: {'; '.join(reasons)}")
     return found
+
+
+def _reason(error: Exception) -> str:
+    """What a kernel raised: of the interpreter's callbacks the last line says it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return (lines[-1].strip() if "CpuCallback" in str(error) else first_line(error))[:200]
 
 
 def _result_sizes(
@@ -250,6 +302,8 @@ def _result_sizes(
             for number, _ in enumerate(shapes[0].answers)
         ]
     except LookupError as error:
+        if all(shape.dims == dims for shape in shapes):  # it is checked and timed at one shape alone
+            return [tuple(output.shape) for output in shapes[0].outputs]
         raise Refusal(str(error)) from error
 
 

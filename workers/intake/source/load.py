@@ -368,6 +368,29 @@ def _home(path: Path) -> tuple[Path, list[str]]:
     return root, parts
 
 
+def _launch(kernel: Any, grid: Any, *args: Any, **options: Any) -> Any:
+    """What Helion's output launches its kernels by."""
+    return kernel[grid](*args, **{k: v for k, v in options.items() if k not in ("ptx_options", "launcher")})
+
+
+def _stand_ins() -> None:
+    """Give a launcher to files that Helion wrote, where it is not installed."""
+    if importlib.util.find_spec("helion") is None:
+        runtime = types.ModuleType("helion.runtime")
+        runtime.__dict__["default_launcher"] = _launch
+        package = types.ModuleType("helion")
+        package.__dict__.update(runtime=runtime, __path__=[])
+        sys.modules.update({"helion": package, "helion.runtime": runtime})
+
+
+def package_of(path: Path) -> PackageLoader | None:
+    """What finds the modules of the package that a file lies in; None where the package is installed."""
+    root, parts = _home(path.resolve())
+    if len(parts) > 1 and importlib.util.find_spec(parts[0]) is not None:
+        return None
+    return PackageLoader(root, parts[0] if len(parts) > 1 else "", Literals(), False)
+
+
 def load(
     path: Path, function: str | None, literals: Literals, *, traced: bool = True
 ) -> tuple[types.ModuleType, PackageLoader]:
@@ -379,6 +402,7 @@ def load(
         from tilewright.workers.intake.source.torch_library import register_nothing
 
         register_nothing()
+        _stand_ins()
         _read_as_others(loader)
     name = ".".join(parts) if len(parts) > 1 else f"tilewright_taken_{path.stem}".replace("-", "_")
     sys.meta_path.insert(0, loader)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,20 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.workers.intake.calls.call_text import Call, Literal
-from tilewright.workers.intake.calls.dimensions import Place, argument_at, permuted, reference_calls
+from tilewright.workers.intake.calls.call_text import Call, Place, accepted_keywords, python_value
+from tilewright.workers.intake.calls.dimensions import argument_at, permuted, reference_calls
+from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
-from tilewright.workers.intake.judge.reference import flat, function_of, run_reference
+from tilewright.workers.intake.judge.reference import BACKWARD, asked, function_of, run_reference
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.literals import Literals
+from tilewright.workers.intake.triton.autograd_pair import GRADIENT, AutogradPair, sets_up
 from tilewright.workers.intake.triton.interpreter_run import run
 from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
 from tilewright.workers.intake.triton.module_writer import module_of
 from tilewright.workers.intake.triton.recorder import record
 from tilewright.workers.intake.triton.stub_device import device_numbers, stub_device
+from tilewright.workers.intake.triton.trace import Trace
 
 MOST_ZEROS = 1 << 20
 """Elements of operands up to which a reference that wants data is asked with zeros."""
@@ -51,9 +55,30 @@ class CallSite:
     literals: Literals = field(default_factory=Literals)
     part: Mapping[str, Any] = field(default_factory=dict)
     keeps_arguments: bool = False
+    pair: AutogradPair | None = None
+    """``function``, where it is the two halves of an autograd Function."""
+
+    @functools.cached_property
+    def judge(self) -> Callable[..., Any]:
+        """The reference's function, loaded once. Raises Refusal."""
+        try:
+            return function_of(self.reference)
+        except LookupError as error:
+            raise Refusal(str(error)) from error
 
     def reference_calls(self) -> list[str]:
-        return reference_calls(self.calls[0], self.operands, self.places)
+        if self.pair is None:
+            return reference_calls(self.calls[0], self.operands, self.places)
+        own = [
+            (o, p) for o, p in zip(self.operands, self.places, strict=True) if not o.name.startswith(GRADIENT)
+        ]
+        given = [o.name for o in self.operands if o.name.startswith(GRADIENT)]
+        leaves = [next(o.name for o, p in own if p == (n,)) for n in self.pair.wanted]
+        call = replace(
+            self.calls[0], keywords={k: v for k, v in self.calls[0].keywords.items() if k not in given}
+        )
+        halves = f"{BACKWARD}({''.join(f'{n}, ' for n in leaves)}), ({''.join(f'{n}, ' for n in given)})"
+        return [text + halves for text in reference_calls(call, *map(list, zip(*own, strict=True)))]
 
     def elements(self, dims: Mapping[str, int]) -> int:
         """Elements of all operands at a shape."""
@@ -61,6 +86,15 @@ class CallSite:
 
     def module_at(self, dims: Mapping[str, int], results: ResultTypes) -> KernelModule:
         """The module of the first call, recorded at these dimensions. Raises Refusal, and what the function raises."""
+        origin = Origin(
+            f"{Path(self.path).name}:{self.name}", self.literals.found, self.literals.names,
+            {o.name: o.shape for o in self.operands},
+            {f"D{name}_": value for name, value in device_numbers(self.part).items()}, self.keeps_arguments,
+        )  # fmt: skip
+        return module_of(self.trace_at(dims), origin, results)
+
+    def trace_at(self, dims: Mapping[str, int]) -> Trace:
+        """The first call, recorded at these dimensions. Raises Refusal, and what the function raises."""
         tensors, by_place = {}, {}
         views: list[tuple[torch.Tensor, str, str]] = []
         for operand, place in zip(self.operands, self.places, strict=True):
@@ -71,24 +105,15 @@ class CallSite:
                 by_place[place] = tensor.permute(order)
                 views.append((by_place[place], operand.name, permuted(operand.name, order)))
         arguments, keywords = _with_tensors(self.calls[0], by_place)
-        trace = record(
-            self.function, arguments, _accepted(self.function, keywords), tensors, [self.path], views
+        return record(
+            self.function, arguments, accepted_keywords(self.function, keywords), tensors, [self.path], views
         )
-        origin = Origin(
-            f"{Path(self.path).name}:{self.name}", self.literals.found, self.literals.names,
-            {o.name: o.shape for o in self.operands},
-            {f"D{name}_": value for name, value in device_numbers(self.part).items()}, self.keeps_arguments,
-        )  # fmt: skip
-        return module_of(trace, origin, results)
 
     def result_types(self, dims: Mapping[str, int]) -> ResultTypes:
         """Shapes and dtypes of the reference's results; None where it cannot be asked without data."""
         if self.reference == SELF:
             return None
-        try:
-            function = function_of(self.reference)
-        except LookupError as error:
-            raise Refusal(str(error)) from error
+        function = self.judge
         devices = ["meta"]
         if self.elements(dims) <= MOST_ZEROS:
             devices.append("cpu")  # for a reference that cannot be asked without data
@@ -96,10 +121,10 @@ class CallSite:
             given = {o.name: _blank(o, dims, device) for o in self.operands}
             try:
                 with torch.no_grad(), torch.device(device):
-                    result = eval(f"reference({call})", {"torch": torch, "reference": function, **given})
+                    result = asked(call, {**scope_of(call), "torch": torch, "reference": function, **given})
             except Exception:  # noqa: BLE001 - another way to call it may work
                 continue
-            found = [(tuple(t.shape), t.dtype) for t in flat(result)]
+            found = [(tuple(t.shape), t.dtype) for t in result]
             if found:
                 return found
         return None
@@ -110,7 +135,7 @@ class CallSite:
         It is asked with an eighth of each size, and where it refuses those, with the sizes themselves if they are
         small.
         """
-        function = function_of(self.reference)
+        function = self.judge
         with torch.device("cpu"):
             for small in ({name: max(1, size // 8) for name, size in dims.items()}, dims):
                 if sum(math.prod(o.sizes(small)) for o in operands) > MOST_ZEROS:
@@ -160,7 +185,7 @@ def argument_names(function: Callable[..., Any], call: Call) -> list[str]:
     """Names of a call's positional arguments."""
     owner = getattr(function, "__self__", None)
     if getattr(function, "__name__", "") == "apply" and isinstance(owner, type):
-        names = list(inspect.signature(owner.forward).parameters)[1:]  # type: ignore[attr-defined]
+        names = list(inspect.signature(owner.forward).parameters)[0 if sets_up(owner) else 1 :]  # type: ignore[attr-defined]
     elif hasattr(function, "rewriter") or type(function).__name__ == "JITFunction":
         raise Refusal(
             f"{function.__name__} is a kernel, and how it is launched is not said: name the function that launches it"
@@ -179,25 +204,8 @@ def _with_tensors(
 ) -> tuple[list[object], dict[str, object]]:
     """The call's arguments and keywords as values."""
 
-    def value_of(value: object, place: Place) -> object:
-        if place in tensors:
-            return tensors[place]
-        if isinstance(value, tuple):
-            return [value_of(part, (*place, n)) for n, part in enumerate(value)]
-        return eval(value.text, {"torch": torch}) if isinstance(value, Literal) else value
-
-    arguments = [value_of(v, (n,)) for n, v in enumerate(call.arguments)]
-    return arguments, {k: value_of(v, (k,)) for k, v in call.keywords.items()}
-
-
-def _accepted(function: Callable[..., Any], keywords: Mapping[str, object]) -> dict[str, object]:
-    """Keywords that the function takes; the others are the reference's alone."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return dict(keywords)
-    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {k: v for k, v in keywords.items() if every or k in parameters}
+    arguments = [python_value(v, (n,), tensors) for n, v in enumerate(call.arguments)]
+    return arguments, {k: python_value(v, (k,), tensors) for k, v in call.keywords.items()}
 
 
 def _blank(operand: Operand, dims: Mapping[str, int], device: str) -> torch.Tensor:

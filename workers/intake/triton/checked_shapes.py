@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from tilewright.workers.intake.calls.sizes import label_of
@@ -12,6 +13,7 @@ from tilewright.workers.intake.judge.input_kinds import CheckedShape, inputs_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.triton.call_site import Seed
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Run, TooSlow
+from tilewright.workers.intake.triton.knob_evidence import blanks, launch_arguments
 
 MOST_REASONS = 3
 """Reasons that are shown of a kernel that agrees at no shape."""
@@ -21,7 +23,11 @@ MOST_TILE = 256
 
 NO_TILES = frozenset(("num_warps", "num_stages"))
 
-LOOPED_SECONDS = 6.0
+MOST_PROGRAMS, THIN = 192, (3, 2, 5, 4)
+"""Programs of one run, beyond which a shape has so few elements along its axes but the last: the interpreter takes
+milliseconds for each program, however little it does."""
+
+LOOPED_SECONDS = 3.0
 """Most that a run on a shape of several tiles may take, and the most elements of its operands."""
 LOOPED_ELEMENTS = 1 << 21
 
@@ -101,7 +107,7 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
     wide = [d for d in looped(dims, tiles, holds) if site.elements(d) <= LOOPED_ELEMENTS]
     tried: set[str] = set()
     slow, last = False, last_resorts(dims)
-    for small in (*wide, *ladder(dims, _rank(seed), holds)):
+    for small in (*wide, *(thinned(seed, shape, holds) for shape in ladder(dims, _rank(seed), holds))):
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
         if label in tried or big or (found and (slow or small in last)) or len(found) == 3:
@@ -142,6 +148,26 @@ def joined_reasons(reasons: Mapping[str, str]) -> str:
     texts = [f"{', '.join(labels)}: {why}" for why, labels in shapes.items()]
     more = [f"and {len(texts) - MOST_REASONS} more"] if len(texts) > MOST_REASONS else []
     return "; ".join([*texts[:MOST_REASONS], *more])
+
+
+def thinned(seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool]) -> dict[str, int]:
+    """The shape, with fewer elements where it would launch many programs, if the recording holds there."""
+    if programs_of(seed, small) <= MOST_PROGRAMS:
+        return small
+    thin = dict(small)
+    for place, name in enumerate(list(small)[:-1]):
+        few = {**thin, name: min(small[name], THIN[place % len(THIN)])}
+        if programs_of(seed, few) < programs_of(seed, thin) and holds(few):
+            thin = few
+        if programs_of(seed, thin) <= MOST_PROGRAMS:
+            break
+    return thin
+
+
+def programs_of(seed: Seed, dims: Mapping[str, int]) -> int:
+    """Programs that a run with the defaults launches at a shape; none where its ``launch`` does not take it."""
+    given = launch_arguments(seed, {}, blanks(seed, dims, "meta"))
+    return sum(math.prod(launch[0]) for launch in given if isinstance(launch, tuple))
 
 
 # -- which shapes to try ---------------------------------------------------------------------------------

@@ -27,6 +27,19 @@ class WrapperText:
     returned: str
     writes: Mapping[str, int]
     exact: bool
+    pair: PairText | None = None
+
+
+@dataclass(frozen=True)
+class PairText:
+    """``outputs``: numbers of the results that a pair's forward returns, in its order; ``gradients``: by operand the
+    number of the result that is its gradient; ``given``: operands that are gradients of the outputs, by the numbers of
+    those. ``once``: the backward writes what the forward kept, and so can be run once."""
+
+    outputs: tuple[int, ...]
+    gradients: Mapping[str, int]
+    given: Mapping[str, int]
+    once: bool
 
 
 @dataclass

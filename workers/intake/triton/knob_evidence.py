@@ -18,7 +18,7 @@ from triton.runtime.interpreter import GridExecutor
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
-from tilewright.workers.intake.judge.reference import to_tensor
+from tilewright.workers.intake.judge.reference import asked, to_tensor
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
@@ -167,7 +167,7 @@ def _is_used(seed: Seed, knob: Knob) -> bool:
 def _distinct_values(seed: Seed, knob: Knob, shapes: Sequence[CheckedShape]) -> list[Any]:
     """The knob's values other than its default that make a difference to each other at some shape: where a block is
     ``min(BLOCK, next_power_of_2(n))``, all that are above ``n`` are one."""
-    tensors = [*(_blanks(seed, dims, "meta") for dims in seed.site.dims), *map(_blanks_like, shapes)]
+    tensors = [*(blanks(seed, dims, "meta") for dims in seed.site.dims), *map(_blanks_like, shapes)]
 
     def launches(value: Any) -> list[Any]:
         return [launch_arguments(seed, {knob.name: value}, given) for given in tensors]
@@ -204,7 +204,7 @@ def _blanks_like(shape: CheckedShape) -> dict[str, torch.Tensor]:
     }
 
 
-def _blanks(seed: Seed, dims: Mapping[str, int], device: str) -> dict[str, torch.Tensor]:
+def blanks(seed: Seed, dims: Mapping[str, int], device: str) -> dict[str, torch.Tensor]:
     return {
         o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device=device)
         for o in seed.site.operands
@@ -298,11 +298,11 @@ def product_work(seed: Seed) -> dict[str, int]:
     """Floating-point operations of matrix products in the reference, by workload."""
     found = {}
     for dims in seed.site.dims:
-        scope = {"torch": torch, "reference": seed.reference.function, **_blanks(seed, dims, "meta")}
+        scope = {"torch": torch, "reference": seed.reference.function, **blanks(seed, dims, "meta")}
         counter = _Flops()
         try:
             with torch.no_grad(), counter:
-                eval(f"reference({seed.reference.call})", scope)
+                asked(seed.reference.call, scope)
             found[label_of(dims)] = counter.total
         except Exception:  # noqa: BLE001 - a reference that wants data
             found[label_of(dims)] = 0

@@ -16,11 +16,12 @@ from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.source.knobs import constexprs
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
+from tilewright.workers.intake.triton.autograd_pair import GRADIENT
 from tilewright.workers.intake.triton.dead_branches import constants_of
 from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
 from tilewright.workers.intake.triton.kernel_text import Kernels, Text, dtype_name, is_jitted
 from tilewright.workers.intake.triton.knob_finder import KnobFinder
-from tilewright.workers.intake.triton.results import results_of, root_of
+from tilewright.workers.intake.triton.results import forward_results, results_of, root_of
 from tilewright.workers.intake.triton.trace import Launch, Trace, Var, Work
 from tilewright.workers.intake.triton.wrapper_text import wrapper_text
 
@@ -92,9 +93,18 @@ class _ModuleWriter:
                 else:
                     shape = self._fresh_shape(var, replaced)
                     lines.append(f"{name} = torch.empty(({shape},), dtype={var.tensor.dtype})")
-            else:
+            elif not name.startswith(GRADIENT):
                 lines.append(f'{name} = inputs["{name}"]')
-        for step in self._trace.steps:
+        halves = self._halves(outputs)
+        returned: dict[int, str] = {}
+        for place, step in enumerate([*self._trace.steps, None]):
+            if place == self._trace.split:
+                self._return(halves[0], returned, lines)
+                lines += [
+                    f'{name} = inputs["{name}"]' for name in self._trace.inputs if name.startswith(GRADIENT)
+                ]
+            if step is None:
+                break
             if isinstance(step, Launch):
                 lines += self._launch(step, launches)
             elif isinstance(step, Work):
@@ -106,11 +116,24 @@ class _ModuleWriter:
                     lines.append(f"{var.name}.{method}()")
             elif step.name in used and step.text is not None:
                 lines.append(f"{step.name} = {self._finder.resolved(step.text)}")
-        returned = []
-        for place, var in enumerate(outputs):
-            returned.append(var.name)
+        self._return(halves[1], returned, lines)
+        lines.append(f"return ({', '.join(returned[n] for n in range(len(outputs)))},)")
+        return "".join(f"    {_tidy(line)}\n" for line in lines)
+
+    def _halves(self, outputs: Sequence[Var]) -> tuple[dict[int, Var], dict[int, Var]]:
+        """The results by number: those of a pair's forward, and the others."""
+        numbered = dict(enumerate(outputs))
+        if self._trace.split is None:
+            return {}, numbered
+        first = {n: var for n, var in numbered.items() if n in forward_results(self._trace, outputs)}
+        return first, {n: var for n, var in numbered.items() if n not in first}
+
+    def _return(self, results: Mapping[int, Var], returned: dict[int, str], lines: list[str]) -> None:
+        """Name results as they are returned, contiguous."""
+        for place, var in results.items():
+            returned[place] = var.name
             if not var.tensor.is_contiguous():
-                returned[-1] = f"r{place}"
+                returned[place] = f"r{place}"
                 shape = "".join(f"{var.name}.shape[{axis}], " for axis in range(var.tensor.dim()))
                 lines.append(f"r{place} = torch.empty(({shape}), dtype={var.tensor.dtype})")
                 target = Var(
@@ -120,8 +143,6 @@ class _ModuleWriter:
                 if not torch_kernels.elementwise(own, "copy", "x0", [var], target, var.line):
                     raise Refusal("a result is a view of more than six dimensions", var.line)
                 lines.append(self._work(own.steps[0]))
-        lines.append(f"return ({', '.join(returned)},)")
-        return "".join(f"    {_tidy(line)}\n" for line in lines)
 
     def _work(self, work: Work) -> str:
         """The launch of a kernel of ours."""

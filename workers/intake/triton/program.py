@@ -6,6 +6,7 @@ small shapes of the same kind, against the reference, and with other values of w
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -23,29 +24,39 @@ import torch
 
 from tilewright.fitness import dialect
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import parse
-from tilewright.workers.intake.calls.sizes import shape_text
-from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refused
+from tilewright.workers.intake.calls.call_text import Call, parse
+from tilewright.workers.intake.calls.kept_values import held, with_values
+from tilewright.workers.intake.calls.sizes import label_of, shape_text
+from tilewright.workers.intake.child_program import (
+    Answer,
+    Refusal,
+    Request,
+    answer_request,
+    first_line,
+    refused,
+)
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
 from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, OwnAnswers
-from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
+from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
 from tilewright.workers.intake.triton.checked_shapes import (
     checked_shapes,
     deep_shape,
     shape_of_several_tiles,
 )
+from tilewright.workers.intake.triton.eager_torch import without_dynamo
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Crashed, Run, TooSlow, run
 from tilewright.workers.intake.triton.kernel_module import KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work, tiling_knobs
 from tilewright.workers.intake.triton.stub_device import stub_device
+from tilewright.workers.intake.triton.trace import Trace
 from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
@@ -61,9 +72,28 @@ def answer_to(request: Request) -> Answer:
     if not request.get("function"):
         return _survey(request)
     try:
-        site, text = recorded(request)
+        answer = _answer(request, True)
+        why = "; ".join(str(r["what"]) for r in answer["refusals"][:1])
+    except Unpaired as unpaired:
+        answer, why = {"pair": True}, str(unpaired)
+    except Exception as error:
+        if not request["function"].endswith(".apply"):
+            raise
+        answer, why = {"pair": True}, error.what if isinstance(error, Refusal) else first_line(error)
+    if why and answer.get("pair"):
+        answer = _answer(request, False)
+        answer["no_backward"] = why
+    answer["seconds"] = time.monotonic() - began
+    return answer
+
+
+def _answer(request: Request, paired: bool) -> Answer:
+    """The answer, with both halves of an autograd Function (``pair``) or with its forward alone."""
+    try:
+        site, text = recorded(request, paired)
         notes = list(dict.fromkeys(text.notes))
         answer: Answer = {"notes": notes, "dims": site.dims, "refusals": violations(text, site.path)}
+        answer["pair"] = site.pair is not None
         answer["knobs"] = [
             {"name": k.name, "default": k.default, "values": list(k.values), "source": k.source}
             for k in text.knobs
@@ -71,23 +101,23 @@ def answer_to(request: Request) -> Answer:
         ]
         if not answer["refusals"]:
             os.chdir(request["folder"])
-            answer.update(_judged(site, text, notes))
+            answer.update(_judged(site, text, notes, request.get("values", "")))
     except dimensions.Uneven as error:
         return refused(str(error))
     except TooSlow:
         return refused(
             f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
         )
-    answer["seconds"] = time.monotonic() - began
     return answer
 
 
-def recorded(request: Request) -> tuple[CallSite, KernelModule]:
-    """The function with its calls, and the module of the first. Raises Refusal, Uneven, and what the file raises."""
+def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelModule]:
+    """The function with its calls, and the module of the first; of an autograd Function, where it is ``paired``, both
+    halves. Raises Refusal, Uneven, and what the file raises."""
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
         literals = Literals()
-        module, _ = load(path, request["function"], literals)
+        module, _ = load(path, re.sub(r"\([^()]*\)", "", request["function"]), literals)
         function = _function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
         site = CallSite(
@@ -100,6 +130,9 @@ def recorded(request: Request) -> tuple[CallSite, KernelModule]:
             part=part,
         )
         names = argument_names(function, calls[0])
+        if paired and (pair := pair_of(function)) is not None:
+            _pair_up(site, pair, names)
+            calls = site.calls
         raw, site.places = dimensions.operands(calls, dimensions.tensor_places(calls, names), frozenset())
 
         def works(dims: Mapping[str, int], operands: list[Operand]) -> bool:
@@ -118,21 +151,60 @@ def recorded(request: Request) -> tuple[CallSite, KernelModule]:
         return site, site.module_at(site.dims[0], site.result_types(site.dims[0]))
 
 
+def _pair_up(site: CallSite, pair: AutogradPair, names: Sequence[str]) -> None:
+    """Make a call site one of both halves. Raises Unpaired."""
+    site.function, site.pair = pair, pair
+
+    def record(call: Call) -> Trace:
+        places = dimensions.tensor_places([call], names)
+        site.operands, site.places = dimensions.operands([call], places, frozenset())
+        shapes = [tensor.shape for tensor in call.tensors()]
+        site.operands = [replace(o, shape=shape) for o, shape in zip(site.operands, shapes, strict=True)]
+        return site.trace_at({})
+
+    try:
+        site.calls = with_gradients(pair, site.calls, record)
+    except Refusal as refusal:
+        raise Unpaired(refusal.what) from refusal
+
+
+class Unpaired(Exception):
+    """Why a Function's backward cannot be taken in beside its forward."""
+
+
 def _function_in(module: ModuleType, name: str, file: str) -> Any:
-    """A function, a method of a new object, or what a layer's ``forward`` does."""
+    """A function, a method of a new object, what a layer's ``forward`` does, or, of ``name()``, what that returns."""
     function: Any = module
-    for part in name.split("."):
+    for part in re.findall(r"\w+(?:\([^()]*\))?", name):
+        part, _, given = part.partition("(")
         if not hasattr(function, part):
             raise Refusal(f"{file} defines no {name}")
         owner, function = function, getattr(function, part)
         code = getattr(function, "__code__", None)
         if isinstance(owner, type) and code is not None and "self" in code.co_varnames[:1]:
             function = getattr(_object_of(owner, module), part)
+        if given:
+            function = _made_by(function, part, given.removesuffix(")"))
     if not callable(function):
         raise Refusal(f"{name} of {file} is no function")
     if isinstance(function, type) and callable(getattr(function, "forward", None)):
         return _object_of(function, module).forward  # a layer launches its kernels there
     return function
+
+
+def _made_by(function: Any, name: str, given: str) -> Any:
+    """What a function returns that makes one, called with the keywords and numbers of its text."""
+    try:
+        call = ast.parse(f"f({given})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        arguments = [ast.literal_eval(a) for a in call.args]
+    except (SyntaxError, ValueError) as error:
+        raise Refusal(f"{name}({given}) is no call with plain values") from error
+    made = function(*arguments, **keywords)
+    if not callable(made):
+        raise Refusal(f"{name}({given}) returns no function")
+    return made
 
 
 def _object_of(kind: type, module: ModuleType) -> Any:
@@ -221,7 +293,7 @@ def seed_of(site: CallSite, text: KernelModule) -> Seed:
     )
     if site.reference == SELF:
         return Seed(site, text, module, own)
-    oracle = CompletedOracle(Oracle(function_of(site.reference), site.reference_calls()), own)
+    oracle = CompletedOracle(Oracle(site.judge, site.reference_calls()), own)
     return Seed(site, text, module, oracle)
 
 
@@ -235,12 +307,28 @@ def keeping_arguments(site: CallSite, text: KernelModule) -> KernelModule | None
     return None if kept.source == text.source else kept
 
 
+def _drawn_or_given(
+    site: CallSite, text: KernelModule, notes: list[str]
+) -> tuple[Seed, list[CheckedShape] | str]:
+    """The checked shapes with operands that are drawn, or the caller's own where drawn ones will not do; else why not
+    of the first way."""
+    ways, first = held(site.operands), ""
+    for way in ways:
+        site.operands = way
+        seed = seed_of(site, text)
+        shapes = checked_shapes(seed, notes)
+        if not isinstance(shapes, str):
+            return seed, shapes
+        first = first or shapes
+    site.operands = ways[0]
+    return seed_of(site, text), first
+
+
 def _seed_with_shapes(
     site: CallSite, text: KernelModule, notes: list[str]
 ) -> tuple[Seed, list[CheckedShape]]:
     """Raises Refusal where the kernel agrees with the reference on no small shape."""
-    seed = seed_of(site, text)
-    shapes = checked_shapes(seed, notes)
+    seed, shapes = _drawn_or_given(site, text, notes)
     if isinstance(shapes, str) and (kept := keeping_arguments(site, text)) is not None:
         seed = seed_of(site, kept)
         notes[:] = kept.notes
@@ -283,9 +371,11 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape]) -> InputKinds:
     return InputKinds(site.operands, shapes, seed.reference, run_all, EFFORT, factors, kernels, numbers)
 
 
-def _judged(site: CallSite, text: KernelModule, notes: list[str]) -> Answer:
+def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -> Answer:
     """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to."""
     _prepare_interpreter()
+    labels = [label_of(dims) for dims in site.dims]
+    site.operands = with_values(values, Path.cwd(), labels, site.operands)
     try:
         seed, shapes = _seed_with_shapes(site, text, notes)
     except Refusal as refusal:
@@ -322,7 +412,7 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str]) -> Answer:
         "fixed": [*fixed, *({"name": n, "value": v, "why": MEANT} for n, v in seed.text.meant.items())],
         "operands": [operand_row(o) for o in site.operands],
         "orders": [dimensions.argument_at(site.calls[0], place).order for place in site.places],
-        "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place] for r in results],
+        "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
         "call": seed.reference.call,
         "precision": seed.reference.precision,
         "check": [shape.dims for shape in shapes],
@@ -348,4 +438,5 @@ def _rest(seed: Seed) -> list[str]:
 
 
 if __name__ == "__main__":
+    without_dynamo()
     answer_request(answer_to)

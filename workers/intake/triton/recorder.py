@@ -333,7 +333,8 @@ def record(
         trace.add(Var(trace.fresh_name("v"), tensor, "view", text, trace.inputs[name]))
     with opened(trace, files), torch.no_grad(), Recording(trace):
         result = function(*arguments, **options)
-    trace.returned, trace.results = result, list(_flat(result))
+    trace.returned = result if trace.split is None else trace.returned  # of a pair, what its forward returned
+    trace.results = list(_flat(result))
     return trace
 
 

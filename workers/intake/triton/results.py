@@ -48,7 +48,9 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
                 candidates.append((var, var.tensor))
     candidates = [(v, t) for v, t in candidates if root_of(v).kind != "input" or root_of(v).name in replaced]
     found = Results([v for v, _ in candidates], replaced)
-    if types is not None:
+    if trace.split is not None:
+        found.chosen = _of_pair(trace, candidates, types)
+    elif types is not None:
         found.chosen, left = _of_types(candidates, types)
         found.chosen += [var for var in left if not is_foreign(var)]  # the original kernel judges them
         found.left_out += [
@@ -61,6 +63,27 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
         if is_foreign(var):
             found.refusals.append((var.line, f"torch computes {var.foreign} after the kernel"))
     return found
+
+
+def _of_pair(trace: Trace, candidates: Sequence[tuple[Var, torch.Tensor]], types: ResultTypes) -> list[Var]:
+    """Outputs and gradients in their order. Raises Refusal where they are not the reference's."""
+    chosen = [var for var, _ in candidates[: len(trace.results)]]
+    fitting = [trace.find(tensor) is var for tensor, var in zip(trace.results, chosen, strict=False)]
+    if len(chosen) < len(trace.results) or not all(fitting):
+        raise Refusal("an output or a gradient is made by no kernel, or is returned twice")
+    shapes = [tuple(t.shape) for t in trace.results]
+    if types is not None and shapes != [shape for shape, _ in types]:
+        raise Refusal(
+            f"outputs and gradients are of shapes {shapes}, the reference's of {[s for s, _ in types]}"
+        )
+    return chosen
+
+
+def forward_results(trace: Trace, chosen: Sequence[Var]) -> list[int]:
+    """Numbers of the results that the forward of a pair returns."""
+    returned = trace.returned if isinstance(trace.returned, tuple) else (trace.returned,)
+    given = [trace.find(tensor) for tensor in returned]
+    return [n for n, var in enumerate(chosen) if any(var is known for known in given)]
 
 
 def _of_types(

@@ -66,6 +66,11 @@ class Trace:
     """What the call returned, as it is built of ``results`` and other values."""
 
     notes: list[str] = field(default_factory=list)
+    split: int | None = None
+    """Number of the first step of the backward, where the call was of a pair."""
+    wanted: Sequence[torch.Tensor] = ()
+    """Arguments of a pair that get a gradient."""
+
     left_out: list[str] = field(default_factory=list)
     """What the call did that a module cannot do, such as assertions on values."""
 

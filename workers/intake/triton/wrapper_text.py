@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.source import traced_numbers
-from tilewright.workers.intake.triton.kernel_module import WrapperText
-from tilewright.workers.intake.triton.results import Results, root_of
-from tilewright.workers.intake.triton.trace import Trace, Var
+from tilewright.workers.intake.triton.autograd_pair import GRADIENT
+from tilewright.workers.intake.triton.kernel_module import PairText, WrapperText
+from tilewright.workers.intake.triton.results import Results, forward_results, root_of, written_tensors
+from tilewright.workers.intake.triton.trace import Launch, Trace, Var
 
 MADE = re.compile(r"\b[tvur]\d+\b")
 """Names of tensors that the wrapper makes."""
@@ -28,7 +30,8 @@ def wrapper_text(
 ) -> WrapperText:
     """The text of a recording. ``plain``: an expression without atoms. ``left_out`` is added to."""
     conditions, made, exact = _conditions(trace, plain)
-    writes = {v.name: n for n, v in enumerate(results.chosen) if v.name in results.replaced}
+    paired = trace.split is not None
+    writes = {} if paired else {v.name: n for n, v in enumerate(results.chosen) if v.name in results.replaced}
     lost = sorted(set(results.replaced) - set(writes))
     left_out += [f"argument {name} is not written" for name in lost]
     try:
@@ -36,7 +39,32 @@ def wrapper_text(
     except _Unknown as unknown:
         left_out.append(f"the call returns {unknown}; the winner returns its results as a tuple")
         returned = ""
-    return WrapperText(tuple(conditions), tuple(made), returned, writes, exact)
+    pair = _pair(trace, results) if paired else None
+    return WrapperText(tuple(conditions), tuple(made), returned, writes, exact, pair)
+
+
+def _pair(trace: Trace, results: Results) -> PairText:
+    """What the halves of a pair return. Raises Refusal where results of both cannot be told apart."""
+    outputs = forward_results(trace, results.chosen)
+    returned = trace.returned if isinstance(trace.returned, tuple) else (trace.returned,)
+    given = [name for name in trace.inputs if name.startswith(GRADIENT)]
+    floats = [trace.find(t) for t in returned if t.is_floating_point()]
+    order = [next((n for n, var in enumerate(results.chosen) if var is known), -1) for known in floats]
+    leaves = [name for name, var in trace.inputs.items() if any(var.tensor is t for t in trace.wanted)]
+    gradients = [n for n in range(len(results.chosen)) if n not in outputs]
+    complete = len(order) == len(given) and len(leaves) == len(gradients) and -1 not in order
+    if not complete or results.replaced.keys() & set(given):
+        raise Refusal("its gradients cannot be told from its outputs")
+    launches = [step for step in trace.steps[trace.split :] if isinstance(step, Launch)]
+    before = {id(step) for step in trace.steps[: trace.split] if isinstance(step, Var)}
+    before |= {id(var) for var in trace.inputs.values()}
+    once = any(
+        use != "read" and key in trace.vars and id(root_of(trace.vars[key])) in before
+        for key, use in written_tensors(launches).items()
+    )
+    return PairText(
+        tuple(outputs), dict(zip(leaves, gradients, strict=True)), dict(zip(given, order, strict=True)), once
+    )
 
 
 def _conditions(trace: Trace, plain: Callable[[str], str]) -> tuple[list[str], list[str], bool]:

@@ -279,6 +279,12 @@ def _refuse(name: str, params: Mapping[str, Any]) -> None:
     for key, allowed in names.ONLY.get(name, {}).items():
         if params.get(key, allowed) != allowed:
             raise NoForm(f"{name} with {key}={params[key]!r}"[:200])
+    aliases = params.get("input_output_aliases", ())
+    if not isinstance(aliases, tuple) or not all(
+        isinstance(pair, tuple) and len(pair) == 2 and all(type(n) is int and n >= 0 for n in pair)
+        for pair in aliases
+    ):
+        raise NoForm(f"{name} with input_output_aliases={aliases!r}"[:200])
 
 
 class _Reader:

@@ -18,6 +18,7 @@ from jax._src.pallas import pallas_call
 from jax._src.pallas import primitives as pallas_primitives
 from jax._src.pallas.mosaic import core as tpu_core
 from jax._src.pallas.mosaic import primitives as tpu_primitives
+from jax._src.random import threefry2x32
 from jax._src.state import indexing
 from jax._src.state import primitives as state_primitives
 from jax._src.state import types as state
@@ -63,7 +64,7 @@ def _collected() -> dict[str, core.Primitive]:
         found += [getattr(module, f"{name}_p", None) for name in wanted.split()]
     # the loads and stores of Pallas have the names of those of references in their module
     found += [pallas_primitives.load_p, pallas_primitives.swap_p, lax.and_p, lax.or_p, lax.not_p]
-    found.append(ad_util.stop_gradient_p)
+    found += [ad_util.stop_gradient_p, threefry2x32.threefry2x32_p]
     return {primitive.name: primitive for primitive in found if primitive is not None}
 
 
@@ -81,7 +82,6 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
         "debug": False,
         "interpret": False,
         "mesh": None,
-        "input_output_aliases": (),
         "cost_estimate": None,
         "metadata": None,
     },

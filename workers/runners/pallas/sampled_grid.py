@@ -149,6 +149,8 @@ class Program:
                 steps[equation.made], left_out = kernel.indices(masks, whole)
                 self.carries = self.carries or left_out
                 reads = kernel.reads(steps[equation.made])
+                for place, _ in equation.params["input_output_aliases"]:  # what no step writes
+                    reads[place] = np.ones(self._shapes[equation.operands[place].number], dtype=bool)
                 for value, read in zip(equation.operands, reads, strict=True):
                     if read is not None:
                         want(value, read)

@@ -55,6 +55,14 @@ def _method(name: str) -> Callable[[Any], Any]:
     return lambda tensor: getattr(tl.math, name)(tensor)
 
 
+def _all_ones(self: Any, kind: Any) -> Any:
+    """The constant of ``~``: of an unsigned type numpy makes no -1."""
+    made = interpreter._get_np_dtype(kind.scalar)
+    if made.kind not in "iu":
+        raise TypeError(f"unsupported type {kind}")
+    return interpreter.TensorHandle(np.full(1, -1, dtype=f"i{made.itemsize}").view(made), kind.scalar)
+
+
 def repair() -> None:
     """Change the interpreter of this process. Calling it twice changes nothing more."""
     builder = interpreter.InterpreterBuilder
@@ -92,6 +100,7 @@ def repair() -> None:
         right = _scaled(_unpacked(b, b_form, 0 if b_packed else 1), b_scale, 0)
         return interpreter.TensorHandle((left @ right + d.data).astype(d.data.dtype), d.dtype.scalar)
 
+    builder.get_all_ones_value = _all_ones
     old_argument = interpreter._implicit_cvt
 
     def argument(value: Any) -> Any:

@@ -28,6 +28,7 @@ from tilewright.workers.runners.triton.clock import Clock, GpuClock, nothing
 from tilewright.workers.runners.triton.launch_guard import (
     CANARY,
     CANARY_BYTES,
+    KEPT,
     Canaries,
     OutsideWrite,
     poison,
@@ -196,22 +197,26 @@ class Arena:
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._spans: list[tuple[int, int]] = []
 
-    def laid(self, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Buffers of these sizes in bytes, at places drawn anew: all bytes one drawn anew, CANARY around them."""
+    def laid(self, sizes: Sequence[int], fill: int | None = None) -> list[torch.Tensor]:
+        """Buffers of these sizes in bytes, at places drawn anew, CANARY around them.
+
+        All bytes are ``fill``, or one drawn anew; with ``KEPT`` they stay, and no buffer lies where one did.
+        """
         room = (_PLACES - 1) * _STEP
         needed = 2 * CANARY_BYTES + sum(_rounded(size) + room + CANARY_BYTES for size in sizes)
         if not needed <= self._memory.numel() <= 2 * needed:
             self._memory = torch.empty(needed, dtype=torch.uint8, device=self._device)
+        earlier = {start for start, _ in self._spans}
         self._spans, place = [], CANARY_BYTES
         for size in sizes:
-            place += _STEP * secrets.randbelow(_PLACES)
+            place += _STEP * secrets.choice([n for n in range(_PLACES) if place + _STEP * n not in earlier])
             self._spans.append((place, place + size))
             place += _rounded(size) + CANARY_BYTES
         for gap in self._gaps():
             gap.fill_(CANARY)
         buffers = [self._memory[start:end] for start, end in self._spans]
-        fill = poison()
-        for buffer in buffers:
+        fill = poison() if fill is None else fill
+        for buffer in buffers if fill != KEPT else ():
             buffer.fill_(fill)
         return buffers
 
@@ -241,7 +246,7 @@ class _Launched:
         self._addresses: list[int] = []
 
     def guarded(self, canaries: Canaries, rest: Callable[[], object] = nothing) -> Tensors:
-        self.prepare()
+        self._prepare(canaries.fill)
         rest()
         self()
         self._clock.synchronise()
@@ -253,7 +258,10 @@ class _Launched:
         self._arena.inspect()
 
     def prepare(self) -> None:
-        self._buffers = self._arena.laid(self._ready.plan.buffers)
+        self._prepare(None)
+
+    def _prepare(self, fill: int | None) -> None:
+        self._buffers = self._arena.laid(self._ready.plan.buffers, fill)
         self._addresses = [*self._inputs, *(buffer.data_ptr() for buffer in self._buffers)]
         self._ready.place(self._addresses)
         self._gpu.scrub()

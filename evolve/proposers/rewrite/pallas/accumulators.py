@@ -1,8 +1,9 @@
-"""Rules on where a sum lives: in a value, or in no scratch at all."""
+"""Rules on where a sum lives: in a reference, in a value, in no scratch at all, in the output."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
 
@@ -12,6 +13,7 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
     Accumulate,
     accumulates,
+    block_of,
     full_index,
 )
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
@@ -51,6 +53,52 @@ class AccumulateInValue(CallRule[tuple[Accumulate, cst.For]]):
 def _operand(kernel: KernelSource, node: cst.BaseExpression) -> str:
     text = kernel.code(node)
     return f"({text})" if isinstance(node, cst.IfExp | cst.Comparison | cst.BooleanOperation) else text
+
+
+class AccumulateInRef(CallRule):
+    """The reverse: add to the reference in every iteration."""
+
+    name = "pallas_accumulate_in_ref"
+    why = (
+        "A sum kept in a value over a long unrolled loop holds hundreds of registers live and spills; adding to the "
+        "reference in place keeps each partial short-lived."
+    )
+
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Any]]:
+        for item in accumulates(view):
+            if item.ref is None and item.loop is not None and isinstance(item.target, cst.Name):
+                ends = _load_and_store(view, item.loop, item.target.value)
+                if ends is not None:
+                    yield f"add {item.target.value} to its reference in every iteration", (item, ends)
+
+    def change(self, edit: Edit, view: PallasCall, payload: Any) -> None:
+        kernel = view.kernel
+        item, (load, store, target) = payload
+        edit.remove(load)
+        edit.remove(store)
+        edit.replace_statement(item.statement, f"{target} += {kernel.code(item.value)}")
+
+
+def _load_and_store(
+    view: PallasCall, loop: cst.For, name: str
+) -> tuple[cst.CSTNode, cst.CSTNode, str] | None:
+    """``x = ref[...]`` before and ``ref[...] = x`` after the loop, if x is used nowhere else."""
+    kernel = view.kernel
+    load = store = None
+    target = ""
+    for statement in block_of(kernel, loop):
+        line = small(statement)
+        if not isinstance(line, cst.Assign) or len(line.targets) != 1:
+            continue
+        left, right = line.targets[0].target, line.value
+        if isinstance(left, cst.Name) and left.value == name and full_index(right):
+            load, target = statement, kernel.code(right)
+        elif isinstance(right, cst.Name) and right.value == name and kernel.code(left) == target:
+            store = statement
+    if load is None or store is None:
+        return None
+    outside = len(_names(view.function, name)) - len(_names(loop, name))
+    return (load, store, target) if outside == 2 else None
 
 
 class DropAccumulatorScratch(CallRule[Ref]):

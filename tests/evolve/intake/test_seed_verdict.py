@@ -1,0 +1,60 @@
+"""``check`` says of a seed what its campaign says."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from tests.evolve.intake import kernels
+from tilewright.evolve.errors import UserError
+from tilewright.evolve.intake import folder, tune
+from tilewright.evolve.intake.seed_verdict import seed_failure
+from tilewright.evolve.run import run
+from tilewright.evolve.show.display import PlainDisplay
+from tilewright.fitness.targets import load_target
+
+pytest.importorskip("triton")
+TARGET = load_target("interpreter")
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory):
+    files = kernels.write(tmp_path_factory.mktemp("code"))
+    request = tune.Request(
+        files / "mine.py", "group_norm", f"{files}/plain.py:group_norm", ("bf16[512, 64], eps=1e-6",)
+    )
+    return request, tune.ask_intake(request, TARGET)
+
+
+def _stricter(answer):
+    return {**answer, "results": [[*row[:3], 200.0, *row[4:]] for row in answer["results"]]}
+
+
+def _other_shape(answer):
+    return {**answer, "results": [[*row[:2], [1], *row[3:]] for row in answer["results"]]}
+
+
+def _not_finite(answer):
+    return {**answer, "source": answer["source"].replace("tl.sqrt(v + _eps)", "tl.sqrt(v - v)").replace(
+        "tl.sqrt(v + eps)", "tl.sqrt(v - v)")}  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", [dict, _stricter, _other_shape, _not_finite])
+def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path: Path) -> None:
+    request, whole = taken
+    answer = changed(whole)
+    why = seed_failure(request, answer, TARGET, None)
+    assert bool(why) == (changed is not dict), why
+    where = tmp_path / "group_norm_tuned"
+    folder.write(where, "group_norm", request.reference, answer)
+    overrides = {"budget.evaluations": 1, "mlflow.enabled": False}
+    config = tune.config_of(request, TARGET, where, overrides)
+    try:
+        run(config, tmp_path / "home", PlainDisplay(io.StringIO()))
+        said = ""
+    except UserError as error:
+        said = str(error)
+    assert bool(said) == bool(why)
+    assert why in said or changed is _other_shape  # whose text names the folder

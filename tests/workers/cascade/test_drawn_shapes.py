@@ -1,0 +1,169 @@
+"""Shapes by lot: what is drawn, and what a finalist's failure there means."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testkit.taken import softmax
+from tilewright.evolve.promote.verify import served_within
+from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict
+from tilewright.fitness.targets import load_target
+from tilewright.library.dispatch_rule import Legality
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.operator import Operator, Workload
+from tilewright.workers.cascade import drawn_shapes as lot
+from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
+
+NAMES = (
+    "if k // 64 == 3:",
+    "if k * 5 == 960:",
+    "if not k - 192:",
+    "if k in (7, 192):",
+    "if k == 128 + 2**6:",
+    "if k == HELD:",
+)
+SMALL = lot.Lot(6, 3, 1 << 14, 1 << 22)
+
+
+def _request(operator: Operator, source: str = "", seed: int = 1) -> Request:
+    suite = next(iter(operator.suites.values()))
+    kernel = next(k for k in operator.kernels.values() if not k.baseline)
+    text = source or kernel.source
+    return Request(
+        operator=operator, truth=Truth(operator), target=load_target("interpreter"), limits=Limits(), source=text,
+        params={**lot.declared(text, "DEFAULTS"), **kernel.overrides}, seed=seed, measured=suite.workloads,
+        checked=suite.check, folder=Path("/nowhere"), genome="g", final=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("test", NAMES)
+def test_a_size_that_a_comparison_names_is_drawn(test: str) -> None:
+    operator = softmax()
+    source = (
+        operator.kernels["seed"].source + f"\nHELD = 192\n\ndef other(k):\n    {test}\n        return k\n"
+    )
+    drawn = [w for seed in range(6) for w in lot.drawn(_request(operator, source, seed), SMALL)]
+    assert any(w.dims["N"] == 192 for w in drawn) and any(w.dims["M"] == 192 for w in drawn)
+
+
+def test_what_is_drawn_is_legal_and_small_and_another_each_time() -> None:
+    operator = load_operator("gemm_fp8_blockwise/gemm_nt")
+    pointer = operator.kernels["pointer"].source
+    found = [lot.drawn(_request(operator, pointer, seed), lot.MEASURED) for seed in range(3)]
+    assert all(len(shapes) == lot.MEASURED.shapes for shapes in found) and found[0] != found[1]
+    listed = {
+        tuple(w.dims.values()) for suite in operator.suites.values() for w in (*suite.check, *suite.workloads)
+    }
+    for workload in (w for shapes in found for w in shapes):
+        operator.inputs(workload)  # raises for a shape that the operator has not
+        assert math.prod(workload.dims.values()) <= lot.MEASURED.work
+        assert tuple(workload.dims.values()) not in listed and lot.drawn_dims(workload.id) == workload.dims
+    sizes = [w.dims["M"] for shapes in found for w in shapes]
+    assert 1 in sizes and any(m % 2 for m in sizes if m > 1)
+
+
+def test_a_kernel_s_constraints_hold_for_what_is_drawn() -> None:
+    operator = softmax()
+    held = operator.kernels["seed"].source.replace(
+        "CONSTRAINTS = {}", "CONSTRAINTS = {'N % 48 == 0': 'whole', 'M > 5': 'many'}"
+    )
+    drawn = [w for seed in range(4) for w in lot.drawn(_request(operator, held, seed), SMALL)]
+    assert drawn and all(w.dims["N"] % 48 == 0 and w.dims["M"] > 5 for w in drawn)
+    assert not lot.drawn(_request(operator, held.replace("M > 5", "M > unknown")), SMALL)
+
+
+def _stage(wrong: Callable[[Request, Workload], Verdict | None], asked: list[str]) -> lot.DrawnStage:
+    def run(request: Request, found: Findings) -> Failure | None:
+        asked.append(",".join(w.id for w in request.checked))
+        assert not request.measured and request.is_known("anything") is None
+        verdicts = filter(None, (wrong(request, w) for w in request.checked))
+        found.gates.append(GateReading(gate="o0", inputs="randn", value=1.0, passed=True))
+        return next((Failure(v, "so") for v in verdicts), None)
+
+    return lot.DrawnStage((SMALL, run))
+
+
+def test_all_shapes_pass_together_and_are_noted() -> None:
+    found, asked = Findings(), list[str]()
+    assert _stage(lambda request, w: None, asked).run(_request(softmax()), found) is None
+    assert len(asked) == 1 and asked[0].split(lot.PREFIX)[1:] and len(found.drawn) == SMALL.shapes
+    assert len(found.gates) == 1 and not found.outside
+
+
+@pytest.mark.parametrize(
+    ("verdict", "own", "refused"),
+    [
+        (Verdict.INCORRECT, None, True),
+        (Verdict.CRASHED, None, True),
+        (Verdict.TIMEOUT, Verdict.COMPILE_ERROR, True),
+        (Verdict.INCORRECT, Verdict.INFRA_ERROR, True),
+        (Verdict.INCORRECT, Verdict.INCORRECT, False),
+        (Verdict.CRASHED, Verdict.CRASHED, False),
+        (Verdict.COMPILE_ERROR, None, False),
+        (Verdict.RESOURCE_ERROR, None, False),
+    ],
+)
+def test_a_failure_counts_where_the_operator_s_own_kernel_is_right(
+    verdict: Verdict, own: Verdict | None, refused: bool
+) -> None:
+    operator, found = softmax(), Findings()
+    mine = operator.kernels["seed"].source + "\n# mine\n"
+
+    def wrong(request: Request, w: Workload) -> Verdict | None:
+        return (verdict if request.source == mine else own) if w.dims["N"] % 2 else None
+
+    failure = _stage(wrong, []).run(_request(operator, mine), found)
+    odd = [name for name in found.drawn if lot.drawn_dims(name)["N"] % 2]
+    assert not odd
+    if refused:
+        assert failure is not None and failure.verdict is verdict and failure.reason.startswith(lot.PREFIX)
+    else:
+        assert failure is None and found.outside and found.drawn
+        assert all(lot.drawn_dims(name)["N"] % 2 for name in found.outside)
+
+
+def test_a_fault_of_the_machinery_is_no_verdict_on_the_shape() -> None:
+    found = Findings()
+    failure = _stage(lambda request, w: Verdict.INFRA_ERROR, []).run(_request(softmax()), found)
+    assert failure is not None and failure.verdict is Verdict.INFRA_ERROR and not found.outside
+
+
+def test_an_operator_without_an_answer_is_not_asked() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Even:
+        of: Operator
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.of, name)
+
+        def oracle(self, workload: Workload, inputs: dict[str, np.ndarray]) -> object:
+            if workload.dims["M"] % 2:
+                raise ValueError("odd")
+            return self.of.oracle(workload, inputs)
+
+    even, found = Even(softmax()), Findings()
+    assert _stage(lambda request, w: None, []).run(_request(even), found) is None  # type: ignore[arg-type]
+    assert found.drawn and all(lot.drawn_dims(name)["M"] % 2 == 0 for name in found.drawn)
+
+
+def test_a_library_serves_what_lies_between_verified_shapes() -> None:
+    def evaluation(drawn: list[tuple[int, int]], outside: list[tuple[int, int]] = ()) -> Evaluation:  # type: ignore[assignment]
+        names = [tuple(lot.drawn_id({"M": m, "K": k}) for m, k in some) for some in (drawn, outside)]
+        return Evaluation(
+            genome="g", target="h200", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1.0,
+            drawn=names[0], outside=names[1],
+        )  # fmt: skip
+
+    rules = served_within(
+        [evaluation([(1, 256)], [(37, 192)]), evaluation([(90, 64)])], [{"M": 64, "K": 128}]
+    )
+    legal = Legality(tuple(rules), {}).holds
+    for dims, served in {(64, 128): True, (1, 64): True, (90, 256): True, (91, 128): False, (64, 320): False,
+                         (64, 32): False, (37, 192): False, (38, 192): True, (64, 96): False}.items():  # fmt: skip
+        assert legal({"M": dims[0], "K": dims[1]}) == served, dims

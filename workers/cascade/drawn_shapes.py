@@ -1,0 +1,380 @@
+"""Shapes by lot: what a finalist must be right on beside the listed shapes, for a library serves others, too.
+
+A kernel may be right on every shape that a suite lists and wrong between and beyond them. So shapes are drawn of which
+no candidate knows: sizes beside listed ones, multiples of primes, the smallest, any in between, and those that the
+candidate's own comparisons name (``k == 192`` in its text), each in some dimensions, the others as listed or smaller,
+so that the operator's answers cost little. A promotion serves nothing outside what was drawn (``evolve.promote``).
+
+What does not compile there is not served there. Where a candidate is wrong and a seed of the operator is, too, the
+shape lies outside of what the operator's kernels are for, and is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.library.dispatch_rule import REACH, Legality
+from tilewright.seeds.operator import Workload
+from tilewright.workers.request import Failure, Findings, Request
+
+PREFIX = "drawn/"
+"""Of the ids of drawn workloads."""
+
+UNITS = tuple(2**n for n in range(11))
+"""A drawn size becomes a multiple of the first of these for which the shape is legal."""
+
+PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
+
+LARGEST = 1 << 24
+"""No drawn size is larger."""
+
+TURNS = 2
+"""Most lots that are drawn where of the first many are outside."""
+
+TRIES = 8
+"""For each shape."""
+
+ELSEWHERE = 0.3
+"""How often a dimension changes beside the one whose turn it is."""
+
+NOT_SERVED = (Verdict.COMPILE_ERROR, Verdict.RESOURCE_ERROR)
+
+
+@dataclass(frozen=True)
+class Lot:
+    """So many ``shapes`` of at most so many elements and so much ``work``, the product of all dimensions; ``named`` of
+    them have sizes that the candidate's comparisons name."""
+
+    shapes: int
+    named: int
+    elements: int
+    work: int
+
+
+INTERPRETED = Lot(4, 2, 1 << 15, 1 << 23)
+MODELLED = Lot(3, 1, 1 << 21, 1 << 30)
+MEASURED = Lot(8, 4, 1 << 22, 1 << 29)
+LARGE = Lot(2, 0, 1 << 26, 1 << 42)
+"""Of operators whose answers can be sampled on a device; those are made there."""
+
+
+def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
+    """Legal shapes of ``lot``, as the seed of the gates' inputs and ``key`` draw them; fewer where few are legal."""
+    rng = random.Random(f"{request.seed} {request.genome} {key}")
+    suites = request.operator.suites.values()
+    listed = [w for suite in suites for w in (*suite.check, *suite.workloads, *suite.final)]
+    dims = list(request.measured[0].dims)
+    shapes = [dict(w.dims) for w in listed if list(w.dims) == dims]
+    legal = _Legal(request, lot)
+    named = named_sizes(request.source, request.params)
+    pool = {
+        name: [size for sizes in reversed(named) for size in rng.sample(sizes, len(sizes))] for name in dims
+    }
+    found: dict[str, Workload] = {}
+    for turn in range(TRIES * lot.shapes):
+        some = pool if len(found) < lot.named and turn < TRIES * lot.named else {}
+        made = _drawn(shapes, dims[turn % len(dims)], legal, some, rng)
+        if made is not None and made not in shapes:
+            workload = Workload(drawn_id(made), made)
+            found.setdefault(workload.id, workload)
+        if len(found) == lot.shapes:
+            break
+    return tuple(found.values())
+
+
+def drawn_id(dims: Mapping[str, int]) -> str:
+    """The id of a drawn workload says its sizes."""
+    return PREFIX + ",".join(f"{name}={size}" for name, size in dims.items())
+
+
+def drawn_dims(name: str) -> dict[str, int]:
+    """The sizes that a drawn workload's id says."""
+    parts = (part.partition("=") for part in name.removeprefix(PREFIX).split(","))
+    return {name: int(size) for name, _, size in parts}
+
+
+def _drawn(
+    shapes: Sequence[Mapping[str, int]],
+    turn: str,
+    legal: _Legal,
+    named: Mapping[str, list[int]],
+    rng: random.Random,
+) -> dict[str, int] | None:
+    """One shape, in which dimension ``turn`` is a drawn one; None where none was legal and small enough.
+
+    Sizes that are ``named`` for a dimension are taken from there first, each once, and as they are.
+    """
+    base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
+    dims = _with(base, turn, shapes, legal, named, rng)
+    order = [name for name in shapes[0] if name != turn]
+    left = list(order)
+    if dims is None:
+        return None
+    while left and not legal.small(dims):
+        name = max(left, key=dims.__getitem__)
+        least = int(dims[name] * rng.uniform(0.3, 0.7))
+        smaller = ({**dims, name: -(-least // unit) * unit} for unit in UNITS)
+        made = next((one for one in smaller if 0 < one[name] < dims[name] and legal(one)), None)
+        left = left if made is not None else [n for n in left if n != name]
+        dims = made or dims
+    if not legal.small(dims):
+        return None
+    for name in (n for n in order if named or rng.random() < ELSEWHERE):
+        made = _with(dims, name, shapes, legal, named, rng)
+        if made is not None and legal.small(made):
+            dims = made
+        elif made is not None and named:
+            named[name].append(made[name])  # for another shape
+    return dims
+
+
+def _with(
+    dims: Mapping[str, int],
+    name: str,
+    shapes: Sequence[Mapping[str, int]],
+    legal: _Legal,
+    named: Mapping[str, list[int]],
+    rng: random.Random,
+) -> dict[str, int] | None:
+    """The shape with another size of one dimension; None where none was legal."""
+    tried = [{**dims, name: size} for size in _legal_ones(named.get(name, []), name, dims, legal)]
+    size = _size([shape[name] for shape in shapes], rng)
+    tried += [{**dims, name: -(-size // unit) * unit} for unit in UNITS]
+    return next(filter(legal, tried), None)
+
+
+def _legal_ones(sizes: list[int], name: str, dims: Mapping[str, int], legal: _Legal) -> Iterator[int]:
+    """The last of ``sizes`` for which the shape is legal, if any; it and those after it are gone then."""
+    while sizes:
+        if legal({**dims, name: (size := sizes.pop())}):
+            yield size
+            return
+
+
+def _size(listed: Sequence[int], rng: random.Random) -> int:
+    """A size of one dimension, before it becomes a legal one."""
+    low = rng.choice((max(1.0, min(listed) / REACH), float(min(listed))))
+    high = max(low, min(float(LARGEST), 2.0 * max(listed)))
+    way = rng.choice(("beside", "prime", "between", "least"))
+    if way == "least":
+        return 1
+    if way == "beside":
+        return max(1, rng.choice(listed) + rng.choice((-1, 1)) * rng.choice((1, 1, 2, 3, 5, 8, 16, 32)))
+    between = max(1, round(math.exp(rng.uniform(math.log(low), math.log(high)))))
+    if way == "prime":
+        prime = rng.choice(PRIMES)
+        return prime << max(0, round(math.log2(between / prime)))
+    return between
+
+
+class _Legal:
+    """Whether the operator has a shape and the kernel's own constraints allow it."""
+
+    def __init__(self, request: Request, lot: Lot) -> None:
+        self._request, self._lot = request, lot
+        constants = {**request.operator.constants, **request.target.constants}
+        self._rules = _legality(request.source, {**constants, **request.params})
+
+    def __call__(self, dims: Mapping[str, int]) -> bool:
+        workload = Workload(drawn_id(dims), dims)
+        try:
+            held = self._rules is not None and self._rules.holds(dims)
+            return held and all(size > 0 for spec in self._specs(workload) for size in spec)
+        except (ValueError, ArithmeticError, LookupError, TypeError, NameError):
+            return False  # the operator, or a constraint, has no such shape
+
+    def small(self, dims: Mapping[str, int]) -> bool:
+        """Whether the lot allows for it."""
+        elements = sum(map(math.prod, self._specs(Workload(drawn_id(dims), dims))))
+        return elements <= self._lot.elements and math.prod(dims.values()) <= self._lot.work
+
+    def _specs(self, workload: Workload) -> list[tuple[int, ...]]:
+        operator = self._request.operator
+        return [tuple(spec.shape) for spec in (*operator.inputs(workload), *operator.outputs(workload))]
+
+
+def _legality(source: str, names: Mapping[str, Any]) -> Legality | None:
+    constraints = declared(source, "CONSTRAINTS")
+    try:
+        return Legality(tuple(map(str, constraints)), names)
+    except SyntaxError:
+        return None
+
+
+@functools.lru_cache(maxsize=16)
+def _declarations(source: str) -> Mapping[str, Mapping[str, Any]]:
+    """Literal mappings of a module by name."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                value = ast.literal_eval(node.value)
+            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+                continue
+            if isinstance(value, dict):
+                found[node.targets[0].id] = value
+    return found
+
+
+def declared(source: str, name: str) -> Mapping[str, Any]:
+    """A literal mapping that a kernel module declares, such as DEFAULTS; empty without it."""
+    return _declarations(source).get(name, {})
+
+
+# -- sizes that a source names ---------------------------------------------------------------------------
+
+
+def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
+    """Sizes at which a source's comparisons may turn, those first that one size alone may meet.
+
+    Numbers, products and quotients of equations; the same of other comparisons; what else two make. ``k == 192``,
+    ``k // 64 == 3`` and ``k * 5 == 960`` name 192 in the first list, ``k % 7 == 3`` 10, 17 and so on in the last.
+    """
+    tree = ast.parse(source)
+    known = {
+        target.id: node.value.value
+        for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets if isinstance(target, ast.Name) and type(node.value.value) is int
+    }  # fmt: skip
+    known |= {name: value for name, value in params.items() if type(value) is int}
+    named: list[dict[int, None]] = [{}, {}, {}]
+    for node in ast.walk(tree):
+        tests: list[ast.expr] = [node] if isinstance(node, ast.Compare) else []
+        tests += [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
+        for test in tests:
+            numbers = sorted(set(_numbers(test, known)))[:8]
+            equal = isinstance(test, ast.Compare) and isinstance(
+                test.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn
+            )
+            first, then = named[0 if equal or isinstance(test, ast.UnaryOp) else 1], named[2]
+            first |= dict.fromkeys(numbers)
+            then |= dict.fromkeys(n + 1 for n in numbers)
+            for a, b in itertools.permutations(numbers, 2):
+                first |= dict.fromkeys((a * b, *((a // b,) if b else ())))
+                then |= dict.fromkeys((a + b, a - b, *(a + b * times for times in (2, 3, 5, 8))))
+    return [[n for n in sizes if 0 < n <= LARGEST] for sizes in named]
+
+
+def _numbers(node: ast.AST, known: Mapping[str, int]) -> Iterator[int]:
+    """Numbers of an expression, those of a constant part of it as one."""
+    if (value := _value(node, known)) is not None:
+        yield abs(value)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _numbers(child, known)
+
+
+def _value(node: ast.AST, known: Mapping[str, int]) -> int | None:
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return known.get(str(node.slice.value))
+    if not isinstance(node, ast.BinOp):
+        return None
+    left, right = _value(node.left, known), _value(node.right, known)
+    if left is None or right is None:
+        return None
+    small = 0 <= right < 24 and abs(left) <= LARGEST
+    if isinstance(node.op, ast.Add | ast.Sub):
+        return left + right if isinstance(node.op, ast.Add) else left - right
+    if isinstance(node.op, ast.Mult):
+        return left * right
+    if isinstance(node.op, ast.FloorDiv | ast.Mod) and right:
+        return left // right if isinstance(node.op, ast.FloorDiv) else left % right
+    if isinstance(node.op, ast.Pow | ast.LShift) and small:
+        return left**right if isinstance(node.op, ast.Pow) else left << right
+    return None
+
+
+# -- the stage -------------------------------------------------------------------------------------------
+
+
+Run = Callable[[Request, Findings], Failure | None]
+"""Passes the gates on a request's checked shapes and times nothing."""
+
+
+class DrawnStage:
+    """Passes the gates on shapes of lots, each run by its own means."""
+
+    stage = Stage.CHECK
+
+    def __init__(self, *lots: tuple[Lot, Run]) -> None:
+        self._lots = lots
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """All shapes of a lot together, since most kernels pass; one by one where they do not."""
+        for lot, run in self._lots:
+            before = len(found.drawn)
+            for turn in range(TURNS):
+                shapes = drawn(request, lot, f"{lot} {turn}")
+                shapes = tuple(w for w in shapes if lot is LARGE or _answered(request, w))
+                if shapes and (failure := self._on(request, found, shapes, run)) is not None:
+                    return failure
+                if len(found.drawn) - before >= lot.shapes // 2:
+                    break
+        return None
+
+    def _on(
+        self, request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run
+    ) -> Failure | None:
+        failure = _tried(request, found, shapes, run)
+        if failure is None or len(shapes) > 1:
+            for shape in shapes if failure is not None else ():
+                if (failure := self._on(request, found, (shape,), run)) is not None:
+                    return failure
+            return None
+        if failure.verdict is Verdict.INFRA_ERROR:
+            return failure
+        if failure.verdict in NOT_SERVED or self._own_fails(request, shapes, run):
+            found.outside.append(shapes[0].id)
+            return None
+        return dataclasses.replace(failure, reason=f"{shapes[0].id}: {failure.reason}")
+
+    @staticmethod
+    def _own_fails(request: Request, shapes: tuple[Workload, ...], run: Run) -> bool:
+        """Whether a seed of the operator that is legal there is wrong there, too."""
+        for seed in request.operator.kernels.values():
+            if seed.baseline or f"def {request.target.entry}(" not in seed.source:
+                continue
+            params = {**declared(seed.source, "DEFAULTS"), **seed.overrides}
+            own = dataclasses.replace(request, source=seed.source, params=params)
+            if not _Legal(own, MEASURED)(shapes[0].dims):
+                continue
+            failure = _tried(own, Findings(), shapes, run)
+            if failure is not None and failure.verdict not in (*NOT_SERVED, Verdict.INFRA_ERROR):
+                return True
+        return False
+
+
+def _tried(request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> Failure | None:
+    """Run some shapes; what passed is noted."""
+    part = dataclasses.replace(
+        request, measured=(), checked=shapes, race=None, is_known=lambda artefact: None
+    )
+    own = Findings()
+    failure = run(part, own)
+    found.logs += own.logs
+    if failure is None:
+        found.gates += own.gates
+        found.drawn += [shape.id for shape in shapes]
+    return failure
+
+
+def _answered(request: Request, workload: Workload) -> bool:
+    """Whether the operator has answers there: its sizes may have to fit each other."""
+    try:
+        request.truth.references(workload, request.seed, request.operator.input_kinds[0])
+    except Exception:  # noqa: BLE001 - an operator, or a reference that somebody wrote, raises what it likes
+        return False
+    return True
