@@ -143,7 +143,7 @@ tune broken.py:f --args f32[8]                    | broken.py is not Python: lin
 {TUNE} --args f32[8] --out /proc/nowhere          | --out: cannot write to
 {TUNE} --args f32[8] --out mine.py                | --out: cannot write to
 {TUNE} --args f32[8] --reference no.py:f          | --reference: no.py does not exist
-check .                                           | names no Python file
+check .                                           | without reference.py
 check broken.py                                   | broken.py is not Python
 program mine.py                                   | names no step
 program mine.py:plain --seconds -4                | must be above 0
