@@ -320,12 +320,15 @@ def _tell(outcome: CampaignOutcome, arguments: argparse.Namespace) -> int:
 
 def _status(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.errors import JournalError
+    from tilewright.evolve.program.folder import program_lines
     from tilewright.evolve.show.summary import campaign_line, status_lines
 
     home = home_folder(arguments.home)
     if arguments.campaign is None:
-        known = campaigns(home)
-        if not known:
+        known, programs = campaigns(home), list(program_lines(home))
+        for line in programs:
+            _say(line)
+        if not (known or programs):
             _say(f"no campaigns in {home}; start one with: tilewright run quickstart")
         damaged = 0
         for folder in known:

@@ -604,13 +604,20 @@ def capture(*modules: str | ModuleType) -> Captured:
     return Captured(found)
 
 
-def program(step: Callable[..., Any] | str, *, setup: str = "", out: str | Path | None = None) -> Program:
+def program(
+    step: Callable[..., Any] | str,
+    *,
+    setup: str = "",
+    out: str | Path | None = None,
+    home: str | Path | None = None,
+) -> Program:
     """Find what can be gained in a step of a program, and prove it.
 
     Parameters:
         step: a function of a file, or the text ``"FILE.py:function"``. It runs in a process of its own.
         setup: the function of the same file whose result the step takes.
         out: the folder for record, report and ``faster.py``; ``<step>_faster`` by default.
+        home: the folder that keeps campaigns and the list of programs.
 
     Returns:
         The program, with ``record()``, ``ceiling()``, ``tune()`` and ``prove()``.
@@ -625,7 +632,7 @@ def program(step: Callable[..., Any] | str, *, setup: str = "", out: str | Path 
     """
     from tilewright.evolve.program.run import program as program_of
 
-    return program_of(step, setup, out)
+    return program_of(step, setup, out, home)
 
 
 def load_library(folder: str | Path = "library") -> ModuleType:

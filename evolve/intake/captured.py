@@ -8,12 +8,13 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.library.launch_replacement import names_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Captured:
                 for name, value in list(vars(module).items()):
                     if inspect.isfunction(value) and value.__module__ == module.__name__:
                         watched = self._watched(_Kind.FUNCTION, name, value)
-                        for owner, known in list(_names_of(value)):
+                        for owner, known in list(names_of(value)):
                             self._replace(stack, owner, known, watched)
                     elif inspect.isclass(value) and value.__module__ == module.__name__:
                         self._watch_class(stack, name, value)
@@ -248,14 +249,6 @@ def _with_parts(modules: Sequence[ModuleType]) -> list[ModuleType]:
         if isinstance(module, ModuleType) and any(known.startswith(f"{name}.") for name in names)
     ]
     return list(dict.fromkeys([*modules, *below]))
-
-
-def _names_of(function: Callable[..., Any]) -> Iterator[tuple[ModuleType, str]]:
-    """Every module-level name of a function."""
-    for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if value is function:
-                yield module, name
 
 
 def _launch(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedLaunch:

@@ -29,6 +29,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--faster", type=Path, metavar="FILE", help="prove the replacements of this file instead of searching"
     )
+    command.add_argument("--no-mlflow", action="store_true", help="do not write to MLflow")
     command.set_defaults(run=_run)
 
 
@@ -38,14 +39,15 @@ def _say(line: str) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.errors import UserError
-    from tilewright.evolve.program.run import FASTER, PAGE, program
+    from tilewright.evolve.program.folder import FASTER, PAGE
+    from tilewright.evolve.program.run import program
     from tilewright.evolve.program.screen import ceiling_lines, proof_lines, record_lines
 
     if not (arguments.seconds > 0 and arguments.prove_seconds > 0):
         raise UserError("--seconds and --prove-seconds must be above 0.")
     if arguments.faster is not None and not arguments.faster.is_file():
         raise UserError(f"--faster: {arguments.faster} does not exist.")
-    found = program(arguments.place, arguments.setup, arguments.out)
+    found = program(arguments.place, arguments.setup, arguments.out, arguments.home)
     proof = None
     if arguments.part == "tune":
         found.tune(arguments.seconds)
@@ -56,9 +58,13 @@ def _run(arguments: argparse.Namespace) -> int:
         lines += ceiling_lines(found.ceiling())
     if proof is not None:
         lines += proof_lines(proof)
+    lines += [f"  - {row['label']}: {row['why']}" for row in found.answer.get("left_out", ())]
     for line in lines:
         _say(line)
     if (found.folder / FASTER).is_file() and arguments.part in ("tune", "prove"):
         _say(f"installed by: {found.folder / FASTER}")
     _say(f"report: {found.folder / PAGE}")
+    if arguments.part in ("tune", "prove") and not arguments.no_mlflow:
+        why = found.mirror()
+        _say(f"MLflow: {why}" if why else "MLflow: experiment programs; tilewright ui shows it")
     return 0

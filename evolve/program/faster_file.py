@@ -21,10 +21,11 @@ install, uninstall, installed, counts = (
 
 
 def faster_text(
-    program: str, replacements: Sequence[Mapping[str, str]], fp8_shapes: Sequence[Sequence[int]], device: str,
+    program: str, replacements: Sequence[Mapping[str, Any]], fp8_shapes: Sequence[Sequence[int]], device: str,
     proof: Mapping[str, Any] | None,
 ) -> str:  # fmt: skip
-    """The file's text. ``replacements``: module, name, and the launches as a literal."""
+    """The file's text. ``replacements``: module, name, the launches as a literal and whether they are pinned; or an
+    option with its value and its calls as a literal."""
     told = "not proved"
     if proof and proof.get("gain"):
         low, high = proof["interval"]
@@ -38,7 +39,10 @@ def faster_text(
     )
     body = runtime.split('"""', 2)[2]
     rows = "".join(
-        f"    Replacement({r['module']!r}, {r['name']!r}, dict({r['launches']})),\n" for r in replacements
+        f"    Option({r['module']!r}, {r['name']!r}, {r['option']!r}, {r['value']!r}, frozenset({r['known']})),\n"
+        if "option" in r
+        else f"    Replacement({r['module']!r}, {r['name']!r}, dict({r['launches']}), pinned={r['pinned']!r}),\n"
+        for r in replacements
     )
     layers = "LAYERS = None"
     if fp8_shapes:

@@ -16,10 +16,20 @@ from typing import Any
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.program.ceiling import FP8, Ceiling, ceiling
 from tilewright.evolve.program.faster_file import faster_text
+from tilewright.evolve.program.folder import (
+    FASTER,
+    FOUND,
+    KEPT,
+    PAGE,
+    RECEIPT,
+    RECORD,
+    mlflow_content,
+    note_program,
+)
 from tilewright.evolve.program.screen import figure_kind, page
+from tilewright.evolve.record.home import home_folder
 from tilewright.workers.child.launch import ROOT
 
-RECORD, PAGE, FASTER, RECEIPT = "record.json", "program.html", "faster.py", "receipt.json"
 CHILD = "tilewright.workers.program.main"
 LEAST_WALL = 900.0
 """Seconds that the process may take beside its budgets."""
@@ -33,7 +43,9 @@ class Program:
         path: the file.
         step: the function of the file that is one step.
         setup: the function of the file whose result the step takes; empty for a step without arguments.
-        folder: where record, report and ``faster.py`` go; made when the first of them is written.
+        folder: where record, report and ``faster.py`` go; made when the first of them is written. A search that was
+            stopped goes on from what it left there.
+        home: the folder in which ``tilewright status`` and MLflow find the program.
 
     Example:
         program = tw.program("train.py:step", setup="setup")
@@ -45,6 +57,7 @@ class Program:
     step: str
     setup: str = ""
     folder: Path = Path("step_faster")
+    home: Path = Path(".tilewright")
     answer: dict[str, Any] = field(default_factory=dict)
 
     def record(self) -> Mapping[str, Any]:
@@ -73,6 +86,7 @@ class Program:
         """
         self._ask(part="tune", seconds=seconds)
         self._write(proof=None)
+        self._note("tuned")
         return list(self.answer["found"])
 
     def prove(
@@ -99,7 +113,36 @@ class Program:
         if self.answer["fp8_shapes"]:
             proof["predicted"] = 1 / (1 / proof["predicted"] + 1 / self.ceiling().of(FP8) - 1)
         self._write(proof)
+        self._note("proved")
         return proof
+
+    def mirror(self) -> str:
+        """Write the program into MLflow: a run with a child for each kernel that was searched.
+
+        Returns:
+            Why that was not possible; empty where it was.
+        """
+        from tilewright.evolve.mlflow_mirror.process import ARTIFACTS, mirror_environment, store_uri
+
+        command = [sys.executable, "-m", "tilewright.evolve.mlflow_mirror.program_runs"]
+        command += ["--uri", store_uri(self.home), "--artifacts", str((self.home / ARTIFACTS).resolve())]
+        done = subprocess.run(
+            command,
+            env=mirror_environment(os.environ),
+            capture_output=True,
+            text=True,
+            check=False,
+            input=json.dumps(mlflow_content(self.folder, self.ceiling())),
+        )
+        if done.returncode == 0:
+            return ""
+        return (done.stdout or done.stderr or "no reason given").strip().splitlines()[-1]
+
+    def _note(self, state: str) -> None:
+        try:
+            note_program(self.home, self.folder, self.name, state)
+        except OSError as error:
+            raise UserError(f"home: cannot write {self.home}: {error.strerror}.") from error
 
     @cached_property
     def name(self) -> str:
@@ -111,6 +154,7 @@ class Program:
         with tempfile.TemporaryDirectory(prefix="tilewright-program-") as name:
             asked, answered = Path(name) / "request.json", Path(name) / "answer.json"
             given = {"path": str(self.path.resolve()), "step": self.step, "setup": self.setup, **request}
+            given["kept"] = str((self.folder / KEPT).resolve())
             asked.write_text(json.dumps(given), encoding="utf-8")
             environment = {
                 **os.environ,
@@ -122,6 +166,10 @@ class Program:
                     command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=environment,
                     timeout=LEAST_WALL + 4 * budget, check=False,
                 )  # fmt: skip
+            except KeyboardInterrupt:
+                if (self.folder / KEPT).is_file():
+                    self._note("stopped; the same command goes on")
+                raise
             except subprocess.TimeoutExpired as error:
                 raise UserError(f"{self.name}: took more than {LEAST_WALL + 4 * budget:.0f} s.") from error
             if not answered.is_file():
@@ -131,9 +179,10 @@ class Program:
         if "why" in answer:
             raise UserError(f"{answer['why']}.")
         self.answer = answer
-        self._save(
-            {RECORD: json.dumps(answer["record"], indent=1), PAGE: page(answer["record"], self.ceiling())}
-        )
+        files = {RECORD: json.dumps(answer["record"], indent=1), PAGE: page(answer["record"], self.ceiling())}
+        if "found" in answer:
+            files[FOUND] = json.dumps({"found": answer["found"]}, indent=1)
+        self._save(files)
 
     def _write(self, proof: Mapping[str, Any] | None) -> None:
         """``faster.py`` with its receipt; neither where there is nothing to install."""
@@ -164,7 +213,12 @@ class Program:
             raise UserError(f"--out: cannot write {self.folder}: {error.strerror}.") from error
 
 
-def program(step: str | Callable[..., Any], setup: str = "", out: str | Path | None = None) -> Program:
+def program(
+    step: str | Callable[..., Any],
+    setup: str = "",
+    out: str | Path | None = None,
+    home: str | Path | None = None,
+) -> Program:
     """See ``tilewright.program``."""
     if isinstance(step, str):
         file, colon, name = step.rpartition(":")
@@ -179,4 +233,5 @@ def program(step: str | Callable[..., Any], setup: str = "", out: str | Path | N
         path = Path(code.co_filename)
     if not path.is_file():
         raise UserError(f"{path} does not exist; write FILE.py:function.")
-    return Program(path, name, setup, Path(out) if out is not None else Path(f"{name}_faster"))
+    folder = Path(out) if out is not None else Path(f"{name}_faster")
+    return Program(path, name, setup, folder, home_folder(None if home is None else str(home)))

@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from tilewright.evolve.program.ceiling import FP8, TRITON, WORTH, Ceiling
+from tilewright.evolve.program.ceiling import FP8, WORTH, Ceiling
 
 WIDTH = 60
+LISTED = 24
+NAMED = 0.01
+"""Share of the device's time from which on a kernel's own ceiling is said."""
+
 LETTERS: Mapping[str, str] = {
     "product": "P", "attention": "A", "triton": "T", "inductor": "I", "torch": "t", "copy": "c", "other": "o",
 }  # fmt: skip
@@ -39,7 +43,14 @@ def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
     functions = {(k["module"], k["name"]) for k in found.kernels if k["kind"] == "triton"}
     if functions:
         yield f"  {len(functions)} Triton function(s), {len(record['launches'])} distinct launch(es)"
-    for k in sorted(found.kernels, key=lambda k: -k["seconds"])[:14]:
+    tuning = record.get("tuning")
+    if tuning:
+        yield (
+            f"  {tuning['tuners']} launch(es) with a tuner of their own: {tuning['compiled']} of "
+            f"{tuning['configurations']} configurations compiled ahead in {tuning['seconds']:.0f} s "
+            f"({tuning['compile_seconds']:.0f} s one after another)"
+        )
+    for k in sorted(found.kernels, key=lambda k: -k["seconds"])[:LISTED]:
         share = k["seconds"] / found.busy if found.busy else 0.0
         yield (
             f"  {share:6.1%} {1e6 * k['seconds'] / max(1, k['calls']):9.1f} us x{k['calls']:<4d} "
@@ -63,6 +74,11 @@ def ceiling_lines(found: Ceiling) -> Iterator[str]:
     yield "         " + ", ".join(
         f"{letter} {kind}" for kind, letter in LETTERS.items() if kind in found.shares
     )
+    for k in sorted(found.kernels, key=lambda k: k["floor"] - k["seconds"])[:LISTED]:
+        if k["seconds"] > NAMED * found.busy:
+            most = found.wall / max(found.wall - k["seconds"] + k["floor"], 1e-12)
+            left = f"  not replaced: {k['left']}" if k["left"] else ""
+            yield f"  {most:7.3f} x  {k['name'][:60]}{left}"
     small = [k["name"] for k in found.kernels if k["seconds"] - k["floor"] < WORTH * found.wall]
     if small:
         names = ", ".join(dict.fromkeys(small))
@@ -142,11 +158,6 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
         yield f"  - {row['label']}: {row['why']}"
     for line in proof.get("notes", ()):
         yield f"  {line}"
-
-
-def triton_ceiling(found: Ceiling) -> float:
-    """The factor that Triton's kernels alone could give."""
-    return found.of(TRITON)
 
 
 def _ms(seconds: float) -> str:

@@ -55,19 +55,75 @@ class Replacement:
     """Launches of ``module.name`` that run otherwise: by signature, the configuration of each.
 
     ``winner``: the kernel that runs instead, with the same parameters; None for the program's own kernel, compiled
-    with another configuration. ``calls`` counts its launches, ``others`` those that went to the original.
+    with another configuration. ``pinned``: the configuration is what the kernel's own tuner had chosen, so that the
+    tuner need not run. ``calls`` counts its launches, ``others`` those that went to the original.
     """
 
     module: str
     name: str
     launches: Mapping[Signature, Configuration]
     winner: Any = None
+    pinned: bool = False
     calls: int = 0
     others: int = 0
 
     @property
     def label(self) -> str:
         return f"{self.module}.{self.name}"
+
+    def stand_in(self, original: Any) -> Any:
+        """What stands where the kernel stood. Raises NotInstalled."""
+        if not hasattr(original, "run"):
+            raise NotInstalled(f"{self.label} is no Triton kernel here")
+        return Launcher(original, self)
+
+
+def call_signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
+    """What a call of a function is recognised by: dtype and shape of tensors, values of plain arguments, else types."""
+
+    def described(value: Any) -> Any:
+        if hasattr(value, "data_ptr") and hasattr(value, "stride"):
+            return (str(value.dtype), tuple(value.shape))
+        plain = isinstance(value, bool | int | float | str) or value is None
+        return repr(value) if plain else type(value).__qualname__
+
+    return (*map(described, args), *((name, described(value)) for name, value in sorted(kwargs.items())))
+
+
+@dataclass
+class Option:
+    """A keyword of a function that the program leaves at its default, with another value.
+
+    ``known``: the calls that get it, by ``call_signature``. ``calls`` counts them, ``others`` all other calls.
+    """
+
+    module: str
+    name: str
+    option: str
+    value: int
+    known: frozenset[Signature] = frozenset()
+    pinned: bool = False
+    calls: int = 0
+    others: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.module}.{self.name}({self.option}={self.value})"
+
+    def stand_in(self, original: Any) -> Any:
+        """What stands where the function stood. Raises NotInstalled."""
+        if not callable(original):
+            raise NotInstalled(f"{self.module}.{self.name} is no function here")
+
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self.option in kwargs or call_signature(args, kwargs) not in self.known:
+                self.others += 1
+                return original(*args, **kwargs)
+            self.calls += 1
+            return original(*args, **{**kwargs, self.option: self.value})
+
+        return called
 
 
 def innermost(kernel: Any) -> Any:
@@ -138,7 +194,7 @@ class Installation:
     ``layers``: replaces linear layers while installed; made by ``tilewright_library``.
     """
 
-    replacements: list[Replacement]
+    replacements: Sequence[Replacement | Option]
     device: str = ""
     layers: Any = None
     _undo: list[Callable[[], None]] = field(default_factory=list)
@@ -169,14 +225,12 @@ class Installation:
                 f"proved on {self.device}, and this machine has {', '.join(sorted(found)) or 'none'}"
             )
 
-    def _put(self, replacement: Replacement) -> None:
+    def _put(self, replacement: Replacement | Option) -> None:
         try:
             original = getattr(importlib.import_module(replacement.module), replacement.name)
         except (ImportError, AttributeError) as error:
             raise NotInstalled(f"{replacement.label} does not exist here") from error
-        if not hasattr(original, "run"):
-            raise NotInstalled(f"{replacement.label} is no Triton kernel here")
-        launcher = Launcher(original, replacement)
+        launcher = replacement.stand_in(original)
         if replacement.label not in self._places:
             self._places[replacement.label] = list(names_of(original))
         for owner, known in self._places[replacement.label]:

@@ -119,6 +119,8 @@ class Layer:
         self._makers: dict[str, Callable[[], tuple[Chain, int]]] = {
             "forward": lambda: self._forward_chain(training=True, kept_weight=False),
             "forward_kept": lambda: self._forward_chain(training=True, kept_weight=True),
+            "quantise": self._quantise_chain,
+            "forward_given": lambda: self._forward_chain(training=True, kept_weight=False, given=True),
             "infer": lambda: self._forward_chain(training=False, kept_weight=False),
             "infer_kept": lambda: self._forward_chain(training=False, kept_weight=True),
             "backward": lambda: self._backward_chain(need_x=True, need_w=True),
@@ -141,15 +143,25 @@ class Layer:
 
     # -- what each pass is made of -------------------------------------------------------------------
 
-    def _forward_chain(self, *, training: bool, kept_weight: bool) -> tuple[Chain, int]:
+    def _quantise_chain(self) -> tuple[Chain, int]:
+        """x in both forms, the plain one in the place of y."""
+        m, k = self.m, self.k
+        chain, work = Chain(), Layout()
+        serve = _served("quant_dual", (m, k), self._device, self._short)
+        results = [(_Y, 0), (_Y, m * k), (_KEPT_X, 0), (_KEPT_X, m * k)]
+        chain.add(serve, [(_X, 0)], results, _room(work))
+        return chain, work.bytes
+
+    def _forward_chain(self, *, training: bool, kept_weight: bool, given: bool = False) -> tuple[Chain, int]:
+        """``given``: the place of x holds its codes and scales."""
         m, n, k = self.m, self.n, self.k
         chain, work = Chain(), Layout()
         room = _room(work)
         one = None
         if not training and m <= serving_rows(self._device):
             one = _served("linear", (m, n, k), self._device)
-        if one is not None and one.plan is not None:
-            x: list[Place] = [(_X, 0)]
+        if given or (one is not None and one.plan is not None):
+            x: list[Place] = [(_X, 0), (_X, m * k)] if given else [(_X, 0)]
         else:
             x = [room(m * k), room(4 * m * (k // BLOCK))]
             x_kept = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
@@ -247,6 +259,21 @@ class Layer:
         y, kept_x = self._results(m, n), self._bytes(kept_bytes(m, k))
         self._queue(chain, size, (x.data_ptr(), 0, y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr()))
         return self._given(y), kept_x
+
+    def quantise(self, x: torch.Tensor) -> Tensors:
+        """Codes and scales of x, and what is kept of it, for every layer of these rows and K."""
+        m, k = self.m, self.k
+        chain, size = self._chain("quantise")
+        plain, kept = self._bytes(m * k + 4 * m * (k // BLOCK)), self._bytes(self._kept_x)
+        self._queue(chain, size, (x.data_ptr(), 0, plain.data_ptr(), kept.data_ptr(), 0))
+        return plain, kept
+
+    def forward_given(self, plain: torch.Tensor, w: torch.Tensor) -> Tensors:
+        """y and what is kept of w, from ``quantise`` of x."""
+        chain, size = self._chain("forward_given")
+        y, kept_w = self._results(self.m, self.n), self._bytes(self._kept_w)
+        self._queue(chain, size, (plain.data_ptr(), w.data_ptr(), y.data_ptr(), 0, kept_w.data_ptr()))
+        return self._given(y), kept_w
 
     def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """y alone."""

@@ -10,6 +10,8 @@ subclass) skips torch's dispatcher and queues a ``Layer``'s plans.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -260,6 +262,46 @@ class _Linear(torch.autograd.Function):
         return dx if need_x else None, dw if need_w else None, None
 
 
+class _LinearGiven(torch.autograd.Function):
+    """The layer for autograd, with x quantised before; the gradient is x's all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, quantised: Tensors, layer: Layer) -> torch.Tensor:
+        y, kept_w = layer.forward_given(quantised[0], w)
+        ctx.save_for_backward(quantised[1], kept_w)
+        ctx.layer = layer
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        need_x, need_w, *_ = ctx.needs_input_grad
+        kept_x, kept_w = ctx.saved_tensors
+        dx, dw = OPS.linear_backward(aligned(dy), kept_x, kept_w, ctx.layer.k, need_x, need_w)
+        return dx if need_x else None, dw if need_w else None, None, None
+
+
+class SharedInput:
+    """The input that was quantised last: layers that read one tensor in turn, such as q, k and v, quantise it once."""
+
+    def __init__(self) -> None:
+        self._of: Callable[[], torch.Tensor | None] = lambda: None
+        self._key: tuple[int, ...] = ()
+        self._quantised: Tensors = ()
+
+    def quantised(self, x: torch.Tensor, rows: torch.Tensor, layer: Layer) -> Tensors:
+        """Of x, whose rows are ``rows``. Autograd's version says whether it was changed since."""
+        if torch.cuda.is_current_stream_capturing():  # a graph that is replayed alone has to hold the kernel
+            return layer.quantise(rows)
+        key = (x._version, torch._C._cuda_getCurrentRawStream(x.device.index))
+        if self._of() is not x or self._key != key:
+            self._quantised = layer.quantise(rows)
+            self._of, self._key = weakref.ref(x), key
+        return self._quantised
+
+    def clear(self) -> None:
+        self._of, self._quantised = (lambda: None), ()
+
+
 class _LinearKept(torch.autograd.Function):
     """The layer for autograd, with w quantised before; the gradient is w's all the same."""
 
@@ -278,6 +320,7 @@ class _LinearKept(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Linear).apply
+_apply_given = super(torch.autograd.Function, _LinearGiven).apply
 """``_Linear.apply`` less what it does for functorch's transforms, none of which is active where it is called."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -290,8 +333,11 @@ def unwatched(x: torch.Tensor, w: torch.Tensor) -> bool:
     return type(x) in _PLAIN and type(w) in _PLAIN
 
 
-def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
-    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit."""
+def straight(x: torch.Tensor, w: torch.Tensor, shared: SharedInput | None = None) -> torch.Tensor | None:
+    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit.
+
+    ``shared``: quantises x for a gradient.
+    """
     if not x.is_cuda or x.device != w.device or not unwatched(x, w):
         return None
     bfloat16 = torch.bfloat16
@@ -310,8 +356,11 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
     if layer is None:
         return None
     rows = x if flat else x.reshape(m, k)
-    if trains:
-        y: torch.Tensor = _apply(aligned(rows), aligned(w), layer)
+    if trains and shared is not None:
+        rows = aligned(rows)
+        y: torch.Tensor = _apply_given(rows, aligned(w), shared.quantised(x, rows, layer), layer)
+    elif trains:
+        y = _apply(aligned(rows), aligned(w), layer)
     elif whole == m:
         y = layer.infer(aligned(rows), aligned(w))
     else:

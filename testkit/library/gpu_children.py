@@ -205,6 +205,51 @@ def modules() -> dict[str, Any]:
     }
 
 
+def replaced() -> dict[str, Any]:
+    """Layers that read one tensor in turn have the bits of each alone: rows missing, changed in place, captured."""
+    return {"equal": [*_replaced(1024, 512), *_replaced(1100, 512)]}
+
+
+def _replaced(m: int, k: int) -> list[bool]:
+    from tilewright_library import gemm_fp8_blockwise
+    from tilewright_library.torch_linear_replacement import LinearLayers
+
+    sizes, equal = (256, 128, 512), []
+    layers = LinearLayers([(m, n, k) for n in sizes])
+    x = operands(m, 128, k)[0].requires_grad_()
+    sides = [operands(m, n, k, seed=n)[1:] for n in sizes]
+
+    def steps(multiply: Any) -> list[torch.Tensor]:
+        found = []
+        for w, dy in sides:
+            w = w.detach().requires_grad_()
+            y = multiply(x, w)
+            found += [y, *torch.autograd.grad(y, (x, w), dy)]
+        return found
+
+    for _ in range(2):
+        alone = steps(gemm_fp8_blockwise)
+        layers.install()
+        together = steps(F.linear)
+        layers.uninstall()
+        equal.append(all(torch.equal(a, b) for a, b in zip(alone, together, strict=True)))
+        with torch.no_grad():
+            x.mul_(1.5)
+    equal.append(layers.calls == 6)
+    layers.install()
+    F.linear(x, sides[0][0])  # quantised before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = F.linear(x, sides[0][0])
+    layers.uninstall()
+    with torch.no_grad():
+        x.mul_(0.5)
+    graph.replay()
+    equal.append(torch.equal(y, gemm_fp8_blockwise(x, sides[0][0])))
+    return equal
+
+
 def served() -> dict[str, Any]:
     """A layer that keeps its weight: any rows, leading dimensions, views, a changed weight, graphs, autocast."""
     from tilewright_library import Linear, kept_weights

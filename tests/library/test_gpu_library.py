@@ -76,6 +76,10 @@ def test_compiled_code_has_eagers_bits(home: Path) -> None:
     assert child("compiled", home)["equal"] == [True] * 3
 
 
+def test_an_input_that_is_quantised_once_serves_every_layer_that_reads_it(home: Path) -> None:
+    assert child("replaced", home)["equal"] == [True] * 8
+
+
 def test_modules(home: Path) -> None:
     found = child("modules", home)
     assert found["db"] >= 22.0 and found["checkpointed"] and found["gradients"] and found["emptied"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 
 from tilewright.library.launch_replacement import Signature, names_of, signature
-from tilewright.workers.program.compile_ahead import compile_tuner
 
 MOST_LAUNCH_BYTES, MOST_BYTES = 2 << 30, 16 << 30
 """Bytes of values that are kept of one launch, and of all."""
@@ -105,6 +105,8 @@ class LaunchRecorder:
         self.generated: dict[str, Generated] = {}
         self.linears: Counter[tuple[int, int, int, bool]] = Counter()
         """Linear layers in bf16: rows, output features, input features, whether a gradient is wanted."""
+        self.codes: dict[Any, str] = {}
+        """Code of the functions that stood above a launch, with the package of its kernel."""
         self._known: dict[tuple[int, Signature], int] = {}
         self._kept = 0
         self._timing = False
@@ -166,8 +168,6 @@ class LaunchRecorder:
         outermost = self._outer is None
         if outermost:
             self._outer = (this, args, dict(kwargs), self._values_of(this, args, kwargs))
-        if hasattr(this, "configs") and torch.cuda.is_available():
-            compile_tuner(this, args, kwargs)
         try:
             if not hasattr(this, "fn") or not hasattr(this.fn, "run"):
                 self._note(this, args, kwargs)
@@ -237,11 +237,19 @@ class LaunchRecorder:
             self.launches.append(self._launch(outer, inner, key, given, plain, args, kwargs))
             self.launches[number].number = number
             self.launches[number].values = values
+            self._note_callers(str(inner.fn.__module__).partition(".")[0])
         found = self.launches[number]
         if found.values is None and values is not None:
             found.values = values
         found.calls += 1
         self.events.append(Event(kernel, number, _capturing()))
+
+    def _note_callers(self, package: str) -> None:
+        frame = sys._getframe(2)
+        while frame is not None:
+            if str(frame.f_globals.get("__name__", "")).partition(".")[0] == package:
+                self.codes.setdefault(frame.f_code, package)
+            frame = frame.f_back  # type: ignore[assignment]
 
     def _launch(
         self, outer: Any, inner: Any, key: Signature, given: tuple[Any, ...], plain: dict[str, Any],

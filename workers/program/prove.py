@@ -10,17 +10,16 @@ from typing import Any
 import torch
 
 from tilewright.fitness.intervals import Ratio, paired_ratio
-from tilewright.library.launch_replacement import Installation, Replacement
-from tilewright.workers.program.record import Recorded, wall_seconds
+from tilewright.library.launch_replacement import Installation, Option, Replacement
+from tilewright.workers.program.losses import STARTS, loss_test
+from tilewright.workers.program.record import Recorded, burst_seconds, burst_steps
 from tilewright.workers.program.replay import Replay
-from tilewright.workers.program.step import Program, synchronise
+from tilewright.workers.program.step import Program, parameters, synchronise
 
-LOSS_STEPS = 20
-STEPS_OF_ROUND = 2
-LEAST_ROUNDS, MOST_ROUNDS = 6, 40
-LOSS_SHARE, FP8_LOSS_SHARE = 0.01, 0.03
-"""Most that a step's result may differ from the original's, as a share of the largest of the run: a loss that falls
-towards nothing differs from itself by more than itself."""
+LOSS_STEPS, INTERPRETED_STEPS = 20, 4
+LEAST_ROUNDS, MOST_ROUNDS = 5, 40
+OPTION_SHARE = 2.0**-8
+"""Most that an option may change the first step's result: a sum in another order, in bfloat16."""
 
 GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
 """Least signal-to-noise ratio of all gradients of the first step: those of the original differ from themselves by what
@@ -31,17 +30,23 @@ class Proof:
     """Decides which replacements stay. ``layers``: FP8 linear layers, which are one replacement among them."""
 
     def __init__(
-        self, program: Program, recorded: Recorded, replacements: Sequence[Replacement], layers: Any = None
+        self,
+        program: Program,
+        recorded: Recorded,
+        replacements: Sequence[Replacement | Option],
+        layers: Any = None,
     ) -> None:
         self.program, self.recorded = program, recorded
-        self.kept = list(replacements)
+        self.kept = [r for r in replacements if not r.pinned]
+        self.pins = [r for r in replacements if r.pinned]
+        """Kernels at their tuner's choice, installed beside the others."""
         self.layers = layers
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
 
     def run(self, seconds: float) -> dict[str, Any]:
         """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds."""
-        self._check_answers()
+        self.check_answers()
         self._check_program()
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.kept or self.layers is not None:
@@ -58,14 +63,24 @@ class Proof:
             # those that the interval cannot tell from nothing leave one by one where others hide their part
             worst = sorted(losing, key=lambda label: parts[label].low)[: max(1, (len(losing) + 1) // 2)]
             for label in worst:
+                self._pin(label)
                 self._leave_out(label, f"gives {_range(parts[label])} to the step")
+        if result["gain"] is None:
+            self.pins = []
+        elif self.pins:
+            names = ", ".join(r.name for r in self.pins)
+            self.notes.append(f"kept at what their own tuners chose, which need not run: {names}")
         return {**result, "left_out": self.left_out, "notes": self.notes}
 
     # -- answers ---------------------------------------------------------------------------------
 
-    def _check_answers(self) -> None:
-        """Every replacement against the original on the recorded values of every launch it lists, and derived ones."""
-        for replacement in list(self.kept):
+    def check_answers(self) -> None:
+        """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
+        option by the first step's gradients and result."""
+        for replacement in [*self.kept, *self.pins]:
+            if isinstance(replacement, Option):
+                self._check_option(replacement)
+                continue
             known = {
                 launch.key: launch for launch in self.recorded.launches
                 if (launch.module, launch.name) == (replacement.module, replacement.name)
@@ -85,7 +100,20 @@ class Proof:
                     why = why or replay.wrong(configuration)
                 if why:
                     self._leave_out(replacement.label, f"wrong at {launch.text[:80]}: {why}")
+                    self.pins = [r for r in self.pins if r is not replacement]
                     break
+
+    def _check_option(self, option: Option) -> None:
+        before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
+        results = [run["losses"][0] for run in (before, after)]
+        if len(results[0]) != len(results[1]) or any(
+            not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*results, strict=True)
+        ):
+            self._leave_out(option.label, f"the first result is {results[1]}, the original's {results[0]}")
+        elif before["gradients"]:
+            db = _gradients_db(before["gradients"], after["gradients"])
+            if not db >= GRADIENT_DB:
+                self._leave_out(option.label, f"gradients are {db:.1f} dB from the original's")
 
     def _refuse(self, why: str) -> None:
         """FP8 layers are the first to go; without them nothing stays."""
@@ -96,23 +124,14 @@ class Proof:
         self._check_program()
 
     def _check_program(self) -> None:
-        """Losses, gradients and memory from one seed, as it was and with everything installed; what never ran."""
-        before = self._trajectory(None)
-        again = self._trajectory(None, 1) if before["gradients"] else before
+        """Losses, gradients and memory from the same starts, as it was and with everything installed."""
         everything = self._installation(self.kept, self.layers)
-        after = self._trajectory(everything)
+        before, after = self._trajectory(None), self._trajectory(everything)
+        again = self._trajectory(None, steps=1) if before["gradients"] else before
         for label, calls in everything.counts().items():
             if not calls:
                 self._leave_out(label, "it never runs in the step")
-        fp8 = self.layers is not None
-        if before["losses"]:
-            largest = max(max(map(abs, before["losses"])), 1e-12)
-            worst = max(abs(a - b) / largest for a, b in zip(before["losses"], after["losses"], strict=True))
-            self.notes.append(
-                f"results of {len(before['losses'])} steps from one seed differ by at most {worst:.2%} of the largest"
-            )
-            if not worst <= (FP8_LOSS_SHARE if fp8 else LOSS_SHARE):
-                return self._refuse(f"the step's results differ by {worst:.2%} from the original's")
+        fp8, trains = self.layers is not None, bool(before["gradients"])
         if before["gradients"]:
             own, ours = (_gradients_db(before["gradients"], other["gradients"]) for other in (again, after))
             self.notes.append(
@@ -120,24 +139,40 @@ class Proof:
             )
             if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
                 return self._refuse(f"gradients are {ours:.1f} dB from the original's")
+        starts = STARTS if self.program.setup is not None else 1
+        pairs = [(before, after)] + [
+            (self._trajectory(None, start=n), self._trajectory(everything, start=n)) for n in range(1, starts)
+        ]
+        for column in range(len(before["losses"][0])):
+            curves = [
+                [[row[column] for row in run["losses"]] for run in runs] for runs in zip(*pairs, strict=True)
+            ]
+            found = loss_test(curves[0], curves[1], trains)
+            self.notes.append(f"results of {len(before['losses'])} steps from {starts} start(s): {found}")
+            if not found.passes:
+                return self._refuse(f"the step's results differ by {found}")
         if before["peak"]:
             self.notes.append(
                 f"peak memory {before['peak'] / 2**30:.2f} GiB -> {after['peak'] / 2**30:.2f} GiB"
             )
 
-    def _trajectory(self, installation: Installation | None, steps: int = LOSS_STEPS) -> dict[str, Any]:
+    def _trajectory(
+        self, installation: Installation | None, steps: int = 0, start: int = 0
+    ) -> dict[str, Any]:
+        """Results by step, gradients of the first one, and the most memory (bytes)."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+        steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:
             steps = 1
         if installation is not None:
             installation.install()
         try:
-            step, losses, gradients = self.program.started(), [], {}
+            step, losses, gradients = self.program.started(start), [], {}
             for number in range(steps):
-                losses += list(_numbers(step()))
-                if not number:
+                losses.append(list(_numbers(step())))
+                if not (number or start):
                     gradients = {
                         name: p.grad.detach().to("cpu", copy=True)
                         for name, p in parameters(self.program.state) if p.grad is not None
@@ -192,23 +227,34 @@ class Proof:
             return self.program.started()
 
     def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
+        count = burst_steps(self.recorded.data["wall_seconds"])
         if installation is None or self.recorded.data["graph"]:
             step()
-            return wall_seconds(step, STEPS_OF_ROUND)
+            return [burst_seconds(step, count)]
         with installation.installed():
             step()
-            return wall_seconds(step, STEPS_OF_ROUND)
+            return [burst_seconds(step, count)]
 
     # -- what stays ------------------------------------------------------------------------------
 
-    def _installation(self, replacements: Sequence[Replacement], layers: Any) -> Installation:
-        return Installation(list(replacements), layers=layers)
+    def _installation(self, replacements: Sequence[Replacement | Option], layers: Any) -> Installation:
+        return Installation([*replacements, *self.pins], layers=layers)
 
     def _leave_out(self, label: str, why: str) -> None:
         self.left_out.append({"label": label, "why": why})
         self.kept = [r for r in self.kept if r.label != label]
         if self.layers is not None and self.layers.label == label:
             self.layers = None
+
+    def _pin(self, label: str) -> None:
+        """What a kernel's own tuner had chosen instead of what did not pay."""
+        chosen = {
+            launch.key: launch.chosen for launch in self.recorded.launches
+            if f"{launch.module}.{launch.name}" == label and hasattr(launch.outer, "configs")
+        }  # fmt: skip
+        found = next((r for r in self.kept if r.label == label), None)
+        if chosen and isinstance(found, Replacement):
+            self.pins.append(Replacement(found.module, found.name, chosen, pinned=True))
 
     def _leave_out_all(self, why: str) -> None:
         for label in [r.label for r in self.kept]:
@@ -234,20 +280,6 @@ def _numbers(value: Any) -> Iterator[float]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _numbers(part)
-
-
-def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The parameters of the modules that a setup's result leads to."""
-    if isinstance(state, torch.nn.Module):
-        yield from state.named_parameters()
-    elif depth and isinstance(state, list | tuple):
-        for part in state:
-            yield from parameters(part, depth - 1)
-    elif depth and isinstance(state, dict):
-        yield from parameters(list(state.values()), depth - 1)
-    elif depth and callable(state):
-        cells = [c.cell_contents for c in getattr(state, "__closure__", None) or ()]
-        yield from parameters(cells + list(getattr(state, "__dict__", {}).values()), depth - 1)
 
 
 def _gradients_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import statistics
 import time
@@ -14,10 +15,13 @@ from typing import Any
 import torch
 
 from tilewright.library.launch_replacement import innermost
+from tilewright.workers.program.compile_ahead import Tuners
 from tilewright.workers.program.launches import Launch, LaunchRecorder
+from tilewright.workers.program.linear_times import linear_seconds
 from tilewright.workers.program.step import BadStep, Program, synchronise
 
-WARM_STEPS, TIMED_STEPS = 3, 5
+WARM_STEPS, TIMED_BURSTS = 3, 3
+BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "product": ("nvjet", "gemm", "cutlass", "sm90_xmma", "cublas", "splitk"),
@@ -26,6 +30,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "torch": ("at::native", "at_cuda", "elementwise", "reduce_kernel", "catarray", "multi_tensor"),
 }
 """Parts of names of kernels that are not Triton's."""
+
+RANDOM, STREAMS, ALLOCATES = "draws random numbers", "uses several streams", "allocates differently each time"
+DIFFERS = "launches other kernels, or on other shapes, each time"
 
 COPY_BYTES, PRODUCT_SIDE = 1 << 30, 8192
 
@@ -37,6 +44,8 @@ class Recorded:
     data: dict[str, Any]
     launches: list[Launch]
     step: Callable[[], Any]
+    codes: Mapping[Any, str]
+    """Code of the functions that stood above launches of their own package."""
 
 
 def device_facts() -> dict[str, Any]:
@@ -70,33 +79,47 @@ def _device_seconds(call: Callable[[], object], count: int = 7) -> float:
     return statistics.median(found)
 
 
-def wall_seconds(step: Callable[[], Any], count: int) -> list[float]:
-    """Seconds of each of ``count`` steps, the device waited for after each."""
-    found = []
+def burst_steps(seconds: float) -> int:
+    """Steps of a burst, by the seconds of one."""
+    if not torch.cuda.is_available():
+        return 2
+    return min(MOST_BURST, max(LEAST_BURST, round(BURST_SECONDS / max(seconds, 1e-6))))
+
+
+def burst_seconds(step: Callable[[], Any], count: int) -> float:
+    """Seconds of a step among ``count`` that follow each other as they do in a program, without a wait in between.
+
+    Products in bf16 draw more power than a GPU may: a step after a pause says 0.96 of what it takes in a row (H100).
+    """
     synchronise()
+    begun = time.perf_counter()
     for _ in range(count):
-        begun = time.perf_counter()
         step()
-        synchronise()
-        found.append(time.perf_counter() - begun)
-    return found
+    synchronise()
+    return (time.perf_counter() - begun) / count
 
 
 def record(program: Program, keep_values: bool = False) -> Recorded:
     """Run the step a few times. Raises BadStep for one that fails or launches nothing."""
-    with LaunchRecorder(keep_values) as setting_up:
+    tuners = Tuners()
+    with tuners.first() if torch.cuda.is_available() else contextlib.nullcontext():
+        setting_up, step, seconds = _set_up(program, keep_values, 1)
+    tuning: dict[str, Any] = {}
+    if tuners.tuned:  # again, with what the package's own tuners choose
         begun = time.perf_counter()
-        step = program.started()
-        synchronise()
-        setup_seconds = time.perf_counter() - begun
-        begun = time.perf_counter()
-        step()
-        synchronise()
-        first = time.perf_counter() - begun
-        for _ in range(WARM_STEPS - 1):
-            step()
+        tuners.compile()
+        tuning = {**tuners.facts(), "seconds": time.perf_counter() - begun}
+        del setting_up, step
+        with tuners.limited():
+            setting_up, step, seconds = _set_up(program, keep_values, WARM_STEPS)
+    else:
+        with setting_up:
+            for _ in range(WARM_STEPS - 1):
+                step()
+    setup_seconds, first = seconds
     faults = _faults(step)
-    seconds = wall_seconds(step, TIMED_STEPS)
+    count = burst_steps(burst_seconds(step, 2))
+    walls = [burst_seconds(step, count) for _ in range(TIMED_BURSTS if torch.cuda.is_available() else 1)]
     with LaunchRecorder() as recorder:
         kernels, operators = _profiled(step)
     graph = not recorder.events and any(event.captured for event in setting_up.events)
@@ -108,15 +131,36 @@ def record(program: Program, keep_values: bool = False) -> Recorded:
     generated = {**setting_up.generated, **recorder.generated}
     data = {
         "name": program.name, "device": device_facts(), "setup_seconds": setup_seconds, "first_step_seconds": first,
-        "wall_seconds": statistics.median(seconds), "graph": graph, "faults": faults,
+        "tuning": tuning,
+        "wall_seconds": statistics.median(walls), "graph": graph, "faults": faults,
         "busy_seconds": sum(k.seconds for k in kernels), "rows": _rows(kernels, events, launches, generated),
         "operators": operators,
         "linears": [[*shape, count] for shape, count in source.linears.items()],
+        "linear_seconds": [[*shape, bf16, fp8] for shape, bf16, fp8 in linear_seconds(source.linears)],
         "launches": [_said(launch) for launch in launches],
     }  # fmt: skip
-    if len({k.stream for k in kernels}) > 1 and "uses several streams" not in faults:
-        faults.append("uses several streams")
-    return Recorded(data, launches, step)
+    if len({k.stream for k in kernels}) > 1 and not graph:
+        faults.append(STREAMS)
+    if graph and ALLOCATES in faults:  # what the replay reads and writes stays where it is
+        faults.remove(ALLOCATES)
+    return Recorded(data, launches, step, setting_up.codes)
+
+
+def _set_up(
+    program: Program, keep_values: bool, steps: int
+) -> tuple[LaunchRecorder, Callable[[], Any], tuple[float, float]]:
+    """The recorder of a fresh start and ``steps`` steps, the step, and the seconds of setup and first step."""
+    with LaunchRecorder(keep_values) as recorder:
+        begun = time.perf_counter()
+        step = program.started()
+        synchronise()
+        between = time.perf_counter()
+        step()
+        synchronise()
+        first = time.perf_counter() - between
+        for _ in range(steps - 1):
+            step()
+    return recorder, step, (between - begun, first)
 
 
 @dataclass(frozen=True)
@@ -231,17 +275,23 @@ def _faults(step: Callable[[], Any]) -> list[str]:
 
 def _found_faults(step: Callable[[], Any]) -> Iterator[str]:
     cuda = torch.cuda.is_available()
-    states, allocated = [], []
+    states, allocated, launched = [], [], []
     for _ in range(3):
         states.append(torch.cuda.get_rng_state() if cuda else torch.get_rng_state())
         before = torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0) if cuda else 0
-        step()
+        with LaunchRecorder() as recorder:
+            step()
+        launched.append(
+            [recorder.launches[e.number].key if e.number is not None else e.kernel for e in recorder.events]
+        )
         after = torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0) if cuda else 0
         allocated.append(after - before)
     if not torch.equal(states[0], states[-1]):
-        yield "draws random numbers"
-    if len(set(allocated[1:])) > 1:
-        yield "allocates differently each time"
+        yield RANDOM
+    if launched[1] != launched[2]:
+        yield DIFFERS
+    elif len(set(allocated[1:])) > 1:
+        yield ALLOCATES
     if not cuda:
         return
     with warnings.catch_warnings(record=True) as caught:

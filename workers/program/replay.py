@@ -28,7 +28,7 @@ class Replay:
         self._given = [s.clone() for s in self.values.storages] if derived else self.values.storages
         if derived:
             _rescale(self.values.tensors(self._given), self.values.views)
-        self.storages = [s.clone() for s in self._given]
+        self.storages = self._given  # until it is launched, which may write
         self.tensors = self.values.tensors(self.storages)
         self._dtypes = {n: dtype for n, dtype, *_ in self.values.views.values()}
         self._written: list[int] = []
@@ -61,6 +61,8 @@ class Replay:
 
     def learn(self) -> None:
         """Run the original: which storages it writes, which tensors it fills whatever they held, what it answers."""
+        self.storages = [s.clone() for s in self._given]
+        self.tensors = self.values.tensors(self.storages)
         first = self._answers(None, original=True)
         self._written = [
             n

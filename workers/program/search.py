@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +28,10 @@ WARPS, STAGES = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5)
 DEFAULTS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
 LEAST_TILE, MOST_TILE = 16, 65536
 FURTHER = 2
+LEAST_TRIED = 4
+COMPILE_SECONDS = 2.5
+"""What one configuration takes to compile, about."""
+
 LEAST_GAIN = 1.005
 """Lower bound of the gain that a configuration needs on its launch."""
 
@@ -43,40 +52,112 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
 
-def clock() -> Clock:
-    """Device events, or the wall clock where kernels are interpreted."""
-    return GpuClock(FLUSH_BYTES) if torch.cuda.is_available() else CpuClock()
+@dataclass(frozen=True)
+class Job:
+    """A launch to search. ``weight``: seconds of the step that it could save at most. ``seconds``: of one call in the
+    step; 0 where no device timed it."""
+
+    launch: Launch
+    weight: float
+    seconds: float = 0.0
 
 
-def search(
-    launches: Sequence[tuple[Launch, float]], seconds: float, say: Callable[[str], None]
-) -> list[Found]:
-    """The launches in the order given, each with its weight: seconds of the step that it could save at most.
+def clock(replay: Replay, seconds: float) -> Clock:
+    """Device events, or the wall clock where kernels are interpreted.
 
-    ``seconds``: the budget of wall time, shared in proportion to the weights, the first more than the last.
+    The L2 cache is as cold as in the step: flushed before each call or not, whichever is nearer to ``seconds``.
     """
-    began, timer = time.monotonic(), clock()
-    replays, found = [], []
-    for launch, _ in launches:
-        replay = Replay(launch)
-        replay.learn()
-        replays.append(replay)
-    plans = [list(neighbours(launch)) for launch, _ in launches]
-    _compile([(r, c) for r, plan in zip(replays, plans, strict=True) for c in plan])
-    left = sum(weight for _, weight in launches) or 1.0
-    for (launch, weight), replay, plan in zip(launches, replays, plans, strict=True):
+    if not torch.cuda.is_available():
+        return CpuClock()
+    clocks = [GpuClock(FLUSH_BYTES), GpuClock(0)]
+    if not seconds:
+        return clocks[0]
+    return min(clocks, key=lambda timer: abs(math.log(_seconds(replay, {}, timer) / seconds)))
+
+
+class Outcomes:
+    """What was found of launches, kept in a file as it is found: a search that was stopped goes on there."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.options: dict[str, Any] = {}
+        if path is not None and path.is_file():
+            with contextlib.suppress(ValueError, KeyError):
+                known = json.loads(path.read_text(encoding="utf-8"))
+                self.rows, self.options = known["launches"], known["options"]
+
+    def of(self, launch: Launch) -> Found | None:
+        """The outcome for the same launch of the same kernel, by the same device and compiler."""
+        row = self.rows.get(_identity(launch))
+        return None if row is None else Found(launch, **{**row, "interval": tuple(row["interval"])})
+
+    def add(self, found: Found) -> None:
+        self.rows[_identity(found.launch)] = {
+            f.name: getattr(found, f.name) for f in fields(found) if f.name != "launch"
+        }
+        self._save()
+
+    def mark(self, option: str, noted: Any) -> None:
+        """Note what was found of an option, or that it is being tried."""
+        self.options[option] = noted
+        self._save()
+
+    def _save(self) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part = self._path.with_suffix(".part")
+            part.write_text(
+                json.dumps({"launches": self.rows, "options": self.options}, indent=1), encoding="utf-8"
+            )
+            part.replace(self._path)
+
+
+def _identity(launch: Launch) -> str:
+    import triton
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    facts = (
+        launch.kernel,
+        launch.source,
+        launch.key,
+        sorted(launch.chosen.items()),
+        device,
+        triton.__version__,
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept: Outcomes) -> list[Found]:
+    """The outcome of every job, in the order given.
+
+    ``seconds``: the budget of wall time, shared in proportion to the weights, the first more than the last. ``kept``:
+    what an earlier search found, which is not searched again.
+    """
+    began = time.monotonic()
+    found = {job.launch.number: outcome for job in jobs if (outcome := kept.of(job.launch)) is not None}
+    if found:
+        say(f"  {len(found)} launch(es) as an earlier search found them")
+    new = [job for job in jobs if job.launch.number not in found]
+    left = sum(job.weight for job in new) or 1.0
+    # half of the budget compiles, in as many processes as there are cores
+    most = int(seconds / 2 * max(1, len(os.sched_getaffinity(0)) - 1) / COMPILE_SECONDS)
+    plans = [list(neighbours(job.launch))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new]
+    _compile([(Replay(job.launch), c) for job, plan in zip(new, plans, strict=True) for c in plan])
+    for job, plan in zip(new, plans, strict=True):
         remaining = max(0.0, seconds - (time.monotonic() - began))
-        share = remaining * weight / max(left, 1e-12)
-        left -= weight
-        outcome = _searched(replay, plan, timer, time.monotonic() + share)
-        found.append(outcome)
+        share = remaining * job.weight / max(left, 1e-12)
+        left -= job.weight
+        replay = Replay(job.launch)
+        replay.learn()
+        timer = clock(replay, job.seconds)
+        outcome = found[job.launch.number] = _searched(replay, plan, timer, time.monotonic() + share)
+        kept.add(outcome)
         say(
-            f"  {launch.kernel}: {1e6 * outcome.seconds:.1f} us, {outcome.tried} tried, "
+            f"  {job.launch.kernel}: {1e6 * outcome.seconds:.1f} us, {outcome.tried} tried, "
             + (f"{outcome.gain:.2f} x by {outcome.configuration}" if outcome.configuration else outcome.why)
         )
-        replay.storages.clear()
-        replay.tensors.clear()
-    return found
+    return [found[job.launch.number] for job in jobs]
 
 
 def _compile(pairs: Sequence[tuple[Replay, Configuration]]) -> None:
@@ -109,21 +190,48 @@ def _constants(kernel: Any) -> list[str]:
 
 
 def neighbours(launch: Launch) -> Iterator[Configuration]:
-    """Configurations one step away: other warps, other stages, a tile twice or half as large."""
+    """Configurations one step away, the nearest first: other warps and stages, a tile twice or half as large."""
     now = current(launch)
     interpreted = not torch.cuda.is_available()
-    for name, values in (("num_warps", WARPS), ("num_stages", STAGES)):
-        yield from ({name: v} for v in values if v != now[name] and not interpreted)
+    options = [
+        (abs(values.index(v) - values.index(now[name])), {name: v})
+        for name, values in (("num_warps", WARPS), ("num_stages", STAGES))
+        if now[name] in values
+        for v in values
+        if v != now[name] and not interpreted
+    ]
+    near = [configuration for distance, configuration in options if distance == 1]
+    tiles: list[Configuration] = []
     for name, value in now.items():
         if name in DEFAULTS:
             continue
         for other in (value // 2, value * 2):
             if LEAST_TILE <= other <= MOST_TILE:
-                yield {name: other}
-                if not interpreted:
-                    warps = now["num_warps"] * 2 if other > value else now["num_warps"] // 2
-                    if warps in WARPS:
-                        yield {name: other, "num_warps": warps}
+                tiles.append({name: other})
+                warps = now["num_warps"] * 2 if other > value else now["num_warps"] // 2
+                if not interpreted and warps in WARPS:
+                    tiles.append({name: other, "num_warps": warps})
+    far = (configuration for distance, configuration in options if distance > 1)
+    yield from (configuration for configuration in (*near, *tiles, *far) if _permitted(launch, configuration))
+
+
+def _permitted(launch: Launch, configuration: Configuration) -> bool:
+    """Whether the kernel's own tuner would try it: what it prunes may read or write beyond the tensors."""
+    prune = getattr(launch.outer, "early_config_prune", None)
+    if prune is None:
+        return True
+    from triton import Config
+
+    tuner = launch.outer
+    options = {**launch.chosen, **configuration}
+    plain = {name: value for name, value in options.items() if name not in OPTIONS}
+    config = Config(plain, **{name: options[name] for name in DEFAULTS if name in options})
+    try:
+        return config in prune(
+            [*tuner.configs, config], dict(zip(tuner.arg_names, launch.args, strict=False)), **launch.kwargs
+        )
+    except Exception:  # noqa: BLE001 - the package's own code, which may ask a tensor
+        return False
 
 
 def _further(configuration: Configuration, now: Configuration) -> Iterator[Configuration]:
@@ -144,7 +252,7 @@ def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadl
     def screen(configurations: Sequence[Configuration]) -> None:
         for configuration in configurations:
             key = tuple(sorted(configuration.items()))
-            if key in times or (time.monotonic() > deadline and outcome.tried >= 4):
+            if key in times or (time.monotonic() > deadline and outcome.tried >= LEAST_TRIED):
                 continue
             outcome.tried += 1
             times[key] = float("inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 SEED = 20
+LAST_BIT = 2.0**-8
 
 
 class BadStep(Exception):
@@ -29,15 +30,23 @@ class Program:
     state: Any = None
     """What the last setup returned."""
 
-    def started(self) -> Callable[[], Any]:
-        """The step from a fresh start, as a function without arguments. Raises BadStep."""
-        seed_all()
+    def started(self, start: int = 0) -> Callable[[], Any]:
+        """The step from a fresh start, as a function without arguments. Raises BadStep.
+
+        ``start``: starts other than 0 have another seed, and parameters that differ in the last bit of bfloat16: of a
+        setup that seeds itself, too.
+        """
+        seed_all(start)
         if self.setup is None:
             return lambda: self._called(self.step)
         try:
             state = self.state = self.setup()
         except Exception as error:
             raise BadStep(f"{self.name}: its setup raises {_text(error)}") from error
+        if start:
+            with torch.no_grad():
+                for _, p in parameters(state):
+                    p.mul_(1 + LAST_BIT * torch.randint_like(p, -1, 2))
         return lambda: self._called(self.step, state)
 
     def _called(self, step: Callable[..., Any], *given: Any) -> Any:
@@ -47,9 +56,23 @@ class Program:
             raise BadStep(f"{self.name} raises {_text(error)}") from error
 
 
-def seed_all() -> None:
+def seed_all(start: int = 0) -> None:
     """One seed for every generator of torch."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(SEED + start)
+
+
+def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters of the modules that a setup's result leads to."""
+    if isinstance(state, torch.nn.Module):
+        yield from state.named_parameters()
+    elif depth and isinstance(state, list | tuple):
+        for part in state:
+            yield from parameters(part, depth - 1)
+    elif depth and isinstance(state, dict):
+        yield from parameters(list(state.values()), depth - 1)
+    elif depth and callable(state):
+        cells = [c.cell_contents for c in getattr(state, "__closure__", None) or ()]
+        yield from parameters(cells + list(getattr(state, "__dict__", {}).values()), depth - 1)
 
 
 def program_of(path: str, step: str, setup: str = "") -> Program:

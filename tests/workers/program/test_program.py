@@ -58,6 +58,23 @@ def step(model):
     return loss
 
 
+def cut(x, rows: int = 2, apart: int = 1):
+    out = torch.zeros_like(x)
+    for part in range(0, len(x), rows * apart):
+        a, b = out[part : part + rows], x[part : part + rows]
+        scale_kernel[(1,)](a, b, 3.0, a.numel(), BLOCK=256)
+    return out
+
+
+def pieces(model):
+    return cut(torch.ones(16, 8)).sum()
+
+
+def other_shapes(model):
+    model.count = getattr(model, "count", 0) + 1
+    return Scale.apply(torch.ones(model.count)).sum()
+
+
 def fails(model):
     raise ValueError("no")
 
@@ -119,23 +136,24 @@ CASES = {
 }
 
 
-def ask(folder: Path, **request: Any) -> dict[str, Any]:
-    asked, answered = folder / "request.json", folder / "answer.json"
-    given = {
-        "path": str(folder / "program.py"),
-        "setup": "setup",
-        "step": "step",
-        "prove_seconds": 0.5,
-        **request,
-    }
-    asked.write_text(json.dumps(given))
-    done = subprocess.run(
-        [sys.executable, "-m", "tilewright.workers.program.main", str(asked), str(answered)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(answered.read_text())
+REFUSED = {
+    "fails": ("record", "program.py:fails raises ValueError: no"),
+    "nothing": ("record", "launches nothing"),
+    "random": ("prove", "draws random numbers"),
+    "absent": ("record", "has no function absent"),
+    "other_shapes": ("prove", "launches other kernels, or on other shapes, each time"),
+}
+ASKED = """
+import json, sys
+from tilewright.workers.program.main import answer_to
+import triton
+answers = {}
+for name, request in json.load(open(sys.argv[1])).items():
+    answers[name] = answer_to(request)
+    left = [v for m in (sys.modules.get("program"),) for v in vars(m).values() if type(v).__name__ == "Launcher"]
+    assert not left and type(triton.runtime.jit.JITFunction.run).__name__ == "function", name
+json.dump(answers, open(sys.argv[2], "w"))
+"""
 
 
 @pytest.fixture
@@ -145,8 +163,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_record_says_every_launch(folder: Path) -> None:
-    record = ask(folder, part="record")["record"]
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answer to every request of this page, one after the other in a process: nothing may be left installed."""
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "program.py").write_text(PROGRAM)
+    requests: dict[str, dict[str, Any]] = {
+        "record": {"step": "step", "part": "record"},
+        "pieces": {"step": "pieces", "part": "prove", "seconds": 0.1},
+        **{step: {"step": step, "part": part} for step, (part, _) in REFUSED.items()},
+    }
+    for case, (text, _) in CASES.items():
+        (folder / f"{case}.py").write_text(f"{WINNERS}\n\nREPLACEMENTS = [{text}]\n")
+        requests[case] = {"step": "step", "part": "prove", "faster": str(folder / f"{case}.py")}
+    common = {"path": str(folder / "program.py"), "setup": "setup", "prove_seconds": 0.3}
+    (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED, "requests.json", "answers.json"], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "answers.json").read_text())
+
+
+def test_the_record_says_every_launch(answers: dict[str, Any]) -> None:
+    record = answers["record"]["record"]
     assert [(k["name"], k["module"], k["grid"], k["bytes"]) for k in record["launches"]] == [
         ("scale_kernel", "program", [6], 768),
         ("scale_kernel", "program", [8], 1024),
@@ -155,10 +197,8 @@ def test_the_record_says_every_launch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_only_what_pays_stays(folder: Path, case: str) -> None:
-    text, why = CASES[case]
-    (folder / "winners.py").write_text(f"{WINNERS}\n\nREPLACEMENTS = [{text}]\n")
-    answer = ask(folder, part="prove", faster=str(folder / "winners.py"))
+def test_only_what_pays_stays(answers: dict[str, Any], case: str) -> None:
+    why, answer = CASES[case][1], answers[case]
     proof = answer["proof"]
     assert bool(answer["replacements"]) == (case == "better"), "faster.py cannot hold a kernel of its own"
     if case in ("better", "own"):
@@ -167,38 +207,64 @@ def test_only_what_pays_stays(folder: Path, case: str) -> None:
         assert proof["gain"] is None and why in proof["left_out"][0]["why"]
 
 
-@pytest.mark.parametrize(
-    ("step", "part", "why"),
-    [
-        ("fails", "record", "program.py:fails raises ValueError: no"),
-        ("nothing", "record", "launches nothing"),
-        ("random", "prove", "draws random numbers"),
-        ("absent", "record", "has no function absent"),
-    ],
-)
-def test_a_step_that_cannot_be_used_is_refused(folder: Path, step: str, part: str, why: str) -> None:
-    assert why in ask(folder, step=step, part=part)["why"]
+@pytest.mark.parametrize("step", REFUSED)
+def test_a_step_that_cannot_be_used_is_refused(answers: dict[str, Any], step: str) -> None:
+    assert REFUSED[step][1] in answers[step]["why"]
+
+
+def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers: dict[str, Any]) -> None:
+    proof = answers["pieces"]["proof"]
+    assert [row["label"].partition("(")[2].partition("=")[0] for row in proof["kept"]] == ["rows"]
+    left = {row["label"].partition("(")[2].partition("=")[0]: row["why"] for row in proof["left_out"]}
+    assert "the first result is" in left["apart"]
+    assert any("option" in row and row["name"] == "cut" for row in answers["pieces"]["replacements"])
+
+
+def command(folder: Path, *arguments: str) -> str:
+    """What the command line prints."""
+    code = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{folder}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder, env={k: v for k, v in environment.items() if k not in ("MLFLOW_TRACKING_URI", "TILEWRIGHT_HOME")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(folder: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "0.2")
+    printed = command(folder, *call)
+    assert "cut(apart=" in printed and "apart" not in (folder / "pieces_faster" / "faster.py").read_text()
+    kept = json.loads((folder / "pieces_faster" / "search.json").read_text())
+    (row,) = kept["launches"].values()
+    row["why"] = "found before"  # shows in what the second search answers only if it does not search again
+    for option in [name for name in kept["options"] if "rows" in name]:
+        kept["options"][option] = {}  # its process died while it tried it
+    (folder / "pieces_faster" / "search.json").write_text(json.dumps(kept))
+    printed = command(folder, *call)
+    assert "1 launch(es) as an earlier search found them" in printed and "rows=" not in printed
+    (found,) = json.loads((folder / "pieces_faster" / "found.json").read_text())["found"]
+    assert found["why"] == "found before"
+    assert "program program.py:pieces  tuned  1 launch(es) searched" in command(folder, "status")
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/.tilewright/mlflow.db")
+    experiment = client.get_experiment_by_name("programs").experiment_id
+    runs = {run.info.run_name: run for run in client.search_runs([experiment])}
+    assert sorted(runs) == ["program.py:pieces", "scale_kernel"], "written twice, there once"
+    parent, child = runs["program.py:pieces"], runs["scale_kernel"]
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert parent.data.metrics["step_ms"] > 0 and child.data.metrics["kernel_gain"] == 1
 
 
 def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
     """The command, and what it writes: gradients as before, other shapes by the original, nothing left behind."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{folder}"}
-    code = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "program",
-        "program.py:step",
-        "tune",
-        "--setup",
-        "setup",
-        "--seconds",
-        "6",
-    ]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "2 distinct launch(es)" in done.stdout
+    printed = command(
+        folder, "program", "program.py:step", "tune", "--setup", "setup", "--seconds", "6", "--no-mlflow"
+    )
+    assert "2 distinct launch(es)" in printed
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
     use = """
         import sys, torch, program
         sys.path.insert(0, "step_faster")

@@ -1,0 +1,101 @@
+"""The files that are written about a program, and the list of programs in a home."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tilewright.evolve.program.ceiling import Ceiling
+
+RECORD, PAGE, FASTER, RECEIPT = "record.json", "program.html", "faster.py", "receipt.json"
+FOUND, KEPT = "found.json", "search.json"
+"""The searched launches of the last command, and the outcomes by kernel that a stopped search goes on from."""
+
+PROGRAMS = "programs"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's object; empty where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def mlflow_content(folder: Path, found: Ceiling) -> dict[str, Any]:
+    """What MLflow gets of a program (``mlflow_mirror.program_runs``)."""
+    record, receipt = read_json(folder / RECORD), read_json(folder / RECEIPT)
+    uid, device = _key(str(folder.resolve())), record["device"]
+    metrics = {"step_ms": 1e3 * found.wall, "device_busy_ms": 1e3 * found.busy}
+    metrics |= {
+        f"ceiling/{s.name.lower().replace(' ', '_')}": found.factor(s) for s in found.sources if found.busy
+    }
+    if receipt.get("gain"):
+        low, high = receipt["interval"]
+        metrics |= {
+            "gain": receipt["gain"], "gain_low": low, "gain_high": high, "predicted_gain": receipt["predicted"],
+            "step_after_ms": 1e3 * receipt["seconds"],
+        }  # fmt: skip
+    kept = {row["label"]: row for row in receipt.get("kept", ())}
+    kernels = []
+    for row in read_json(folder / FOUND).get("found", ()):
+        function = f"{row['module']}.{row['name']}"
+        figures = {
+            "us": 1e6 * row["seconds"],
+            "kernel_gain": row["gain"],
+            "tried": row["tried"],
+            "wrong": row["wrong"],
+        }
+        if function in kept:
+            figures |= {"step_gain": kept[function]["gain"], "step_gain_low": kept[function]["interval"][0]}
+        said = {"function": function, "arguments": row["arguments"]}
+        kernels.append({
+            "key": _key(f"{uid}/{function}/{row['arguments']}"), "name": row["kernel"], "metrics": figures,
+            "params": {**said, "configuration": str(row["configuration"] or row["why"])},
+        })  # fmt: skip
+    files = [str(folder / name) for name in (RECORD, PAGE, RECEIPT, FASTER) if (folder / name).is_file()]
+    params = {name: str(device[name]) for name in ("product", "torch", "triton")}
+    return {
+        "uid": uid,
+        "name": record["name"],
+        "params": params,
+        "metrics": metrics,
+        "files": files,
+        "kernels": kernels,
+    }
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def note_program(home: Path, folder: Path, name: str, state: str) -> None:
+    """Note where a program's files are, for ``tilewright status``. Raises OSError."""
+    key = _key(str(folder.resolve()))
+    (home / PROGRAMS).mkdir(parents=True, exist_ok=True)
+    noted = {"name": name, "folder": str(folder.resolve()), "state": state}
+    part = home / PROGRAMS / f"{key}.part"
+    part.write_text(json.dumps(noted), encoding="utf-8")
+    part.replace(home / PROGRAMS / f"{key}.json")
+
+
+def program_lines(home: Path) -> Iterator[str]:
+    """A line for each program whose folder is still there, the one last touched last."""
+    paths = sorted((home / PROGRAMS).glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for noted in map(read_json, paths):
+        folder = Path(str(noted.get("folder", "")))
+        if folder.is_dir():
+            yield f"program {noted['name']}  {noted['state']}  {_figures(folder)}{folder}"
+
+
+def _figures(folder: Path) -> str:
+    receipt: Mapping[str, Any] = read_json(folder / RECEIPT)
+    if receipt.get("gain"):
+        low, high = receipt["interval"]
+        return f"{receipt['gain']:.3f} x ({low:.3f} to {high:.3f}; {receipt['kind']})  "
+    searched = len(read_json(folder / KEPT).get("launches", ()))
+    return f"{searched} launch(es) searched  " if searched else ""
