@@ -43,6 +43,9 @@ SPREAD = 64
 CHANGED = 3
 """Every second of the first points changes at most so many values of what the rule declares: that is often near."""
 
+FIRST = 12
+"""Candidates of a campaign of which all may be niches': most of what a plain kernel gains is another structure."""
+
 MEANINGS: tuple[frozenset[str], ...] = (
     frozenset({"stages", "num_stages"}),
     frozenset({"walk_rows", "group_m", "group", "group_size", "group_size_m", "group_rows"}),
@@ -96,7 +99,8 @@ class NicheSearch:
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
         self._fold(history)
-        proposal = self._own(history, rng) if len(history.candidates) % 2 else None
+        count = len(history.candidates)
+        proposal = self._own(history, rng) if count % 2 or count < FIRST else None
         return proposal or self.then.propose(history, island, rng)
 
     def _fold(self, history: History) -> None:

@@ -60,6 +60,29 @@ The rule writes a tiled Triton product in Gluon for Hopper.
 | `ahead` | load the next step's other values while the product runs (off at first) |
 | `ring` | bring one number for each row and step, such as a scale, with the operands |
 
+## triton_lower_chain_to_gluon
+
+The rule writes a loop of two products, the second of what is made of the first (attention), in Gluon for Hopper.
+
+* **It keeps** the work of each old program (a new one computes `consumers` of them side by side), the order of
+  steps and every statement. A statement that only a mask changes runs without it where the mask hides nothing in
+  the whole tile. `exp(x - y)` becomes a power of two (`base_two`). The old kernel stays for tensors that no
+  descriptor describes.
+* **It lowers** causal and full attention, shared heads of keys, windows, caps and biases; pointers that a loop
+  advances; several such loops one after the other.
+* **It refuses** left operands that are computed before the loop, keys or values behind block pointers or
+  descriptors, masked by a number that only the device knows (sequences of several lengths) or by more than sides;
+  grids whose programs share no keys along one axis; loops that read the second product's sums; helpers that hold
+  the loop; atomics, early returns, `while`. So it refuses the backward loops, which have more than two products.
+* **Its parameters**:
+
+| parameter | sets |
+| --- | --- |
+| `rows`, `columns` | rows of a group of warps, keys of a step |
+| `consumers`, `stages` | groups of warps, stages of the ring |
+| `overlap`, `turns` | the first product beside the second of the step before; groups take turns |
+| `heads`, `longest_first`, `programs` | order of tiles, number of programs |
+
 ## triton_compute_operand_once
 
 The rule moves the computation of a `dot`'s operand (codes that are unpacked, scaled, cast) into a kernel of

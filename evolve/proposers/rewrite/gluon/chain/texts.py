@@ -13,7 +13,7 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "stages": ((2, 3, 4), 2),
     "overlap": ((False, True), True),
     "turns": ((False, True), False),
-    "heads": ((1, 2, 4, 8, 16, 32, 64), 16),
+    "heads": ((1, 2, 4, 8, 16, 32, 64), 4),
     "longest_first": ((False, True), True),
     "programs": ((132, 1048576), 1048576),
     "base_two": ((False, True), True),
