@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -64,9 +66,9 @@ Run = Callable[[argparse.Namespace], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 for success, 2 for bad input, 130 when interrupted."""
-    arguments = _parser().parse_args(argv)
     interrupted: list[int] = []
     try:
+        arguments = _parser().parse_args(argv)
         with _noted(interrupted):
             return arguments.run(arguments)
     except UserError as error:
@@ -150,8 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, run: Run, sentence: str) -> argparse.ArgumentParser:
-        text = f"{sentence[0].upper()}{sentence[1:]}."
-        command = commands.add_parser(name, help=sentence, description=text)
+        command = commands.add_parser(name, help=sentence)
         command.set_defaults(run=run)
         return command
 
@@ -212,6 +213,10 @@ def _parser() -> argparse.ArgumentParser:
     add_intake_commands(commands, _tell)
     add_export_command(commands, _say)
     add_program_command(commands)
+    for (
+        listed
+    ) in commands._choices_actions:  # argparse lists a command's sentence, and its own help leaves it out
+        commands.choices[listed.dest].description = f"{str(listed.help)[0].upper()}{str(listed.help)[1:]}."
     for name, command in commands.choices.items():
         command.epilog = f"example: tilewright {EXAMPLES[name]}"
         # --home may also follow the command
@@ -220,10 +225,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose errors hold no control sequences of what the user typed or pasted."""
+    """One whose errors are one sentence, without control sequences of what the user typed or pasted."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        choice = re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)$", message)
+        if choice is not None:
+            place, typed, known = choice[1], choice[2], choice[3].replace("'", "")
+            close = difflib.get_close_matches(typed, known.split(", "), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            message = f"{place}: {typed!r} is unknown{hint} (allowed: {known})"
+        raise UserError(f"{message}; see '{self.prog} --help'.")
 
 
 class _Version(argparse.Action):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -125,6 +126,14 @@ class LlmConfig(_Section):
     retries: int = Field(default=3, ge=0, le=1000)
     replay: str | None = None
 
+    @field_validator("base_url")
+    @classmethod
+    def _is_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be an address such as http://localhost:8000/v1")
+        return url
+
 
 class WorkerConfig(_Section):
     """``count`` defaults to one a core. Limits hold for one candidate's child process."""
@@ -217,7 +226,8 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
     operator = data.get("operator")
     if isinstance(operator, str) and operator.startswith(("./", "../")):
         data["operator"] = _beside(path, operator)
-    return parse_config(overridden(data, overrides or {}), str(path))
+    origin = path.stem if path.parent == PACKAGED else str(path)
+    return parse_config(overridden(data, overrides or {}), origin)
 
 
 def _beside(path: Path, operator: str) -> str:
@@ -238,7 +248,12 @@ def campaign_file(name: str) -> Path:
         return path
     if name in packaged_campaigns():
         return PACKAGED / f"{name}.yaml"
-    raise UserError(f"campaign: {name!r} is neither a file nor one of {', '.join(packaged_campaigns())}.")
+    close = difflib.get_close_matches(name, packaged_campaigns(), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise UserError(
+        f"campaign: {name!r} is neither a file nor a packaged campaign{hint} (packaged: "
+        f"{', '.join(packaged_campaigns())})."
+    )
 
 
 def overridden(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -214,8 +214,8 @@ def _check_file(path: Path, target: Target) -> int:
 def _findings(path: Path, target: Target) -> Iterator[str]:
     """The dialect's findings on a kernel module; of any other file those on the kernels that it becomes."""
     from tilewright.evolve.intake import child
-    from tilewright.evolve.intake.problems import unreadable
     from tilewright.evolve.intake.remedies import Refused, refused, remedy
+    from tilewright.evolve.intake.tune import unreadable
     from tilewright.fitness import dialect
 
     try:

@@ -17,7 +17,7 @@ import yaml
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
-from tilewright.evolve.intake.tune import Request, resolve_reference
+from tilewright.evolve.intake.tune import Request, resolve_reference, unreadable
 from tilewright.fitness.targets import Target
 from tilewright.workers.intake.formats import flashinfer, inductor
 from tilewright.workers.intake.judge.self_reference import SELF
@@ -353,17 +353,6 @@ def _defined(path: Path) -> set[str]:
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"{unreadable(path, error)}.") from error
     return {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-
-
-def unreadable(path: Path, error: Exception) -> str:
-    """Why a file cannot be used, as a sentence without its end."""
-    if isinstance(error, flashinfer.NoTrace):
-        return str(error)
-    if isinstance(error, OSError):
-        return f"{path} cannot be read: {error.strerror}"
-    if isinstance(error, SyntaxError):
-        return f"{path} is not Python: line {error.lineno}, {error.msg}"
-    return f"{path} is not Python: {error}"
 
 
 def _name(text: str) -> str:

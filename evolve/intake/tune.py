@@ -22,6 +22,7 @@ from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.intake.calls.kept_values import FILE
+from tilewright.workers.intake.formats import flashinfer
 from tilewright.workers.intake.judge.self_reference import SELF
 
 if TYPE_CHECKING:
@@ -68,6 +69,17 @@ class Request:
         return plain or "kernel"
 
 
+def unreadable(path: Path, error: Exception) -> str:
+    """Why a file cannot be used, as a sentence without its end."""
+    if isinstance(error, flashinfer.NoTrace):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{path} cannot be read: {error.strerror}"
+    if isinstance(error, SyntaxError):
+        return f"{path} is not Python: line {error.lineno or 1}, {error.msg}"
+    return f"{path} is not Python: {error}"
+
+
 def parse_place(text: str) -> tuple[Path, str | None]:
     """``FILE:function`` or ``FILE``, of Python or of flashinfer-bench's JSON. Raises UserError."""
     file, colon, function = text.rpartition(":")
@@ -84,6 +96,11 @@ def parse_place(text: str) -> tuple[Path, str | None]:
         raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
     if not path.is_file():
         raise UserError(f"{path} does not exist; write FILE.py:function.")
+    if path.suffix == ".py":
+        try:
+            ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, OSError, RecursionError) as error:
+            raise UserError(f"{unreadable(path, error)}.") from error
     return path, None if path.suffix == ".json" else function or None
 
 
@@ -119,6 +136,11 @@ def ask_intake(
 ) -> Mapping[str, Any]:
     """What the child makes of it (see ``child.ask``). Raises IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
+    if program == child.PALLAS and _languages(request.path) == {"triton"}:
+        raise UserError(
+            f"target: {target.name} takes Pallas functions, and {request.path.name} imports Triton; leave --target "
+            "out for this machine's GPU, or the interpreter."
+        )
     answer = child.ask(
         request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile,
         request.values,
@@ -136,17 +158,21 @@ def ask_intake(
 def default_target(place: str) -> str | None:
     """``tpu7x`` for ``FILE`` or ``FILE:FUNCTION`` where the file imports Pallas and no Triton; None for any other."""
     path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
+    return MODELLED if _languages(path) == {"pallas"} else None
+
+
+def _languages(path: Path) -> set[str]:
+    """Which of ``pallas`` and ``triton`` a file imports; neither where it cannot be read."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError, RecursionError):  # reading it in says why
-        return None
+        return set()
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
             names.update(f"{module}.{alias.name}" for alias in node.names)
-    parts = {part for name in names for part in name.split(".")}
-    return MODELLED if "pallas" in parts and "triton" not in parts else None
+    return {part for name in names for part in name.split(".")} & {"pallas", "triton"}
 
 
 def target_named(name: str | None) -> Target:

@@ -69,9 +69,8 @@ def experiment_name(facts: Mapping[str, Any]) -> str:
 
 def experiment_note(facts: Mapping[str, Any]) -> str:
     return (
-        f"Campaigns that evolve kernels of `{facts.get('operator')}` on `{target_text(facts.get('target'))}` "
-        f"({facts.get('target_kind')}). A run is a campaign; its child runs are the candidates, at step = candidate "
-        "number."
+        f"Campaigns of `{facts.get('operator')}` on `{target_text(facts.get('target'))}` "
+        f"({facts.get('target_kind')}). A run is a campaign; its child runs are the candidates."
     )
 
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilewright.evolve.campaign.targets import require_usable
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.library_writer import MAKING, TEMPORARY, LibraryError, LibraryWriter
 from tilewright.evolve.promote.recheck import recheck_operator
 from tilewright.fitness.evaluation import FigureKind
+from tilewright.fitness.targets import UnknownTarget, load_target
 from tilewright.library import store
 
 TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
@@ -64,8 +66,10 @@ def check(
 ) -> Iterator[Finding]:
     """Every finding on the current versions: files against hashes, toolchain, generated tests, receipts run again."""
     names = [operator] if operator else writer.operators()
-    if not names:
+    if not writer.operators():
         raise _nothing(writer)
+    if operator and operator not in writer.operators():
+        raise LibraryError(f"{operator}: nothing is promoted in {writer.root}.")
     for fault in writer.runtime_faults():
         yield Finding(False, fault)
     for name in names:
@@ -91,12 +95,30 @@ def _check_operator(
         yield Finding(False, f"{operator}: {name} in version {version} is in no receipt.")
     for target, entry in dispatch["targets"].items():
         fault = store.toolchain_fault(entry["toolchain"])
-        if fault:
-            yield Finding(False, f"{operator}: its kernels for {target} were {fault}; promote them again.")
+        if fault and files_only and not _runs_here(target):
+            yield Finding(
+                True,
+                f"{operator}: its kernels for {target} were {fault}; this machine cannot run them with any.",
+            )
+        elif fault:
+            yield Finding(
+                False,
+                f"{operator}: its kernels for {target} were {fault}; install the verified version, or verify them on "
+                f"this one with 'tilewright library recheck --target {target}'.",
+            )
         elif not files_only:
             yield from _run_again(writer, operator, target, make, say)
     if not files_only:
         yield _run_test(operator, folder)
+
+
+def _runs_here(target: str) -> bool:
+    """Whether this machine can run a target's kernels: elsewhere its toolchain says nothing of the library."""
+    try:
+        require_usable(load_target(target), remote=False)
+    except (UserError, UnknownTarget):
+        return False
+    return True
 
 
 def _run_test(operator: str, folder: Path) -> Finding:

@@ -344,8 +344,9 @@ def timed(target: object) -> bool:
 
 def count_text(evaluations: int, duplicates: int) -> str:
     """``12 evaluations, 1 of them a duplicate``."""
-    free = f", {duplicates} of them duplicates" if duplicates else ""
-    return f"{evaluations} evaluations{free}"
+    same = "a duplicate" if duplicates == 1 else "duplicates"
+    free = f", {duplicates} of them {same}" if duplicates else ""
+    return f"{evaluations} evaluation{'' if evaluations == 1 else 's'}{free}"
 
 
 def _overlap(spans: Sequence[tuple[float, float]]) -> tuple[int, float]:

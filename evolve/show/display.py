@@ -202,7 +202,7 @@ def progress_text(snapshot: Snapshot) -> str:
     if snapshot.evaluations_budget is not None:
         count += f"/{snapshot.evaluations_budget}"
     free = sum(snapshot.verdicts.values()) - snapshot.evaluations
-    wall = f"{free} duplicates, " if free > 0 else ""
+    wall = f"{free} duplicate{'s' if free > 1 else ''}, " if free > 0 else ""
     wall += duration_text(snapshot.elapsed_seconds)
     if snapshot.wall_budget_seconds is not None:
         wall += f" of {duration_text(snapshot.wall_budget_seconds)}"

@@ -9,14 +9,18 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
+from ray._private import worker
 
 from tilewright.workers.cluster.placement import local_resources
 from tilewright.workers.cluster.pool_folder import PoolFolder
 from tilewright.workers.cluster.settings import PoolUnavailable
+
+RAY_LOG = "tilewright.evolve.ray"
+"""Logger of Ray's own lines: below the one whose lines the campaign's log gets."""
 
 CONNECT_SECONDS = 5.0
 """How long the head of a cluster may take to accept a connection."""
@@ -52,12 +56,24 @@ def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | N
             include_dashboard=False,
             **({"_temp_dir": str(folder.path)} if folder else {}),
         )
+    keep_lines()
     try:
         with _own_signal_handler():
             ray.init(**common)
     except Exception as error:  # Ray raises a bare Exception when its node does not start in time
         where = f"the Ray cluster at {address} cannot be joined" if address else "Ray cannot start"
         raise PoolUnavailable(f"{where}: {first_line(error).rstrip('.')}") from error
+
+
+def keep_lines() -> None:
+    """Have Ray's own lines logged: it prints the end of a lost node's log, whatever ``log_to_driver`` says."""
+    worker.print_to_stdstream = _note_lines
+
+
+def _note_lines(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    """Ray's own lines, for the campaign's log."""
+    for line in data["lines"]:
+        logging.getLogger(RAY_LOG).info("%s", line)
 
 
 @contextlib.contextmanager

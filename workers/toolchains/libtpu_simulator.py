@@ -19,8 +19,7 @@ from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_
 
 TESTED_LIBTPU = "0.0.51"
 
-QUIET = {
-    "JAX_PLATFORMS": "cpu",
+SILENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v6e-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -28,8 +27,10 @@ QUIET = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TF_CPP_MIN_LOG_LEVEL": "3",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+"""Environment under which libtpu says nothing of a TPU that is not there."""
+
+QUIET = {**SILENT, "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 """Environment under which libtpu compiles for a chip that is not there, silently, several processes at a time."""
 
 

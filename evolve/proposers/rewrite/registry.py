@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.gluon import lower, operand_once
+from tilewright.evolve.proposers.rewrite.gluon.chain import rule as chain
 from tilewright.evolve.proposers.rewrite.pallas import (
     accumulators,
     arithmetic,
@@ -87,6 +88,7 @@ def triton_rules() -> tuple[Rule, ...]:
         descriptors.DescriptorStore(),
         operand_once.ComputeOperandOnce(),
         lower.LowerProduct(),
+        chain.LowerChain(),
     )
 
 
@@ -137,5 +139,10 @@ def rule_names() -> frozenset[str]:
 def openings() -> frozenset[str]:
     """Names of the rules that write a kernel in another structure, which wants tuning before it competes."""
     return frozenset(
-        {lower.LowerProduct.name, operand_once.ComputeOperandOnce.name, unroll_grid.UnrollGridAxis.name}
+        {
+            lower.LowerProduct.name,
+            chain.LowerChain.name,
+            operand_once.ComputeOperandOnce.name,
+            unroll_grid.UnrollGridAxis.name,
+        }
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from testkit import ROOT
 from testkit.promote_campaign import CHILD, OPERATOR, OTHER, SEED, one_sentence, run, write_campaign
 from tilewright.evolve import cli
 from tilewright.evolve.campaign.evaluator import Job
@@ -202,18 +199,3 @@ def test_unknown_versions_and_folders_are_one_sentence(
         captured = capsys.readouterr()
         assert one_sentence(captured.err.strip()), captured.err
     assert SEED.id != CHILD.id
-
-
-def test_the_extras_pin_the_toolchains_that_the_shipped_library_was_verified_with() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [line for extra in ("tpu", "triton") for line in project["optional-dependencies"][extra]]
-    pins = [line.split(";")[0].strip().split("==") for line in lines if "==" in line.split(";")[0]]
-    shipped = list((ROOT / "library" / "tilewright_library" / "kernels").glob("*/*/versions/*/dispatch.json"))
-    assert shipped
-    for path in shipped:
-        for target, entry in json.loads(path.read_text())["targets"].items():
-            for package, (least, below) in entry["toolchain"].items():
-                found = [store.version_numbers(pin) for name, pin in pins if name == package]
-                assert len(found) == 1, f"{package} is pinned once by an extra"
-                inside = [store.version_numbers(least) <= pin < store.version_numbers(below) for pin in found]
-                assert all(inside), f"{path.parts[-4]} for {target}: {package} {least} up to below {below}"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from ray._private import worker
 
 from testkit.pool import FAMILY, drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
+from tilewright.evolve.record.home import LOGBOOK, logbook
 from tilewright.fitness.evaluation import Verdict
 from tilewright.workers.cluster.evaluator import Evaluator
 from tilewright.workers.cluster.jobs import RETRIES
 from tilewright.workers.cluster.local_pool import LocalPool
 from tilewright.workers.cluster.pool import MEASURING_THREADS, MODELLING_THREADS, make_pool
 from tilewright.workers.cluster.ray_pool import RayPool
+from tilewright.workers.cluster.ray_start import keep_lines
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable
 
 
@@ -78,3 +83,14 @@ def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(
         pool.close()
     assert pool.retried == RETRIES
     assert len(set(calls)) == (1 if fault == "raises" else RETRIES + 1), "a thread that hangs is replaced"
+
+
+def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Ray's listener does with the news of a lost node."""
+    keep_lines()
+    with logbook(tmp_path):
+        worker.print_to_stdstream({"lines": ["[state-dump] x"], "pid": "raylet", "is_err": False}, False)
+    assert "[state-dump] x" in (tmp_path / LOGBOOK).read_text()
+    assert not "".join(capsys.readouterr())

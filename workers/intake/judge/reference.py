@@ -7,6 +7,8 @@ import functools
 import importlib
 import inspect
 import json
+import os
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.judge.self_reference import ModuleProcess
+from tilewright.workers.toolchains import libtpu_simulator, tpu
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -25,6 +28,7 @@ def function_of(reference: str) -> Callable[..., Any]:
     A flashinfer-bench Definition (``FILE.json:run``) holds its function's source. ``itself:FILE`` is a kernel module,
     run with its defaults.
     """
+    _silence_libtpu()
     if reference.startswith("itself:"):
         return _own_module(reference.partition(":")[2])
     path, colon, name = reference.rpartition(":")
@@ -47,6 +51,13 @@ def function_of(reference: str) -> Callable[..., Any]:
     if isinstance(value, type) or not callable(value):
         raise LookupError(f"--reference: {reference} is no function")
     return value
+
+
+def _silence_libtpu() -> None:
+    """Keep libtpu from writing errors to the terminal on a machine without a TPU, where JAX was not imported yet."""
+    with contextlib.suppress(LookupError):
+        if "jax" not in sys.modules and tpu.chip_here() is None:
+            os.environ.update({**libtpu_simulator.SILENT, **os.environ})
 
 
 def _file(path: Path, name: str | None) -> types.ModuleType:

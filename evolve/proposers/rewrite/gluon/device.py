@@ -279,7 +279,7 @@ class DeviceText(EpilogueText):
             }
             lines.append(filled(PARTIAL, table))
             lines.append(
-                self._carrier(self._renamed(piece)).carry(_with_product(statement, partial, self.kernel.tl))
+                self._carrier(self._renamed(piece)).carry(with_product(statement, partial, self.kernel.tl))
             )
         for name in self.plan.accumulators:
             if self._is_tile(name):
@@ -361,7 +361,7 @@ def _joined(lines: Iterable[str]) -> list[str]:
     return found
 
 
-def _with_product(statement: Statement, partial: str, tl: str) -> Statement:
+def with_product(statement: Statement, partial: str, tl: str) -> Statement:
     """A dot's statement with its call replaced by what holds its result."""
 
     class Put(ast.NodeTransformer):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.context import Lowering, Parameters
 from tilewright.evolve.proposers.rewrite.gluon.texts import (
@@ -36,27 +36,8 @@ class HostText(Lowering):
         wanted = [f"{t.tensor}.stride({1 if t.sheets else 0}) * {t.tensor}{SPARE}" for t in tiles]
         fits = " and ".join(dict.fromkeys([*wanted, *(text for t in tiles for text in t.sheets)]))
         new = textwrap.indent(f"{self._host()}\n{self._launch()}", "    ")
-        old = textwrap.indent(self._old_launch(statement), "    ")
+        old = textwrap.indent(spare_launch(self.source, statement), "    ")
         return f"if {fits}:\n{new}\nelse:\n    # a descriptor's rows begin at 16 bytes\n{old}"
-
-    def _old_launch(self, statement: cst.CSTNode) -> str:
-        """The launch as it was; parameters that nothing before it reads are what they are by default."""
-        function = self.source.enclosing(statement, cst.FunctionDef)
-        assert function is not None
-        inside = set(map(id, walk(statement)))
-        places = [n for n in walk(function) if isinstance(n, cst.Subscript) and self._read(n)]
-        elsewhere = {self._read(n) for n in places if id(n) not in inside}
-        text = dedented(self.source, statement)
-        for node in places:
-            name = self._read(node)
-            if id(node) in inside and name not in elsewhere:
-                text = text.replace(self.source.code(node), repr(self.source.defaults[name]))
-        return text
-
-    def _read(self, node: cst.Subscript) -> str:
-        """The parameter of the space that a subscript reads; "" for another subscript."""
-        found = re.fullmatch(r"\w+\[[\"'](\w+)[\"']\]", self.source.code(node))
-        return found[1] if found and found[1] in self.source.space else ""
 
     def _host(self) -> str:
         left, right = self.product.left, self.product.right
@@ -202,6 +183,27 @@ class HostText(Lowering):
         if given is None:
             raise Unsupported(f"parameter {name}, which the launch does not pass")
         return self.source.code(given)
+
+
+def spare_launch(source: KernelSource, statement: cst.CSTNode) -> str:
+    """A launch as it was; parameters that nothing before it reads are what they are by default."""
+    function = source.enclosing(statement, cst.FunctionDef)
+    assert function is not None
+    inside = set(map(id, walk(statement)))
+    places = [n for n in walk(function) if isinstance(n, cst.Subscript) and read_parameter(source, n)]
+    elsewhere = {read_parameter(source, n) for n in places if id(n) not in inside}
+    text = dedented(source, statement)
+    for node in places:
+        name = read_parameter(source, node)
+        if id(node) in inside and name not in elsewhere:
+            text = text.replace(source.code(node), repr(source.defaults[name]))
+    return text
+
+
+def read_parameter(source: KernelSource, node: cst.CSTNode) -> str:
+    """The parameter of the space that a subscript reads; "" for another expression."""
+    found = re.fullmatch(r"\w+\[[\"'](\w+)[\"']\]", source.code(node))
+    return found[1] if found and found[1] in source.space else ""
 
 
 def _descriptor(tile: Tile, box: str, layout: str) -> str:

@@ -33,7 +33,7 @@ IMPORTS = (
 REGISTER_ELEMENTS = 26624
 """Sums and partials that the registers of one group of warps hold beside everything else."""
 
-_TAKEN = ("gluon", "gl", "fence_async_shared", "mbarrier", "tma", "warpgroup_mma", "warpgroup_mma_wait")
+TAKEN = ("gluon", "gl", "fence_async_shared", "mbarrier", "tma", "warpgroup_mma", "warpgroup_mma_wait")
 
 
 class LowerProduct(NodeRule[Plan]):
@@ -53,7 +53,7 @@ class LowerProduct(NodeRule[Plan]):
         yield f"ring, producer and consumers for {_shown(product)}", plan
 
     def change(self, edit: Edit, kernel: TritonKernel, plan: Plan) -> None:
-        if set(_TAKEN) & kernel.source.identifiers:
+        if set(TAKEN) & kernel.source.identifiers:
             raise Unsupported("a module that uses the names Gluon's imports would get")
         _Writer(edit, plan).write()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported, short, walk
-from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, small
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, resolve, small
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
@@ -58,11 +58,25 @@ def is_unit(kernel: TritonKernel, stride: str) -> bool:
 
 
 def has_more_sides(kernel: TritonKernel, name: str) -> bool:
-    """Whether the host asks the tensor behind a pointer for a third side: a box of two axes does not describe it."""
-    tensor = kernel.source.code(kernel.given(name))  # type: ignore[arg-type]
-    places = [n for n in walk(kernel.source.module) if isinstance(n, cst.Subscript | cst.Call)]
-    third = {f"{tensor}.shape[2]", f"{tensor}.size(2)", f"{tensor}.stride(2)"}
-    return any("".join(kernel.source.code(n).split()) in third for n in places)
+    """Whether the host tells that the tensor behind a pointer has a third side: a box of two axes does not describe
+    it."""
+    node = kernel.given(name)
+    made = resolve(kernel.source, node) if node is not None else None
+    names = {kernel.source.code(n) for n in (node, made) if n is not None}
+    if isinstance(made, cst.Call) and kernel.source.qualified(made.func).endswith("_like") and made.args:
+        names.add(kernel.source.code(made.args[0].value))
+    third = {f"{tensor}.{text}" for tensor in names for text in ("shape[2]", "size(2)", "stride(2)")}
+    for place in walk(kernel.source.module):
+        if (
+            isinstance(place, cst.Subscript | cst.Call)
+            and "".join(kernel.source.code(place).split()) in third
+        ):
+            return True
+        if isinstance(place, cst.Assign) and kernel.source.code(place.value) in {f"{t}.shape" for t in names}:
+            targets = [t.target for t in place.targets]
+            if any(isinstance(t, cst.Tuple) and len(t.elements) > 2 for t in targets):
+                return True
+    return False
 
 
 @dataclass

@@ -1,0 +1,250 @@
+"""Tiles that a chain's products multiply, as what a copy by TMA needs: sides, strides, where a box begins."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader, conjuncts, constant
+from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
+from tilewright.evolve.proposers.rewrite.triton.descriptors import is_unit
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
+
+
+@dataclass(frozen=True)
+class Box:
+    """A tile of a tensor of the host. Texts of the kernel, but those of the host where it is said."""
+
+    parameter: str
+    tensor: str
+    """Of the host."""
+
+    outer: tuple[tuple[str, str], ...]
+    """(index, stride as the host says it) of each dimension that a tile has one element of."""
+
+    start: str
+    """The first row, where rows are the tile's dimension that is not contiguous."""
+
+    stride: str
+    """From row to row, as the host says it."""
+
+    bound: str
+    """How many rows there are, as the host says it; "" where no mask says so."""
+
+    rows: str
+    columns: str
+    width: str
+    """How many columns there are, as the host says it."""
+
+    turned: bool
+    """Whether the kernel's tile has the contiguous dimension first."""
+
+    conditions: tuple[str, ...]
+    """What the host must find true, beside what every descriptor wants."""
+
+    @property
+    def extents(self) -> tuple[str, str]:
+        """Of the kernel's tile."""
+        return (self.columns, self.rows) if self.turned else (self.rows, self.columns)
+
+    @property
+    def reads(self) -> set[str]:
+        """Names of the kernel that its coordinates need."""
+        texts = [self.start, *(index for index, _ in self.outer)]
+        return {n.id for t in texts for n in ast.walk(ast.parse(t)) if isinstance(n, ast.Name)}
+
+
+class BoxReader:
+    """Reads addresses and masks of loads."""
+
+    def __init__(self, kernel: TritonKernel, sums: SumReader, moving: str | None) -> None:
+        self.kernel, self.sums, self.moving = kernel, sums, moving
+
+    def read(self, pointer: ast.expr, mask: ast.expr | None) -> Box:
+        """Raises Unsupported with what is not understood."""
+        root = self._root(pointer)
+        address = self.sums.read(pointer) - Sum({(root,): 1})
+        if root in address.factors:
+            raise Unsupported("an address whose tensor is not told apart")
+        sides = [address.split(axis) for axis in (0, 1)]
+        if sides[0] is None or sides[1] is None:
+            raise Unsupported("an operand that is no tile of two axes")
+        (first, second), conditions = (sides[0], sides[1]), []
+        units = [self._is_unit(stride) for _, stride in (first, second)]
+        limits = self._limits(mask)
+        if units[0] == units[1]:
+            # which axis is contiguous only the host knows: the one that the loop does not move along
+            moved = [
+                a for a, (_, step) in enumerate((first, second)) if self._moves(address, step, limits.get(a))
+            ]
+            if units[0] or len(moved) != 1:
+                raise Unsupported("a tile without one contiguous axis")
+            units = [axis not in moved for axis in (0, 1)]
+            conditions.append(f"({self._host((first, second)[1 - moved[0]][1])}) == 1")
+        inner = 1 if units[1] else 0
+        (rows, stride), (columns, _) = (second, first) if inner == 0 else (first, second)
+        if not stride.single:
+            raise Unsupported("rows whose distance is a sum")
+        start, bound = self._start(address.scalar, stride, limits.get(1 - inner), rows)
+        rest = address.scalar - start * stride
+        if self.moving is not None and self.moving in rest.factors:
+            raise Unsupported("a tile that the loop moves along no axis")
+        given = self.kernel.given(root)
+        if given is None:
+            raise Unsupported(f"parameter {root}, which the launch does not pass")
+        tensor = self.kernel.source.code(given)
+        outer = self._outer(rest)
+        width = limits.get(inner)
+        conditions += [f"{text} in {tensor}.stride()" for _, text in outer]
+        return Box(
+            root,
+            tensor,
+            outer,
+            start.text(),
+            self._host(stride),
+            bound,
+            rows,
+            columns,
+            self._width(width, columns),
+            inner == 0,
+            tuple(conditions),
+        )
+
+    def _root(self, node: ast.expr) -> str:
+        """The parameter that an address begins with."""
+        for _ in range(40):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+                node = node.left
+            elif isinstance(node, ast.Name) and node.id in self.sums.running:
+                roots = [
+                    p[0]
+                    for p, c in self.sums.running[node.id].parts.items()
+                    if len(p) == 1 and c == 1 and self._is_pointer(p[0])
+                ]
+                if len(roots) == 1:
+                    return roots[0]
+                break
+            elif isinstance(node, ast.Name) and node.id in self.sums.bound:
+                node = self.sums.bound[node.id]
+            else:
+                break
+        if isinstance(node, ast.Name) and self._is_pointer(node.id):
+            return node.id
+        raise Unsupported("an operand at an address that no parameter begins")
+
+    def _is_pointer(self, name: str) -> bool:
+        return name not in self.kernel.constexprs and self.kernel.given(name) is not None
+
+    def _is_unit(self, stride: Sum) -> bool:
+        if stride.parts == {(): 1}:
+            return True
+        named = stride.single and list(stride.parts.values()) == [1] and len(next(iter(stride.parts))) == 1
+        return named and is_unit(self.kernel, next(iter(stride.parts))[0])
+
+    def _moves(self, address: Sum, stride: Sum, limit: tuple[Sum, str] | None) -> bool:
+        """Whether the loop, or the program where there is none, moves a tile along the axis of ``stride``."""
+        start = (
+            limit[0] if limit is not None else address.scalar.over(stride) if stride.single else constant(0)
+        )
+        return bool(start.parts) if self.moving is None else self.moving in start.factors
+
+    def _limits(self, mask: ast.expr | None) -> dict[int, tuple[Sum, str]]:
+        """By axis: what a mask holds below what. Raises Unsupported for a mask that says more."""
+        found: dict[int, tuple[Sum, str]] = {}
+        for node, axis in conjuncts(mask, self.sums.bound) if mask is not None else ():
+            less = self._less(node, axis)
+            if less is None:
+                raise Unsupported(f"an operand masked by {ast.unparse(node)[:40]}")
+            low, high = less
+            sides = [a for a in (0, 1) if low.split(a) is not None]
+            if len(sides) != 1 or any(f.startswith("@") for f in high.factors) or sides[0] in found:
+                raise Unsupported(f"an operand masked by {ast.unparse(node)[:40]}")
+            step = low.split(sides[0])
+            if step is None or step[1].parts != {(): 1}:
+                raise Unsupported(f"an operand masked by {ast.unparse(node)[:40]}")
+            found[sides[0]] = (low.scalar, self._host(high))
+        return found
+
+    def _less(self, node: ast.expr, axis: int | None) -> tuple[Sum, Sum] | None:
+        """(low, high) of ``low < high``."""
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+            return None
+        sides = [self.sums.read(n) for n in (node.left, node.comparators[0])]
+        if axis is not None:
+            sides = [s.along(axis) for s in sides]
+        if isinstance(node.ops[0], ast.Gt | ast.GtE):
+            sides.reverse()
+        if isinstance(node.ops[0], ast.LtE | ast.GtE):
+            sides[1] += constant(1)
+        elif not isinstance(node.ops[0], ast.Lt | ast.Gt):
+            return None
+        return sides[0], sides[1]
+
+    def _start(self, scalar: Sum, stride: Sum, limit: tuple[Sum, str] | None, rows: str) -> tuple[Sum, str]:
+        """(first row, how many rows there are)."""
+        if limit is not None:
+            return limit
+        among = scalar.over(stride)
+        mine = {self.moving, rows}
+        kept = {
+            p: c
+            for p, c in among.parts.items()
+            if mine & set(p) or (rows.isdigit() and c % int(rows) == 0 and len(p) == 1)
+        }
+        return Sum(kept), ""
+
+    def _outer(self, rest: Sum) -> tuple[tuple[str, str], ...]:
+        """(index, stride as the host says it) of every other part of an address."""
+        found: dict[str, Sum] = {}
+        for product, count in rest.parts.items():
+            known = tuple(f for f in product if self._known(f))
+            index = Sum({tuple(f for f in product if not self._known(f)): 1})
+            text = self._host(Sum({known: count}))
+            found[text] = found.get(text, constant(0)) + index
+        if len(found) > 3:
+            raise Unsupported("a tile of a tensor of more than five dimensions")
+        return tuple((index.text(), text) for text, index in found.items())
+
+    def _known(self, factor: str) -> bool:
+        """Whether the host knows a number that the kernel calls ``factor``."""
+        if factor.isdigit():
+            return True
+        if not factor.isidentifier() or factor in self.kernel.bound:
+            return False
+        return self.kernel.given(factor) is not None
+
+    def _host(self, value: Sum) -> str:
+        """A sum as the host says it. Raises Unsupported where it does not know it."""
+        written = []
+        for product, count in sorted(value.parts.items()):
+            texts = [] if count == 1 and product else [str(count)]
+            for factor in product:
+                if not self._known(factor):
+                    raise Unsupported(f"{factor}, which the host does not know")
+                given = self.kernel.given(factor)
+                text = factor if given is None else self.kernel.source.code(given)
+                texts.append(text if text.isidentifier() or text.isdigit() else f"({text})")
+            written.append(" * ".join(texts))
+        return " + ".join(written) or "0"
+
+    def _width(self, limit: tuple[Sum, str] | None, columns: str) -> str:
+        if limit is None:
+            return in_host(self.kernel, columns)
+        if limit[0].parts:
+            raise Unsupported("columns that do not begin at the first")
+        return limit[1]
+
+
+def described(box: Box, extents: Sequence[str], layout: str) -> str:
+    """The descriptor of a box of ``extents``, as the host makes it."""
+    tensor = box.tensor
+    outer = [
+        (f"max(n for n, s in zip({tensor}.shape, {tensor}.stride()) if s == {t})", t) for _, t in box.outer
+    ]
+    whole = box.bound or f"max([n for n, s in zip({tensor}.shape, {tensor}.stride()) if s == {box.stride}])"
+    shape = ", ".join([*(n for n, _ in outer), whole, box.width])
+    strides = ", ".join([*(s for _, s in outer), box.stride, "1"])
+    ones = "1, " * len(outer)
+    return f"TensorDescriptor({tensor}, [{shape}], [{strides}], [{ones}{', '.join(extents)}], {layout})"

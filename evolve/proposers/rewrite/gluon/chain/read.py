@@ -1,0 +1,525 @@
+"""A chain of two products in a loop as a Triton kernel writes it: scores = Q K, then sums += f(scores) V.
+
+Read by structure: which loads the two products multiply, what stands between them, and the sum that the second one adds
+to, which the first does not need.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import dedented
+from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
+from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
+from tilewright.evolve.proposers.rewrite.gluon.statements import (
+    Statement,
+    calls,
+    device_call,
+    is_idle,
+    sliced,
+)
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One loop: ``early`` statements need no scores, ``middle`` ones do, ``late`` ones change the sums
+    before the second product is added to them."""
+
+    variable: str
+    start: str
+    stop: str
+    step: str
+    left: str
+    """Text of the first product's left operand."""
+
+    key: Box
+    value: Box
+    early: tuple[Statement, ...]
+    first: Statement
+    """The statement of the first product."""
+
+    middle: tuple[Statement, ...]
+    late: tuple[Statement, ...]
+    operand: str
+    """Text of the second product's left operand."""
+
+    sums: str
+    """The name that the second product adds to."""
+
+    tiles: frozenset[str]
+    """Names of what is loaded for the products."""
+
+    @property
+    def body(self) -> tuple[Statement, ...]:
+        return (*self.early, self.first, *self.middle, *self.late)
+
+    @property
+    def carried(self) -> set[str]:
+        """Names that a step takes over from the one before it."""
+        bound: set[str] = set()
+        found: set[str] = set()
+        for statement in self.body:
+            found |= statement.reads - bound
+            bound |= statement.writes
+        return (found & bound) | {self.sums}
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What ``read`` finds: loops with statements around them. ``between[i]`` stands before loop i."""
+
+    kernel: TritonKernel
+    query: Box
+    query_name: str
+    changed: tuple[Statement, ...]
+    """What is done to the left operand before the loops."""
+
+    loops: tuple[Chain, ...]
+    between: tuple[tuple[Statement, ...], ...]
+    after: tuple[Statement, ...]
+    axis: int
+    """Of the grid, along which programs share the operands of the loops."""
+
+    bound: Mapping[str, ast.expr]
+    sums: SumReader
+
+    @property
+    def rows(self) -> str:
+        return self.query.rows
+
+    @property
+    def depth(self) -> str:
+        return self.query.columns
+
+    @property
+    def columns(self) -> str:
+        return self.loops[0].key.rows
+
+    @property
+    def width(self) -> str:
+        """Columns of the sums."""
+        return self.loops[0].value.columns
+
+    @property
+    def everything(self) -> list[Statement]:
+        found = list(self.changed)
+        for before, loop in zip(self.between, self.loops, strict=True):
+            found += [*before, *loop.body]
+        return [*found, *self.after]
+
+
+def program(axis: int) -> str:
+    return f"program_{axis}"
+
+
+class _Programs(ast.NodeTransformer):
+    """Names the numbers of a program."""
+
+    def __init__(self, tl: str) -> None:
+        self.tl, self.axes = tl, set[int]()
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if device_call(node, self.tl) == "program_id":
+            given = [*node.args, *(k.value for k in node.keywords)]
+            if len(given) != 1 or not isinstance(given[0], ast.Constant):
+                raise Unsupported("a program's number along an axis that is computed")
+            self.axes.add(int(given[0].value))  # type: ignore[arg-type]
+            return ast.Name(program(int(given[0].value)), ast.Load())  # type: ignore[arg-type]
+        return self.generic_visit(node)
+
+
+def read(kernel: TritonKernel) -> Chains:
+    """Raises Unsupported with what is not understood."""
+    (function,) = ast.parse(dedented(kernel.source, kernel.function)).body
+    assert isinstance(function, ast.FunctionDef)
+    function = _Programs(kernel.tl).visit(function)
+    body = [Statement(s) for s in ast.parse(ast.unparse(ast.Module(function.body, []))).body]
+    body = [s for s in body if not is_idle(s, kernel.tl)]
+    _refuse(body, kernel.tl)
+    places = [
+        i for i, s in enumerate(body) if isinstance(s.node, ast.For) and calls(s.node, kernel.tl, "dot")
+    ]
+    if not places:
+        raise Unsupported("no loop with two products")
+    dots = sum(len(calls(s.node, kernel.tl, "dot")) for s in body)
+    if dots != 2 * len(places):
+        raise Unsupported("not two products in each loop")
+    bound = _bound(body, [p.arg for p in function.args.args])
+    loops, left = [], set[str]()
+    for place in places:
+        loop = body[place].node
+        assert isinstance(loop, ast.For)
+        made = _chain(kernel, loop, bound)
+        loops.append(made)
+        left.add(made.left)
+    if (
+        len(left) != 1
+        or len({(c.sums, c.key.extents, c.value.extents, c.key.tensor, c.value.tensor) for c in loops}) != 1
+    ):
+        raise Unsupported("loops of different operands")
+    before = body[: places[0]]
+    name, query, changed = _query(kernel, left.pop(), before, bound)
+    between = [
+        tuple(
+            s
+            for s in before
+            if s not in changed and not (s.writes & {name} and calls(s.node, kernel.tl, "load"))
+        )
+    ]
+    between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
+    sums = SumReader(kernel.tl, bound, {})
+    found = Chains(
+        kernel,
+        query,
+        name,
+        tuple(changed),
+        tuple(loops),
+        tuple(between),
+        tuple(body[places[-1] + 1 :]),
+        0,
+        bound,
+        sums,
+    )
+    return replace(found, axis=_shared_axis(found, body))
+
+
+def _refuse(body: Sequence[Statement], tl: str) -> None:
+    for statement in body:
+        for node in ast.walk(statement.node):
+            if isinstance(node, ast.Return | ast.While):
+                raise Unsupported("a program that returns early or loops while a condition holds")
+            if device_call(node, tl).startswith("atomic"):
+                raise Unsupported("atomics, where programs past the end would add twice")
+            if device_call(node, tl) == "num_programs":
+                raise Unsupported("a program that asks how many there are")
+
+
+def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.expr]:
+    """Names bound once, to an expression; ``x at first`` for what is then advanced at one place."""
+    values: dict[str, list[ast.expr | None]] = {name: [None] for name in given}
+    advanced: dict[str, int] = {}
+    for statement in body:
+        plain: set[ast.AST] = set()
+        for node in ast.walk(statement.node):
+            if (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            ):
+                values.setdefault(node.targets[0].id, []).append(node.value)
+                plain.add(node.targets[0])
+            elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                advanced[node.target.id] = advanced.get(node.target.id, 0) + 1
+                plain.add(node.target)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in plain:
+                values.setdefault(node.id, []).append(None)
+    found: dict[str, ast.expr] = {}
+    for name, all_of in values.items():
+        if len(all_of) == 1 and all_of[0] is not None and advanced.get(name, 0) < 2:
+            found[f"{name} at first" if name in advanced else name] = all_of[0]
+    return found
+
+
+def _range(loop: ast.For, tl: str) -> tuple[str, str, str]:
+    call = loop.iter
+    ranged = isinstance(call, ast.Call) and (
+        ast.unparse(call.func) == "range" or device_call(call, tl) == "range"
+    )
+    if not ranged or not isinstance(loop.target, ast.Name) or loop.orelse:
+        raise Unsupported("a loop over something other than a range")
+    assert isinstance(call, ast.Call)
+    texts = [ast.unparse(a) for a in call.args]
+    if len(texts) == 1:
+        return "0", texts[0], "1"
+    return texts[0], texts[1], texts[2] if len(texts) > 2 else "1"
+
+
+def _chain(kernel: TritonKernel, loop: ast.For, bound: Mapping[str, ast.expr]) -> Chain:
+    tl = kernel.tl
+    start, stop, step = _range(loop, tl)
+    assert isinstance(loop.target, ast.Name)
+    variable = loop.target.id
+    body = [Statement(node) for node in loop.body]
+    body = [s for s in body if not is_idle(s, tl)]
+    body, running = _without_advances(body, variable, start, step, bound, tl)
+    body = _with_products_apart(body, tl)
+    dots = [(s, calls(s.node, tl, "dot")[0]) for s in body if calls(s.node, tl, "dot")]
+    if len(dots) != 2 or any(not isinstance(s.node, ast.Assign | ast.AugAssign) for s, _ in dots):
+        raise Unsupported("products that are not statements of their loop")
+    (first, one), (second, two) = dots
+    reader = SumReader(tl, bound, running)
+    boxes = BoxReader(kernel, reader, variable)
+    key_name, key = _tile(boxes, one.args[1], body, tl)
+    value_name, value = _tile(boxes, two.args[1], body, tl)
+    if key.extents[1] == value.extents[1] == "" or key.rows != value.extents[0] or value.turned:
+        raise Unsupported("a second product over other columns than those of the first")
+    if key.extents[1] != key.rows:
+        raise Unsupported("a first product whose columns are contiguous")
+    tiles = {key_name, value_name}
+    body = [s for s in body if not (s.writes and s.writes <= tiles)]
+    sums, before, operand = _added(second, two, tl)
+    place = body.index(second)
+    body[place : place + 1] = before
+    if sums in first.reads | first.writes:
+        raise Unsupported("a first product that needs the second's sums")
+    late: list[Statement] = []
+    kept: list[Statement] = []
+    for statement in body:
+        (late if sums in statement.reads | statement.writes else kept).append(statement)
+    if any(s.writes - {sums} for s in late):
+        raise Unsupported("a step that needs the second product's sums of the step before")
+    kept, late = _held(kept, late, body)
+    place = kept.index(first)
+    early, first = _not_added_to_zeros(kept[:place], first, one, tl)
+    return Chain(
+        variable, start, stop, step, ast.unparse(one.args[0]), key, value, early, first, tuple(kept[place + 1 :]),
+        tuple(late), operand, sums, frozenset(tiles),
+    )  # fmt: skip
+
+
+def _not_added_to_zeros(
+    early: Sequence[Statement], first: Statement, call: ast.Call, tl: str
+) -> tuple[tuple[Statement, ...], Statement]:
+    """A first product that is added to zeros made in front of it, as what it is bound to."""
+    node = first.node
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and node.value is call:
+        name = ast.unparse(node.target)
+        made = [s for s in early if name in s.reads | s.writes]
+        zeros = (
+            len(made) == 1
+            and isinstance(made[0].node, ast.Assign)
+            and device_call(made[0].node.value, tl) == "zeros"
+        )
+        if zeros:
+            bound = Statement(ast.parse(f"{name} = {ast.unparse(call)}").body[0])
+            return tuple(s for s in early if s is not made[0]), bound
+    return tuple(early), first
+
+
+def _without_advances(
+    body: Sequence[Statement], variable: str, start: str, step: str, bound: Mapping[str, ast.expr], tl: str
+) -> tuple[list[Statement], dict[str, Sum]]:
+    """The statements without those that advance a pointer for the next step, and what the pointers are."""
+    running: dict[str, Sum] = {}
+    kept = []
+    reader = SumReader(tl, bound, {})
+    for place, statement in enumerate(body):
+        node = statement.node
+        advance = (
+            isinstance(node, ast.AugAssign)
+            and isinstance(node.op, ast.Add)
+            and isinstance(node.target, ast.Name)
+        )
+        if advance:
+            assert isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+            name = node.target.id
+            later = {n for s in body[place + 1 :] for n in s.reads | s.writes}
+            first = bound.get(f"{name} at first")
+            by = _tried(reader, node.value)
+            if first is not None and by is not None and name not in later and not by.factors & {variable}:
+                stride = by.over(reader.read(ast.parse(step, mode="eval").body))
+                if len(stride.parts) == len(by.parts):
+                    turn = Sum({(variable,): 1}) - reader.read(ast.parse(start, mode="eval").body)
+                    running[name] = reader.read(first) + stride * turn
+                    continue
+        kept.append(statement)
+    return kept, running
+
+
+def _tried(reader: SumReader, node: ast.expr) -> Sum | None:
+    try:
+        return reader.read(node)
+    except Unsupported:
+        return None
+
+
+def _with_products_apart(body: Sequence[Statement], tl: str) -> list[Statement]:
+    """A product that is bound to a name and read once, in the statement that reads it."""
+    found = list(body)
+    for statement in body:
+        node = statement.node
+        alone = (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and device_call(node.value, tl) == "dot"
+        )
+        if not alone or statement is next(s for s in body if calls(s.node, tl, "dot")):
+            continue
+        assert isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        name, value = node.targets[0].id, node.value
+        assert isinstance(value, ast.Call)
+        if len(value.args) > 2 or value.keywords:
+            continue
+        users = [s for s in found if name in s.reads and s is not statement]
+        if (
+            len(users) == 1
+            and sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(users[0].node)) == 1
+        ):
+            made = _Put(name, value).visit(ast.parse(users[0].text).body[0])
+            found[found.index(users[0])] = Statement(
+                ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0]
+            )
+            found.remove(statement)
+    return found
+
+
+class _Put(ast.NodeTransformer):
+    """Puts an expression where a name is read."""
+
+    def __init__(self, name: str, value: ast.expr) -> None:
+        self.name, self.value = name, value
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self.value if node.id == self.name and isinstance(node.ctx, ast.Load) else node
+
+
+def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) -> tuple[str, Box]:
+    """(name, box) of a product's right operand, loaded in the loop."""
+    turned = False
+    while True:
+        if isinstance(node, ast.Attribute) and node.attr == "T":
+            node, turned = node.value, not turned
+        elif isinstance(node, ast.Call) and device_call(node, tl) == "trans" and len(node.args) == 1:
+            node, turned = node.args[0], not turned
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+            node = node.func.value
+        else:
+            break
+    name, loads = "", [node]
+    if isinstance(node, ast.Name):
+        name = node.id
+        loads = [
+            n.value
+            for s in body
+            for n in ast.walk(s.node)
+            if isinstance(n, ast.Assign) and [ast.unparse(t) for t in n.targets] == [name]
+        ]
+        if sum(name in s.writes for s in body) != 1:
+            raise Unsupported(f"operand {name} is changed after it is loaded")
+    if not loads or any(device_call(n, tl) != "load" for n in loads):
+        raise Unsupported(f"an operand computed by {ast.unparse(node)[:40]}")
+    # of several loads, chosen by what the compiler knows, the one that masks most
+    box = None
+    for load in sorted(loads, key=lambda n: len(ast.unparse(n))):
+        assert isinstance(load, ast.Call)
+        box = _loaded(boxes, load)
+    assert box is not None
+    return name, replace(box, turned=not box.turned) if turned else box
+
+
+def _loaded(boxes: BoxReader, load: ast.Call) -> Box:
+    given = {k.arg: k.value for k in load.keywords}
+    mask = load.args[1] if len(load.args) > 1 else given.get("mask")
+    other = load.args[2] if len(load.args) > 2 else given.get("other")
+    if other is not None and ast.unparse(other) not in ("0", "0.0"):
+        raise Unsupported("an operand padded with something other than zero")
+    return boxes.read(load.args[0], mask)
+
+
+def _added(second: Statement, call: ast.Call, tl: str) -> tuple[str, list[Statement], str]:
+    """(name, statements that change it before the product is added, left operand) of the second product."""
+    node = second.node
+    operand = ast.unparse(call.args[0])
+    given = [*call.args[2:3], *(k.value for k in call.keywords if k.arg == "acc")]
+    if isinstance(node, ast.AugAssign):
+        if (
+            not isinstance(node.op, ast.Add)
+            or node.value is not call
+            or not isinstance(node.target, ast.Name)
+            or given
+        ):
+            raise Unsupported("a second product that is not added to a name")
+        return node.target.id, [], operand
+    assert isinstance(node, ast.Assign)
+    if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
+        raise Unsupported("a second product that is not added to a name")
+    name, value = node.targets[0].id, node.value
+    if value is call and given:
+        rest = given[0]
+    elif (
+        isinstance(value, ast.BinOp)
+        and isinstance(value.op, ast.Add)
+        and call in (value.left, value.right)
+        and not given
+    ):
+        rest = value.right if value.left is call else value.left
+    else:
+        raise Unsupported("a second product that is not added to a name")
+    if isinstance(rest, ast.Name) and rest.id == name:
+        return name, [], operand
+    if name not in {n.id for n in ast.walk(rest) if isinstance(n, ast.Name)}:
+        raise Unsupported("a second product that is not added to its own sums")
+    return name, [Statement(ast.parse(f"{name} = {ast.unparse(rest)}").body[0])], operand
+
+
+def _held(
+    kept: Sequence[Statement], late: Sequence[Statement], order: Sequence[Statement]
+) -> tuple[list[Statement], list[Statement]]:
+    """Statements with what the late ones read kept under another name where it is bound anew behind them."""
+    made, moved = list(kept), []
+    for number, statement in enumerate(late):
+        place = order.index(statement)
+        behind = {n for s in order[place + 1 :] if s in kept for n in s.writes}
+        renamed = {n: f"{n}_held_{number}" for n in statement.reads & behind}
+        for name, held in renamed.items():
+            follower = next((s for s in order[place:] if s in made), None)
+            copy = Statement(ast.parse(f"{held} = {name}").body[0])
+            made.insert(made.index(follower) if follower is not None else len(made), copy)
+        tree = ast.parse(statement.text).body[0]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id in renamed:
+                node.id = renamed[node.id]
+        moved.append(Statement(tree))
+    return made, moved
+
+
+def _query(
+    kernel: TritonKernel, left: str, before: Sequence[Statement], bound: Mapping[str, ast.expr]
+) -> tuple[str, Box, list[Statement]]:
+    """(name, box, statements that change it) of the first product's left operand."""
+    if not left.isidentifier():
+        raise Unsupported(f"an operand computed by {left[:40]}")
+    tl = kernel.tl
+    boxes = BoxReader(kernel, SumReader(tl, bound, {}), None)
+    name, changed = left, list[Statement]()
+    while True:
+        writers = [s for s in before if name in s.writes]
+        if not writers:
+            raise Unsupported(f"operand {name}, which is loaded in the loop")
+        loads = [c for s in writers for c in calls(s.node, tl, "load")]
+        direct = all(
+            isinstance(n, ast.Assign) and device_call(n.value, tl) == "load"
+            for s in writers
+            for n in ast.walk(s.node)
+            if isinstance(n, ast.Assign)
+        )
+        if direct and loads:
+            box = [_loaded(boxes, load) for load in sorted(loads, key=lambda n: len(ast.unparse(n)))][-1]
+            return name, box, changed
+        raise Unsupported(f"an operand computed by {writers[-1].text[:40]}")
+
+
+def _shared_axis(chains: Chains, body: Sequence[Statement]) -> int:
+    """The grid's axis that the loops' operands do not depend on and the query does."""
+    wanted = set[str]()
+    for loop in chains.loops:
+        wanted |= (loop.key.reads | loop.value.reads) - {loop.variable}
+        wanted |= {n.id for n in ast.walk(ast.parse(loop.step)) if isinstance(n, ast.Name)}
+    shared = _dependencies(body, wanted)
+    query = _dependencies(body, chains.query.reads)
+    axes = [a for a in range(3) if program(a) in query and program(a) not in shared]
+    if len(axes) != 1:
+        raise Unsupported("no axis of the grid along which programs share what their loops load")
+    return axes[0]
+
+
+def _dependencies(body: Sequence[Statement], names: set[str]) -> set[str]:
+    found = set(names)
+    for i in sliced(body, names, ()):
+        found |= body[i].reads
+    return found

@@ -1,0 +1,330 @@
+"""The parts of a lowered chain that do not come from its source; see ``gluon.texts`` for how they are filled in."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
+    "rows": ((64, 128), 64),
+    "columns": ((32, 64, 128, 256), 128),
+    "consumers": ((1, 2, 3), 2),
+    "stages": ((2, 3, 4), 2),
+    "overlap": ((False, True), True),
+    "turns": ((False, True), False),
+    "heads": ((1, 2, 4, 8, 16, 32, 64), 16),
+    "longest_first": ((False, True), True),
+    "programs": ((132, 1048576), 1048576),
+    "base_two": ((False, True), True),
+}
+"""What a lowered chain can be tuned by: values and default."""
+
+CONSTRAINTS: Mapping[str, str] = {
+    "rows * columns <= 16384": "scores and weights live in the registers of one group of warps",
+    "rows * columns * consumers <= 32768": "three groups of warps share the registers of two",
+}
+
+STEPS = '''
+@gluon.jit
+def {kernel}_steps_{number}({programs}{step_parameters}):
+    """First step and number of steps of one program of the old kernel."""
+    <scalars>
+    return {start}, gl.cdiv(max({stop} - ({start}), 0), {step})
+
+
+@gluon.jit
+def {kernel}_span_{number}({programs}{last}, {step_parameters}CONSUMERS: gl.constexpr):
+    """First step and number of steps of all programs whose operands a ring carries; the first is ``{mine}``."""
+    first, count = {kernel}_steps_{number}({programs}{step_arguments})
+    end = first + count * ({step})
+    for each in gl.static_range(1, CONSUMERS):
+        {next_program}
+        other, count = {kernel}_steps_{number}({programs_next}{step_arguments})
+        end = max(end, other + count * ({step}))
+        first = min(first, other)
+    return first, gl.cdiv(end - first, {step})
+'''
+
+COMMON = '''
+@gluon.jit
+def {place_of}(tile, tiles, others, HEADS: gl.constexpr, LONGEST_FIRST: gl.constexpr):
+    """Tile of rows and what else numbers a program: HEADS at a time, so that what they load stays in L2."""
+    whole = HEADS * tiles
+    begun = (tile // whole) * HEADS
+    wide = min(others - begun, HEADS)
+    inside = tile % whole
+    row = inside // wide
+    if LONGEST_FIRST:
+        row = tiles - 1 - row
+    return row, begun + inside % wide
+
+
+@gluon.jit
+def {exponent}(x, y, BASE_TWO: gl.constexpr):
+    """exp(x - y); in base two one multiplication and the difference are one instruction."""
+    if BASE_TWO:
+        return gl.exp2(x * 1.4426950408889634 - y * 1.4426950408889634)
+    else:
+        return gl.exp(x - y)
+'''
+
+PRODUCER = '''
+@gluon.jit
+def {kernel}_producer(
+    q_desc, k_desc, v_desc, {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, {bars},
+    {producer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr,
+    LONGEST_FIRST: gl.constexpr
+):
+    """Keep the ring full with what the loops load; bring each group's left operand before them."""
+    q_empty, q_ready, k_empty, k_ready, v_empty, v_ready = {bars}
+    {stage} = 0
+    {phase} = 1
+    {q_phase} = 1
+    for {tile} in range(gl.program_id(0), {tiles} * {others}, gl.num_programs(0)):
+        {row}, {other} = {place_of}({tile}, {tiles}, {others}, HEADS, LONGEST_FIRST)
+        <programs_of_other>
+        for each in gl.static_range(CONSUMERS):
+            {mine} = min({row} * CONSUMERS + each, {last})
+            <query_scalars>
+            mbarrier.wait(q_empty.index(each), {q_phase})
+            mbarrier.expect(q_ready.index(each), 2 * ({ROWS}) * ({DEPTH}))
+            tma.async_copy_global_to_shared(q_desc, [{q_at}], q_ready.index(each), {q_stages}.index(each))
+        {q_phase} ^= 1
+        {mine} = min({row} * CONSUMERS, {last})
+        <loops>
+'''
+
+PRODUCER_LOOP = """
+{first}, {count} = {kernel}_span_{number}({programs}{last}, {step_arguments}CONSUMERS)
+<copy_scalars>
+for {turn} in range({count}):
+    {variable} = {first} + {turn} * ({step})
+    mbarrier.wait(k_empty.index({stage}), {phase})
+    mbarrier.expect(k_ready.index({stage}), 2 * ({COLUMNS}) * ({DEPTH}))
+    tma.async_copy_global_to_shared(k_desc, [{k_at}], k_ready.index({stage}), {k_stages}.index({stage}))
+    mbarrier.wait(v_empty.index({stage}), {phase})
+    mbarrier.expect(v_ready.index({stage}), 2 * ({COLUMNS}) * ({WIDTH}))
+    tma.async_copy_global_to_shared(v_desc, [{v_at}], v_ready.index({stage}), {v_stages}.index({stage}))
+    {wrapped} = {stage} == STAGES - 1
+    {stage} = gl.where({wrapped}, 0, {stage} + 1)
+    {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+"""
+
+CONSUMER = '''
+@gluon.jit
+def {kernel}_consumer(
+    {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, {bars}, {turns},
+    {consumer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr,
+    LONGEST_FIRST: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, BASE_TWO: gl.constexpr,
+    GROUP: gl.constexpr
+):
+    """Compute one old program of every tile: its first product of a step beside its second of the step before."""
+    {scores}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {COLUMNS}, 16])
+    {out}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {WIDTH}, 16])
+    {operand_layout}: gl.constexpr = gl.DotOperandLayout(0, {out}, 2)
+    {stored}: gl.constexpr = gl.BlockedLayout([1, 8], [256 // {WIDTH}, {WIDTH} // 8], [4, 1], [1, 0])
+    q_empty, q_ready, k_empty, k_ready, v_empty, v_ready = {bars}
+    {nothing} = gl.zeros(({ROWS}, {COLUMNS}), gl.float32, {scores})
+    {stage} = 0
+    {phase} = 0
+    {q_phase} = 0
+    {turn_phase} = 0
+    {q_now} = {q_stages}.index(GROUP).reshape([{ROWS}, {DEPTH}])
+    for {tile} in range(gl.program_id(0), {tiles} * {others}, gl.num_programs(0)):
+        {row}, {other} = {place_of}({tile}, {tiles}, {others}, HEADS, LONGEST_FIRST)
+        <programs_of_other>
+        mbarrier.wait(q_ready.index(GROUP), {q_phase})
+        {q_phase} ^= 1
+        <consumer_loops>
+        mbarrier.arrive(q_empty.index(GROUP), count=1)
+        <after>
+'''
+
+SKIP = """
+for {turn} in range({how_many}):
+    mbarrier.wait(k_ready.index({stage}), {phase})
+    mbarrier.arrive(k_empty.index({stage}), count=1)
+    mbarrier.wait(v_ready.index({stage}), {phase})
+    mbarrier.arrive(v_empty.index({stage}), count=1)
+    if TURNS:
+        mbarrier.wait({turns}.index(GROUP), {turn_phase})
+        mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
+        {turn_phase} ^= 1
+    {wrapped} = {stage} == STAGES - 1
+    {stage} = gl.where({wrapped}, 0, {stage} + 1)
+    {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+"""
+
+CONSUMER_LOOP = """
+{mine} = min({row} * CONSUMERS, {last})
+{first}, {count} = {kernel}_span_{number}({programs}{last}, {step_arguments}CONSUMERS)
+{mine} = min({row} * CONSUMERS + GROUP, {last})
+{own_first}, {own} = {kernel}_steps_{number}({programs}{step_arguments})
+{skipped} = ({own_first} - {first}) // ({step})
+<before>
+<skip_first>
+if OVERLAP:
+    if {own} > 0:
+        {variable_first} = {own_first}
+        <early_first>
+        mbarrier.wait(k_ready.index({stage}), {phase})
+        if TURNS:
+            mbarrier.wait({turns}.index(GROUP), {turn_phase})
+            {turn_phase} ^= 1
+        {partial} = warpgroup_mma({q_now}, {k_now}, {nothing}, use_acc=False, is_async=True)
+        if TURNS:
+            mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
+        {partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
+        mbarrier.arrive(k_empty.index({stage}), count=1)
+        <middle_first>
+        {operand} = gl.convert_layout({operand_text_first}, {operand_layout})
+        <late_first>
+        {held} = {stage}
+        {held_phase} = {phase}
+        {wrapped} = {stage} == STAGES - 1
+        {stage} = gl.where({wrapped}, 0, {stage} + 1)
+        {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+        for {turn} in range(1, {own}):
+            {variable} = {own_first} + {turn} * ({step})
+            <early>
+            mbarrier.wait(k_ready.index({stage}), {phase})
+            if TURNS:
+                mbarrier.wait({turns}.index(GROUP), {turn_phase})
+                {turn_phase} ^= 1
+            {partial} = warpgroup_mma({q_now}, {k_now}, {nothing}, use_acc=False, is_async=True)
+            mbarrier.wait(v_ready.index({held}), {held_phase})
+            {sums} = warpgroup_mma({operand}, {v_held}, {sums}, is_async=True)
+            if TURNS:
+                mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
+            {partial} = warpgroup_mma_wait(num_outstanding=1, deps=({partial},))
+            mbarrier.arrive(k_empty.index({stage}), count=1)
+            <middle>
+            {operand}_next = gl.convert_layout({operand_text}, {operand_layout})
+            {sums}, {operand} = warpgroup_mma_wait(num_outstanding=0, deps=({sums}, {operand}))
+            mbarrier.arrive(v_empty.index({held}), count=1)
+            {operand} = {operand}_next
+            <late>
+            {held} = {stage}
+            {held_phase} = {phase}
+            {wrapped} = {stage} == STAGES - 1
+            {stage} = gl.where({wrapped}, 0, {stage} + 1)
+            {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+        mbarrier.wait(v_ready.index({held}), {held_phase})
+        {sums} = warpgroup_mma({operand}, {v_held}, {sums}, is_async=True)
+        {sums}, {operand} = warpgroup_mma_wait(num_outstanding=0, deps=({sums}, {operand}))
+        mbarrier.arrive(v_empty.index({held}), count=1)
+else:
+    for {turn} in range({own}):
+        {variable} = {own_first} + {turn} * ({step})
+        <early>
+        mbarrier.wait(k_ready.index({stage}), {phase})
+        if TURNS:
+            mbarrier.wait({turns}.index(GROUP), {turn_phase})
+            {turn_phase} ^= 1
+        {partial} = warpgroup_mma({q_now}, {k_now}, {nothing}, use_acc=False, is_async=True)
+        if TURNS:
+            mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
+        {partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
+        mbarrier.arrive(k_empty.index({stage}), count=1)
+        <middle>
+        {operand} = gl.convert_layout({operand_text}, {operand_layout})
+        <late>
+        mbarrier.wait(v_ready.index({stage}), {phase})
+        {sums} = warpgroup_mma({operand}, {v_now}, {sums}, is_async=True)
+        {sums}, {operand} = warpgroup_mma_wait(num_outstanding=0, deps=({sums}, {operand}))
+        mbarrier.arrive(v_empty.index({stage}), count=1)
+        {wrapped} = {stage} == STAGES - 1
+        {stage} = gl.where({wrapped}, 0, {stage} + 1)
+        {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+<skip_last>
+"""
+
+ENTRY = """
+@gluon.jit
+def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for each in gl.static_range(STAGES):
+        mbarrier.init(bars.index(each), count=COUNT)
+    return bars
+
+
+@gluon.jit
+def {kernel}(
+    q_desc, k_desc, v_desc, {tiles}, {others}, {last}, {sizes}{entry_parameters}STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, HEADS: gl.constexpr, LONGEST_FIRST: gl.constexpr, OVERLAP: gl.constexpr,
+    TURNS: gl.constexpr, BASE_TWO: gl.constexpr, REGISTERS: gl.constexpr, Q_LAYOUT: gl.constexpr,
+    K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr
+):
+    {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_ones}{q_box}], Q_LAYOUT)
+    {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_ones}{k_box}], K_LAYOUT)
+    {v_stages} = gl.allocate_shared_memory(v_desc.dtype, [STAGES, {v_ones}{v_box}], V_LAYOUT)
+    {bars} = (
+        {ring_of}(CONSUMERS, 1),
+        {ring_of}(CONSUMERS, 1),
+        {ring_of}(STAGES, CONSUMERS),
+        {ring_of}(STAGES, 1),
+        {ring_of}(STAGES, CONSUMERS),
+        {ring_of}(STAGES, 1),
+    )
+    {turns} = {ring_of}(CONSUMERS, 1)
+    fence_async_shared()
+    mbarrier.arrive({turns}.index(0), count=1)
+    <specialized>
+"""
+
+_CONSUME = (
+    "({kernel}_consumer, ({tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, {bars}, {turns}, "
+    "{consumer_arguments}STAGES, CONSUMERS, HEADS, LONGEST_FIRST, OVERLAP, TURNS, BASE_TWO, NUMBER)),"
+)
+_PRODUCE = (
+    "({kernel}_producer, (q_desc, k_desc, v_desc, {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, "
+    "{v_stages}, {bars}, {producer_arguments}STAGES, CONSUMERS, HEADS, LONGEST_FIRST)),"
+)
+
+
+def _specialized(consumers: int) -> str:
+    parts = [*(_CONSUME.replace("NUMBER", str(number)) for number in range(consumers)), _PRODUCE]
+    lines = [f"        {part}" for part in parts]
+    warps = ", ".join(["4"] * (consumers - 1) + ["1"])
+    registers = ", ".join(["REGISTERS"] * (consumers - 1) + ["24"])
+    inside = "\n".join(["    gl.warp_specialize([", *lines, f"    ], [{warps}], [{registers}])"])
+    return f"if CONSUMERS == {consumers}:\n{inside}"
+
+
+ENTRY = ENTRY.replace(
+    "    <specialized>", textwrap.indent("\n".join(_specialized(count) for count in (1, 2, 3)), "    ")
+)
+
+HOST = """
+{last} = ({grid_of_axis}) - 1
+{tiles} = {last} // {consumers} + 1
+{others} = {grid_of_others}
+q_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={q_rank})
+k_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={k_rank})
+v_layout = gl.NVMMASharedLayout(min(128, 2 * {width}), 16, rank={v_rank})
+# as many stages as shared memory has room for
+room = 225000 - 2 * {rows} * {consumers} * ({depth} + {width})
+stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
+{kernel}[(min({tiles} * {others}, {programs}),)](
+    q_desc={q_desc},
+    k_desc={k_desc},
+    v_desc={v_desc},
+    {tiles}={tiles},
+    {others}={others},
+    {last}={last},
+    {sizes_given}{given}STAGES=stages,
+    CONSUMERS={consumers},
+    HEADS={heads},
+    LONGEST_FIRST={longest_first},
+    OVERLAP={overlap} and stages > 1,
+    TURNS={turns_given} and {consumers} > 1,
+    BASE_TWO={base_two},
+    Q_LAYOUT=q_layout,
+    K_LAYOUT=k_layout,
+    V_LAYOUT=v_layout,
+    REGISTERS=(240, 240, 160)[{consumers} - 1],
+    num_warps=4,
+    maxnreg=(248, 168, 128)[{consumers} - 1],
+)
+"""

@@ -1,0 +1,603 @@
+"""The new kernel and launch of a chain of two products, with the statements that are carried over."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters
+from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, described
+from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, program
+from tilewright.evolve.proposers.rewrite.gluon.chain.sums import conjuncts, constant, expanded
+from tilewright.evolve.proposers.rewrite.gluon.chain.texts import (
+    COMMON,
+    CONSUMER,
+    CONSUMER_LOOP,
+    ENTRY,
+    HOST,
+    PRODUCER,
+    PRODUCER_LOOP,
+    SKIP,
+    STEPS,
+)
+from tilewright.evolve.proposers.rewrite.gluon.device import with_product
+from tilewright.evolve.proposers.rewrite.gluon.host import spare_launch
+from tilewright.evolve.proposers.rewrite.gluon.statements import (
+    Carrier,
+    Statement,
+    affected,
+    calls,
+    device_call,
+    sliced,
+)
+from tilewright.evolve.proposers.rewrite.gluon.texts import filled, listed
+from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
+from tilewright.evolve.proposers.rewrite.triton.view import SPARE
+
+NAMES = [
+    "tiles",
+    "others",
+    "last",
+    "tile",
+    "row",
+    "other",
+    "stage",
+    "phase",
+    "q_phase",
+    "turn_phase",
+    "q_stages",
+    "k_stages",
+    "v_stages",
+    "bars",
+    "turns",
+    "q_now",
+    "nothing",
+    "scores",
+    "out",
+    "operand_layout",
+    "stored",
+    "partial",
+    "operand",
+    "held",
+    "held_phase",
+    "wrapped",
+    "turn",
+    "first",
+    "count",
+    "own_first",
+    "own",
+    "skipped",
+]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The statements of a loop's step in the order they run in. ``hidden``: by a statement of ``middle``, under which
+    condition its mask hides anything, what only the mask needs, and the statement where nothing is hidden."""
+
+    early: tuple[Statement, ...]
+    middle: tuple[Statement, ...]
+    late: tuple[Statement, ...]
+    hidden: Mapping[Statement, tuple[str, tuple[Statement, ...], Statement]]
+
+
+class ChainCarrier(Carrier):
+    """Statements in Gluon's words: rows of scores and of sums in the layouts of their products."""
+
+    def __init__(self, chains: Chains, names: Mapping[str, str], renamed: Mapping[str, str]) -> None:
+        shape = (chains.rows, chains.columns)
+        super().__init__(chains.kernel.tl, "gl", shape, names["scores"], renamed)
+        self.chains, self.names = chains, names
+        self.sums = False
+        """Whether a statement's tiles are those of the sums."""
+
+        self.foreign: Collection[str] = ()
+        """Names whose rows are those of scores."""
+
+    def of(self, statement: Statement, sums: bool, foreign: Collection[str]) -> str:
+        self.sums, self.foreign = sums, foreign
+        return self.carry(statement)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if (
+            device_call(node, self.tl) == "exp"
+            and len(node.args) == 1
+            and isinstance(node.args[0], ast.BinOp)
+        ):
+            inner = node.args[0]
+            if isinstance(inner.op, ast.Sub):
+                sides = [self.visit(inner.left), self.visit(inner.right)]
+                return ast.Call(
+                    ast.Name(self.names["exponent"], ast.Load()),
+                    [*sides, ast.Name("BASE_TWO", ast.Load())],
+                    [],
+                )
+        if device_call(node, self.tl) == "store" and self.sums:
+            node = ast.parse(ast.unparse(node), mode="eval").body  # type: ignore[assignment]
+            made = super().visit_Call(node)
+            assert isinstance(made, ast.Call)
+            made.args[1] = _call("gl.convert_layout", made.args[1], self.names["stored"])
+            return made
+        return super().visit_Call(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        reads = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+        made = self.generic_visit(node)
+        assert isinstance(made, ast.Subscript)
+        if self.sums and expanded(node) == 0 and reads & set(self.foreign):
+            made.value = _call("gl.convert_layout", made.value, f"gl.SliceLayout(1, {self.names['out']})")
+        return made
+
+    def _layout(self, node: ast.Call) -> str:
+        shape = node.args[0] if node.args else next(k.value for k in node.keywords if k.arg == "shape")
+        parts = [ast.unparse(e) for e in shape.elts] if isinstance(shape, ast.Tuple | ast.List) else []
+        if self.sums:
+            return self.names["out"]
+        if parts == [self.chains.rows]:
+            return f"gl.SliceLayout(1, {self.layout})"
+        return self.layout if parts == [self.chains.rows, self.chains.columns] else ""
+
+
+class ChainText:
+    """Writes one lowering. ``tunables``: what a parameter of the new space is called there."""
+
+    def __init__(self, edit: Edit, chains: Chains, tunables: Mapping[str, str]) -> None:
+        self.edit, self.chains, self.tunables = edit, chains, tunables
+        self.kernel, self.source = chains.kernel, chains.kernel.source
+        self.entry = self.source.fresh(f"{self.kernel.name}_lowered")
+        taken = {n for s in chains.everything for n in s.reads | s.writes}
+        self.names = {name: self._fresh(name, taken) for name in NAMES}
+        self.names |= {name: self.source.fresh(name) for name in ("place_of", "exponent", "ring_of")}
+        self.grid = [self.source.code(e) for e in self.kernel.grid()]
+        if chains.axis >= len(self.grid):
+            raise Unsupported("a grid with fewer axes than the kernel asks for")
+        self.order = [p.name.value for p in parameters(self.kernel.function)]
+        self.results = {n for loop in chains.loops for s in loop.body for n in s.writes} | {
+            chains.loops[0].sums
+        }
+        outer = [s for part in chains.between for s in part] + list(chains.after)
+        self.dependent = affected(outer, self.results)
+        self.of_sums = (
+            affected([Statement(n.node) for n in outer], {chains.loops[0].sums}) - self._rows_of_scores()
+        )
+
+    def _fresh(self, name: str, taken: Collection[str]) -> str:
+        found = self.source.fresh(name)
+        while found in taken:
+            found = self.source.fresh(f"{found}_")
+        return found
+
+    def _rows_of_scores(self) -> set[str]:
+        """Names that loops carry beside the sums."""
+        return {n for loop in self.chains.loops for n in loop.carried} - {self.chains.loops[0].sums}
+
+    # -- which statements and parameters -----------------------------------------------------------------
+
+    def _slice(self, wanted: Collection[str], among: Sequence[Statement]) -> list[Statement]:
+        return [among[i] for i in sorted(sliced(among, wanted, ()))]
+
+    def _before(self) -> list[Statement]:
+        """Statements around the loops that need nothing of them."""
+        outer = [s for part in self.chains.between for s in part] + list(self.chains.after)
+        return [s for s in outer if not s.writes & self.dependent and s.writes]
+
+    def _scalars(self, wanted: Collection[str]) -> list[Statement]:
+        return self._slice(wanted, self._before())
+
+    def _parameters(self, names: Iterable[str]) -> tuple[str, str]:
+        """(declared, passed) parameters of the old kernel among ``names``."""
+        wanted = set(names)
+        kept = [n for n in self.order if n in wanted]
+        fixed = self.kernel.constexprs
+        runtime = [n for n in kept if n not in fixed]
+        last = [n for n in kept if n in fixed]
+        return listed([*runtime, *(f"{n}: gl.constexpr" for n in last)]), listed([*runtime, *last])
+
+    @staticmethod
+    def _reads(statements: Iterable[Statement], *texts: str) -> set[str]:
+        found = {n for s in statements for n in s.reads}
+        for text in texts:
+            found |= {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+        return found
+
+    # -- texts --------------------------------------------------------------------------------------------
+
+    def functions(self) -> str:
+        self.table = self._table()
+        parts = [filled(COMMON, self.table)]
+        parts += [filled(STEPS, {**self.table, **self._steps(i)}) for i in range(len(self.chains.loops))]
+        parts += [filled(text, self.table) for text in (PRODUCER, CONSUMER, ENTRY)]
+        return "\n\n\n".join(["", *parts])
+
+    def _carrier(self, renamed: Mapping[str, str] | None = None) -> ChainCarrier:
+        loop = self.chains.loops[0]
+        tiles = dict.fromkeys(loop.tiles, self.names["v_stages"]) | {
+            self.chains.query_name: self.names["q_stages"]
+        }
+        return ChainCarrier(self.chains, self.names, {**tiles, **(renamed or {})})
+
+    def _plain(self, text: str) -> str:
+        """An expression in Gluon's words."""
+        return self._carrier().expression(text)
+
+    def _programs(self, mine: str = "") -> str:
+        own = mine or program(self.chains.axis)
+        return listed([own if a == self.chains.axis else program(a) for a in range(len(self.grid))])
+
+    def _table(self) -> dict[str, str]:
+        chains, names = self.chains, self.names
+        others = [a for a in range(len(self.grid)) if a != chains.axis]
+        self.sizes = [self.source.fresh("size")] if len(others) == 2 else []
+        if len(others) == 2:
+            split = f"{program(others[0])} = {names['other']} % {self.sizes[0]}\n"
+            split += f"{program(others[1])} = {names['other']} // {self.sizes[0]}"
+        else:
+            split = "\n".join(f"{program(a)} = {names['other']}" for a in others)
+        loop = chains.loops[0]
+        table = {
+            **names,
+            "kernel": self.entry,
+            "programs": self._programs(),
+            "programs_next": self._programs("following"),
+            "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
+            "mine": program(chains.axis),
+            "programs_of_other": split,
+            "sizes": listed(self.sizes),
+            "ROWS": chains.rows,
+            "COLUMNS": chains.columns,
+            "WIDTH": chains.width,
+            "DEPTH": chains.depth,
+            "q_at": self._at(chains.query),
+            "query_scalars": self._lines(self._scalars(chains.query.reads)),
+            "q_ones": "1, " * len(chains.query.outer),
+            "k_ones": "1, " * len(loop.key.outer),
+            "v_ones": "1, " * len(loop.value.outer),
+            "q_box": f"{chains.query.rows}, {chains.query.columns}",
+            "k_box": f"{loop.key.rows}, {loop.key.columns}",
+            "v_box": f"{loop.value.rows}, {loop.value.columns}",
+        }
+        self.table = table
+        producing = self._reads(self._scalars(chains.query.reads)) | chains.query.reads
+        loops = []
+        for number, each in enumerate(chains.loops):
+            wanted = each.key.reads | each.value.reads
+            scalars = self._scalars(wanted)
+            producing |= self._reads(scalars) | wanted | self._step_names(number)
+            loops.append(
+                filled(
+                    PRODUCER_LOOP,
+                    {
+                        **table,
+                        **self._steps(number),
+                        "copy_scalars": self._lines(scalars),
+                        "variable": each.variable,
+                        "k_at": self._at(each.key),
+                        "v_at": self._at(each.value),
+                    },
+                )
+            )
+        consuming, consumed = self._consumer_loops()
+        finished, after = self._after()
+        consuming |= finished | {chains.rows, chains.columns, chains.width, chains.depth}
+        producing |= {chains.rows, chains.columns, chains.width, chains.depth}
+        boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
+        made = {}
+        for kind, wanted in (
+            ("producer", producing),
+            ("consumer", consuming),
+            ("entry", producing | consuming | boxes),
+        ):
+            made[f"{kind}_parameters"], made[f"{kind}_arguments"] = self._parameters(wanted)
+        self.passed = [n for n in self.order if n in producing | consuming | boxes]
+        return {**table, **made, "loops": "\n".join(loops), "after": after, **{"consumer_loops": consumed}}
+
+    def _step_names(self, number: int) -> set[str]:
+        loop = self.chains.loops[number]
+        texts = (loop.start, loop.stop, loop.step)
+        scalars = self._scalars(self._reads((), *texts))
+        return self._reads(scalars, *texts)
+
+    def _steps(self, number: int) -> dict[str, str]:
+        loop = self.chains.loops[number]
+        texts = (loop.start, loop.stop, loop.step)
+        declared, passed = self._parameters(self._step_names(number))
+        start, stop, step = (self._plain(t) for t in texts)
+        return {
+            "number": str(number),
+            "scalars": self._lines(self._scalars(self._reads((), *texts))),
+            "step_parameters": declared,
+            "step_arguments": passed,
+            "start": start,
+            "stop": stop,
+            "step": step,
+        }
+
+    def _at(self, box: Box) -> str:
+        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in "".join(
+            s.text for s in self._scalars(box.reads)
+        )
+        texts = [self._plain(t) for t in (*(index for index, _ in box.outer), box.start)]
+        return ", ".join(
+            [*(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in texts), "0"]
+        )
+
+    def _lines(self, statements: Iterable[Statement], renamed: Mapping[str, str] | None = None) -> str:
+        return "\n".join(self._carried(s, renamed) for s in statements)
+
+    def _carried(self, statement: Statement, renamed: Mapping[str, str] | None = None) -> str:
+        sums = bool((statement.reads | statement.writes) & self.of_sums)
+        return self._carrier(renamed).of(statement, sums, self.results | self.dependent - self.of_sums)
+
+    # -- the consumers' loops -----------------------------------------------------------------------------
+
+    def _consumer_loops(self) -> tuple[set[str], str]:
+        """(names they need, text)."""
+        chains, wanted, texts = self.chains, set[str](), []
+        for number, loop in enumerate(chains.loops):
+            step = self._step(loop)
+            later = self._reads(chains.after) | {
+                n for part in chains.between[number + 1 :] for n in self._reads(part)
+            }
+            later |= {n for other in chains.loops[number + 1 :] for n in self._reads(other.body)}
+            kept = self._kept(step, loop)
+            before = self._between(number, kept, later)
+            own = {n for s in kept for n in s.writes} - loop.carried - later
+            first = {n: f"{n}_first" for n in sorted(own | ({loop.variable} - later))}
+            conditions = [c for c, _, _ in step.hidden.values()]
+            wanted |= self._reads([*kept, *before], *conditions, loop.operand) | self._step_names(number)
+            table = {
+                **self.table,
+                **self._steps(number),
+                "before": self._lines(before),
+                "variable": loop.variable,
+                "variable_first": first.get(loop.variable, loop.variable),
+                "sums": loop.sums,
+                "operand_text": self._carrier().expression(loop.operand),
+                "operand_text_first": self._carrier(first).expression(loop.operand),
+                "k_now": self._stage("k", loop.key, "stage", loop.key.turned),
+                "v_now": self._stage("v", loop.value, "stage", False),
+                "v_held": self._stage("v", loop.value, "held", False),
+            }
+            for name, renamed in (("", None), ("_first", first)):
+                table[f"early{name}"] = self._lines(step.early, renamed)
+                table[f"middle{name}"] = self._middle(step, loop, renamed)
+                table[f"late{name}"] = self._lines(step.late, renamed)
+            skip = {**table, "how_many": self.names["skipped"]}
+            table["skip_first"] = filled(SKIP, skip)
+            rest = f"{self.names['count']} - {self.names['skipped']} - {self.names['own']}"
+            table["skip_last"] = filled(SKIP, {**skip, "how_many": rest})
+            texts.append(filled(CONSUMER_LOOP, table))
+        return wanted, "\n".join(texts)
+
+    def _stage(self, which: str, box: Box, stage: str, turned: bool) -> str:
+        view = f"{self.names[which + '_stages']}.index({self.names[stage]})"
+        if box.outer:
+            view += f".reshape([{box.rows}, {box.columns}])"
+        return view + (".permute((1, 0))" if turned else "")
+
+    def _kept(self, step: Step, loop: Chain) -> list[Statement]:
+        masks = [s for _, only, _ in step.hidden.values() for s in only]
+        return [*step.early, *masks, loop.first, *step.middle, *step.late]
+
+    def _between(self, number: int, kept: Sequence[Statement], later: Collection[str]) -> list[Statement]:
+        """Statements in front of a loop that it or the results need."""
+        wanted = {n for n in later if n in self.dependent}
+        for following in range(number, len(self.chains.loops)):
+            loop = self.chains.loops[following]
+            steps = kept if following == number else self._kept(self._step(loop), loop)
+            wanted |= self._reads(steps, loop.operand) | {loop.sums} | self._condition_names(following)
+        return self._slice(wanted, self.chains.between[number])
+
+    def _condition_names(self, number: int) -> set[str]:
+        step = self._step(self.chains.loops[number])
+        return self._reads((), *(c for c, _, _ in step.hidden.values()))
+
+    def _step(self, loop: Chain) -> Step:
+        """A step without statements that the results do not need; masks by the condition they hide something."""
+        tl = self.kernel.tl
+        later = {n for s in self.chains.after for n in s.reads} | {
+            n for part in self.chains.between for s in part for n in s.reads
+        }
+        roots = self._reads((), loop.operand) | {loop.sums} | (loop.carried & (later | loop.carried))
+        bare = Statement(with_product(loop.first, "0", tl).node)
+        body = [*loop.early, bare, *loop.middle, *loop.late]
+        needed = {body[i] for i in sliced(body, roots, ())}
+        open_: dict[Statement, tuple[str, Statement]] = {}
+        for statement in loop.middle:
+            found = self._unmasked(statement) if statement in needed else None
+            if found is not None:
+                open_[statement] = found
+        plain = [open_[s][1] if s in open_ else s for s in body]
+        seen = {body[i] for i in sliced(plain, roots, ())}
+        hidden = {}
+        for statement, (condition, visible) in open_.items():
+            among = [s for s in body[: body.index(statement)] if s in needed and s not in seen]
+            only = self._slice(statement.reads, among)
+            hidden[statement] = (condition, tuple(only), visible)
+        kept = seen | set(open_)
+        return Step(
+            tuple(s for s in loop.early if s in kept),
+            tuple(s for s in loop.middle if s in kept),
+            tuple(s for s in loop.late if s in kept),
+            hidden,
+        )
+
+    def _unmasked(self, statement: Statement) -> tuple[str, Statement] | None:
+        """(condition under which a mask hides something, the statement where it does not)."""
+        tl = self.kernel.tl
+        found = calls(statement.node, tl, "where")
+        if (
+            len(found) != 1
+            or len(found[0].args) != 3
+            or not isinstance(statement.node, ast.Assign | ast.AugAssign)
+        ):
+            return None
+        parts = []
+        try:
+            for node, axis in conjuncts(found[0].args[0], self.chains.bound):
+                parts.append(self._hides(node, axis))
+        except Unsupported:
+            return None
+        if not parts or any(p is None for p in parts):
+            return None
+        text = ast.unparse(found[0])
+
+        class Open(ast.NodeTransformer):
+            def visit_Call(self, node: ast.Call) -> ast.AST:
+                return node.args[1] if ast.unparse(node) == text else self.generic_visit(node)
+
+        made = Open().visit(ast.parse(statement.text).body[0])
+        visible = Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
+        return " | ".join(f"({p})" for p in parts), visible
+
+    def _hides(self, node: ast.expr, axis: int | None) -> str | None:
+        """The condition under which a comparison fails somewhere in a tile; None where that is not known."""
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+            return None
+        sums = self.chains.sums
+        sides = [sums.read(n) for n in (node.left, node.comparators[0])]
+        if axis is not None:
+            sides = [s.along(axis) for s in sides]
+        op = node.ops[0]
+        if isinstance(op, ast.Gt | ast.GtE):
+            sides.reverse()
+        elif not isinstance(op, ast.Lt | ast.LtE):
+            return None
+        spare = sides[1] - sides[0]
+        if isinstance(op, ast.Lt | ast.Gt):
+            spare += constant(-1)
+        least = spare.least(self.kernel.tl)
+        return f"{least.text()} < 0" if least is not None else None
+
+    def _middle(self, step: Step, loop: Chain, renamed: Mapping[str, str] | None) -> str:
+        partial, tl = self.names["partial"], self.kernel.tl
+        lines = [self._carried(with_product(loop.first, partial, tl), renamed)]
+        for statement in step.middle:
+            if statement not in step.hidden:
+                lines.append(self._carried(statement, renamed))
+                continue
+            condition, only, visible = step.hidden[statement]
+            text = self._carrier(renamed).expression(condition)
+            inside = self._lines([*only, statement], renamed)
+            lines.append(f"if {text}:\n" + _indented(inside))
+            shown = self._carried(visible, renamed)
+            left, _, right = shown.partition(" = ")
+            if left != right:
+                lines.append("else:\n" + _indented(shown))
+        return "\n".join(lines)
+
+    # -- behind the loops ---------------------------------------------------------------------------------
+
+    def _after(self) -> tuple[set[str], str]:
+        """(names it needs, text): each result's places are computed anew, in the layout of what is stored there."""
+        lines, wanted = [], set[str]()
+        roots = [s for s in self.chains.after if calls(s.node, self.kernel.tl, "store")]
+        if not roots:
+            raise Unsupported("sums that are never stored")
+        needed = set(map(id, self._slice({n for s in roots for n in s.reads}, list(self.chains.after))))
+        for number, statement in enumerate(self.chains.after):
+            is_root = any(statement is r for r in roots)
+            if not is_root and (id(statement) not in needed or not statement.writes & self.dependent):
+                continue
+            places = self._scalars(statement.reads - self.dependent)
+            renamed = {n: f"{n}_at_{number}" for s in places for n in s.writes}
+            lines += [self._carried(s, renamed) for s in places]
+            lines.append(self._carried(statement, renamed))
+            wanted |= self._reads([*places, statement])
+        return wanted, "\n".join(lines)
+
+    # -- the host -----------------------------------------------------------------------------------------
+
+    def launches(self) -> str:
+        chains, names = self.chains, self.names
+        loop = chains.loops[0]
+        boxes = (chains.query, loop.key, loop.value)
+        fits = []
+        for box in boxes:
+            strides = [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
+            fits += [f"{box.tensor}.element_size() == 2", *strides, *box.conditions]
+            if not box.bound:
+                fits.append(f"{box.stride} in {box.tensor}.stride()")
+        others = [a for a in range(len(self.grid)) if a != chains.axis]
+        host = {n: self._extent(getattr(chains, n)) for n in ("rows", "columns", "depth", "width")}
+        made = {
+            f"{which}_desc": described(
+                box, [self._extent(e) for e in (box.rows, box.columns)], f"{which}_layout"
+            )
+            for which, box in zip("qkv", boxes, strict=True)
+        }
+        ranks = {f"{which}_rank": str(len(box.outer) + 2) for which, box in zip("qkv", boxes, strict=True)}
+        given = "".join(f"{n}={self._given(n)}, " for n in self.passed)
+        access = {key: self._param(key) for key in self.tunables}
+        table = {
+            **names,
+            **{k: v for k, v in access.items() if k != "turns"},
+            **host,
+            **made,
+            **ranks,
+            "turns_given": access["turns"],
+            "kernel": self.entry,
+            "grid_of_axis": self._resized(self.grid[chains.axis], True),
+            "grid_of_others": " * ".join(f"({self._resized(self.grid[a])})" for a in others) or "1",
+            "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
+            "given": given,
+        }
+        clash = {"q_layout", "k_layout", "v_layout", "room", "stages"} & self.source.identifiers - set(
+            self.source.space
+        )
+        if clash - set(self.tunables.values()):
+            raise Unsupported(f"a launch that already uses the name {min(clash)}")
+        new = _indented(filled(HOST, table))
+        statement = self.source.statement(self.kernel.launch())
+        old = _indented(spare_launch(self.source, statement))
+        condition = " and ".join(dict.fromkeys(fits))
+        return f"if {condition}:\n{new}\nelse:\n    # a descriptor's rows begin at 16 bytes\n{old}"
+
+    def _extent(self, extent: str) -> str:
+        """A tile's extent as the new launch says it."""
+        for key in ("rows", "columns"):
+            if extent == getattr(self.chains, key) and key in self.tunables:
+                return self._param(key)
+        return in_host(self.kernel, extent)
+
+    def _resized(self, text: str, tiled: bool = False) -> str:
+        """A host's expression with the new extents of tiles. ``tiled``: where a number equal to that of rows is it."""
+        for key in ("rows", "columns"):
+            extent = getattr(self.chains, key)
+            if key not in self.tunables:
+                continue
+            before = in_host(self.kernel, extent)
+            given = self.kernel.given(extent)
+            known = {before, self.source.code(given) if given is not None else before}
+            for one in known:
+                if one.isdigit() and not (tiled and key == "rows"):
+                    continue
+                put = self._param(key).replace("\\", "")
+                text = re.sub(rf"(?<![\w.\"']){re.escape(one)}(?![\w\"'])", put, text)
+        return text
+
+    def _given(self, name: str) -> str:
+        given = self.kernel.given(name)
+        if given is None:
+            raise Unsupported(f"parameter {name}, which the launch does not pass")
+        return (
+            self._extent(name) if name in (self.chains.rows, self.chains.columns) else self.source.code(given)
+        )
+
+    def _param(self, key: str) -> str:
+        return parameter_access(self.source, self.kernel.launch(), self.tunables[key])
+
+
+def _call(function: str, value: ast.expr, layout: str) -> ast.expr:
+    made = ast.parse(f"{function}(0, {layout})", mode="eval").body
+    assert isinstance(made, ast.Call)
+    made.args[0] = value
+    return made
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

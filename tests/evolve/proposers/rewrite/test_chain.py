@@ -1,0 +1,206 @@
+"""Two products of one loop in Gluon: every parameter keeps the meaning, planted faults are found, what is refused."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testkit.compile_ahead import compiled_ahead
+from testkit.rewriting import Case, Trial, load_cases, run_checks
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from tilewright.evolve.proposers.rewrite.gluon.chain.rule import LowerChain
+from tilewright.evolve.space.space import read_declarations
+from tilewright.fitness.dialect import check
+
+pytest.importorskip("triton")
+
+(CASE,) = load_cases(["triton/attention_causal.py"])
+
+
+@cache
+def lowered(source: str) -> str:
+    rule, kernel = LowerChain(), KernelSource(source)
+    (site,) = rule.sites(kernel)
+    child = rule.apply(kernel, site, np.random.default_rng(0))
+    assert child is not None
+    return child.source
+
+
+def changed(*pairs: tuple[str, str], source: str = CASE.source) -> str:
+    for old, new in pairs:
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def trial(name: str, source: str, **point: object) -> Trial:
+    defaults = read_declarations(source).defaults
+    params = {**{k: CASE.params.get(k, v) for k, v in defaults.items()}, "columns": 64, **point}
+    return Trial(CASE.name, name, "", source, params)
+
+
+BOUND = "tl.minimum((start_m + 1) * BLOCK_M, N_K)"
+KEEP = "(offs_m[:, None] >= start_n + offs_n[None, :]) & ((start_n + offs_n)[None, :] < N_K)"
+BASES = "        k_ptrs += BLOCK_N * stride_kn\n        v_ptrs += BLOCK_N * stride_vn\n"
+LATE = "        acc += tl.dot(p.to(v.dtype), v)\n        m_i = m_ij\n"
+
+WRITTEN = {
+    "full": [(BOUND, "N_K"), (KEEP, "(start_n + offs_n)[None, :] < N_K")],
+    "a window of keys": [
+        ('float("-inf"))\n        m_ij', "-1.0e30)\n        m_ij"),
+        ("range(0, tl", "range(tl.maximum(start_m * BLOCK_M - 48, 0) // BLOCK_N * BLOCK_N, tl"),
+        ("offs_n = tl.arange(0, BLOCK_N)", "offs_n = tl.arange(0, BLOCK_N)\n    low = tl.maximum(start_m * BLOCK_M - 48, 0) // BLOCK_N * BLOCK_N"),  # noqa: E501
+        (BASES, ""),
+        ("k_ptrs, mask", "k_ptrs + start_n * stride_kn, mask"),
+        ("v_ptrs, mask", "v_ptrs + start_n * stride_vn, mask"),
+        ("        qk = tl.where(keep", "        keep = keep & (offs_m[:, None] - start_n - offs_n[None, :] < 48)\n        qk = tl.where(keep"),  # noqa: E501
+    ],
+    "a cap on scores, a bias of distance": [
+        ("qk *= sm_scale", "qk = 20.0 * (1.0 - 2.0 / (1.0 + tl.exp(qk * (sm_scale * 0.1))))\n        qk += (start_n + offs_n[None, :] - offs_m[:, None]).to(tl.float32) * 0.01"),  # noqa: E501
+    ],
+    "sums added in one expression, weights as a sum": [
+        ("acc = acc * tl.exp(m_i - m_ij)[:, None]\n        l_i", "l_i"),
+        (LATE, "        acc = tl.dot(p.to(v.dtype), v) + acc * tl.exp(m_i - m_ij)[:, None]\n        m_i = m_ij\n"),
+    ],
+    "scores masked by a number, in base two": [
+        ("qk = tl.where(keep, qk, float(\"-inf\"))", "qk = qk * 1.4426950408889634 + tl.where(keep, 0, -1.0e6)"),
+        ("tl.exp(", "tl.exp2("),
+    ],
+    "no weights, as of linear attention": [
+        ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = m_i"),
+        ("tl.zeros([BLOCK_M], dtype=tl.float32) - float(\"inf\")", "tl.zeros([BLOCK_M], dtype=tl.float32)"),
+        ("float(\"-inf\"))", "0.0)"),
+        ("p = tl.exp(qk - m_ij[:, None])", "p = qk"),
+    ],
+    "two loops, of whole tiles and of those on the diagonal": [
+        (CASE.source[CASE.source.index("    for start_n") : CASE.source.index("    acc = acc / l_i")], "LOOPS"),
+        ("LOOPS", "".join(
+            CASE.source[CASE.source.index("    for start_n") : CASE.source.index("    acc = acc / l_i")]
+            .replace(BASES, "").replace("range(0, " + BOUND, f"range({low}, {high}")
+            .replace("k_ptrs, mask", "k_ptrs + start_n * stride_kn, mask")
+            .replace("v_ptrs, mask", "v_ptrs + start_n * stride_vn, mask")
+            .replace(KEEP, keep)
+            for low, high, keep in (
+                ("0", "start_m * BLOCK_M // BLOCK_N * BLOCK_N", "(start_n + offs_n)[None, :] < N_K"),
+                ("start_m * BLOCK_M // BLOCK_N * BLOCK_N", BOUND, KEEP),
+            )
+        )),
+    ],
+}  # fmt: skip
+"""The kernel as others write it."""
+
+POINTS = [
+    {"consumers": 1, "programs": 132, "stages": 3},
+    {"consumers": 3, "turns": True, "heads": 1, "columns": 32},
+    {"overlap": False, "longest_first": False, "base_two": False, "turns": True},
+    {"rows": 128, "columns": 128, "stages": 1, "consumers": 1},
+]
+
+
+def test_every_parameter_and_way_of_writing_keeps_the_meaning() -> None:
+    source = lowered(CASE.source)
+    assert check(source, entry="launch") == []
+    assert "    if (1 + BLOCK_M * program_0" in source, "tiles below the diagonal are not masked"
+    cases, trials = [CASE], [trial(str(point), source, **point) for point in POINTS]
+    for name, pairs in WRITTEN.items():
+        parent = changed(*pairs)
+        child = trial(name, lowered(parent))
+        assert check(child.source, entry="launch") == [], name
+        child.kernel = f"triton/{name}"
+        cases.append(Case(child.kernel, parent, CASE.params, CASE.inputs))
+        trials.append(child)
+    run_checks(cases, trials)
+    assert [(t.rule, t.reason) for t in trials if not t.ok] == []
+
+
+RIGHT = lowered(CASE.source)
+TAIL = "mbarrier.wait(v_ready.index(held), held_phase)"
+
+PLANTED = {
+    "a stage is read before its copy has landed": (
+        RIGHT.replace("mbarrier.wait(k_ready.index(stage), phase)", "pass"),
+        "a product by .* that (a copy .* may still write|nothing has written)|deadlock|arrivals",
+    ),
+    "values are read before their copy has landed": (
+        RIGHT.replace(TAIL, "pass"), "a product by .* that (a copy .* may still write|nothing has written)",
+    ),
+    "a stage is overwritten while products read it": (
+        RIGHT.replace("mbarrier.wait(v_empty.index(stage), phase)", "pass"),
+        "over shared memory that a (product|copy) .*may still (read|write)|over shared memory that a product|arrivals",
+    ),
+    "values are given back while the second product still reads them": (
+        RIGHT.replace(
+            "mbarrier.arrive(k_empty.index(stage), count=1)\n                    qk",
+            "mbarrier.arrive(k_empty.index(stage), count=1)\n                    "
+            "mbarrier.arrive(v_empty.index(held), count=1)\n                    qk",
+        ).replace("deps=(acc, operand))\n                    mbarrier.arrive(v_empty.index(held), count=1)", "deps=(acc, operand))"),  # noqa: E501
+        "over shared memory that a product may still read",
+    ),
+    "scores are used before their product is waited for": (
+        RIGHT.replace("num_outstanding=1, deps=(partial,)", "num_outstanding=2, deps=(partial,)"),
+        "used before it is waited for",
+    ),
+    "a group never gives the next its turn": (
+        RIGHT.replace("mbarrier.arrive(turns_2.index((GROUP + 1) % CONSUMERS), count=1)", "pass"), "deadlock",
+    ),
+    "the left operand is overwritten for the next tile": (
+        RIGHT.replace("mbarrier.wait(q_empty.index(each), q_phase)", "pass").replace(
+            'min(tiles * others, params["programs"])', "1"
+        ),
+        "over shared memory that a product may still read|arrivals|by a copy",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def faults() -> dict[str, Trial]:
+    found = {name: trial(name, source, turns=True) for name, (source, _) in PLANTED.items()}
+    run_checks([CASE], list(found.values()))
+    return found
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_faults_are_found(name: str, faults: dict[str, Trial]) -> None:
+    source, reason = PLANTED[name]
+    assert source != RIGHT
+    assert not faults[name].ok
+    assert re.search(reason, faults[name].reason), faults[name].reason
+
+
+def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
+    tensors = [
+        {"name": n, "shape": [512, h, 128], "dtype": "float16"} for n, h in (("q", 4), ("k", 2), ("v", 2))
+    ]
+    out = {"name": "c", "shape": [512, 4, 128], "dtype": "float16"}
+    point = read_declarations(RIGHT).defaults
+    shapes = [{"id": "one", "inputs": tensors, "outputs": [out]}]
+    found = compiled_ahead([(RIGHT, point, shapes)], str(tmp_path), processes=1, seconds=120.0)
+    assert not found["failed"] and not found["late"], found
+    (code,) = tmp_path.rglob("*.ptx")
+    text = code.read_text()
+    assert "wgmma.mma_async" in text and "cp.async.bulk.tensor" in text and "setmaxnreg" in text
+    assert ".local" not in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("        qk *= sm_scale\n", "        qk *= sm_scale\n        tl.atomic_add(Out, 1.0)\n", "atomics"),
+        (
+            "< N_K, other=0.0)\n        qk =",
+            "< N_K, other=1.0)\n        qk =",
+            "padded with something other than zero",
+        ),
+        ("tl.dot(q, k)", "tl.dot(q, k * 2)", "an operand computed by k \\* 2"),
+        ("tl.dot(q, k)", "tl.dot(q, k) + tl.sum(acc)", "needs the second's sums"),
+        ("K + (head // shared) * stride_kh", "K + start_m * stride_kh", "no axis of the grid"),
+        ("        m_i = m_ij\n", "        m_i = m_ij + tl.sum(acc, 1)\n", "sums of the step before"),
+    ],
+)
+def test_refusals(old: str, new: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        lowered(changed((old, new)))

@@ -1,0 +1,361 @@
+"""A user's day at the command line, as tables: what is typed, and what must and must not come back.
+
+Fast: wrong input, help, the toolchains of every way to install. Slow: sessions at a terminal (a pseudo-terminal), and
+two Ray nodes on this machine. Pages in a browser: ``tests/evolve/mlflow_mirror/test_ui.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from testkit import FIXTURES, ROOT
+from tilewright.evolve import cli
+from tilewright.evolve.campaign.config import campaign_file, load_config
+from tilewright.evolve.errors import JournalError
+from tilewright.evolve.record.journal import Journal
+from tilewright.library import store
+
+TILEWRIGHT = [sys.executable, "-m", "tilewright.evolve.cli"]
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
+
+TRITON = """import torch, triton, triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < n).to(tl.float32)
+    tl.store(y + at, v / (1 + tl.exp(-1.7 * v)), mask=at < n)
+
+def quick_gelu(x):
+    y = torch.empty_like(x)
+    kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+    return y
+
+def plain(x):
+    return x * torch.sigmoid(1.7 * x)
+"""
+PALLAS = """from functools import partial
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+def kernel(x, y):
+    y[...] = jnp.maximum(x[...], 0) ** 2
+
+@partial(jax.jit, static_argnames="rows")
+def squared_relu(x, rows=8):
+    spec = pl.BlockSpec((rows, x.shape[1]), lambda i: (i, 0))
+    return pl.pallas_call(kernel, grid=(x.shape[0] // rows,), in_specs=[spec], out_specs=spec,
+                          out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+def plain(x):
+    return jnp.square(jax.nn.relu(x))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a file of each language and some that are none."""
+    files = {
+        "mine.py": TRITON,
+        "jaxed.py": PALLAS,
+        "broken.py": "def f(:",
+        "empty.yaml": "",
+        "words.yaml": "hello",
+        "half.yaml": "name: [",
+        "typo.yaml": "name: x\noperator: a/b\ntarget: tpu7x\nsuite: s\nbudgets: {evaluations: 2}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for name in ("TILEWRIGHT_HOME", "TILEWRIGHT_LLM_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+TUNE = "tune mine.py:quick_gelu"
+WRONG = """
+                                                  | COMMAND
+frobnicate                                        | allowed: run, resume
+statsu                                            | did you mean 'status'?
+run                                               | tilewright run --help
+run nothing.yaml                                  | nothing.yaml: No such file
+run .                                             | Is a directory
+run half.yaml                                     | not valid YAML at line
+run words.yaml                                    | mapping of campaign keys
+run empty.yaml                                    | mapping of campaign keys
+run typo.yaml                                     | did you mean 'budget'?
+run quickstrat                                    | did you mean 'quickstart'?
+run quickstart --evaluations 0                    | quickstart: budget.evaluations
+run quickstart --evaluations many                 | --evaluations: invalid int value: 'many'
+run quickstart --seed 1.5                         | --seed
+run quickstart --set search                       | must be KEY=VALUE
+run quickstart --set search.lags=3                | did you mean 'lag'?
+run quickstart --set search.proposers=[magic]     | 'rewrite'
+run quickstart --set budget.evaluations=[         | not valid YAML
+run quickstart --set workers.count=0              | workers.count
+run quickstart --llm-model m --llm-base-url host  | llm.base_url: must be an address such as http
+run quickstart --llm-base-url http://localhost:1  | needs a model (--llm-model)
+resume                                            | start one with 'tilewright run quickstart'
+status nobody                                     | 'nobody' is unknown
+watch nobody                                      | 'nobody' is unknown
+report nobody                                     | 'nobody' is unknown
+rm                                                | CAMPAIGN
+rm ..                                             | '..' is unknown
+promote nobody                                    | 'nobody' is unknown
+ui --port 99999                                   | --port: 99999 must be from 1 to 65535
+doctor --target b300                              | known targets are
+library                                           | ACTION
+library verify no/such                            | nothing is promoted
+library recheck                                   | --target
+library rollback no/such                          | nothing is promoted
+library gc --keep 0                               | --keep
+library build-wheel --library nowhere             | nothing is promoted
+tune                                              | FILE:FUNCTION
+tune nofile.py:f                                  | nofile.py does not exist
+tune mine.py                                      | names no function
+tune broken.py:f --args f32[8]                    | broken.py is not Python: line 1
+{TUNE}                                            | --args is missing
+{TUNE} --args f32[8                               | cannot be read; write for example
+{TUNE} --args f99[8]                              | 'f99' is no dtype
+{TUNE} --args f32[0]                              | whole numbers above 0
+{TUNE} --args f32[8] --evaluations 0              | budget.evaluations
+{TUNE} --args f32[8] --seconds nan                | budget.wall_seconds
+{TUNE} --args f32[8] --target b300                | known targets are
+{TUNE} --args f32[8] --target tpu7x               | tpu7x takes Pallas functions, and mine.py imports Triton
+{TUNE} --args f32[8] --out /proc/nowhere          | --out: cannot write to
+{TUNE} --args f32[8] --out mine.py                | --out: cannot write to
+{TUNE} --args f32[8] --reference no.py:f          | --reference: no.py does not exist
+check .                                           | without reference.py
+check broken.py                                   | broken.py is not Python
+program mine.py                                   | names no step
+program mine.py:plain --seconds -4                | must be above 0
+export                                            | format
+export onnx                                       | allowed: tokamax
+export standalone no/such                         | nothing is promoted
+--home mine.py status                             | mine.py is not a readable folder
+"""
+
+
+@pytest.mark.parametrize("row", WRONG.replace("{TUNE}", TUNE).strip("\n").split("\n"))
+def test_a_wrong_input_is_one_sentence_and_leaves_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], row: str
+) -> None:
+    typed, named = (part.strip() for part in row.split("|"))
+    before = sorted(here.rglob("*"))
+    assert cli.main(shlex.split(typed)) == 2
+    out, err = capsys.readouterr()
+    assert named in err and err.startswith("tilewright: ") and err.count("\n") == 1, err
+    assert not out and sorted(here.rglob("*")) == before
+
+
+def test_every_command_says_what_it_does_and_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in cli.EXAMPLES:
+        with pytest.raises(SystemExit, match="0"):
+            cli.main([command, "--help"])
+        text = capsys.readouterr().out
+        sentence = text.split("\n\n")[1]
+        assert sentence[0].isupper() and sentence.endswith("."), text
+        assert f"example: tilewright {command}" in " ".join(text.split())
+
+
+# -- ways to install ---------------------------------------------------------------------------------
+
+
+def test_every_way_to_install_gives_toolchains_that_the_shipped_library_was_verified_with() -> None:
+    """The extras of the README, the makefile and the pages that are for running the library; ``dev`` admits them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {n: list(map(Requirement, lines)) for n, lines in project["optional-dependencies"].items()}
+    pages = [ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "docs").glob("*.md"))]
+    ways = {tuple(m.split(",")) for page in pages for m in re.findall(r"'\.\[([\w,]+)\]'", page.read_text())}
+    assert {("triton",), ("tpu",), ("tpu", "triton", "dev")} <= ways
+    served: dict[str, tuple[str, str]] = {}
+    for path in (ROOT / "library/tilewright_library/kernels").glob("*/*/versions/*/dispatch.json"):
+        for entry in json.loads(path.read_text())["targets"].values():
+            served.update(entry["toolchain"])
+    assert {"triton", "jax"} <= set(served)
+    for way in ways:
+        asked = [requirement for extra in way for requirement in extras[extra]]
+        for package, (least, below) in served.items():
+            found = [r.specifier for r in asked if r.name == package]
+            pins = {str(s)[2:] for r in found for s in r if s.operator == "=="}
+            if found and (pins or "dev" not in way):
+                (pin,) = pins
+                assert all(pin in specifier for specifier in found), f"{way}: {package}"
+                inside = store.version_numbers(least) <= store.version_numbers(pin)
+                assert inside and store.version_numbers(pin) < store.version_numbers(below), way
+
+
+def test_the_shipped_library_verifies_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also on a newer Triton, where no device runs its kernels."""
+    assert cli.main(["library", "verify", "--files", "--library", str(ROOT / "library")]) == 0
+    assert "no  " not in capsys.readouterr().out
+
+
+# -- sessions ----------------------------------------------------------------------------------------
+
+
+def terminal(folder: Path, typed: str, **environment: str) -> tuple[int, str]:
+    """Exit code of a command at a pseudo-terminal, and what it wrote there, without control sequences."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
+    env = {**clean, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "110", **environment}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*TILEWRIGHT, *shlex.split(typed)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=env
+    )
+    os.close(theirs)
+    read = b""
+    with contextlib.suppress(OSError):  # how a pseudo-terminal ends
+        while part := os.read(ours, 65536):
+            read += part
+    os.close(ours)
+    return process.wait(60), CONTROL.sub("", read.decode(errors="replace"))
+
+
+GELU = '--reference mine.py:plain --args "f32[64, 70]" --target interpreter --evaluations 3 --no-mlflow'
+RELU = '--reference jaxed.py:plain --args "f32[64, 128]" --evaluations 2 --no-mlflow'
+MEANINGLESS = r"headroom|left\b|gain|faster|slower|GB/s|TFLOP/s"
+SESSION: list[tuple[str, int, list[str], str]] = [
+    (f"{TUNE} {GELU}", 0, [r"knob .*BLOCK", r"winner: quick_gelu_tuned/quick_gelu\.py"], MEANINGLESS),
+    (f"{TUNE} {GELU}", 0, [r"winner: quick_gelu_tuned_2/quick_gelu\.py"], MEANINGLESS),
+    ("check jaxed.py", 0, [r"functions .*squared_relu", "0 problem"], "torch"),
+    (
+        f"tune jaxed.py:squared_relu {RELU}",
+        0,
+        [r"tpu7x \(modelled\)", r"winner: squared_relu_tuned/"],
+        "InitGoogle|INVALID",
+    ),
+    ("status", 0, ["quick_gelu-001 .*finished", "squared_relu-001 .*finished"], "running"),
+    ("status squared_relu-001", 0, ["wall clock", "2 evaluations"], "per %|nothing evaluated"),
+    ("report squared_relu-001", 0, [r"report\.html"], ""),
+    ("du", 0, ["quick_gelu-001", "squared_relu-001", "MLflow of all"], ""),
+    ("rm quick_gelu-001", 0, ["deleted quick_gelu-001", "MLflow keeps"], ""),
+    ("status quick_gelu-001", 2, ["'quick_gelu-001' is unknown"], ""),
+    ("--version", 0, [r"tilewright \d+\.\d+\.\d+"], "unknown"),
+]
+"""Typed, exit code, patterns that must come, a pattern that must not."""
+
+
+@pytest.mark.slow
+def test_a_day_at_the_terminal(here: Path) -> None:
+    pytest.importorskip("libtpu")
+    edited = here / "quick_gelu_tuned" / "operator.py"
+    for typed, code, wanted, unwanted in SESSION:
+        got, text = terminal(here, typed)
+        assert got == code, f"{typed}: {text}"
+        missing = [pattern for pattern in wanted if not re.search(pattern, text)]
+        assert not missing, f"{typed}: {text}"
+        assert "Traceback" not in text and not (unwanted and re.search(unwanted, text)), f"{typed}: {text}"
+        if edited.exists() and "# mine" not in edited.read_text():
+            edited.write_text(edited.read_text() + "\n# mine\n")
+    assert edited.read_text().endswith("# mine\n"), "an edited file is never replaced"
+    campaign = load_config(campaign_file("squared_relu_tuned/campaign.yaml"))
+    assert campaign.budget.evaluations == 2 and Path(campaign.operator).is_dir()
+
+
+RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "t" * 64,
+    # a busy machine starts a node late
+    "RAY_raylet_start_wait_time_s": "200",
+    "RAY_gcs_server_request_timeout_seconds": "100",
+}
+
+
+@pytest.fixture
+def ray_node(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a Ray node with the options given, and waits until it serves; every node ends with the test."""
+    nodes = []
+
+    def start(*options: str) -> subprocess.Popen[bytes]:
+        log = tmp_path / f"node-{len(nodes)}.log"
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", *options]
+        with log.open("wb") as output:
+            nodes.append(
+                subprocess.Popen(
+                    command,
+                    stdout=output,
+                    stderr=output,
+                    env=os.environ | RAY_ENVIRONMENT,
+                    start_new_session=True,
+                )
+            )
+        until(lambda: "Ray runtime started" in log.read_text())
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        end(node)
+
+
+def end(node: subprocess.Popen[bytes]) -> None:
+    """Kill a node and everything below it, as a machine that loses its power."""
+    below = subprocess.run(["pgrep", "-P", str(node.pid)], capture_output=True, text=True, check=False).stdout
+    for pid in (node.pid, *map(int, below.split())):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    node.wait()
+
+
+def until(true: Callable[[], bool], seconds: float = 250.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_ray_nodes_of_which_one_dies_and_another_joins(
+    here: Path, ray_node: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """The trial of docs/deployment.md on one machine. The terminal shows none of Ray's own lines."""
+    pytest.importorskip("libtpu")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    places = (f"--address={address}", "--num-cpus=2", '--resources={"target:tpu7x": 2}')
+    ray_node("--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=0", "--include-dashboard=false")
+    first = ray_node(*places)
+    (here / "tiny.yaml").write_text(
+        f"name: tiny\noperator: {FIXTURES}/small_gemm/good\ntarget: tpu7x\nsuite: tiny\nseed: 3\n"
+        "budget: {evaluations: 4}\nworkers: {count: 2}\nsearch: {lag: 2, proposers: [parameters]}\n"
+        "mlflow: {enabled: false}\n"
+    )
+    answer: list[tuple[int, str]] = []
+    typed = f"run tiny.yaml --address {address}"
+    session = threading.Thread(target=lambda: answer.append(terminal(here, typed, **RAY_ENVIRONMENT)))
+    session.start()
+    journal = here / ".tilewright/campaigns/tiny-001/journal.sqlite"
+    until(lambda: journal.exists() and bool(candidates_of(journal)))
+    end(first)
+    ray_node(*places)
+    session.join(600)
+    ((code, text),) = answer
+    assert code == 0 and "tiny-001 finished" in text, text
+    assert not re.search(r"\((raylet|pid|autoscaler)|state.dump|core_worker|WARNING|Traceback", text), text
+
+
+def candidates_of(journal: Path) -> list[object]:
+    try:
+        with Journal(journal) as opened:
+            return list(opened.candidates())
+    except JournalError:  # it is being made
+        return []
