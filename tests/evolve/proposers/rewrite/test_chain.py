@@ -176,7 +176,7 @@ def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
         {"name": n, "shape": [512, h, 128], "dtype": "float16"} for n, h in (("q", 4), ("k", 2), ("v", 2))
     ]
     out = {"name": "c", "shape": [512, 4, 128], "dtype": "float16"}
-    point = read_declarations(RIGHT).defaults
+    point = {**read_declarations(RIGHT).defaults}
     shapes = [{"id": "one", "inputs": tensors, "outputs": [out]}]
     found = compiled_ahead([(RIGHT, point, shapes)], str(tmp_path), processes=1, seconds=120.0)
     assert not found["failed"] and not found["late"], found
