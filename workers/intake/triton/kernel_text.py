@@ -24,8 +24,8 @@ from tilewright.workers.intake.source.load import MissingName, SilentLogger
 from tilewright.workers.intake.source.names import closure_of, line_map, located, object_of, public
 from tilewright.workers.intake.source.traced_numbers import number_text, plain
 from tilewright.workers.intake.triton import dead_branches
-from tilewright.workers.intake.triton.libdevice import OLD_HOMES, SAME, WRITTEN, whole_exponent
 from tilewright.workers.intake.triton.scalar_reads import Head, with_heads
+from tilewright.workers.runners.triton.libdevice import OLD_HOMES, SAME, WRITTEN, whole_exponent
 
 _RESERVED = ALL_BUILTINS | frozenset(("torch", "triton", "tl", "launch", "math")) | frozenset(DECLARATIONS)
 

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter, jit
 
-from tilewright.workers.intake.triton.libdevice import SAME, WRITTEN
 from tilewright.workers.runners.triton.interpreter_rounding import repair
+from tilewright.workers.runners.triton.libdevice import SAME, WRITTEN
 
 
 @contextlib.contextmanager
