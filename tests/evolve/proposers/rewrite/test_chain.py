@@ -186,6 +186,11 @@ def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
     assert ".local" not in text
 
 
+def test_the_grid_counts_the_new_tiles_however_it_is_quoted() -> None:
+    source = lowered(changed(('params["BLOCK_M"]), q', "params['BLOCK_M']), q")))
+    assert 'last = (triton.cdiv(q.shape[0], params["rows"])) - 1' in source
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -197,6 +202,7 @@ def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
         ),
         ("tl.dot(q, k)", "tl.dot(q, k * 2)", "an operand computed by k \\* 2"),
         ("tl.dot(q, k)", "tl.dot(q, k) + tl.sum(acc)", "needs the second's sums"),
+        ('triton.cdiv(q.shape[0], params["BLOCK_M"])', "(q.shape[0] + 63) >> 6", "how many rows"),
         ("K + (head // shared) * stride_kh", "K + start_m * stride_kh", "no axis of the grid"),
         ("        m_i = m_ij\n", "        m_i = m_ij + tl.sum(acc, 1)\n", "sums of the step before"),
     ],

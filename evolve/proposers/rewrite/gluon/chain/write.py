@@ -573,11 +573,15 @@ class ChainText:
             before = in_host(self.kernel, extent)
             given = self.kernel.given(extent)
             known = {before, self.source.code(given) if given is not None else before}
+            known |= {one.replace("'", '"') for one in known} | {one.replace('"', "'") for one in known}
+            first = text
             for one in known:
                 if one.isdigit() and not (tiled and key == "rows"):
                     continue
                 put = self._param(key).replace("\\", "")
                 text = re.sub(rf"(?<![\w.\"']){re.escape(one)}(?![\w\"'])", put, text)
+            if tiled and key == "rows" and text == first:
+                raise Unsupported("a grid that does not say how many rows a program has")
         return text
 
     def _given(self, name: str) -> str:
