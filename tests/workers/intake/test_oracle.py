@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tilewright.seeds.operator import Suite, Workload
-from tilewright.seeds.sampled import sampling
+from tilewright.seeds.sampled import Sample, kind_tables, sampling
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.device.oracle import DeviceOracle
+from tilewright.workers.device.oracle import DeviceOracle, _sample
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.intake.judge import reference_process as oracle
 from tilewright.workers.intake.operator import Operand, Result, SampledOperator
@@ -38,18 +40,25 @@ def product(folder: Path, body: str = "return a @ b", **changes: object) -> Samp
     return SampledOperator(**given)  # type: ignore[arg-type]
 
 
+class InProcess:
+    """A station whose oracle answers in this process."""
+
+    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample:
+        question = json.loads(json.dumps({"operator": asked, "seed": seed}))
+        return _sample(oracle._sampled(question, "cpu", set()))
+
+
+@pytest.mark.parametrize("kind", ["", "repeated", "signed"])
 @pytest.mark.parametrize("independent", [(), ("M", "N")])
 def test_a_device_says_of_a_large_shape_what_the_host_says(
-    tmp_path: Path, independent: tuple[str, ...]
+    tmp_path: Path, independent: tuple[str, ...], kind: str
 ) -> None:
     operator = product(tmp_path, independent=independent)
-    asked = json.loads(json.dumps(operator.elsewhere(LARGE)))
-    frame = oracle._sampled({"operator": asked, "seed": 5}, "cpu", set())
-    here = sampling(operator, LARGE, 5, operator.tables())
-    np.testing.assert_array_equal(frame.arrays["due/o0"], here.references["o0"]["o0"])
-    assert frame.data["axes"] == {"o0": 2}
-    for axis in range(2):
-        np.testing.assert_array_equal(frame.arrays[f"where/o0/{axis}"], here.where["o0"][axis])
+    found = Samples(operator, InProcess()).of(LARGE, 5, kind)  # type: ignore[arg-type]
+    here = sampling(operator, LARGE, 5, kind_tables(operator.tables(), kind))
+    np.testing.assert_array_equal(found.references["o0"]["o0"], here.references["o0"]["o0"])
+    for one, other in zip(found.where["o0"], here.where["o0"], strict=True):
+        np.testing.assert_array_equal(one, other)
     rows, columns = here.where["o0"]
     assert here.references["o0"]["o0"].shape == (len(rows), len(columns))
 

@@ -76,19 +76,21 @@ def _failed(error: Exception) -> Frame:
 
 def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
     """Raises Unlike, and what the reference raises."""
-    operator = SampledOperator.of_data(data["operator"])
+    asked = dict(data["operator"])
+    kind = str(asked.pop("kind", ""))
+    operator = SampledOperator.of_data(asked)
     function = function_of(operator.reference)
     if is_jax(function):
         raise Unlike("a reference that speaks JAX runs on the host")
-    key = json.dumps(data["operator"], sort_keys=True)
+    key = json.dumps(asked, sort_keys=True)
     with torch.device(device):
         if key not in believed:
             _compare(operator, function, device)
             believed.add(key)
-        row = data["operator"]["workload"]
+        row = asked["workload"]
         workload = Workload(row["id"], row["dims"])
         elements = functools.partial(DeviceElements, device=device)
-        tables = kind_tables(operator.tables(), str(data.get("kind", "")))
+        tables = kind_tables(operator.tables(), kind)
         sample = sampling(operator, workload, int(data["seed"]), tables, elements)
     arrays = {f"due/{name}": found[name] for name, found in sample.references.items()}
     for name, axes in sample.where.items():
