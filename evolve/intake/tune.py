@@ -24,6 +24,7 @@ from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.intake.calls.kept_values import FILE
 from tilewright.workers.intake.formats import flashinfer
 from tilewright.workers.intake.judge.self_reference import SELF
+from tilewright.workers.toolchains import tpu
 
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
@@ -136,6 +137,8 @@ def ask_intake(
 ) -> Mapping[str, Any]:
     """What the child makes of it (see ``child.ask``). Raises IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
+    if program == child.PALLAS:
+        tpu.silence_libtpu()
     if program == child.PALLAS and _languages(request.path) == {"triton"}:
         raise UserError(
             f"target: {target.name} takes Pallas functions, and {request.path.name} imports Triton; leave --target "

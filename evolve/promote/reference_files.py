@@ -20,7 +20,7 @@ from pathlib import Path
 from tilewright.library.oracle import PLACEHOLDER
 from tilewright.seeds import catalogue
 from tilewright.seeds.operator import Operator
-from tilewright.workers.intake.calls import dtypes
+from tilewright.workers.intake.calls import dtypes, objects
 from tilewright.workers.intake.judge import reference as taken_reference
 from tilewright.workers.intake.operator import TakenOperator
 
@@ -174,7 +174,7 @@ def _taken_files(operator: TakenOperator) -> dict[str, str] | None:
         placeholder=PLACEHOLDER, precision=operator.precision, function=function,
         places=[(result.name, result.place) for result in operator.results],
     )  # fmt: skip
-    for module in (taken_reference, dtypes):
+    for module in (taken_reference, dtypes, objects):
         own = Path(inspect.getfile(module))
         files[own.name] = _INTAKE.sub(PLACEHOLDER, own.read_text(encoding="utf-8"))
     return files

@@ -91,7 +91,7 @@ def test_served_tells_kernel_time_and_interval_for_every_shipped_family() -> Non
                 dims = tuple(region["dims"][name] for name in dispatch["dimensions"])
                 # as a program on that device with the verified tools sees it
                 found = served(operator, store.INTERPRET, dims, kernels)
-                if entry["language"] == "gluon":
+                if entry["language"] in ("gluon", "cuda"):
                     assert found.kernel is None and found.reason
                     continue
                 assert found.kernel == region["kernel"] and found.exact

@@ -6,6 +6,7 @@ Nothing here starts libtpu: the chip is read off the bus, as jax itself does (``
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +31,12 @@ LOCK = Path("/tmp/libtpu_lockfile")
 
 _PASSED = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 """What Ray sets for a worker that holds some of a host's chips."""
+
+
+def silence_libtpu() -> None:
+    """Keep libtpu from writing errors to the terminal on a machine without a TPU, where JAX was not imported yet."""
+    if "jax" not in sys.modules and chip_here() is None:
+        os.environ.update({**libtpu_simulator.SILENT, **os.environ})
 
 
 def chip_here(bus: Path = PCI) -> str | None:

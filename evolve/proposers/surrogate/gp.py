@@ -32,7 +32,7 @@ _NOISE_WIDTH = 2.5
 """log2 of the noise variance over the amplitude, and its prior around the start."""
 
 _TREND_RANGE = (-8.0, 4.0)
-_TREND_START = 0.0
+_TREND_START = 2.0
 _TREND_WIDTH = 2.0
 """log2 of the weight of the linear trend, and its prior around the start."""
 

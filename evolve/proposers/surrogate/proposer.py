@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from tilewright.evolve.proposers.surrogate.first_designs import Presumption
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
 from tilewright.evolve.proposers.surrogate.model import Model
 from tilewright.evolve.proposers.surrogate.records import Records, SourceRecords, misleads
@@ -62,9 +61,6 @@ MOST_SOURCES = 6
 
 FIRST_TRIES = 50
 """Random points among which a new one is looked for."""
-
-FIRST_CHOICE = 4
-"""Of so many times as many, those of least presumed penalty are kept."""
 
 FIRST_CHANGES = 4.0
 """Parameters redrawn, on average, for a first point around declared defaults."""
@@ -279,11 +275,7 @@ def _first_points(space: Space, start: Candidate, rng: np.random.Generator) -> R
     which of them help.
     """
     if not space.defaults or not space.legal(start.genome.params):
-        rows = space.sample_rows(rng, FIRST_TRIES * FIRST_CHOICE)
-        if FIRST_CHOICE < 2:
-            return rows
-        best = np.argsort(Presumption(space).penalty(rows), kind="stable")[:FIRST_TRIES]
-        return rows[np.sort(best)]
+        return space.sample_rows(rng, FIRST_TRIES)
     rows = np.repeat(space.encode(start.genome.params)[None], 4 * FIRST_TRIES, axis=0)
     sizes = np.array([len(values) for values in space.parameters.values()])
     changed = rng.random(rows.shape) < FIRST_CHANGES / len(sizes)

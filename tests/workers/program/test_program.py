@@ -279,12 +279,13 @@ def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
             program.Scale.apply(torch.ones(5))
         assert program.scale_kernel is original[0]
         assert not any(name.startswith("tilewright") for name in sys.modules)
-        print(faster.counts(), faster.REPLACEMENTS[0].others)
+        print(faster.counts()["program.scale_kernel"], faster.REPLACEMENTS[0].others)
     """
     used = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(use)], cwd=folder, capture_output=True, text=True, check=False,
         env={**environment, "PYTHONPATH": str(folder)},
     )  # fmt: skip
     assert used.returncode == 0, used.stderr
-    counted, others = used.stdout.strip().rsplit(" ", 1)
-    assert counted == "{'program.scale_kernel': 2}" and others == "1"
+    counted, others = map(int, used.stdout.split())
+    # three calls: those of shapes that nothing faster was found for, which the clock decides, are the original's
+    assert counted in (1, 2) and counted + others == 3

@@ -7,8 +7,6 @@ import functools
 import importlib
 import inspect
 import json
-import os
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +16,6 @@ import numpy as np
 
 from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
 from tilewright.workers.intake.calls.objects import scope_of
-from tilewright.workers.intake.judge.self_reference import ModuleProcess
-from tilewright.workers.toolchains import libtpu_simulator, tpu
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -28,7 +24,6 @@ def function_of(reference: str) -> Callable[..., Any]:
     A flashinfer-bench Definition (``FILE.json:run``) holds its function's source. ``itself:FILE`` is a kernel module,
     run with its defaults.
     """
-    _silence_libtpu()
     if reference.startswith("itself:"):
         return _own_module(reference.partition(":")[2])
     path, colon, name = reference.rpartition(":")
@@ -53,13 +48,6 @@ def function_of(reference: str) -> Callable[..., Any]:
     return value
 
 
-def _silence_libtpu() -> None:
-    """Keep libtpu from writing errors to the terminal on a machine without a TPU, where JAX was not imported yet."""
-    with contextlib.suppress(LookupError):
-        if "jax" not in sys.modules and tpu.chip_here() is None:
-            os.environ.update({**libtpu_simulator.SILENT, **os.environ})
-
-
 def _file(path: Path, name: str | None) -> types.ModuleType:
     """A file's module, with what ``name`` needs, or all. Raises LookupError where it is not Python."""
     from tilewright.workers.intake.source.literals import Literals
@@ -76,6 +64,8 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
 @functools.cache
 def _own_module(path: str) -> Callable[..., Any]:
     """A process for each module, which answers as often as it is asked."""
+    from tilewright.workers.intake.judge.self_reference import ModuleProcess
+
     return ModuleProcess(Path(path))
 
 
@@ -117,7 +107,7 @@ def run_reference(
     function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str
 ) -> list[np.ndarray]:
     """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
-    if isinstance(function, ModuleProcess):
+    if getattr(function, "takes_arrays", False):  # a kernel module in a process of its own
         given = {n: a if isinstance(a, np.ndarray) else to_array(a) for n, a in inputs.items()}
         return [wide(a) for a in function(widened(given, precision))]
     if is_jax(function):

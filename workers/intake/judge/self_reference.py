@@ -29,6 +29,9 @@ LIMIT = 1 << 33
 class ModuleProcess:
     """The process of one module. Raises RuntimeError with what the module raised."""
 
+    takes_arrays = True
+    """Told from references that take tensors (``judge.reference.run_reference``)."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._process: subprocess.Popen[bytes] | None = None

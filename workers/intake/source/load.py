@@ -375,7 +375,7 @@ def _launch(kernel: Any, grid: Any, *args: Any, **options: Any) -> Any:
 
 def _stand_ins() -> None:
     """Give a launcher to files that Helion wrote, where it is not installed."""
-    if importlib.util.find_spec("helion") is None:
+    if "helion" not in sys.modules and importlib.util.find_spec("helion") is None:
         runtime = types.ModuleType("helion.runtime")
         runtime.__dict__["default_launcher"] = _launch
         package = types.ModuleType("helion")
