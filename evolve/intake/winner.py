@@ -235,6 +235,7 @@ def _last(name: str) -> str:
 class _Said(str):
     """A text that stands for a value."""
 
+    __slots__ = ()  # an object with attributes is told apart by them (``tilewright_text``)
     __repr__ = str.__str__
 
 

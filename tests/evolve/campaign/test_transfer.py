@@ -88,8 +88,12 @@ def test_earlier_points_whose_fitness_is_inverted_are_dropped() -> None:
     rows = table.space.points[np.random.default_rng(9).choice(len(table.space.points), 80, replace=False)]
     genomes = [Genome(table.kernel, table.space.decode(row)) for row in rows]
     points = [(g, math.log(table.time(g))) for g in genomes]  # NaN for a failure
-    campaign = table_campaign(table, 2, Setting(budget=60), [Earlier("before", table.kernel, points)])
-    campaign.run()
-    (proposer,) = [p for p in campaign.searcher.then.proposers if p.name == "surrogate"]
-    assert not proposer._earlier
-    assert max(table.fraction(c.genome) for c in campaign.history.candidates) > 0.95
+    best = []
+    for seed in range(3):
+        earlier = [Earlier("before", table.kernel, points)]
+        campaign = table_campaign(table, seed, Setting(budget=60), earlier)
+        campaign.run()
+        (proposer,) = [p for p in campaign.searcher.then.proposers if p.name == "surrogate"]
+        assert not proposer._earlier
+        best.append(max(table.fraction(c.genome) for c in campaign.history.candidates))
+    assert np.median(best) > 0.95

@@ -261,7 +261,7 @@ def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
 def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
     """The command, and what it writes: gradients as before, other shapes by the original, nothing left behind."""
     printed = command(
-        folder, "program", "program.py:step", "tune", "--setup", "setup", "--seconds", "6", "--no-mlflow"
+        folder, "program", "program.py:step", "tune", "--setup", "setup", "--seconds", "25", "--no-mlflow"
     )
     assert "2 distinct launch(es)" in printed
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
