@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-LEAST_SECONDS = 1.5e-6
-"""Least that a kernel takes on a current GPU."""
-
 WORTH = 0.002
 """Shares of the step below this are not worth a search."""
 
@@ -21,8 +18,6 @@ class Source:
     seconds: float
     floor: float
     note: str = ""
-    numerics: bool = False
-    """Whether it changes the results beyond rounding."""
 
     @property
     def saving(self) -> float:
@@ -44,11 +39,6 @@ class Ceiling:
         """How many times faster the step would be with this source at its floor."""
         return self.wall / max(self.wall - source.saving, 1e-12)
 
-    def of(self, *names: str) -> float:
-        """The same for several sources together."""
-        saved = sum(s.saving for s in self.sources if s.name in names)
-        return self.wall / max(self.wall - saved, 1e-12)
-
 
 TRITON, GENERATED, FP8, GAPS = (
     "Triton kernels",
@@ -59,13 +49,9 @@ TRITON, GENERATED, FP8, GAPS = (
 
 
 def ceiling(record: Mapping[str, Any]) -> Ceiling:
-    """Of a record (``workers.program.record``).
-
-    A Triton kernel's floor is the time that a copy takes for the bytes of its tensors, each read or written once; of a
-    kernel with products that is a bound it may not reach, because its operations are not counted.
-    """
+    """Of a record (``workers.program.record``), which has the floors of kernels. One with products may not reach its
+    floor: its operations are not counted."""
     rows: Sequence[Mapping[str, Any]] = record["rows"]
-    copy = float(record["device"]["copy"])
     wall, busy = float(record["wall_seconds"]), float(record["busy_seconds"])
     shares: dict[str, float] = {}
     kernels = []
@@ -75,12 +61,10 @@ def ceiling(record: Mapping[str, Any]) -> Ceiling:
         if row["kind"] not in ("triton", "inductor"):
             continue
         launch = record["launches"][row["launch"]] if row["launch"] is not None else {}
-        floor = row["calls"] * max(LEAST_SECONDS, row["bytes"] / copy) if copy else 0.0
-        known = row["bytes"] > 0
         kernels.append({
             "kind": row["kind"], "name": row["name"], "launch": row["launch"], "calls": row["calls"],
-            "seconds": row["seconds"], "floor": min(floor, row["seconds"]) if known else row["seconds"],
-            "products": bool(launch.get("products")), "known": known,
+            "seconds": row["seconds"], "floor": row["floor"],
+            "products": bool(launch.get("products")), "known": row["bytes"] > 0,
             "arguments": launch.get("arguments") or row.get("arguments", ""),
             "place": launch.get("place") or row.get("place", ""),
             "module": launch.get("module", ""), "attribute": launch.get("name", ""),
@@ -98,7 +82,9 @@ def ceiling(record: Mapping[str, Any]) -> Ceiling:
         if missing:
             note += f"; {1e3 * missing:.3f} ms of launches with unknown arguments left as they are"
         sources.append(Source(name, sum(k["seconds"] for k in found), sum(k["floor"] for k in found), note))
-    sources += filter(None, [_linear_layers(record)])
+    if record["fp8"]["shapes"]:
+        note = "the step with them, measured; changes numerics"
+        sources.append(Source(FP8, wall, wall / record["fp8"]["gain"], note))
     if busy and not record["graph"]:
         sources.append(Source(GAPS, max(0.0, wall - busy), 0.0, "a CUDA graph of the step could remove them"))
     sources.sort(key=lambda s: -s.saving)
@@ -116,16 +102,3 @@ def _why_left(row: Mapping[str, Any], launch: Mapping[str, Any], kept: bool) -> 
     if launch["hooked"]:
         return "a function of its configuration runs before each launch"
     return "" if launch["values"] or not kept else "no values of it were kept"
-
-
-def _linear_layers(record: Mapping[str, Any]) -> Source | None:
-    """Linear layers in FP8, as measured under steady load (``workers.program.linear_times``)."""
-    steady = {tuple(row[:4]): row[4:] for row in record["linear_seconds"]}
-    served = [(steady[tuple(row)], count) for *row, count in record["linears"] if tuple(row) in steady]
-    if not served:
-        return None
-    note = "measured layer by layer; changes numerics"
-    if len(steady) < len(record["linears"]):
-        note += f"; {len(record['linears']) - len(steady)} shape(s) not in FP8"
-    now = sum(count * bf16 for (bf16, _), count in served)
-    return Source(FP8, now, sum(count * min(bf16, fp8) for (bf16, fp8), count in served), note, numerics=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.program.ceiling import Ceiling
 
 RECORD, PAGE, FASTER, RECEIPT = "record.json", "program.html", "faster.py", "receipt.json"
-FOUND, KEPT = "found.json", "search.json"
-"""The searched launches of the last command, and the outcomes by kernel that a stopped search goes on from."""
+KEPT = "search.json"
+"""The outcomes by kernel that a stopped search goes on from."""
 
 PROGRAMS = "programs"
 
@@ -26,8 +26,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def mlflow_content(folder: Path, found: Ceiling) -> dict[str, Any]:
-    """What MLflow gets of a program (``mlflow_mirror.program_runs``)."""
+def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What MLflow gets of a program (``mlflow_mirror.program_runs``). ``searched``: launches with their outcomes."""
     record, receipt = read_json(folder / RECORD), read_json(folder / RECEIPT)
     uid, device = _key(str(folder.resolve())), record["device"]
     metrics = {"step_ms": 1e3 * found.wall, "device_busy_ms": 1e3 * found.busy}
@@ -42,7 +42,7 @@ def mlflow_content(folder: Path, found: Ceiling) -> dict[str, Any]:
         }  # fmt: skip
     kept = {row["label"]: row for row in receipt.get("kept", ())}
     kernels = []
-    for row in read_json(folder / FOUND).get("found", ()):
+    for row in searched:
         function = f"{row['module']}.{row['name']}"
         figures = {
             "us": 1e6 * row["seconds"],

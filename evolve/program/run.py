@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.program.ceiling import FP8, Ceiling, ceiling
+from tilewright.evolve.program.ceiling import Ceiling, ceiling
 from tilewright.evolve.program.faster_file import faster_text
 from tilewright.evolve.program.folder import (
     FASTER,
-    FOUND,
     KEPT,
     PAGE,
     RECEIPT,
@@ -110,8 +109,6 @@ class Program:
         given = str(Path(faster).resolve()) if faster is not None else ""
         self._ask(part="prove", seconds=seconds, prove_seconds=prove_seconds, fp8=fp8, faster=given)
         proof: dict[str, Any] = {**self.answer["proof"], "kind": figure_kind(self.answer["record"])}
-        if self.answer["fp8_shapes"]:
-            proof["predicted"] = 1 / (1 / proof["predicted"] + 1 / self.ceiling().of(FP8) - 1)
         self._write(proof)
         self._note("proved")
         return proof
@@ -132,7 +129,7 @@ class Program:
             capture_output=True,
             text=True,
             check=False,
-            input=json.dumps(mlflow_content(self.folder, self.ceiling())),
+            input=json.dumps(mlflow_content(self.folder, self.ceiling(), self.answer.get("found", ()))),
         )
         if done.returncode == 0:
             return ""
@@ -180,8 +177,6 @@ class Program:
             raise UserError(f"{answer['why']}.")
         self.answer = answer
         files = {RECORD: json.dumps(answer["record"], indent=1), PAGE: page(answer["record"], self.ceiling())}
-        if "found" in answer:
-            files[FOUND] = json.dumps({"found": answer["found"]}, indent=1)
         self._save(files)
 
     def _write(self, proof: Mapping[str, Any] | None) -> None:

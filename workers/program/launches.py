@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +30,6 @@ class Values:
 
     storages: list[torch.Tensor]
     views: dict[int | str, tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]]
-
-    def fresh(self) -> list[torch.Tensor]:
-        """Copies of the storages."""
-        return [s.clone() for s in self.storages]
 
     def tensors(self, storages: Sequence[torch.Tensor]) -> dict[int | str, torch.Tensor]:
         """The arguments as views of such copies."""
@@ -103,8 +98,6 @@ class LaunchRecorder:
         self.launches: list[Launch] = []
         self.events: list[Event] = []
         self.generated: dict[str, Generated] = {}
-        self.linears: Counter[tuple[int, int, int, bool]] = Counter()
-        """Linear layers in bf16: rows, output features, input features, whether a gradient is wanted."""
         self.codes: dict[Any, str] = {}
         """Code of the functions that stood above a launch, with the package of its kernel."""
         self._known: dict[tuple[int, Signature], int] = {}
@@ -131,9 +124,6 @@ class LaunchRecorder:
             pass
         else:
             self._wrap(CachingAutotuner, "run", self._run_generated)
-        linear = torch.nn.functional.linear
-        torch.nn.functional.linear = functools.partial(self._linear, linear)
-        self._undo.append(functools.partial(setattr, torch.nn.functional, "linear", linear))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -155,12 +145,6 @@ class LaunchRecorder:
             return before(this, *args, **kwargs)
         finally:
             self._timing = outer
-
-    def _linear(self, before: Any, input: Any, weight: Any, bias: Any = None) -> Any:
-        if getattr(weight, "dtype", None) is torch.bfloat16 and weight.dim() == 2 and input.numel():
-            trains = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
-            self.linears[(input.numel() // input.shape[-1], *weight.shape, trains)] += 1
-        return before(input, weight, bias)
 
     def _run(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._timing or kwargs.get("warmup"):

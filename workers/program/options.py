@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from tilewright.library.launch_replacement import Installation, Option, Signature, call_signature, names_of
-from tilewright.workers.program.record import Recorded, burst_seconds, burst_steps
+from tilewright.workers.program.record import Recorded
 
 FACTORS = (4, 2, 8, 16)
 """Times the default: the first is tried of every option, the others where it pays."""
@@ -40,8 +38,8 @@ class Candidate:
 
 def search_options(
     recorded: Recorded, marks: Mapping[str, Any], mark: Callable[[str, Any], None], say: Callable[[str], None]
-) -> list[tuple[Option, float]]:
-    """Options that make the step faster, each at its best value, with the gain.
+) -> list[Option]:
+    """Options that make the step faster, each at its best value.
 
     ``marks``: what an earlier search noted by option. One that it was trying when its process died is passed over.
     """
@@ -58,7 +56,7 @@ def search_options(
             mark(name, noted)
             say(f"  {name}: " + (f"{gain:.3f} x by {value}" if gain > 1 else "no value is faster"))
         if noted.get("gain", 1.0) > LEAST_GAIN:
-            found.append((candidate.at(noted["value"]), float(noted["gain"])))
+            found.append(candidate.at(noted["value"]))
     return found
 
 
@@ -66,28 +64,12 @@ def _best(candidate: Candidate, recorded: Recorded) -> tuple[int, float]:
     best = (candidate.default, 1.0)
     for number, factor in enumerate(FACTORS):
         option = candidate.at(candidate.default * factor)
-        gain = _gain(option, recorded)
+        gain = recorded.turns.gain(Installation([option]), 1)
         if gain > best[1]:
             best = (option.value, gain)
         if not number and gain < LEAST_GAIN:
             break
     return best if best[1] > LEAST_GAIN else (candidate.default, 1.0)
-
-
-def _gain(option: Option, recorded: Recorded) -> float:
-    """Of the step; 0 where it fails, or takes too much memory."""
-    step, count = recorded.step, max(2, burst_steps(recorded.data["wall_seconds"]) // 2)
-    try:
-        with Installation([option]).installed():
-            step()
-            step()
-            ours = burst_seconds(step, count)
-    except Exception:  # noqa: BLE001 - the package's own checks, or no memory
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return 0.0
-    step()
-    return burst_seconds(step, count) / ours
 
 
 def candidates(recorded: Recorded) -> list[Candidate]:

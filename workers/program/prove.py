@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tilewright.fitness.intervals import Ratio, paired_ratio
+from tilewright.fitness.intervals import Ratio
 from tilewright.library.launch_replacement import Installation, Option, Replacement
 from tilewright.workers.program.losses import STARTS, loss_test
-from tilewright.workers.program.record import Recorded, burst_seconds, burst_steps
+from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.replay import Replay
 from tilewright.workers.program.step import Program, parameters, synchronise
+from tilewright.workers.program.turns import ratio
 
 LOSS_STEPS, INTERPRETED_STEPS = 20, 4
-LEAST_ROUNDS, MOST_ROUNDS = 5, 40
 OPTION_SHARE = 2.0**-8
 """Most that an option may change the first step's result: a sum in another order, in bfloat16."""
 
@@ -44,18 +44,21 @@ class Proof:
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
 
-    def run(self, seconds: float) -> dict[str, Any]:
-        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds."""
+    def run(self, seconds: float, worth: Mapping[str, float]) -> dict[str, Any]:
+        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds. ``worth``: what the
+        search says that each function's launches save of the step, by label."""
         self.check_answers()
         self._check_program()
+        alone = self._alone(worth)
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.kept or self.layers is not None:
             parts, whole, before, after = self._measured(seconds)
-            losing = [label for label, ratio in parts.items() if not ratio.low > 1.0]
+            losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
-                    "kept": [self._row(label, ratio) for label, ratio in parts.items()],
+                    "kept": [self._row(label, gained, alone) for label, gained in parts.items()],
+                    "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
                 }  # fmt: skip
                 break
             if not losing:
@@ -186,6 +189,28 @@ class Proof:
 
     # -- times -----------------------------------------------------------------------------------
 
+    def _alone(self, worth: Mapping[str, float]) -> dict[str, float]:
+        """Share of the step that each part saves where it alone is installed, by label: the prediction adds them.
+
+        Kernels are installed together, because one is too little to be seen in the step, and share what they save as
+        the search says.
+        """
+        kernels = [r for r in self.kept if isinstance(r, Replacement)]
+        arms: dict[str, Installation | None] = {"": None}
+        if kernels:
+            arms["*"] = self._installation(kernels, None)
+        arms |= {r.label: Installation([r]) for r in self.kept if isinstance(r, Option)}
+        if self.layers is not None:
+            arms[self.layers.label] = Installation([], layers=self.layers)
+        if len(arms) == 1:
+            return {}
+        rounds = self.recorded.turns.rounds(arms)
+        saved = {name: 1 - 1 / ratio(rounds, "", name).value for name in arms if name}
+        together, whole = saved.pop("*", 0.0), sum(worth.get(r.label, 0.0) for r in kernels)
+        for r in kernels:
+            saved[r.label] = together * (worth.get(r.label, 0.0) / whole if whole else 1 / len(kernels))
+        return saved
+
     def _measured(self, seconds: float) -> tuple[dict[str, Ratio], Ratio, float, float]:
         """By label what it gives to the step beside all others; what all give; seconds before and after."""
         arms: dict[str, Installation | None] = {"": None, "*": self._installation(self.kept, self.layers)}
@@ -195,45 +220,13 @@ class Proof:
             )
         if self.layers is not None:
             arms[self.layers.label] = self._installation(self.kept, None)
-        steps = {name: self._step(installation) for name, installation in arms.items()}
-        rounds: dict[str, list[list[float]]] = {name: [] for name in arms}
-        deadline = time.monotonic() + seconds
-        count = 0
-        while count < LEAST_ROUNDS or (count < MOST_ROUNDS and time.monotonic() < deadline):
-            # every arm once, in an order that turns round and starts elsewhere each time: drift cancels
-            names = list(arms)[count % len(arms) :] + list(arms)[: count % len(arms)]
-            for name in names if count % 2 else reversed(names):
-                rounds[name].append(self._timed(arms[name], steps[name]))
-            count += 1
-        whole = paired_ratio({"step": rounds[""]}, {"step": rounds["*"]})
-        parts = {
-            name: paired_ratio({"step": rounds[name]}, {"step": rounds["*"]})
-            for name in arms
-            if name not in ("", "*")
-        }
+        rounds = self.recorded.turns.rounds(arms, seconds)
+        parts = {name: ratio(rounds, name, "*") for name in arms if name not in ("", "*")}
         if self.layers is not None:
-            alone = paired_ratio({"step": rounds[""]}, {"step": rounds[self.layers.label]})
+            alone = ratio(rounds, "", self.layers.label)
             self.notes.append(f"without the FP8 layers the rest gives {_range(alone)}")
-        before, after = (sorted(t for r in rounds[name] for t in r) for name in ("", "*"))
-        return parts, whole, before[len(before) // 2], after[len(after) // 2]
-
-    def _step(self, installation: Installation | None) -> Callable[[], Any]:
-        """The started step of an arm: one for all, unless its launches lie in a CUDA graph."""
-        if not self.recorded.data["graph"]:
-            return self.recorded.step
-        if installation is None:
-            return self.program.started()
-        with installation.installed():
-            return self.program.started()
-
-    def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
-        count = burst_steps(self.recorded.data["wall_seconds"])
-        if installation is None or self.recorded.data["graph"]:
-            step()
-            return [burst_seconds(step, count)]
-        with installation.installed():
-            step()
-            return [burst_seconds(step, count)]
+        before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
+        return parts, ratio(rounds, "", "*"), before, after
 
     # -- what stays ------------------------------------------------------------------------------
 
@@ -260,15 +253,16 @@ class Proof:
         for label in [r.label for r in self.kept]:
             self._leave_out(label, why)
 
-    def _row(self, label: str, ratio: Ratio) -> dict[str, Any]:
+    def _row(self, label: str, gained: Ratio, alone: Mapping[str, float]) -> dict[str, Any]:
         counts = self._installation(self.kept, self.layers).counts()
         return {
-            "label": label, "gain": ratio.value, "interval": (ratio.low, ratio.high), "calls": counts.get(label, 0),
+            "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
+            "alone": 1 / (1 - alone.get(label, 0.0)), "calls": counts.get(label, 0),
         }  # fmt: skip
 
 
-def _range(ratio: Ratio) -> str:
-    return f"{ratio.value:.4f} x ({ratio.low:.4f} to {ratio.high:.4f})"
+def _range(found: Ratio) -> str:
+    return f"{found.value:.4f} x ({found.low:.4f} to {found.high:.4f})"
 
 
 def _numbers(value: Any) -> Iterator[float]:
