@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
-import struct
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST_SECONDS = 120.0
 """Most that a batch may take; what is not compiled by then is compiled, or refused, when it is launched."""
-
-_ROW = struct.Struct("<i?d")
-"""What a child writes of a job: its number, whether it compiled, its seconds."""
 
 Job = tuple[Any, Any, Any]
 """Source, target and options of a compilation."""
@@ -55,49 +50,36 @@ def compile_all(jobs: Sequence[Job], seconds: float = MOST_SECONDS) -> dict[int,
     """Compile in as many processes as there are cores. By number of the job: whether it compiled, and its seconds; none
     for one that was not reached. A job that fails leaves nothing on disk."""
     count = min(len(jobs), max(1, len(os.sched_getaffinity(0)) - 1))
-    children, done = [], bytearray()
-    reader, writer = os.pipe()
-    for number in range(count):
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            _compile(jobs, range(number, len(jobs), count), writer)
-        children.append(child)
-    os.close(writer)
-    os.set_blocking(reader, False)
-    deadline = time.monotonic() + seconds
-    while children and time.monotonic() < deadline:
-        children = [c for c in children if os.waitpid(c, os.WNOHANG)[0] == 0]
-        done += _read(reader)
-        time.sleep(0.02)
+    forks = multiprocessing.get_context("fork")
+    reader, writer = forks.Pipe(duplex=False)
+    children = [
+        forks.Process(target=_compile, args=(jobs, n, count, writer), daemon=True) for n in range(count)
+    ]
     for child in children:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    done += _read(reader)
-    os.close(reader)
-    whole = len(done) - len(done) % _ROW.size
-    return {number: (ok, took) for number, ok, took in _ROW.iter_unpack(done[:whole])}
+        child.start()
+    done: dict[int, tuple[bool, float]] = {}
+    deadline = time.monotonic() + seconds
+    while reader.poll(0.02) or (any(c.is_alive() for c in children) and time.monotonic() < deadline):
+        while reader.poll():
+            number, *outcome = reader.recv()
+            done[number] = (outcome[0], outcome[1])
+    for child in children:
+        child.kill()
+        child.join()
+    return done
 
 
-def _read(pipe: int) -> bytes:
-    try:
-        return os.read(pipe, 1 << 16)
-    except BlockingIOError:
-        return b""
-
-
-def _compile(jobs: Sequence[Job], numbers: range, writer: int) -> None:
+def _compile(jobs: Sequence[Job], first: int, step: int, writer: Any) -> None:
     """The child: it must not touch the device, whose context is its parent's."""
     from triton.compiler import compile as compile_source
 
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - the process ends with it
-    os.dup2(sys.stderr.fileno(), 2)
-    for number in numbers:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    for number in range(first, len(jobs), step):
         source, target, options = jobs[number]
         begun, ok = time.monotonic(), True
         try:
             compile_source(source, target=target, options=options)
         except BaseException:  # noqa: BLE001 - whatever a compiler raises; the parent meets it again
             ok = False
-        os.write(writer, _ROW.pack(number, ok, time.monotonic() - begun))
+        writer.send((number, ok, time.monotonic() - begun))  # so short that it is written whole
     os._exit(0)

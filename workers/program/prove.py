@@ -13,7 +13,7 @@ from tilewright.fitness.intervals import Ratio
 from tilewright.library.launch_replacement import Installation, Option, Replacement
 from tilewright.workers.program.losses import STARTS, loss_test
 from tilewright.workers.program.record import Recorded
-from tilewright.workers.program.replay import Replay
+from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import Program, parameters, synchronise
 from tilewright.workers.program.turns import ratio
 
@@ -278,12 +278,5 @@ def _numbers(value: Any) -> Iterator[float]:
 
 def _gradients_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
     """Signal over noise of all gradients together, dB."""
-    if expected.keys() != found.keys():
-        return -math.inf
-    signal = noise = 0.0
-    for name, a in expected.items():
-        signal += float(a.float().square().sum(dtype=torch.float64))
-        noise += float((a.float() - found[name].float()).square().sum(dtype=torch.float64))
-    if math.isnan(noise) or math.isnan(signal):
-        return -math.inf
-    return math.inf if noise == 0.0 else 10 * math.log10(signal / noise) if signal else -math.inf
+    same = expected.keys() == found.keys()
+    return decibels((a, found[name]) for name, a in expected.items()) if same else -math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class Replay:
         self._written = [
             n
             for n, (found, given) in enumerate(zip(first, self._given, strict=True))
-            if not _same(found, given)
+            if not torch.equal(found, given)
         ]
         expected = [first[n] for n in self._written]
         noise = self._distance(expected, [self._answers(None, original=True)[n] for n in self._written])
@@ -100,7 +101,7 @@ class Replay:
         """The least signal-to-noise ratio of any storage, dB."""
         least = math.inf
         for n, a, b in zip(self._written, expected, found, strict=True):
-            least = min(least, _decibels(a.view(self._dtypes[n]), b.view(self._dtypes[n])))
+            least = min(least, decibels([(a.view(self._dtypes[n]), b.view(self._dtypes[n]))]))
         return least
 
     def wrong(self, configuration: Configuration) -> str:
@@ -112,7 +113,7 @@ class Replay:
         except Exception as error:  # noqa: BLE001 - a compiler or a launch may raise anything
             return f"{type(error).__name__}: {error}".splitlines()[0][:160]
         for n, (answer, given) in enumerate(zip(found, self._given, strict=True)):
-            if n not in self._written and not _same(answer, given):
+            if n not in self._written and not torch.equal(answer, given):
                 return "it writes a tensor that the original does not write"
         for n, answer in zip(self._written, self._expected, strict=True):
             dtype = self._dtypes[n]
@@ -121,7 +122,7 @@ class Replay:
                 if not torch.equal(a, b):
                     return "its integers differ from the original's"
                 continue
-            db = _decibels(a, b)
+            db = decibels([(a, b)])
             if not db >= self._bound:
                 return f"{db:.1f} dB from the original's answer where {self._bound:.1f} dB are explained"
             cap = CAP.get(str(dtype).rpartition(".")[2], 2.0**-4)
@@ -140,24 +141,25 @@ def _rescale(tensors: dict[Any, torch.Tensor], views: dict[Any, Any]) -> None:
         tensor.mul_(torch.rand_like(tensor, dtype=torch.float32).mul_(0.5).add_(0.5).to(tensor.dtype))
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a, b)
-
-
-def _decibels(expected: torch.Tensor, found: torch.Tensor) -> float:
-    """Signal over noise in dB; infinite where both are equal, minus infinite where their NaNs lie elsewhere."""
-    if not expected.dtype.is_floating_point:
-        return math.inf if torch.equal(expected, found) else -math.inf
-    a, b = expected.float(), found.float()
-    finite = torch.isfinite(a)
-    if not torch.equal(finite, torch.isfinite(b)):
-        return -math.inf
-    a, b = torch.where(finite, a, 0.0), torch.where(finite, b, 0.0)
-    noise = float((a - b).norm(dtype=torch.float64))
-    signal = float(a.norm(dtype=torch.float64))
+def decibels(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Signal over noise of all pairs of an expected and a found tensor together, dB; infinite where they are equal,
+    minus infinite where integers differ, or values that are not finite lie elsewhere."""
+    signal = noise = 0.0
+    for expected, found in pairs:
+        if not expected.dtype.is_floating_point:
+            if not torch.equal(expected, found):
+                return -math.inf
+            continue
+        a, b = expected.float(), found.float()
+        finite = torch.isfinite(a)
+        if not torch.equal(finite, torch.isfinite(b)):
+            return -math.inf
+        a, b = torch.where(finite, a, 0.0), torch.where(finite, b, 0.0)
+        noise += float((a - b).norm(dtype=torch.float64)) ** 2
+        signal += float(a.norm(dtype=torch.float64)) ** 2
     if noise == 0.0:
         return math.inf
-    return 20 * math.log10(signal / noise) if signal else -math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
 def _worst(expected: torch.Tensor, found: torch.Tensor) -> float:

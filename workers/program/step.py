@@ -36,7 +36,7 @@ class Program:
         ``start``: starts other than 0 have another seed, and parameters that differ in the last bit of bfloat16: of a
         setup that seeds itself, too.
         """
-        seed_all(start)
+        torch.manual_seed(SEED + start)
         if self.setup is None:
             return lambda: self._called(self.step)
         try:
@@ -54,11 +54,6 @@ class Program:
             return step(*given)
         except Exception as error:
             raise BadStep(f"{self.name} raises {_text(error)}") from error
-
-
-def seed_all(start: int = 0) -> None:
-    """One seed for every generator of torch."""
-    torch.manual_seed(SEED + start)
 
 
 def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -79,6 +79,17 @@ def fails(model):
     raise ValueError("no")
 
 
+def fails_later(model):
+    model.count = getattr(model, "count", 0) + 1
+    if model.count == 5:
+        raise RuntimeError("the data ended")
+    return Scale.apply(torch.ones(64)).sum()
+
+
+def of_two(model, batch):
+    return Scale.apply(torch.ones(64)).sum()
+
+
 def nothing(model):
     return torch.ones(3).sum()
 
@@ -138,6 +149,8 @@ CASES = {
 
 REFUSED = {
     "fails": ("record", "program.py:fails raises ValueError: no"),
+    "fails_later": ("record", "program.py:fails_later raises RuntimeError: the data ended"),
+    "of_two": ("record", "program.py:of_two takes 2 arguments; one is given"),
     "nothing": ("record", "launches nothing"),
     "random": ("prove", "draws random numbers"),
     "absent": ("record", "has no function absent"),
@@ -156,6 +169,45 @@ json.dump(answers, open(sys.argv[2], "w"))
 """
 
 
+ON_DEVICE = """
+
+class OnDevice:
+    def __init__(self):
+        self.x, self.calls, self.side = torch.ones(1 << 20, device="cuda"), 0, torch.cuda.Stream()
+
+
+def scaled(x):
+    out, n = torch.empty_like(x), x.numel()
+    scale_kernel[(triton.cdiv(n, 1024),)](out, x, 2.0, n, BLOCK=1024)
+    return out
+
+
+def allocates(state):
+    state.calls += 1
+    torch.empty(state.calls << 20, device="cuda")
+    return scaled(state.x).sum()
+
+
+def streams(state):
+    with torch.cuda.stream(state.side):
+        state.x.mul(1.0)
+    return scaled(state.x).sum()
+
+
+def draws(state):
+    return scaled(torch.rand_like(state.x)).sum()
+
+
+def waits(state):
+    return scaled(state.x).sum().item()
+"""
+DEVICE_REFUSED = {
+    "allocates": "allocates differently each time",
+    "streams": "uses several streams",
+    "draws": "draws random numbers",
+}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     pytest.importorskip("triton")
@@ -163,10 +215,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def asked(folder: Path, requests: dict[str, dict[str, Any]], interpret: bool = True) -> dict[str, Any]:
+    """The answer to every request, one after the other in a process: nothing may be left installed."""
+    pytest.importorskip("triton")
+    common = {"path": str(folder / "program.py"), "setup": "setup", "prove_seconds": 0.3}
+    (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED, "requests.json", "answers.json"], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "TRITON_INTERPRET": str(int(interpret)), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "answers.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The answer to every request of this page, one after the other in a process: nothing may be left installed."""
-    pytest.importorskip("triton")
+    """The answer to every request of this page."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "program.py").write_text(PROGRAM)
     requests: dict[str, dict[str, Any]] = {
@@ -177,14 +242,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for case, (text, _) in CASES.items():
         (folder / f"{case}.py").write_text(f"{WINNERS}\n\nREPLACEMENTS = [{text}]\n")
         requests[case] = {"step": "step", "part": "prove", "faster": str(folder / f"{case}.py")}
-    common = {"path": str(folder / "program.py"), "setup": "setup", "prove_seconds": 0.3}
-    (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
-    done = subprocess.run(
-        [sys.executable, "-c", ASKED, "requests.json", "answers.json"], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "answers.json").read_text())
+    return asked(folder, requests)
 
 
 def test_the_record_says_every_launch(answers: dict[str, Any]) -> None:
@@ -210,6 +268,18 @@ def test_only_what_pays_stays(answers: dict[str, Any], case: str) -> None:
 @pytest.mark.parametrize("step", REFUSED)
 def test_a_step_that_cannot_be_used_is_refused(answers: dict[str, Any], step: str) -> None:
     assert REFUSED[step][1] in answers[step]["why"]
+
+
+@pytest.mark.gpu
+def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> None:
+    (folder / "program.py").write_text(PROGRAM + ON_DEVICE)
+    steps = [*DEVICE_REFUSED, "waits"]
+    requests = {step: {"step": step, "part": "prove", "setup": "OnDevice", "seconds": 1} for step in steps}
+    answers = asked(folder, requests, interpret=False)
+    assert {step: answers[step].get("why", "").partition(f"{step} ")[2].partition(";")[0] for step in steps} == {
+        **DEVICE_REFUSED, "waits": "",
+    }  # fmt: skip
+    assert "waits for the device (1 times a step)" in answers["waits"]["record"]["faults"]
 
 
 def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers: dict[str, Any]) -> None:
@@ -246,8 +316,6 @@ def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
     (folder / "pieces_faster" / "search.json").write_text(json.dumps(kept))
     printed = command(folder, *call)
     assert "1 launch(es) as an earlier search found them" in printed and "rows=" not in printed
-    (found,) = json.loads((folder / "pieces_faster" / "found.json").read_text())["found"]
-    assert found["why"] == "found before"
     assert "program program.py:pieces  tuned  1 launch(es) searched" in command(folder, "status")
     client = mlflow.MlflowClient(f"sqlite:///{folder}/.tilewright/mlflow.db")
     experiment = client.get_experiment_by_name("programs").experiment_id
@@ -255,6 +323,7 @@ def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
     assert sorted(runs) == ["program.py:pieces", "scale_kernel"], "written twice, there once"
     parent, child = runs["program.py:pieces"], runs["scale_kernel"]
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.data.tags["configuration"] == "found before"
     assert parent.data.metrics["step_ms"] > 0 and child.data.metrics["kernel_gain"] == 1
 
 
