@@ -36,7 +36,7 @@ def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
         yield "  " + ", ".join(f"{kind} {share:.1%}" for kind, share in found.shares.items())
     for fault in record["faults"]:
         yield f"  note: the step {fault}"
-    functions = {(k["module"], k["name"]) for k in found.kernels if k["kind"] == "triton"}
+    functions = {(launch["module"], launch["name"]) for launch in record["launches"]}
     if functions:
         yield f"  {len(functions)} Triton function(s), {len(record['launches'])} distinct launch(es)"
     tuning = record.get("tuning")

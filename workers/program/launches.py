@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,15 +79,25 @@ class Event:
     captured: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Generated:
-    """A kernel that Inductor generated, as it was launched."""
+    """A kernel that Inductor generated, as it was launched first: its file, tensors, configuration, and their bytes."""
 
-    kernel: str
-    file: str
-    arguments: str
-    configuration: str
+    place: str
+    text: str
+    chosen: str
     bytes: int
+
+
+@contextlib.contextmanager
+def patched(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
+    """While open, ``around(before, this, ...)`` stands for a method."""
+    before = getattr(owner, name)
+    setattr(owner, name, lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 class LaunchRecorder:
@@ -104,49 +114,34 @@ class LaunchRecorder:
         self._kept = 0
         self._timing = False
         self._outer: Any = None
-        self._undo: list[Callable[[], None]] = []
+        self._patches = contextlib.ExitStack()
         self._places: dict[int, tuple[str, str]] = {}
 
     def __enter__(self) -> LaunchRecorder:
         from triton.runtime import autotuner, interpreter, jit
 
-        for kind in (
-            jit.JITFunction,
-            interpreter.InterpretedFunction,
-            autotuner.Autotuner,
-            autotuner.Heuristics,
-        ):
-            self._wrap(kind, "run", self._run)
-        self._wrap(autotuner.Autotuner, "_bench", self._bench)
-        try:
+        kinds = (jit.JITFunction, interpreter.InterpretedFunction, autotuner.Autotuner, autotuner.Heuristics)
+        places: list[tuple[Any, str, Callable[..., Any]]] = [(kind, "run", self._run) for kind in kinds]
+        places.append((autotuner.Autotuner, "_bench", self._bench))
+        with contextlib.suppress(ImportError):  # a torch without Inductor
             from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-        except ImportError:  # a torch without Inductor
-            pass
-        else:
-            self._wrap(CachingAutotuner, "run", self._run_generated)
+
+            places.append((CachingAutotuner, "run", self._run_generated))
+        for owner, name, around in places:
+            self._patches.enter_context(patched(owner, name, around))
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._patches.close()
 
-    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        before = getattr(owner, name)
-
-        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
-            return around(before, this, args, kwargs)
-
-        setattr(owner, name, wrapped)
-        self._undo.append(functools.partial(setattr, owner, name, before))
-
-    def _bench(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _bench(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
         outer, self._timing = self._timing, True
         try:
             return before(this, *args, **kwargs)
         finally:
             self._timing = outer
 
-    def _run(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self._timing or kwargs.get("warmup"):
             return before(this, *args, **kwargs)
         outermost = self._outer is None
@@ -160,7 +155,7 @@ class LaunchRecorder:
             if outermost:
                 self._outer = None
 
-    def _run_generated(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_generated(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("benchmark_run"):
             return before(this, *args, **kwargs)
         outer, self._timing = self._timing, True
@@ -172,9 +167,8 @@ class LaunchRecorder:
         if name not in self.generated:
             tensors = [a for a in args if torch.is_tensor(a)]
             config = this.launchers[0].config if this.launchers else ""
-            self.generated[name] = Generated(
-                name, str(this.filename), " ".join(_short(t) for t in tensors), str(config), _bytes(tensors)
-            )
+            text = " ".join(_short(t) for t in tensors)
+            self.generated[name] = Generated(str(this.filename), text, str(config), _bytes(tensors))
         self.events.append(Event(name, None, _capturing()))
         return result
 

@@ -91,7 +91,7 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
         first = time.perf_counter() - between
         for _ in range(WARM_STEPS - 1):
             step()
-    faults = _faults(step)
+    faults = list(_faults(step))
     count = burst_steps(burst_seconds(step, 2))
     walls = [burst_seconds(step, count) for _ in range(TIMED_BURSTS if torch.cuda.is_available() else 1)]
     with LaunchRecorder() as recorder:
@@ -106,9 +106,10 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
     wall = statistics.median(walls)
     turns = Turns(program, step, graph, wall)
     device = device_facts()
-    rows = _rows(kernels, events, launches, generated)
+    rows = _rows(kernels, events, launches, generated, device["copy"])
     for row in rows:
-        row["floor"] = _floor(row, device["copy"])
+        if keep_values and row["launch"] is not None and launches[row["launch"]].values is None:
+            row["left"] = row["left"] or "no values of it were kept"
     data = {
         "name": program.name, "device": device, "setup_seconds": between - begun,
         "first_step_seconds": first, "tuning": tuners, "wall_seconds": wall, "graph": graph, "faults": faults,
@@ -181,56 +182,74 @@ def _with_values(first: LaunchRecorder, second: LaunchRecorder) -> list[Launch]:
 
 
 def _rows(
-    kernels: list[Kernel], events: list[Any], launches: list[Launch], generated: Mapping[str, Any]
+    kernels: list[Kernel],
+    events: list[Any],
+    launches: list[Launch],
+    generated: Mapping[str, Any],
+    copy: float,
 ) -> list[dict[str, Any]]:
-    """A row for each kernel and distinct launch: calls, seconds, kind. Launches join kernels by name and order."""
+    """A row for each kernel and distinct launch. Launches join kernels by name and order. ``copy``: bytes/s.
+
+    ``floor``: least seconds of the calls, by the time that a copy takes for the bytes of their tensors, each read or
+    written once; their own seconds where the bytes are not known. ``left``: why a kernel cannot be replaced.
+    """
     if not kernels:  # no device: launches alone, without times
-        return [
-            {"kind": "triton", "name": launch.kernel, "launch": n, "calls": launch.calls, "seconds": 0.0,
-             "bytes": launch.bytes}
-            for n, launch in enumerate(launches)
-        ]  # fmt: skip
+        return [_row("triton", launch.kernel, launch, None, launch.calls, 0.0, 0.0) for launch in launches]
     by_name: dict[str, list[int | None]] = defaultdict(list)
     for event in events:
         by_name[event.kernel].append(event.number)
     counts = Counter(kernel.name for kernel in kernels)
     seen: Counter[str] = Counter()
-    rows: dict[tuple[str, str, int | None], dict[str, Any]] = {}
-    for kernel in kernels:
-        numbers = by_name.get(kernel.name, [])
-        number, size, kind = None, 0, _kind(kernel.name)
-        if kernel.name in generated:
-            kind, size = "inductor", generated[kernel.name].bytes
+    seconds: dict[tuple[str, str, int | None], list[float]] = defaultdict(list)
+    for name, took in ((kernel.name, kernel.seconds) for kernel in kernels):
+        numbers, number = by_name.get(name, []), None
+        if name in generated:
+            kind = "inductor"
         elif numbers:
             kind = "triton"
-            if counts[kernel.name] % len(numbers) == 0:  # otherwise the order does not say which is which
-                number = numbers[seen[kernel.name] % len(numbers)]
+            if counts[name] % len(numbers) == 0:  # otherwise the order does not say which is which
+                number = numbers[seen[name] % len(numbers)]
             elif len(set(numbers)) == 1:
                 number = numbers[0]
-            size = launches[number].bytes if number is not None else 0
-        seen[kernel.name] += 1
-        short = re.sub(r"<.*", "", kernel.name)[:80] if kind not in ("triton", "inductor") else kernel.name
-        row = rows.setdefault(
-            (kind, short, number),
-            {"kind": kind, "name": short, "launch": number, "calls": 0, "seconds": 0.0, "bytes": size},
+        else:
+            kind, name = _kind(name), re.sub(r"<.*", "", name)[:80]
+        seen[name] += 1
+        seconds[(kind, name, number)].append(took)
+    rows = [
+        _row(
+            kind,
+            name,
+            None if n is None else launches[n],
+            generated.get(name),
+            len(all_of),
+            sum(all_of),
+            copy,
         )
-        row["calls"] += 1
-        row["seconds"] += kernel.seconds
-    for row in rows.values():
-        if row["kind"] == "inductor":
-            found = generated[row["name"]]
-            row |= {"place": found.file, "arguments": found.arguments, "configuration": found.configuration}
-    return sorted(rows.values(), key=lambda row: -float(row["seconds"]))
+        for (kind, name, n), all_of in seconds.items()
+    ]
+    return sorted(rows, key=lambda row: -float(row["seconds"]))
 
 
-def _floor(row: Mapping[str, Any], copy: float) -> float:
-    """Least seconds of a row's calls: a copy of the bytes of their tensors, each read or written once. Its own seconds
-    where the bytes are not known, or not counted."""
-    if not copy:
-        return 0.0
-    if not row["bytes"]:
-        return float(row["seconds"])
-    return min(float(row["seconds"]), float(row["calls"] * max(LEAST_SECONDS, row["bytes"] / copy)))
+def _row(
+    kind: str, name: str, launch: Launch | None, code: Any, calls: int, seconds: float, copy: float
+) -> dict[str, Any]:
+    found, size = launch or code, 0 if launch is None and code is None else (launch or code).bytes
+    floor = min(seconds, calls * max(LEAST_SECONDS, size / copy)) if size and copy else seconds
+    left = ""
+    if code is not None:
+        left = "generated by Inductor: there is no name to replace it at"
+    elif launch is None:
+        left = "launched in an order that does not say which launch is which"
+    elif not launch.name:
+        left = "no module has a name for it"
+    elif launch.hooked:
+        left = "a function of its configuration runs before each launch"
+    return {
+        "kind": kind, "name": name, "calls": calls, "seconds": seconds, "bytes": size, "floor": floor, "left": left,
+        "launch": None if launch is None else launch.number, "place": getattr(found, "place", ""),
+        "arguments": getattr(found, "text", ""), "products": "dot(" in getattr(found, "source", ""),
+        "configuration": str(getattr(found, "chosen", "")),
+    }  # fmt: skip
 
 
 def _kind(name: str) -> str:
@@ -243,17 +262,11 @@ def _said(launch: Launch) -> dict[str, Any]:
         "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
         "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
         "autotuned": hasattr(launch.outer, "configs"), "values": launch.values is not None,
-        "products": "tl.dot" in launch.source or "dot(" in launch.source,
-        "hooked": launch.hooked,
     }  # fmt: skip
 
 
-def _faults(step: Callable[[], Any]) -> list[str]:
+def _faults(step: Callable[[], Any]) -> Iterator[str]:
     """What makes two steps differ, or waits: a proof needs a step without it."""
-    return list(_found_faults(step))
-
-
-def _found_faults(step: Callable[[], Any]) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     states, allocated, launched = [], [], []
     for _ in range(3):

@@ -21,6 +21,7 @@ import torch
 
 from tilewright.library.launch_replacement import innermost, signature
 from tilewright.workers.program.compile_ahead import Job, compile_all, job_of
+from tilewright.workers.program.launches import patched
 from tilewright.workers.program.step import Program
 
 BENCH_WARMUP_MS, BENCH_MS = 5, 25
@@ -78,8 +79,8 @@ class _Look:
         from triton.runtime.jit import JITFunction
 
         with (
-            _around(JITFunction, "run", self._launch),
-            _around(Autotuner, "run", self._tune),
+            patched(JITFunction, "run", self._launch),
+            patched(Autotuner, "run", self._tune),
             profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace,
             contextlib.suppress(Exception),
         ):
@@ -98,7 +99,7 @@ class _Look:
             "failed": failed, "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
         }  # fmt: skip
 
-    def _launch(self, before: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    def _launch(self, before: Any, kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("warmup", False):
             return before(kernel, *args, warmup=True, **kwargs)
         seen = (id(kernel), signature(args, {k: v for k, v in kwargs.items() if k != "grid"}))
@@ -107,7 +108,7 @@ class _Look:
             self._note(kernel, lambda: before(kernel, *args, warmup=True, **kwargs))
         return None
 
-    def _tune(self, before: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
+    def _tune(self, before: Any, tuner: Any, /, *args: Any, **kwargs: Any) -> Any:
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         given = {k: v for k, v in kwargs.items() if k != "warmup"}
         rows = self.tuned.setdefault(_key(tuner, {**tuner.nargs, **given}), {})
@@ -154,7 +155,7 @@ def limited(failed: list[list[str]]) -> Iterator[None]:
         configs, key = before(tuner, kwargs), _key(tuner, {**tuner.nargs, **kwargs})
         return [c for c in configs if (key, str(c)) not in left] or configs[:1]
 
-    def bench(before: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
+    def bench(before: Any, tuner: Any, /, *args: Any, **kwargs: Any) -> Any:
         if getattr(tuner, "_do_bench", None) is None and "do_bench" not in vars(tuner):
             from functools import partial
 
@@ -162,22 +163,12 @@ def limited(failed: list[list[str]]) -> Iterator[None]:
             changed.append(tuner)
         return before(tuner, *args, **kwargs)
 
-    with _around(Autotuner, "prune_configs", prune), _around(Autotuner, "_bench", bench):
+    with patched(Autotuner, "prune_configs", prune), patched(Autotuner, "_bench", bench):
         try:
             yield
         finally:
             for tuner in changed:
                 vars(tuner).pop("do_bench", None)
-
-
-@contextlib.contextmanager
-def _around(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, lambda this, *args, **kwargs: around(before, this, *args, **kwargs))
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _key(tuner: Any, named: Mapping[str, Any]) -> str:

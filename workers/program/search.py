@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from tilewright.fitness.intervals import paired_ratio
+from tilewright.fitness.intervals import Ratio
 from tilewright.library.launch_replacement import innermost
 from tilewright.workers.program.compile_ahead import compile_all, job_of
 from tilewright.workers.program.launches import OPTIONS, Launch
 from tilewright.workers.program.replay import Replay
+from tilewright.workers.program.turns import ratio, take_turns
 from tilewright.workers.runners.triton.clock import Clock, CpuClock, GpuClock
 
 FLUSH_BYTES = 256 << 20
@@ -283,10 +284,10 @@ def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadl
         ((t, dict(key)) for key, t in times.items() if t < outcome.seconds), key=lambda row: row[0]
     )
     for _, configuration in ranked[:2]:
-        ratio = _against(replay, configuration, timer)
-        if ratio.low > LEAST_GAIN and ratio.value > outcome.gain:
-            outcome.configuration, outcome.gain = configuration, ratio.value
-            outcome.interval = (ratio.low, ratio.high)
+        found = _against(replay, configuration, timer)
+        if found.low > LEAST_GAIN and found.value > outcome.gain:
+            outcome.configuration, outcome.gain = configuration, found.value
+            outcome.interval = (found.low, found.high)
     if outcome.configuration is None:
         outcome.why = "no configuration is faster"
     return outcome
@@ -297,13 +298,12 @@ def _seconds(replay: Replay, configuration: Configuration, timer: Clock) -> floa
     return sorted(burst.seconds)[len(burst.seconds) // 2]
 
 
-def _against(replay: Replay, configuration: Configuration, timer: Clock) -> Any:
+def _against(replay: Replay, configuration: Configuration, timer: Clock) -> Ratio:
     """Seconds of the incumbent over those of a configuration, in rounds that take turns."""
-    rounds: dict[bool, list[list[float]]] = {True: [], False: []}
-    for number in range(ROUNDS):
-        for ours in (True, False) if number % 2 else (False, True):
-            given = configuration if ours else {}
-            rounds[ours].append(
-                timer.burst(lambda given=given: replay.call(given), ROUND_CALLS, replay.reset).seconds  # type: ignore[misc]
-            )
-    return paired_ratio({"launch": rounds[False]}, {"launch": rounds[True]})
+
+    def timed(given: Configuration) -> list[float]:
+        return timer.burst(lambda: replay.call(given), ROUND_CALLS, replay.reset).seconds
+
+    return ratio(
+        take_turns({"": lambda: timed({}), "*": lambda: timed(configuration)}, least=ROUNDS), "", "*"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,9 +77,7 @@ def program_of(path: str, step: str, setup: str = "") -> Program:
     for name in filter(None, (step, setup)):
         if not callable(found.get(name)):
             raise BadStep(f"{file.name} has no function {name}")
-    program = Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
-    _require_arguments(program)
-    return program
+    return Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
 
 
 def _loaded(file: Path) -> dict[str, Any]:
@@ -95,25 +92,6 @@ def _loaded(file: Path) -> dict[str, Any]:
     except Exception as error:
         raise BadStep(f"{file.name} raises {_text(error)} when it is loaded") from error
     return vars(module)
-
-
-def _require_arguments(program: Program) -> None:
-    try:
-        parameters = inspect.signature(program.step).parameters.values()
-    except (TypeError, ValueError):
-        return
-    wanted = [
-        p
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(wanted) > (program.setup is not None):
-        remedy = (
-            "name the function that makes its argument with --setup"
-            if program.setup is None
-            else "one is given"
-        )
-        raise BadStep(f"{program.name} takes {len(wanted)} arguments; {remedy}")
 
 
 def _text(error: Exception) -> str:

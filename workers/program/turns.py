@@ -5,6 +5,7 @@ Products in bf16 draw more power than a GPU may: a step after a pause says 0.96 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,6 +40,22 @@ def burst_seconds(step: Callable[[], Any], count: int) -> float:
     return (time.perf_counter() - begun) / count
 
 
+def take_turns(
+    arms: Mapping[str, Callable[[], list[float]]], seconds: float = 0.0, least: int = LEAST_ROUNDS,
+    most: int = MOST_ROUNDS,
+) -> Rounds:  # fmt: skip
+    """Times of every arm once a round, in an order that turns round and starts elsewhere each time, so that drift
+    cancels. At most ``most`` rounds within ``seconds`` of wall time, and ``least`` whatever they take."""
+    found: Rounds = {name: [] for name in arms}
+    deadline, count = time.monotonic() + seconds, 0
+    while count < least or (count < most and time.monotonic() < deadline):
+        names = list(arms)[count % len(arms) :] + list(arms)[: count % len(arms)]
+        for name in names if count % 2 else reversed(names):
+            found[name].append(arms[name]())
+        count += 1
+    return found
+
+
 class Turns:
     """The started step of a program, or one of each installation where the launches lie in a CUDA graph (``graph``)."""
 
@@ -47,28 +64,17 @@ class Turns:
         self._count = burst_steps(seconds)
 
     def rounds(
-        self,
-        arms: Mapping[str, Installation | None],
-        seconds: float = 0.0,
-        least: int = LEAST_ROUNDS,
-        most: int = MOST_ROUNDS,
+        self, arms: Mapping[str, Installation | None], seconds: float = 0.0, least: int = LEAST_ROUNDS
     ) -> Rounds:
-        """Every arm once a round, in an order that turns round and starts elsewhere each time, so that drift cancels.
-        At most ``most`` rounds within ``seconds`` of wall time, and ``least`` whatever they take."""
+        """Seconds of a step under each installation (``take_turns``)."""
         steps = {name: self._step(installation) for name, installation in arms.items()}
-        found: Rounds = {name: [] for name in arms}
-        deadline, count = time.monotonic() + seconds, 0
-        while count < least or (count < most and time.monotonic() < deadline):
-            names = list(arms)[count % len(arms) :] + list(arms)[: count % len(arms)]
-            for name in names if count % 2 else reversed(names):
-                found[name].append([self._timed(arms[name], steps[name])])
-            count += 1
-        return found
+        timed = {name: functools.partial(self._timed, arms[name], steps[name]) for name in arms}
+        return take_turns(timed, seconds, least)
 
     def gain(self, installation: Installation, rounds: int) -> float:
         """Of the step by an installation; 0 where it fails, or takes too much memory."""
         try:
-            found = self.rounds({"": None, "*": installation}, least=rounds, most=rounds)
+            found = self.rounds({"": None, "*": installation}, least=rounds)
         except Exception:  # noqa: BLE001 - a package's own checks, or no memory
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -83,13 +89,13 @@ class Turns:
         with installation.installed():
             return self._program.started()
 
-    def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> float:
+    def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
         if installation is None or self._graph:
             step()
-            return burst_seconds(step, self._count)
+            return [burst_seconds(step, self._count)]
         with installation.installed():
             step()
-            return burst_seconds(step, self._count)
+            return [burst_seconds(step, self._count)]
 
 
 def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:

@@ -150,7 +150,10 @@ CASES = {
 REFUSED = {
     "fails": ("record", "program.py:fails raises ValueError: no"),
     "fails_later": ("record", "program.py:fails_later raises RuntimeError: the data ended"),
-    "of_two": ("record", "program.py:of_two takes 2 arguments; one is given"),
+    "of_two": (
+        "record",
+        "of_two raises TypeError: of_two() missing 1 required positional argument: 'batch'",
+    ),
     "nothing": ("record", "launches nothing"),
     "random": ("prove", "draws random numbers"),
     "absent": ("record", "has no function absent"),
