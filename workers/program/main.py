@@ -162,12 +162,8 @@ def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:
 
 def _outcome(found: Found) -> dict[str, Any]:
     launch = found.launch
-    return {
-        "launch": launch.number, "kernel": launch.kernel, "module": launch.module, "name": launch.name,
-        "arguments": launch.text, "seconds": found.seconds, "configuration": found.configuration,
-        "gain": found.gain, "interval": found.interval, "tried": found.tried, "why": found.why,
-        "wrong": len(found.wrong),
-    }  # fmt: skip
+    place = {"kernel": launch.kernel, "module": launch.module, "name": launch.name, "arguments": launch.text}
+    return {**found.row(), **place, "wrong": len(found.wrong)}
 
 
 def main() -> None:

@@ -120,11 +120,11 @@ class Proof:
 
     def _refuse(self, why: str) -> None:
         """FP8 layers are the first to go; without them nothing stays."""
-        if self.layers is None:
-            self._leave_out_all(why)
-            return
-        self._leave_out(self.layers.label, why)
-        self._check_program()
+        if self.layers is not None:
+            self._leave_out(self.layers.label, why)
+            return self._check_program()
+        for label in [r.label for r in self.kept]:
+            self._leave_out(label, why)
 
     def _check_program(self) -> None:
         """Losses, gradients and memory from the same starts, as it was and with everything installed."""
@@ -248,10 +248,6 @@ class Proof:
         found = next((r for r in self.kept if r.label == label), None)
         if chosen and isinstance(found, Replacement):
             self.pins.append(Replacement(found.module, found.name, chosen, pinned=True))
-
-    def _leave_out_all(self, why: str) -> None:
-        for label in [r.label for r in self.kept]:
-            self._leave_out(label, why)
 
     def _row(self, label: str, gained: Ratio, alone: Mapping[str, float]) -> dict[str, Any]:
         counts = self._installation(self.kept, self.layers).counts()

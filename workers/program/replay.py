@@ -44,14 +44,7 @@ class Replay:
         named = {k: self.tensors.get(k, v) for k, v in recorded.kwargs.items()}
         chosen = {**recorded.chosen, **configuration}
         kernel = self.original if original else self.kernel
-        if warmup:
-            named["warmup"] = True
-            places = self._places
-            for name in [n for n in chosen if places.get(n, len(args)) < len(args)]:
-                args[places[name]] = chosen.pop(name)
-            kernel.run(*args, grid=recorded.grid, **{**named, **chosen})
-            return
-        launch(kernel, self._places, chosen, recorded.grid, args, named)
+        launch(kernel, self._places, chosen, recorded.grid, args, named, warmup)
 
     def reset(self) -> None:
         """The values as they were before the launch, outputs poisoned."""

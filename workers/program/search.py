@@ -28,7 +28,6 @@ SCREEN_CALLS, ROUNDS, ROUND_CALLS = 5, 8, 4
 WARPS, STAGES = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5)
 DEFAULTS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
 LEAST_TILE, MOST_TILE = 16, 65536
-FURTHER = 2
 LEAST_TRIED = 4
 COMPILE_SECONDS = 2.5
 """What one configuration takes to compile, about."""
@@ -51,6 +50,10 @@ class Found:
     tried: int = 0
     why: str = ""
     wrong: list[str] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """All but the launch, as data."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "launch"}
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,7 @@ class Outcomes:
         return None if row is None else Found(launch, **{**row, "interval": tuple(row["interval"])})
 
     def add(self, found: Found) -> None:
-        self.rows[_identity(found.launch)] = {
-            f.name: getattr(found, f.name) for f in fields(found) if f.name != "launch"
-        }
+        self.rows[_identity(found.launch)] = found.row()
         self._save()
 
     def mark(self, option: str, noted: Any) -> None:
@@ -143,7 +144,9 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
     left = sum(job.weight for job in new) or 1.0
     # half of the budget compiles, in as many processes as there are cores
     most = int(seconds / 2 * max(1, len(os.sched_getaffinity(0)) - 1) / COMPILE_SECONDS)
-    plans = [list(neighbours(job.launch))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new]
+    plans = [
+        list(neighbours(job.launch, {}))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new
+    ]
     _compile([(Replay(job.launch), c) for job, plan in zip(new, plans, strict=True) for c in plan])
     for job, plan in zip(new, plans, strict=True):
         remaining = max(0.0, seconds - (time.monotonic() - began))
@@ -168,13 +171,14 @@ def _compile(pairs: Sequence[tuple[Replay, Configuration]]) -> None:
     compile_all([job for job in jobs if job is not None])
 
 
-def current(launch: Launch) -> Configuration:
-    """Options and tile sizes of a launch as it is."""
-    names = innermost(launch.outer).arg_names
-    given = {**dict(zip(names, launch.args, strict=False)), **launch.kwargs, **launch.chosen}
+def current(launch: Launch, configuration: Configuration) -> Configuration:
+    """Options and tile sizes of a launch with a configuration over what it has."""
+    kernel = innermost(launch.outer)
+    given = {
+        **dict(zip(kernel.arg_names, launch.args, strict=False)), **launch.kwargs, **launch.chosen, **configuration
+    }  # fmt: skip
     found = {name: int(given.get(name) or default) for name, default in DEFAULTS.items()}
-    constants = _constants(innermost(launch.outer))
-    for name in constants:
+    for name in _constants(kernel):
         value = given.get(name)
         if type(value) is int and value >= LEAST_TILE and value & (value - 1) == 0 and name not in OPTIONS:
             found[name] = value
@@ -190,9 +194,10 @@ def _constants(kernel: Any) -> list[str]:
     return [name for name in kernel.arg_names if "constexpr" in str(notes.get(name, ""))]
 
 
-def neighbours(launch: Launch) -> Iterator[Configuration]:
-    """Configurations one step away, the nearest first: other warps and stages, a tile twice or half as large."""
-    now = current(launch)
+def neighbours(launch: Launch, start: Configuration) -> Iterator[Configuration]:
+    """Configurations one step away from one, the nearest first: other warps and stages, a tile twice or half as
+    large."""
+    now = current(launch, start)
     interpreted = not torch.cuda.is_available()
     options = [
         (abs(values.index(v) - values.index(now[name])), {name: v})
@@ -213,7 +218,8 @@ def neighbours(launch: Launch) -> Iterator[Configuration]:
                 if not interpreted and warps in WARPS:
                     tiles.append({name: other, "num_warps": warps})
     far = (configuration for distance, configuration in options if distance > 1)
-    yield from (configuration for configuration in (*near, *tiles, *far) if _permitted(launch, configuration))
+    changed = ({**start, **configuration} for configuration in (*near, *tiles, *far))
+    yield from (configuration for configuration in changed if _permitted(launch, configuration))
 
 
 def _permitted(launch: Launch, configuration: Configuration) -> bool:
@@ -235,55 +241,27 @@ def _permitted(launch: Launch, configuration: Configuration) -> bool:
         return False
 
 
-def _further(configuration: Configuration, now: Configuration) -> Iterator[Configuration]:
-    """Each tile size of a configuration once more in its direction."""
-    for name, value in configuration.items():
-        other = value * 2 if value > now[name] else value // 2
-        if name not in DEFAULTS and LEAST_TILE <= other <= MOST_TILE:
-            yield {**configuration, name: other}
-
-
 def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadline: float) -> Found:
-    """The best of the neighbours, and of those two steps away on the way of the best."""
+    """The best on a way of steps, each from the best that is known: ``plan`` holds the first ones."""
     outcome = Found(replay.launch, _seconds(replay, {}, timer))
     derived = Replay(replay.launch, derived=True)
     derived.learn()
-    times: dict[tuple[Any, ...], float] = {}
-
-    def screen(configurations: Sequence[Configuration]) -> None:
-        for configuration in configurations:
-            key = tuple(sorted(configuration.items()))
-            if key in times or (time.monotonic() > deadline and outcome.tried >= LEAST_TRIED):
-                continue
+    times: dict[tuple[Any, ...], float] = {(): outcome.seconds}
+    best: tuple[Any, ...] | None = None
+    while best != (best := min(times, key=lambda key: times[key])):
+        if best:
+            plan = [c for c in neighbours(replay.launch, dict(best)) if _key(c) not in times][: len(plan)]
+            _compile([(replay, configuration) for configuration in plan])
+        for configuration in plan:
+            if time.monotonic() > deadline and outcome.tried >= LEAST_TRIED:
+                break
             outcome.tried += 1
-            times[key] = float("inf")
             why = replay.wrong(configuration) or derived.wrong(configuration)
             if why:
                 outcome.wrong.append(f"{configuration}: {why}")
-                continue
-            times[key] = _seconds(replay, configuration, timer)
-
-    screen(plan)
-    for _ in range(FURTHER):  # a tile that paid is doubled or halved again
-        best = min(times.items(), key=lambda row: row[1], default=((), float("inf")))
-        if best[1] < outcome.seconds:
-            screen([*_further(dict(best[0]), current(replay.launch))])
-    ranked = sorted(
-        ((t, dict(key)) for key, t in times.items() if t < 1.02 * outcome.seconds), key=lambda row: row[0]
-    )
-    if len(ranked) > 1 and time.monotonic() < deadline:
-        pairs = [
-            {**a, **b}
-            for n, (_, a) in enumerate(ranked[:3])
-            for _, b in ranked[n + 1 : 4]
-            if not a.keys() & b
-        ]
-        _compile([(replay, pair) for pair in pairs])
-        screen(pairs)
-    ranked = sorted(
-        ((t, dict(key)) for key, t in times.items() if t < outcome.seconds), key=lambda row: row[0]
-    )
-    for _, configuration in ranked[:2]:
+            times[_key(configuration)] = math.inf if why else _seconds(replay, configuration, timer)
+    ranked = sorted((key for key in times if times[key] < outcome.seconds), key=lambda key: times[key])
+    for configuration in map(dict, ranked[:2]):
         found = _against(replay, configuration, timer)
         if found.low > LEAST_GAIN and found.value > outcome.gain:
             outcome.configuration, outcome.gain = configuration, found.value
@@ -291,6 +269,10 @@ def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadl
     if outcome.configuration is None:
         outcome.why = "no configuration is faster"
     return outcome
+
+
+def _key(configuration: Configuration) -> tuple[Any, ...]:
+    return tuple(sorted(configuration.items()))
 
 
 def _seconds(replay: Replay, configuration: Configuration, timer: Clock) -> float:

@@ -218,23 +218,35 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asked(folder: Path, requests: dict[str, dict[str, Any]], interpret: bool = True) -> dict[str, Any]:
-    """The answer to every request, one after the other in a process: nothing may be left installed."""
-    pytest.importorskip("triton")
-    common = {"path": str(folder / "program.py"), "setup": "setup", "prove_seconds": 0.3}
-    (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
+def ran(folder: Path, code: str, *arguments: str, **variables: str) -> str:
+    """What a program prints that runs in the folder, on the interpreter unless the variables say otherwise."""
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": f"{ROOT}:{folder}",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", ASKED, "requests.json", "answers.json"], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "TRITON_INTERPRET": str(int(interpret)), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", textwrap.dedent(code), *arguments], cwd=folder, capture_output=True, text=True,
+        env={k: v for k, v in {**environment, **variables}.items() if k not in ("MLFLOW_TRACKING_URI", "TILEWRIGHT_HOME")},
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def asked(folder: Path, requests: dict[str, dict[str, Any]], interpret: str = "1") -> dict[str, Any]:
+    """The answer to every request, one after the other in a process: nothing may be left installed."""
+    common = {"path": str(folder / "program.py"), "setup": "setup", "prove_seconds": 0.3}
+    (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
+    ran(folder, ASKED, "requests.json", "answers.json", TRITON_INTERPRET=interpret)
     return json.loads((folder / "answers.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The answer to every request of this page."""
+    pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("programs")
     (folder / "program.py").write_text(PROGRAM)
     requests: dict[str, dict[str, Any]] = {
@@ -278,7 +290,7 @@ def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> N
     (folder / "program.py").write_text(PROGRAM + ON_DEVICE)
     steps = [*DEVICE_REFUSED, "waits"]
     requests = {step: {"step": step, "part": "prove", "setup": "OnDevice", "seconds": 1} for step in steps}
-    answers = asked(folder, requests, interpret=False)
+    answers = asked(folder, requests, interpret="0")
     assert {step: answers[step].get("why", "").partition(f"{step} ")[2].partition(";")[0] for step in steps} == {
         **DEVICE_REFUSED, "waits": "",
     }  # fmt: skip
@@ -293,23 +305,13 @@ def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers
     assert any("option" in row and row["name"] == "cut" for row in answers["pieces"]["replacements"])
 
 
-def command(folder: Path, *arguments: str) -> str:
-    """What the command line prints."""
-    code = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{folder}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder, env={k: v for k, v in environment.items() if k not in ("MLFLOW_TRACKING_URI", "TILEWRIGHT_HOME")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
 
 
 def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(folder: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "0.2")
-    printed = command(folder, *call)
+    printed = ran(folder, COMMAND, *call)
     assert "cut(apart=" in printed and "apart" not in (folder / "pieces_faster" / "faster.py").read_text()
     kept = json.loads((folder / "pieces_faster" / "search.json").read_text())
     (row,) = kept["launches"].values()
@@ -317,9 +319,9 @@ def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
     for option in [name for name in kept["options"] if "rows" in name]:
         kept["options"][option] = {}  # its process died while it tried it
     (folder / "pieces_faster" / "search.json").write_text(json.dumps(kept))
-    printed = command(folder, *call)
+    printed = ran(folder, COMMAND, *call)
     assert "1 launch(es) as an earlier search found them" in printed and "rows=" not in printed
-    assert "program program.py:pieces  tuned  1 launch(es) searched" in command(folder, "status")
+    assert "program program.py:pieces  tuned  1 launch(es) searched" in ran(folder, COMMAND, "status")
     client = mlflow.MlflowClient(f"sqlite:///{folder}/.tilewright/mlflow.db")
     experiment = client.get_experiment_by_name("programs").experiment_id
     runs = {run.info.run_name: run for run in client.search_runs([experiment])}
@@ -332,11 +334,9 @@ def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
 
 def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
     """The command, and what it writes: gradients as before, other shapes by the original, nothing left behind."""
-    printed = command(
-        folder, "program", "program.py:step", "tune", "--setup", "setup", "--seconds", "25", "--no-mlflow"
-    )
+    call = ("program", "program.py:step", "tune", "--setup", "setup", "--seconds", "25", "--no-mlflow")
+    printed = ran(folder, COMMAND, *call)
     assert "2 distinct launch(es)" in printed
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
     use = """
         import sys, torch, program
         sys.path.insert(0, "step_faster")
@@ -353,10 +353,5 @@ def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
         assert not any(name.startswith("tilewright") for name in sys.modules)
         print(faster.counts()["program.scale_kernel"], faster.REPLACEMENTS[0].others)
     """
-    used = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(use)], cwd=folder, capture_output=True, text=True, check=False,
-        env={**environment, "PYTHONPATH": str(folder)},
-    )  # fmt: skip
-    assert used.returncode == 0, used.stderr
-    counted, others = map(int, used.stdout.split())
+    counted, others = map(int, ran(folder, use, PYTHONPATH=str(folder)).split())
     assert (counted, others) == (2, 1)
