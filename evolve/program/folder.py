@@ -48,7 +48,7 @@ def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str,
             "us": 1e6 * row["seconds"],
             "kernel_gain": row["gain"],
             "tried": row["tried"],
-            "wrong": row["wrong"],
+            "wrong": len(row["wrong"]),
         }
         if function in kept:
             figures |= {"step_gain": kept[function]["gain"], "step_gain_low": kept[function]["interval"][0]}

@@ -59,7 +59,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
     else:
         kept = Outcomes(Path(request["kept"]) if request.get("kept") else None)
         found = search(_worth_it(recorded), float(request.get("seconds", 60.0)), _say, kept)
-        answer["found"] = [_outcome(outcome) for outcome in found]
+        answer["found"] = [outcome.row() for outcome in found]
         worth = _worth(recorded, found)
         replacements = [
             *search_options(recorded, kept.options, kept.mark, _say),
@@ -158,12 +158,6 @@ def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:
         saved = seconds.get(outcome.launch.number, 0.0) * (1 - 1 / outcome.gain)
         worth[label] = worth.get(label, 0.0) + saved
     return worth
-
-
-def _outcome(found: Found) -> dict[str, Any]:
-    launch = found.launch
-    place = {"kernel": launch.kernel, "module": launch.module, "name": launch.name, "arguments": launch.text}
-    return {**found.row(), **place, "wrong": len(found.wrong)}
 
 
 def main() -> None:

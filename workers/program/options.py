@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from tilewright.library.launch_replacement import Installation, Option, Signature, call_signature, names_of
@@ -20,20 +20,6 @@ FACTORS = (4, 2, 8, 16)
 """Times the default: the first is tried of every option, the others where it pays."""
 
 LEAST_GAIN = 1.01
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """An option of a function at ``module.name`` with its default, and the calls that left it out."""
-
-    module: str
-    name: str
-    option: str
-    default: int
-    known: frozenset[Signature]
-
-    def at(self, value: int) -> Option:
-        return Option(self.module, self.name, self.option, value, self.known)
 
 
 def search_options(
@@ -56,24 +42,25 @@ def search_options(
             mark(name, noted)
             say(f"  {name}: " + (f"{gain:.3f} x by {value}" if gain > 1 else "no value is faster"))
         if noted.get("gain", 1.0) > LEAST_GAIN:
-            found.append(candidate.at(noted["value"]))
+            found.append(replace(candidate, value=noted["value"]))
     return found
 
 
-def _best(candidate: Candidate, recorded: Recorded) -> tuple[int, float]:
-    best = (candidate.default, 1.0)
+def _best(candidate: Option, recorded: Recorded) -> tuple[int, float]:
+    best = (candidate.value, 1.0)
     for number, factor in enumerate(FACTORS):
-        option = candidate.at(candidate.default * factor)
+        option = replace(candidate, value=candidate.value * factor)
         gain = recorded.turns.gain(Installation([option]), 1)
         if gain > best[1]:
             best = (option.value, gain)
         if not number and gain < LEAST_GAIN:
             break
-    return best if best[1] > LEAST_GAIN else (candidate.default, 1.0)
+    return best if best[1] > LEAST_GAIN else (candidate.value, 1.0)
 
 
-def candidates(recorded: Recorded) -> list[Candidate]:
-    """The options of the functions that stood above a launch of their own package, as one step calls them."""
+def candidates(recorded: Recorded) -> list[Option]:
+    """The options of the functions that stood above a launch of their own package, at their defaults, with the calls of
+    one step that left them out."""
     watched: dict[tuple[str, str], tuple[dict[str, int], set[Signature]]] = {}
     undo: list[Callable[[], None]] = []
     try:
@@ -89,7 +76,7 @@ def candidates(recorded: Recorded) -> list[Candidate]:
         for put_back in reversed(undo):
             put_back()
     return [
-        Candidate(module, name, option, default, frozenset(c for c in calls if not _given(c, option)))
+        Option(module, name, option, default, frozenset(c for c in calls if not _given(c, option)))
         for (module, name), (options, calls) in watched.items()
         for option, default in options.items()
         if any(not _given(c, option) for c in calls)

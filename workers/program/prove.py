@@ -55,9 +55,16 @@ class Proof:
             parts, whole, before, after = self._measured(seconds)
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
+                calls = self._installation(self.kept, self.layers).counts()
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
-                    "kept": [self._row(label, gained, alone) for label, gained in parts.items()],
+                    "kept": [
+                        {
+                            "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
+                            "alone": 1 / (1 - alone.get(label, 0.0)), "calls": calls[label],
+                        }
+                        for label, gained in parts.items()
+                    ],
                     "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
                 }  # fmt: skip
                 break
@@ -248,13 +255,6 @@ class Proof:
         found = next((r for r in self.kept if r.label == label), None)
         if chosen and isinstance(found, Replacement):
             self.pins.append(Replacement(found.module, found.name, chosen, pinned=True))
-
-    def _row(self, label: str, gained: Ratio, alone: Mapping[str, float]) -> dict[str, Any]:
-        counts = self._installation(self.kept, self.layers).counts()
-        return {
-            "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-            "alone": 1 / (1 - alone.get(label, 0.0)), "calls": counts.get(label, 0),
-        }  # fmt: skip
 
 
 def _range(found: Ratio) -> str:

@@ -46,14 +46,16 @@ class Found:
     seconds: float
     configuration: Configuration | None = None
     gain: float = 1.0
-    interval: tuple[float, float] = (1.0, 1.0)
+    interval: Sequence[float] = (1.0, 1.0)
     tried: int = 0
     why: str = ""
     wrong: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """All but the launch, as data."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "launch"}
+        """The outcome and which launch it is of, as data."""
+        names = {name: getattr(self.launch, name) for name in ("kernel", "module", "name")}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "launch"}
+        return {**names, "arguments": self.launch.text, **own}
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Outcomes:
     def of(self, launch: Launch) -> Found | None:
         """The outcome for the same launch of the same kernel, by the same device and compiler."""
         row = self.rows.get(_identity(launch))
-        return None if row is None else Found(launch, **{**row, "interval": tuple(row["interval"])})
+        names = [f.name for f in fields(Found) if f.name != "launch"]
+        return None if row is None else Found(launch, **{name: row[name] for name in names})
 
     def add(self, found: Found) -> None:
         self.rows[_identity(found.launch)] = found.row()
