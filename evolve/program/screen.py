@@ -39,8 +39,8 @@ def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
     functions = {(launch["module"], launch["name"]) for launch in record["launches"]}
     if functions:
         yield f"  {len(functions)} Triton function(s), {len(record['launches'])} distinct launch(es)"
-    tuning = record.get("tuning")
-    if tuning:
+    tuning = record["tuning"]
+    if tuning.get("tuners"):
         yield (
             f"  {tuning['tuners']} launch(es) with a tuner of their own: {tuning['compiled']} of "
             f"{tuning['configurations']} configurations compiled ahead in {tuning['seconds']:.0f} s "

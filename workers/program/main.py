@@ -39,6 +39,9 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
 
     try:
         ahead = scouted(load)
+        if ahead:
+            found = ahead.get("why") or f"{ahead['kernels']} kernel(s) compiled"
+            _say(f"  looked ahead in {ahead['seconds']:.0f} s: {found}")
         return _answered(load(), ahead, request)
     except BadStep as error:
         return {"why": str(error)}
@@ -48,6 +51,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
     part = request.get("part", "record")
     recorded = record(program, ahead, keep_values=part != "record")
     answer: dict[str, Any] = {"record": recorded.data, "fp8_shapes": []}
+    _say(f"  recorded: {1e3 * recorded.data['wall_seconds']:.2f} ms a step")
     if part == "record":
         return answer
     for fault in UNLIKE:

@@ -31,9 +31,9 @@ BENCH_WARMUP_MS, BENCH_MS = 5, 25
 def scouted(load: Callable[[], Program]) -> dict[str, Any]:
     """What the look ahead found; empty where there is no device. It comes before this process meets the device.
 
-    ``tuners``, ``configurations``: launches with a tuner, and what these choose among. ``compiled``: how many of the
-    configurations did, ``failed``: which did not. ``seconds``: of all of it, ``compile_seconds``: of one compilation
-    after the other. ``linears``: rows, output and input features of bf16 layers, and whether they are trained.
+    ``kernels``: how many compiled. ``tuners``, ``configurations``: launches with a tuner, and what these choose among.
+    ``compiled``: how many of the configurations did, ``failed``: which did not. ``seconds``: of all of it,
+    ``compile_seconds``: of one compilation after the other. ``linears``: rows, output and input features of bf16 layers, and whether they are trained.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return {}
@@ -58,8 +58,9 @@ def _look(load: Callable[[], Program], found: Path) -> None:
         if torch.cuda.is_available():
             look = _Look()
             look.run(load)
-            text = json.dumps(look.said())
-            found.write_text(text, encoding="utf-8")
+            found.write_text(json.dumps(look.said()), encoding="utf-8")
+    except Exception as error:  # noqa: BLE001 - the program goes on without what was to be found
+        found.write_text(json.dumps({"why": repr(error)}), encoding="utf-8")
     finally:
         os._exit(0)
 
@@ -95,8 +96,8 @@ class _Look:
         rows = [(key, config, job) for key, of in self.tuned.items() for config, job in of.items()]
         failed = [[key, config] for key, config, job in rows if job is None or not done.get(job, (False,))[0]]
         return {
-            "tuners": len(self.tuned), "configurations": len(rows), "compiled": len(rows) - len(failed),
-            "failed": failed, "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
+            "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows),
+            "compiled": len(rows) - len(failed), "failed": failed, "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
         }  # fmt: skip
 
     def _launch(self, before: Any, kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
