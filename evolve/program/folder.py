@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.program.ceiling import Ceiling
+from tilewright.evolve.report.page import write_atomically
 
 RECORD, PAGE, FASTER, RECEIPT = "record.json", "program.html", "faster.py", "receipt.json"
 KEPT = "search.json"
@@ -75,12 +76,9 @@ def _key(text: str) -> str:
 
 def note_program(home: Path, folder: Path, name: str, state: str) -> None:
     """Note where a program's files are, for ``tilewright status``. Raises OSError."""
-    key = _key(str(folder.resolve()))
-    (home / PROGRAMS).mkdir(parents=True, exist_ok=True)
     noted = {"name": name, "folder": str(folder.resolve()), "state": state}
-    part = home / PROGRAMS / f"{key}.part"
-    part.write_text(json.dumps(noted), encoding="utf-8")
-    part.replace(home / PROGRAMS / f"{key}.json")
+    (home / PROGRAMS).mkdir(parents=True, exist_ok=True)
+    write_atomically(home / PROGRAMS / f"{_key(noted['folder'])}.json", json.dumps(noted))
 
 
 def program_lines(home: Path) -> Iterator[str]:

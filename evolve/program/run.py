@@ -16,15 +16,7 @@ from typing import Any
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.program.ceiling import Ceiling, ceiling
 from tilewright.evolve.program.faster_file import faster_text
-from tilewright.evolve.program.folder import (
-    FASTER,
-    KEPT,
-    PAGE,
-    RECEIPT,
-    RECORD,
-    mlflow_content,
-    note_program,
-)
+from tilewright.evolve.program.folder import FASTER, KEPT, PAGE, RECEIPT, RECORD, mlflow_content, note_program
 from tilewright.evolve.program.screen import figure_kind, page
 from tilewright.evolve.record.home import home_folder
 from tilewright.workers.child.launch import ROOT
@@ -191,6 +183,8 @@ class Program:
                 **proof,
             }
             files[RECEIPT] = json.dumps(receipt, indent=1)
+        else:
+            (self.folder / RECEIPT).unlink(missing_ok=True)
         if replacements or self.answer["fp8_shapes"]:
             files[FASTER] = faster_text(
                 self.name, replacements, self.answer["fp8_shapes"], record["device"]["product"], proof

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from tilewright.workers.program.prove import Proof
 from tilewright.workers.program.record import ALLOCATES, DIFFERS, RANDOM, STREAMS, Recorded, record
 from tilewright.workers.program.scout import scouted
 from tilewright.workers.program.search import Found, Job, Outcomes, search
-from tilewright.workers.program.step import BadStep, Program, program_of
+from tilewright.workers.program.step import BadStep, Program, loaded, program_of
 
 UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS)
 """Faults of a step that nothing can be proved of."""
@@ -137,20 +136,15 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list
 
 def _of_file(path: Path) -> list[Replacement | Option]:
     """The replacements of a file that ``tilewright program`` wrote, or that was written by hand. Raises BadStep."""
-    spec = importlib.util.spec_from_file_location("tilewright_faster", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise BadStep(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    try:
-        return [
-            Option(r.module, r.name, r.option, r.value, frozenset(r.known))
-            if hasattr(r, "option")  # of the file's own copy of the run time
-            else Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
-            for r in module.REPLACEMENTS
-        ]
-    except AttributeError as error:
-        raise BadStep(f"{path.name} has no REPLACEMENTS") from error
+    found = loaded(path)
+    if "REPLACEMENTS" not in found:
+        raise BadStep(f"{path.name} has no REPLACEMENTS")
+    return [
+        Option(r.module, r.name, r.option, r.value, frozenset(r.known))
+        if hasattr(r, "option")  # of the file's own copy of the run time
+        else Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
+        for r in found["REPLACEMENTS"]
+    ]
 
 
 def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:

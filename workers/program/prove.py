@@ -87,43 +87,39 @@ class Proof:
     def check_answers(self) -> None:
         """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
         option by the first step's gradients and result."""
-        for replacement in [*self.kept, *self.pins]:
-            if isinstance(replacement, Option):
-                self._check_option(replacement)
-                continue
-            known = {
-                launch.key: launch for launch in self.recorded.launches
-                if (launch.module, launch.name) == (replacement.module, replacement.name)
-            }  # fmt: skip
-            if not known:
-                self._leave_out(replacement.label, "the step never launches it")
-                continue
-            for key, configuration in replacement.launches.items():
-                launch = known.get(key)
-                if launch is None or launch.values is None:
-                    self._leave_out(replacement.label, "no values of one of its launches were kept")
-                    break
-                why = ""
-                for derived in (False, True):
-                    replay = Replay(launch, derived, replacement.winner)
-                    replay.learn()
-                    why = why or replay.wrong(configuration)
-                if why:
-                    self._leave_out(replacement.label, f"wrong at {launch.text[:80]}: {why}")
-                    self.pins = [r for r in self.pins if r is not replacement]
-                    break
+        for r in [*self.kept, *self.pins]:
+            why = self._wrong_option(r) if isinstance(r, Option) else self._wrong(r)
+            if why:
+                self._leave_out(r.label, why)
+                self.pins = [pin for pin in self.pins if pin is not r]
 
-    def _check_option(self, option: Option) -> None:
+    def _wrong(self, replacement: Replacement) -> str:
+        known = {
+            launch.key: launch for launch in self.recorded.launches
+            if (launch.module, launch.name) == (replacement.module, replacement.name)
+        }  # fmt: skip
+        if not known:
+            return "the step never launches it"
+        for key, configuration in replacement.launches.items():
+            launch = known.get(key)
+            if launch is None or launch.values is None:
+                return "no values of one of its launches were kept"
+            for derived in (False, True):
+                replay = Replay(launch, derived, replacement.winner)
+                replay.learn()
+                if why := replay.wrong(configuration):
+                    return f"wrong at {launch.text[:80]}: {why}"
+        return ""
+
+    def _wrong_option(self, option: Option) -> str:
         before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
         results = [run["losses"][0] for run in (before, after)]
         if len(results[0]) != len(results[1]) or any(
             not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*results, strict=True)
         ):
-            self._leave_out(option.label, f"the first result is {results[1]}, the original's {results[0]}")
-        elif before["gradients"]:
-            db = _gradients_db(before["gradients"], after["gradients"])
-            if not db >= GRADIENT_DB:
-                self._leave_out(option.label, f"gradients are {db:.1f} dB from the original's")
+            return f"the first result is {results[1]}, the original's {results[0]}"
+        db = _gradients_db(before["gradients"], after["gradients"])
+        return "" if db >= GRADIENT_DB else f"gradients are {db:.1f} dB from the original's"
 
     def _refuse(self, why: str) -> None:
         """FP8 layers are the first to go; without them nothing stays."""

@@ -52,13 +52,17 @@ class Recorded:
 
 
 def device_facts() -> dict[str, Any]:
-    """Product, capability, versions, and the rate that a copy reaches here (bytes/s)."""
+    """Product, versions, and the rate that a copy reaches here (bytes/s)."""
     import triton
 
-    facts: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__}
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "product": "",
+        "copy": 0.0,
+    }
     if not torch.cuda.is_available():
-        return {**facts, "product": "", "capability": 0, "copy": 0.0}
-    major, minor = torch.cuda.get_device_capability()
+        return facts
     source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     found = []
@@ -70,9 +74,10 @@ def device_facts() -> dict[str, Any]:
         end.synchronize()
         found.append(start.elapsed_time(end) * 1e-3)
     return {
-        **facts, "product": torch.cuda.get_device_name(), "capability": 10 * major + minor,
+        **facts,
+        "product": torch.cuda.get_device_name(),
         "copy": 2 * COPY_BYTES / statistics.median(found),
-    }  # fmt: skip
+    }
 
 
 def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False) -> Recorded:
@@ -261,7 +266,6 @@ def _said(launch: Launch) -> dict[str, Any]:
     return {
         "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
         "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
-        "autotuned": hasattr(launch.outer, "configs"), "values": launch.values is not None,
     }  # fmt: skip
 
 

@@ -33,7 +33,8 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
 
     ``kernels``: how many compiled. ``tuners``, ``configurations``: launches with a tuner, and what these choose among.
     ``compiled``: how many of the configurations did, ``failed``: which did not. ``seconds``: of all of it,
-    ``compile_seconds``: of one compilation after the other. ``linears``: rows, output and input features of bf16 layers, and whether they are trained.
+    ``compile_seconds``: of one compilation after the other. ``linears``: rows, output and input features of bf16
+    layers, and whether they are trained.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return {}
@@ -97,7 +98,8 @@ class _Look:
         failed = [[key, config] for key, config, job in rows if job is None or not done.get(job, (False,))[0]]
         return {
             "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows),
-            "compiled": len(rows) - len(failed), "failed": failed, "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
+            "compiled": len(rows) - len(failed), "failed": failed,
+            "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
         }  # fmt: skip
 
     def _launch(self, before: Any, kernel: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -73,14 +73,14 @@ def program_of(path: str, step: str, setup: str = "") -> Program:
     """The functions of a file, which is run once. Raises BadStep."""
     file = Path(path)
     sys.path[:0] = [str(Path.cwd()), str(file.parent)]
-    found = _loaded(file)
+    found = loaded(file)
     for name in filter(None, (step, setup)):
         if not callable(found.get(name)):
             raise BadStep(f"{file.name} has no function {name}")
     return Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
 
 
-def _loaded(file: Path) -> dict[str, Any]:
+def loaded(file: Path) -> dict[str, Any]:
     """The names of a file, which becomes a module so that its kernels have a place to be replaced at."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:

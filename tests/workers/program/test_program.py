@@ -150,10 +150,7 @@ CASES = {
 REFUSED = {
     "fails": ("record", "program.py:fails raises ValueError: no"),
     "fails_later": ("record", "program.py:fails_later raises RuntimeError: the data ended"),
-    "of_two": (
-        "record",
-        "of_two raises TypeError: of_two() missing 1 required positional argument: 'batch'",
-    ),
+    "of_two": ("record", "of_two raises TypeError: of_two() missing 1 required positional argument: 'batch'"),
     "nothing": ("record", "launches nothing"),
     "random": ("prove", "draws random numbers"),
     "absent": ("record", "has no function absent"),
