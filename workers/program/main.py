@@ -60,14 +60,11 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
     if request.get("faster"):
         replacements = _of_file(Path(request["faster"]))
     else:
-        kept = Outcomes(Path(request["kept"]) if request.get("kept") else None)
+        kept = Outcomes(Path(request["kept"]))
         found = search(_worth_it(recorded), float(request.get("seconds", 60.0)), _say, kept)
         answer["found"] = [outcome.row() for outcome in found]
         worth = _worth(recorded, found)
-        replacements = [
-            *search_options(recorded, kept.options, kept.mark, _say),
-            *_replacements(found, recorded.launches),
-        ]
+        replacements = [*search_options(recorded, kept, _say), *_replacements(found, recorded.launches)]
     layers, shapes = None, recorded.data["fp8"]["shapes"] if request.get("fp8") else []
     if shapes:
         from tilewright.library.torch_linear_replacement import LinearLayers

@@ -15,6 +15,7 @@ from typing import Any
 
 from tilewright.library.launch_replacement import Installation, Option, Signature, call_signature, names_of
 from tilewright.workers.program.record import Recorded
+from tilewright.workers.program.search import Outcomes
 
 FACTORS = (4, 2, 8, 16)
 """Times the default: the first is tried of every option, the others where it pays."""
@@ -22,24 +23,22 @@ FACTORS = (4, 2, 8, 16)
 LEAST_GAIN = 1.01
 
 
-def search_options(
-    recorded: Recorded, marks: Mapping[str, Any], mark: Callable[[str, Any], None], say: Callable[[str], None]
-) -> list[Option]:
+def search_options(recorded: Recorded, kept: Outcomes, say: Callable[[str], None]) -> list[Option]:
     """Options that make the step faster, each at its best value.
 
-    ``marks``: what an earlier search noted by option. One that it was trying when its process died is passed over.
+    ``kept``: what an earlier search noted. An option that it was trying when its process died is passed over.
     """
     if recorded.data["graph"]:  # what it holds was called before
         return []
     found = []
     for candidate in candidates(recorded):
         name = f"{candidate.module}.{candidate.name}({candidate.option})"
-        noted = marks.get(name)
+        noted = kept.options.get(name)
         if noted is None:
-            mark(name, {})
+            kept.mark(name, {})
             value, gain = _best(candidate, recorded)
             noted = {"value": value, "gain": gain}
-            mark(name, noted)
+            kept.mark(name, noted)
             say(f"  {name}: " + (f"{gain:.3f} x by {value}" if gain > 1 else "no value is faster"))
         if noted.get("gain", 1.0) > LEAST_GAIN:
             found.append(replace(candidate, value=noted["value"]))

@@ -15,7 +15,7 @@ from tilewright.workers.program.losses import STARTS, loss_test
 from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import Program, parameters, synchronise
-from tilewright.workers.program.turns import ratio
+from tilewright.workers.program.turns import ratio, under
 
 LOSS_STEPS, INTERPRETED_STEPS = 20, 4
 OPTION_SHARE = 2.0**-8
@@ -172,9 +172,7 @@ class Proof:
         steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:
             steps = 1
-        if installation is not None:
-            installation.install()
-        try:
+        with under(installation):
             step, losses, gradients = self.program.started(start), [], {}
             for number in range(steps):
                 losses.append(list(_numbers(step())))
@@ -184,9 +182,6 @@ class Proof:
                         for name, p in parameters(self.program.state) if p.grad is not None
                     }  # fmt: skip
             synchronise()
-        finally:
-            if installation is not None:
-                installation.uninstall()
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
         return {"losses": losses, "gradients": gradients, "peak": peak}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import statistics
-import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import torch
 from tilewright.library.launch_replacement import Installation
 from tilewright.workers.program.launches import Launch, LaunchRecorder
 from tilewright.workers.program.scout import limited
-from tilewright.workers.program.step import BadStep, Program, synchronise
+from tilewright.workers.program.step import BadStep, Program
 from tilewright.workers.program.turns import Turns, burst_seconds, burst_steps
 
 WARM_STEPS, TIMED_BURSTS = 3, 3
@@ -55,12 +54,7 @@ def device_facts() -> dict[str, Any]:
     """Product, versions, and the rate that a copy reaches here (bytes/s)."""
     import triton
 
-    facts: dict[str, Any] = {
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "product": "",
-        "copy": 0.0,
-    }
+    facts = {"torch": torch.__version__, "triton": triton.__version__, "product": "", "copy": 0.0}
     if not torch.cuda.is_available():
         return facts
     source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
@@ -73,11 +67,8 @@ def device_facts() -> dict[str, Any]:
         end.record()
         end.synchronize()
         found.append(start.elapsed_time(end) * 1e-3)
-    return {
-        **facts,
-        "product": torch.cuda.get_device_name(),
-        "copy": 2 * COPY_BYTES / statistics.median(found),
-    }
+    copy = 2 * COPY_BYTES / statistics.median(found)
+    return {**facts, "product": torch.cuda.get_device_name(), "copy": copy}
 
 
 def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False) -> Recorded:
@@ -87,13 +78,8 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
     """
     tuners = {name: value for name, value in ahead.items() if name not in ("linears", "failed")}
     with limited(ahead.get("failed", [])), LaunchRecorder(keep_values) as setting_up:
-        begun = time.perf_counter()
         step = program.started()
-        synchronise()
-        between = time.perf_counter()
-        step()
-        synchronise()
-        first = time.perf_counter() - between
+        first = burst_seconds(step, 1)
         for _ in range(WARM_STEPS - 1):
             step()
     faults = list(_faults(step))
@@ -116,11 +102,17 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
         if keep_values and row["launch"] is not None and launches[row["launch"]].values is None:
             row["left"] = row["left"] or "no values of it were kept"
     data = {
-        "name": program.name, "device": device, "setup_seconds": between - begun,
-        "first_step_seconds": first, "tuning": tuners, "wall_seconds": wall, "graph": graph, "faults": faults,
+        "name": program.name, "device": device, "first_step_seconds": first, "tuning": tuners,
+        "wall_seconds": wall, "graph": graph, "faults": faults,
         "busy_seconds": sum(k.seconds for k in kernels), "rows": rows,
         "fp8": fp8_layers(ahead.get("linears", []), graph, turns),
-        "launches": [_said(launch) for launch in launches],
+        "launches": [
+            {
+                "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
+                "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
+            }
+            for launch in launches
+        ],
     }  # fmt: skip
     if len({k.stream for k in kernels}) > 1 and not graph:
         faults.append(STREAMS)
@@ -260,13 +252,6 @@ def _row(
 def _kind(name: str) -> str:
     lower = name.lower()
     return next((kind for kind, parts in KINDS.items() if any(p in lower for p in parts)), "other")
-
-
-def _said(launch: Launch) -> dict[str, Any]:
-    return {
-        "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
-        "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
-    }  # fmt: skip
 
 
 def _faults(step: Callable[[], Any]) -> Iterator[str]:

@@ -84,14 +84,13 @@ def clock(replay: Replay, seconds: float) -> Clock:
 class Outcomes:
     """What was found of launches, kept in a file as it is found: a search that was stopped goes on there."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self.rows: dict[str, dict[str, Any]] = {}
         self.options: dict[str, Any] = {}
-        if path is not None and path.is_file():
-            with contextlib.suppress(ValueError, KeyError):
-                known = json.loads(path.read_text(encoding="utf-8"))
-                self.rows, self.options = known["launches"], known["options"]
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            known = json.loads(path.read_text(encoding="utf-8"))
+            self.rows, self.options = known["launches"], known["options"]
 
     def of(self, launch: Launch) -> Found | None:
         """The outcome for the same launch of the same kernel, by the same device and compiler."""
@@ -109,27 +108,19 @@ class Outcomes:
         self._save()
 
     def _save(self) -> None:
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._path.with_suffix(".part")
-            part.write_text(
-                json.dumps({"launches": self.rows, "options": self.options}, indent=1), encoding="utf-8"
-            )
-            part.replace(self._path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        part = self._path.with_suffix(".part")
+        text = json.dumps({"launches": self.rows, "options": self.options}, indent=1)
+        part.write_text(text, encoding="utf-8")
+        part.replace(self._path)
 
 
 def _identity(launch: Launch) -> str:
     import triton
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    facts = (
-        launch.kernel,
-        launch.source,
-        launch.key,
-        sorted(launch.chosen.items()),
-        device,
-        triton.__version__,
-    )
+    chosen = sorted(launch.chosen.items())
+    facts = (launch.kernel, launch.source, launch.key, chosen, device, triton.__version__)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 

@@ -5,6 +5,7 @@ Products in bf16 draw more power than a GPU may: a step after a pause says 0.96 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -84,18 +85,18 @@ class Turns:
     def _step(self, installation: Installation | None) -> Callable[[], Any]:
         if not self._graph:
             return self._own
-        if installation is None:
-            return self._program.started()
-        with installation.installed():
+        with under(installation):
             return self._program.started()
 
     def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
-        if installation is None or self._graph:
+        with under(None if self._graph else installation):
             step()
             return [burst_seconds(step, self._count)]
-        with installation.installed():
-            step()
-            return [burst_seconds(step, self._count)]
+
+
+def under(installation: Installation | None) -> contextlib.AbstractContextManager[None]:
+    """An installation's context; without one nothing changes."""
+    return contextlib.nullcontext() if installation is None else installation.installed()
 
 
 def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:
