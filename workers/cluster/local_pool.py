@@ -17,7 +17,6 @@ from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.cluster.artefacts import SentArtefacts
 from tilewright.workers.cluster.evaluator import Evaluator, SharedState
 from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entries_of, request_for
 from tilewright.workers.cluster.pool_folder import PoolFolder
@@ -44,7 +43,6 @@ class Slot:
     """One thread that evaluates a job at a time. It lives as long as its pool: children die with their thread."""
 
     evaluator: Evaluator
-    sent: SentArtefacts = field(default_factory=SentArtefacts)
     job: PoolJob | None = None
     began: float = 0.0
     cpu_seconds: float = 0.0
@@ -102,7 +100,7 @@ class EvaluatorThreads:
         """Evaluate ``job`` in a slot that is free; there must be one."""
         slot = next(slot for slot in self.slots if slot.job is None)
         slot.job, slot.began = job, time.monotonic()
-        slot.requests.put(request_for(job, slot.sent))
+        slot.requests.put(request_for(job))
 
     def finished(self, seconds: float) -> list[tuple[PoolJob, Evaluation | None]]:
         """Finished jobs, after at most so long until there is one; None where the machinery failed."""

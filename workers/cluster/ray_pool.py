@@ -23,8 +23,6 @@ from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.child.template import SharedTemplate
 from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
-from tilewright.workers.cluster.artefacts import SentArtefacts
-from tilewright.workers.cluster.evaluator import LAGGING
 from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entries_of, request_for
 from tilewright.workers.cluster.placement import missing_resource, worker_resources
 from tilewright.workers.cluster.pool_folder import PoolFolder
@@ -195,7 +193,7 @@ class RayPool:
             if worker.job is None and self._queue and (failing or state is Service.IDLE):
                 worker.job = self._queue.popleft()
                 worker.began = time.monotonic()
-                request = request_for(worker.job, worker.sent)
+                request = request_for(worker.job)
                 worker.reply = worker.handle.evaluate.remote(request, self._station_of(worker))
 
     def _station_of(self, worker: Worker) -> ActorHandle | None:
@@ -206,10 +204,6 @@ class RayPool:
         assert job is not None and worker.reply is not None
         try:
             reply: Any = ray.get(worker.reply)
-            if reply == LAGGING:
-                worker.sent, worker.job, worker.reply = SentArtefacts(), None, None
-                self._queue.appendleft(job)
-                return []
             evaluation = Evaluation.model_validate_json(reply)
         except RayError as error:
             how = "died" if isinstance(error, RayActorError) else "failed"
