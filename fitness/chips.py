@@ -44,8 +44,6 @@ class Chip:
     mxu_rows: Mapping[str, int]
     dma_latency: int
     slots: Mapping[str, int]
-    interpreted: bool = False
-    """Whether this machine's CPU stands in for the chip, in tests of the measuring path."""
 
     @property
     def copy(self) -> float:

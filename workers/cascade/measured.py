@@ -1,8 +1,5 @@
 """The cascade of a measured target: dialect, compile ahead on this CPU, then gates and times on a station.
 
-On a TPU target candidates are traced, interpreted on the gates' inputs and judged by their structure here, as on
-modelled ones, before a station compiles them.
-
 What screens near the champion or above is confirmed at once: interleaved with it, and with the champion a second
 time as control. Only a paired interval that excludes "no faster" makes a new champion; the fitness of what is not
 confirmed never exceeds the champion's.
@@ -16,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Stage
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
@@ -29,17 +25,14 @@ from tilewright.workers.cascade.measured_stages import (
     NEAR,
     Confirmation,
     GateStage,
-    HandOverStage,
     ScreenStage,
     confirm,
     host_seconds,
     interval,
     worst_gates,
 )
-from tilewright.workers.cascade.modelled import pallas_template
-from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
 from tilewright.workers.child.forked_children import ForkedChildren
-from tilewright.workers.child.launch import Launcher, Spawn
+from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.plan_compiler import CompilePace, PlanStage
 from tilewright.workers.device.shared_station import SharedStation
@@ -53,7 +46,6 @@ from tilewright.workers.device.station import (
 )
 from tilewright.workers.device.timing import Samples, measure
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep, Truth
-from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 _SHARED_EDGES = (64, 128, 192)  # KiB
@@ -117,14 +109,11 @@ class MeasuredCascade(Cascade):
 
         ``truth``, ``samples``: of the operator, for cascades that share them. ``pace``: that candidates compile at.
         """
-        self._pallas = isinstance(target.part, Chip)
-        launcher: Launcher = pallas_template() if self._pallas else Spawn()
-        super().__init__(operator, target, suite, limits, scratch, launcher, truth)
+        super().__init__(operator, target, suite, limits, scratch, Spawn(), truth)
         self._samples = samples or Samples(operator, station)
         self._station = station
         self._pace = pace
-        ahead = not (self._pallas or target.interpreted)
-        self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
+        self._compiler = None if target.interpreted else compiler or compile_children(target.gpu, scratch)
         self._due = BackgroundTasks([])
         """Computes the right answers of a candidate's inputs while other processes compile it."""
 
@@ -139,12 +128,9 @@ class MeasuredCascade(Cascade):
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(request.target.entry), *self._prepared()]
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
-        if not self._pallas:
-            self._due.wait_all()  # of an evaluation that ended early
-            self._due = due = BackgroundTasks(
-                [lambda: gates.prepare(request), lambda: screen.prepare(request)]
-            )
-            gates.due, screen.due = (lambda: due.wait(0)), (lambda: due.wait(1))
+        self._due.wait_all()  # of an evaluation that ended early
+        self._due = due = BackgroundTasks([lambda: gates.prepare(request), lambda: screen.prepare(request)])
+        gates.due, screen.due = (lambda: due.wait(0)), (lambda: due.wait(1))
         race = RaceStage([screen], _descriptors)
         stage, failure = run_steps([*steps, gates, race], request, found, on_stage)
         if failure is None and request.final and request.baseline is None:
@@ -164,8 +150,6 @@ class MeasuredCascade(Cascade):
 
     def _prepared(self) -> list[StageStep]:
         """The stages from a source to what the station launches."""
-        if self._pallas:
-            return [TraceStage(), CompileStage(compiles=False), HandOverStage()]
         return [PlanStage(self._compiler, self._pace)] if self._compiler is not None else []
 
     def _on_drawn(self) -> DrawnStage:
@@ -240,7 +224,7 @@ class MeasuredCascade(Cascade):
         return fitness, interval(found.figures, fitness), _descriptors(found)
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:
-        versions = libtpu_simulator.toolchain() if self._pallas else triton_toolchain.toolchain()
+        versions = triton_toolchain.toolchain()
         if failure is not None:
             return versions
         try:

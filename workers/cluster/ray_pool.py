@@ -16,7 +16,6 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
@@ -66,7 +65,7 @@ class RayPool:
         if not settings.address:
             try:
                 self._folder = PoolFolder()
-                if _compiles(target):
+                if target.measured and not target.interpreted:  # candidates are compiled ahead of a device
                     self._compiler = compile_children(target.gpu, self._folder.scratch).share()
             except OSError as error:
                 raise PoolUnavailable(f"Ray cannot start: {error}") from error
@@ -224,8 +223,3 @@ class RayPool:
             evaluation = self._retries.fault(job, f"worker {worker.number} did not answer in time")
             finished += self._retries.settle(job, evaluation, self._queue)
         return finished
-
-
-def _compiles(target: Target) -> bool:
-    """Whether candidates are compiled ahead of a device."""
-    return target.measured and not (target.interpreted or isinstance(target.part, Chip))

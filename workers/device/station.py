@@ -1,4 +1,4 @@
-"""A measuring station: one GPU or TPU (or an interpreter), exclusive, and the champion contenders are measured against.
+"""A measuring station: one GPU (or an interpreter), exclusive, and the champion contenders are measured against.
 
 Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds the device.
 """
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
 from tilewright.seeds.sampled import Sample
@@ -25,7 +24,6 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.device.oracle import DeviceOracle
-from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 KEPT = 256
@@ -154,11 +152,11 @@ class OperandSeeds:
 class LocalStation:
     """A station in this process. Not safe for several threads."""
 
-    def __init__(self, device: Gpu | Chip, scratch: Path | None = None, *, spare: bool = True) -> None:
-        """Without ``spare`` no second child waits beside the first, where a device's children have one."""
+    def __init__(self, device: Gpu, scratch: Path | None = None, *, spare: bool = True) -> None:
+        """Without ``spare`` no second child waits beside the first."""
         self.busy_seconds = 0.0
         self._keeper: SessionPool | ForkedChildren
-        if not isinstance(device, Chip) and device.interpreted:
+        if device.interpreted:
             self._keeper = ForkedChildren(
                 "interpret.",
                 ("tilewright.workers.runners.triton.interpreter_runner",),
@@ -167,14 +165,10 @@ class LocalStation:
                 scratch,
             )
         else:
-            config = (
-                tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
-            )
             self._keeper = SessionPool(
-                dataclasses.replace(config, scratch=scratch, spare=spare and config.spare)
+                dataclasses.replace(device_config(device), scratch=scratch, spare=spare)
             )
-        on_gpu = not isinstance(device, Chip) and not device.interpreted
-        self._oracle = DeviceOracle() if on_gpu else None
+        self._oracle = None if device.interpreted else DeviceOracle()
         self._plans: OrderedDict[str, dict[str, bytes]] = OrderedDict()
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
@@ -296,7 +290,7 @@ def compile_children(gpu: Gpu, scratch: Path | None = None, address: str | None 
     )
 
 
-def station_fault(device: Gpu | Chip) -> str | None:
+def station_fault(device: Gpu) -> str | None:
     """None, or one sentence on why candidates cannot run on this machine's device. Starts a child (seconds)."""
     try:
         station = LocalStation(device)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.template import SharedTemplate
@@ -40,10 +39,9 @@ class WarmDevice:
 
 def warm_device(target: Target, scratch: Path | None = None) -> WarmDevice:
     """Begin to start both, and wait for neither. Raises OSError where no process can be made."""
-    compiles = not (isinstance(target.part, Chip) or target.interpreted)
     found = WarmDevice(
-        LocalStation(target.hardware, scratch, spare=False),
-        compile_children(target.gpu, scratch).share() if compiles else None,
+        LocalStation(target.gpu, scratch, spare=False),
+        None if target.interpreted else compile_children(target.gpu, scratch).share(),
     )
     try:
         found.station.warm()
@@ -60,10 +58,7 @@ def device_for(target: Target) -> Iterator[WarmDevice | None]:
     Several devices are compared before any of them is used, and the pool starts them.
     """
     device = None
-    one_device = target.interpreted or (
-        target.measured and not isinstance(target.part, Chip) and triton_toolchain.gpu_count() == 1
-    )
-    if one_device:
+    if target.interpreted or (target.measured and triton_toolchain.gpu_count() == 1):
         with contextlib.suppress(OSError):  # the campaign will say why
             device = warm_device(target)
     try:
