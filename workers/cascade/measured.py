@@ -213,8 +213,7 @@ class MeasuredCascade(Cascade):
         if isinstance(self._station, LocalStation | SharedStation):  # the process may have other children
             compiled = compiler.cpu_seconds if compiler is not None else 0.0
             return time.thread_time() + device + compiled
-        forked = compiler.cpu_seconds if compiler is not None and compiler.elsewhere else 0.0
-        return super()._cpu_seconds() + forked + device
+        return super()._cpu_seconds() + device
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)

@@ -78,8 +78,6 @@ class ModelledCascade(Cascade):
         truth: Truth | None = None,
     ) -> None:
         super().__init__(operator, target, suite, limits, scratch, pallas_template(), truth)
-        self._beside: Template | None = None
-        """Forks what checks a finalist, while the other's children compile and simulate it."""
 
     def _prepared(self, request: Request) -> Request:
         """With what has to pass the gates, and what may have to after it is traced and timed."""
@@ -118,8 +116,6 @@ class ModelledCascade(Cascade):
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         """All gates beside the simulation, as either takes as long: of two failures, the gates'."""
-        if self._beside is None:
-            self._beside = pallas_template()  # a template forks one child at a time
         lowering: list[StageStep] = [
             DialectStage("build"),
             TraceStage(checks=False),
@@ -128,7 +124,6 @@ class ModelledCascade(Cascade):
         stage, failure = run_steps(lowering, request, found, on_stage)
         if failure is not None:
             return stage, failure
-        beside = dataclasses.replace(request, launcher=self._beside)
         gates: list[StageStep] = [CheckStage()]
         if shapes := to_verify(request, found, best=True):
             gates.append(VerifyStage(shapes))
@@ -136,7 +131,7 @@ class ModelledCascade(Cascade):
             gates.append(DrawnStage((MODELLED, _interpreted)))
         checked = dataclasses.replace(found, gates=[], logs=[], drawn=[], outside=[])
         with ThreadPoolExecutor(1) as other:
-            gated = other.submit(run_steps, gates, beside, checked, None)
+            gated = other.submit(run_steps, gates, request, checked, None)
             timed = run_steps([CompileStage(), MeasureStage()], request, found, on_stage)
             if on_stage is not None:
                 on_stage(Stage.CHECK)
@@ -146,15 +141,6 @@ class ModelledCascade(Cascade):
             if failure is not None:
                 return stage, failure
         return Stage.MEASURE, None
-
-    def close(self) -> None:
-        super().close()
-        if self._beside is not None:
-            self._beside.close()
-
-    def _cpu_seconds(self) -> float:
-        beside = self._beside.cpu_seconds if isinstance(self._beside, Template) else 0.0
-        return super()._cpu_seconds() + beside
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)

@@ -20,7 +20,7 @@ from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.plan_compiler import CompilePace
-from tilewright.workers.device.station import DeviceRatio, Station, compile_children
+from tilewright.workers.device.station import DeviceRatio, Station
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.request import GIB, Limits, Truth
 
@@ -60,8 +60,6 @@ class Evaluator:
 
         ``compiler``: children that compile for it; None to make some.
         """
-        if compiler is None and (address := self._settings["compiler"]) is not None:
-            compiler = compile_children(self.target.gpu, self._scratch, address)
         self._cascade = MeasuredCascade(
             self.operator,
             self.target,

@@ -57,7 +57,7 @@ class EvaluatorThreads:
 
         ``device``: of a measured target; it is closed with this.
         """
-        payload = evaluator_settings(settings, {}, str(scratch), device.address if device else None)
+        payload = evaluator_settings(settings, {}, str(scratch))
         operator, target = load_operator(settings.operator), load_target(settings.target)
         self._device = device
         self._station: SharedStation | None = None

@@ -22,6 +22,7 @@ from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
+from tilewright.workers.child.template import Template
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.device.oracle import DeviceOracle
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -277,8 +278,10 @@ def device_config(gpu: Gpu) -> SessionConfig:
     )
 
 
-def compile_children(gpu: Gpu, scratch: Path | None = None, address: str | None = None) -> ForkedChildren:
-    """Children that compile ahead, one for each candidate. ``address``: see ``ForkedChildren``."""
+def compile_children(
+    gpu: Gpu, scratch: Path | None = None, template: Template | None = None
+) -> ForkedChildren:
+    """Children that compile ahead, one for each candidate. ``template``: see ``ForkedChildren``."""
     return ForkedChildren(
         "compile.",
         ("tilewright.workers.runners.triton.compile",),
@@ -286,7 +289,7 @@ def compile_children(gpu: Gpu, scratch: Path | None = None, address: str | None 
         triton_toolchain.compile_environment(),
         scratch,
         triton_toolchain.CACHES,
-        address,
+        template,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tilewright.fitness.targets import Target
 from tilewright.workers.child.forked_children import ForkedChildren
-from tilewright.workers.child.template import SharedTemplate
+from tilewright.workers.child.template import Template
 from tilewright.workers.device.station import LocalStation, compile_children
 from tilewright.workers.toolchains import triton as triton_toolchain
 
@@ -19,32 +19,29 @@ class WarmDevice:
     """A station, and the process that all compilers of this machine are forked from; an interpreter needs none."""
 
     station: LocalStation
-    shared: SharedTemplate | None
-
-    @property
-    def address(self) -> str | None:
-        """For ``compile_children``."""
-        return self.shared.address if self.shared is not None else None
+    template: Template | None
 
     def compiler(self, target: Target, scratch: Path | None = None) -> ForkedChildren | None:
         """Children for one thread that compiles."""
-        return compile_children(target.gpu, scratch, self.address) if self.shared is not None else None
+        return compile_children(target.gpu, scratch, self.template) if self.template is not None else None
 
     def close(self) -> None:
         """Kill the children."""
         self.station.close()
-        if self.shared is not None:
-            self.shared.close()
+        if self.template is not None:
+            self.template.close()
 
 
 def warm_device(target: Target, scratch: Path | None = None) -> WarmDevice:
     """Begin to start both, and wait for neither. Raises OSError where no process can be made."""
     found = WarmDevice(
         LocalStation(target.gpu, scratch, spare=False),
-        None if target.interpreted else compile_children(target.gpu, scratch).share(),
+        None if target.interpreted else compile_children(target.gpu, scratch).template,
     )
     try:
         found.station.warm()
+        if found.template is not None:
+            found.template.warm()
     except OSError:
         found.close()
         raise
