@@ -35,7 +35,6 @@ from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.plan_compiler import CompilePace, PlanStage
-from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import (
     CLAIM_SECONDS,
     Champion,
@@ -205,15 +204,13 @@ class MeasuredCascade(Cascade):
             self._station.release(entry.id, crowned)
         return verdict
 
-    def _device_seconds(self) -> float:
-        return self._station.busy_seconds
-
     def _cpu_seconds(self) -> float:
-        compiler, device = self._compiler, self._station.cpu_seconds
-        if isinstance(self._station, LocalStation | SharedStation):  # the process may have other children
-            compiled = compiler.cpu_seconds if compiler is not None else 0.0
-            return time.thread_time() + device + compiled
-        return super()._cpu_seconds() + device
+        if isinstance(self._station, LocalStation):  # the process may have other children
+            return time.thread_time() + (self._compiler.cpu_seconds if self._compiler is not None else 0.0)
+        return super()._cpu_seconds()
+
+    def _cpu_seconds_beside(self, found: Findings) -> float:
+        return found.device_cpu_seconds
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)

@@ -24,10 +24,10 @@ from tilewright.workers.device.timing import (
     Samples,
     Timing,
     failed,
-    job_limits,
     judge,
     malformed,
     measure,
+    run_job,
 )
 from tilewright.workers.request import Failure, Findings, Request
 
@@ -102,10 +102,8 @@ class GateStage:
             "workloads": [request.described(w) for w, _ in plan],
             "check": [{"workload": w.id, "kinds": list(kinds)} for w, kinds in plan],
         }
-        outcome = self._station.run(
-            Frame("check", data, arrays, entry.blobs(w.id for w, _ in plan)), job_limits(request)
-        )
-        found.logs.append(outcome.log)
+        job = Frame("check", data, arrays, entry.blobs(w.id for w, _ in plan))
+        outcome = run_job(self._station, request, found, job)
         if (failure := failed(outcome, "checking", self.stage)) is not None:
             return failure
         answers = [frame for frame in outcome.frames if frame.kind == "checked"]

@@ -23,7 +23,6 @@ from tilewright.workers.cluster.pool_folder import PoolFolder
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
 from tilewright.workers.device.comparison import Comparison, compare
 from tilewright.workers.device.plan_compiler import CompilePace
-from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Champion
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.device.warm_device import WarmDevice, warm_device
@@ -60,9 +59,8 @@ class EvaluatorThreads:
         payload = evaluator_settings(settings, {}, str(scratch))
         operator, target = load_operator(settings.operator), load_target(settings.target)
         self._device = device
-        self._station: SharedStation | None = None
-        if device is not None:
-            self._station = SharedStation(device.station)
+        self._station = device.station if device is not None else None
+        if self._station is not None:
             samples = Samples(operator, self._station)
             self.shared = SharedState(Truth(operator, MEASURED_ENTRIES), samples, CompilePace())
         else:
@@ -70,7 +68,7 @@ class EvaluatorThreads:
         self.slots = [Slot(Evaluator(payload, self.shared)) for _ in range(settings.count)]
         for slot in self.slots:
             if device is not None and self._station is not None:
-                slot.evaluator.attach(self._station.for_thread(), device.compiler(target, scratch))
+                slot.evaluator.attach(self._station, device.compiler(target, scratch))
         self._answers: queue.SimpleQueue[tuple[Slot, bytes | None]] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._serve, args=(s,), daemon=True) for s in self.slots]
         for thread in self._threads:

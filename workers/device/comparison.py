@@ -15,7 +15,6 @@ from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.plan_compiler import PlanStage
-from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Entry, LocalStation, Station, compile_children
 from tilewright.workers.device.timing import Samples, Timing, measure
 from tilewright.workers.request import (
@@ -149,7 +148,7 @@ def _planned(
 
 def _kept(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping[str, bytes]:
     """What a station of this process has of it, if that is all."""
-    if not isinstance(station, LocalStation | SharedStation):
+    if not isinstance(station, LocalStation):
         return {}
     found = station.plans(entry.source, entry.params)
     return {w.id: found[w.id] for w in shapes} if all(w.id in found for w in shapes) else {}

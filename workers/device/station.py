@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -88,14 +89,6 @@ class DeviceRatio:
 class Station(Protocol):
     """A place where candidates are measured, as an evaluator needs it."""
 
-    busy_seconds: float
-    """That the device has been held by jobs asked for here."""
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time of the device's child, for those jobs."""
-        ...
-
     def hello(self) -> Mapping[str, Any]:
         """Device and versions. Raises SessionDied or OSError where there is no usable device."""
         ...
@@ -151,11 +144,10 @@ class OperandSeeds:
 
 
 class LocalStation:
-    """A station in this process. Not safe for several threads."""
+    """A station in this process, for several threads: jobs take turns; what is only asked or told waits for none."""
 
     def __init__(self, device: Gpu, scratch: Path | None = None, *, spare: bool = True) -> None:
         """Without ``spare`` no second child waits beside the first."""
-        self.busy_seconds = 0.0
         self._keeper: SessionPool | ForkedChildren
         if device.interpreted:
             self._keeper = ForkedChildren(
@@ -166,10 +158,14 @@ class LocalStation:
                 scratch,
             )
         else:
-            self._keeper = SessionPool(
-                dataclasses.replace(device_config(device), scratch=scratch, spare=spare)
-            )
+            config = dataclasses.replace(device_config(device), scratch=scratch, spare=spare)
+            self._keeper = SessionPool(config)
         self._oracle = None if device.interpreted else DeviceOracle()
+        self._turn, self._state = threading.Lock(), threading.Lock()
+        self._over = False
+        self._hello: Mapping[str, Any] = {}
+        """Said once: whoever asks later waits for no job."""
+        self._seeds = OperandSeeds()
         self._plans: OrderedDict[str, dict[str, bytes]] = OrderedDict()
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
@@ -177,20 +173,34 @@ class LocalStation:
         """The child by its number, and its CPU seconds, as they were after the latest job."""
 
     def hello(self) -> Mapping[str, Any]:
-        return self._keeper.hello()
+        if not self._hello:
+            with self._turn:
+                self._require()
+                self._hello = self._keeper.hello()
+        return self._hello
+
+    def end(self) -> None:
+        """Have all that wait for a turn or a claim, and all that ask later, fail."""
+        self._over = True
+
+    def _require(self) -> None:
+        if self._over:
+            raise SessionDied("the station has ended")
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        identity = self._keeper.hello().get("identity")
-        self._keep(job)
-        with exclusive(None if identity is None else str(identity)):
-            if self._counted is None or self._counted[0] != self._keeper.replaced:
-                self._counted = self._keeper.replaced, self._keeper.cpu_seconds
-            outcome = self._keeper.run(job, limits)
-        (child, before), after = self._counted, self._keeper.cpu_seconds
-        # a child that was replaced counts anew
-        outcome.cpu_seconds = max(0.0, after - before) if child == self._keeper.replaced else 0.0
-        self._counted = self._keeper.replaced, after
-        self.busy_seconds += outcome.seconds
+        with self._turn:
+            self._require()
+            identity = self._keeper.hello().get("identity")
+            with self._state:
+                self._keep(job)
+            with exclusive(None if identity is None else str(identity)):
+                if self._counted is None or self._counted[0] != self._keeper.replaced:
+                    self._counted = self._keeper.replaced, self._keeper.cpu_seconds
+                outcome = self._keeper.run(job, limits)
+            (child, before), after = self._counted, self._keeper.cpu_seconds
+            # a child that was replaced counts anew
+            outcome.cpu_seconds = max(0.0, after - before) if child == self._keeper.replaced else 0.0
+            self._counted = self._keeper.replaced, after
         return outcome
 
     def _keep(self, job: Frame) -> None:
@@ -209,10 +219,11 @@ class LocalStation:
 
     def plans(self, source: str, params: Mapping[str, Any]) -> Mapping[str, bytes]:
         """By workload, what of a kernel came with earlier jobs, already compiled."""
-        return self._plans.get(entry_id(source, params), {})
+        with self._state:
+            return dict(self._plans.get(entry_id(source, params), {}))
 
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
-        """For several threads, and beside jobs: the device is held while it is at work."""
+        """Beside jobs: the device is held while it is at work."""
         return self._oracle.sample(asked, seed) if self._oracle is not None else None
 
     def warm(self) -> None:
@@ -223,34 +234,34 @@ class LocalStation:
         return DeviceRatio()
 
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
-        return proposed
+        with self._state:
+            return self._seeds.seed(proposed, ahead=ahead)
 
     def champion(self) -> Champion | None:
         return self._champion
 
     def claim(self, contender: str) -> bool:
-        now = time.monotonic()
-        if self._claim is not None and self._claim[0] != contender and now < self._claim[1]:
-            return False
-        self._claim = (contender, now + CLAIM_SECONDS)
-        return True
+        self._require()
+        with self._state:
+            now = time.monotonic()
+            if self._claim is not None and self._claim[0] != contender and now < self._claim[1]:
+                return False
+            self._claim = (contender, now + CLAIM_SECONDS)
+            return True
 
     def inherit(self, champion: Champion) -> None:
         """Take over the champion of another station on the same device, where it is the better one."""
-        if self._champion is None or champion.fitness > self._champion.fitness:
-            self._champion = champion
+        with self._state:
+            if self._champion is None or champion.fitness > self._champion.fitness:
+                self._champion = champion
 
     def release(self, contender: str, crowned: Champion | None) -> None:
-        if self._claim is None or self._claim[0] != contender:
-            return  # it took too long, and another has the claim
-        self._claim = None
-        if crowned is not None:
-            self._champion = crowned
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time of the children there are now."""
-        return self._keeper.cpu_seconds
+        with self._state:
+            if self._claim is None or self._claim[0] != contender:
+                return  # it took too long, and another has the claim
+            self._claim = None
+            if crowned is not None:
+                self._champion = crowned
 
     @property
     def replaced(self) -> int:

@@ -51,7 +51,7 @@ class Simple(base.Cascade):
             raise self.told
         for stage in (Stage.DIALECT, Stage.CHECK, Stage.DIALECT):
             on_stage(stage)
-        self.device += 2.5
+        found.spend(2.5, 100.0)
         return self.told
 
     def _worth(self, found):
@@ -59,9 +59,6 @@ class Simple(base.Cascade):
 
     def _toolchain(self, failure):
         return {"failed": str(failure is not None)}
-
-    def _device_seconds(self):
-        return self.device
 
 
 def evaluate(cascade, **options):
@@ -169,23 +166,23 @@ def test_scratch_files_are_made_where_it_is_told(tmp_path):
 def test_seconds_are_counted_between_stages(monkeypatch):
     ticks = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
     monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    cpu, device = iter([10.0, 12.25]), iter([5.0, 5.125])
-    spending = base._Spending(None, lambda: next(device), lambda: next(cpu))
+    cpu = iter([10.0, 12.25])
+    spending = base._Spending(None, lambda: next(cpu))
     spending.enter(Stage.DIALECT)  # at 1, from 0
     spending.enter(Stage.CHECK)  # at 3
     spending.enter(Stage.DIALECT)  # at 7
-    wall, seconds = spending.end()  # at 15, said at 31
+    wall, seconds = spending.end(0.125, 0.5)  # at 15, said at 31
     assert wall == 31.0
-    assert seconds == {"dialect": 2.0 + 8.0, "check": 4.0, "cpu": 2.25, "device": 0.125}
+    assert seconds == {"dialect": 2.0 + 8.0, "check": 4.0, "cpu": 2.75, "device": 0.125}
 
 
 def test_seconds_are_told_to_a_tenth_of_a_millisecond(monkeypatch):
     ticks = iter([0.0, 1.0, 2.00004, 3.00003, 3.5])
     monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    spending = base._Spending(None, lambda: 0.0, iter([0.0, 1.23456]).__next__)
+    spending = base._Spending(None, iter([0.0, 1.23456]).__next__)
     spending.enter(Stage.DIALECT)
     spending.enter(Stage.CHECK)
-    assert spending.end()[1] == {"dialect": 1.0, "check": 1.0, "cpu": 1.2346}
+    assert spending.end(0.0)[1] == {"dialect": 1.0, "check": 1.0, "cpu": 1.2346}
 
 
 class Kept(Template):
@@ -212,9 +209,9 @@ def test_a_template_s_processor_time_counts_and_ends_with_the_cascade():
 
 
 def test_a_processor_s_clock_set_back_counts_nothing():
-    spending = base._Spending(None, lambda: 0.0, iter([3.0, 1.0]).__next__)
-    assert spending.end()[1] == {"cpu": 0.0}
-    assert base.Cascade._device_seconds(Simple()) == 0.0 and Simple()._cpu_seconds() > 0.0
+    spending = base._Spending(None, iter([3.0, 1.0]).__next__)
+    assert spending.end(0.0)[1] == {"cpu": 0.0}
+    assert Simple()._cpu_seconds() > 0.0
 
 
 # -- stages that cascades share ------------------------------------------------------------------------
