@@ -11,6 +11,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from tilewright.fitness.evaluation import Stage
@@ -52,35 +53,19 @@ _WAIT_SECONDS = 0.25
 """Between two tries to claim the champion."""
 
 
-class BackgroundTasks:
-    """Tasks that one thread does in turn, while other processes work. The thread ends with the process."""
+def in_background(*tasks: Callable[[], None]) -> list[Future[None]]:
+    """Done in turn by one thread, while other processes work. The thread ends with the process."""
+    futures: list[Future[None]] = [Future() for _ in tasks]
 
-    def __init__(self, tasks: Sequence[Callable[[], None]]) -> None:
-        self._tasks = list(tasks)
-        self._done = [threading.Event() for _ in tasks]
-        self._errors: list[Exception | None] = [None] * len(self._tasks)
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        for number, task in enumerate(self._tasks):
+    def run() -> None:
+        for task, future in zip(tasks, futures, strict=True):
             try:
-                task()
+                future.set_result(task())
             except Exception as error:  # noqa: BLE001 - raised again where it is waited for
-                self._errors[number] = error
-            finally:
-                self._done[number].set()
+                future.set_exception(error)
 
-    def wait(self, number: int) -> None:
-        """Until that task is done. Raises what it raised."""
-        self._done[number].wait()
-        error = self._errors[number]
-        if error is not None:
-            raise error
-
-    def wait_all(self) -> None:
-        """Until all are done, whether they raised or not."""
-        for done in self._done:
-            done.wait()
+    threading.Thread(target=run, daemon=True).start()
+    return futures
 
 
 class MeasuredCascade(Cascade):
@@ -113,7 +98,7 @@ class MeasuredCascade(Cascade):
         self._station = station
         self._pace = pace
         self._compiler = None if target.interpreted else compiler or compile_children(target.gpu, scratch)
-        self._due = BackgroundTasks([])
+        self._due: list[Future[None]] = []
         """Computes the right answers of a candidate's inputs while other processes compile it."""
 
     def close(self) -> None:
@@ -127,9 +112,9 @@ class MeasuredCascade(Cascade):
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(request.target.entry), *self._prepared()]
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
-        self._due.wait_all()  # of an evaluation that ended early
-        self._due = due = BackgroundTasks([lambda: gates.prepare(request), lambda: screen.prepare(request)])
-        gates.due, screen.due = (lambda: due.wait(0)), (lambda: due.wait(1))
+        wait(self._due)  # of an evaluation that ended early
+        self._due = in_background(lambda: gates.prepare(request), lambda: screen.prepare(request))
+        gates.due, screen.due = (future.result for future in self._due)
         race = RaceStage([screen], _descriptors)
         stage, failure = run_steps([*steps, gates, race], request, found, on_stage)
         if failure is None and request.final and request.baseline is None:

@@ -18,7 +18,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import Scope, SeedKernel
 from tilewright.workers.cascade import base
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, dealt_kinds, run_steps
-from tilewright.workers.cascade.measured import BackgroundTasks
+from tilewright.workers.cascade.measured import in_background
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.child.template import Template
@@ -363,17 +363,12 @@ def test_tasks_are_done_in_turn_and_tell_their_errors_where_they_are_waited_for(
         seen.append("first")
         raise OSError("no room")
 
-    tasks = BackgroundTasks([first, lambda: seen.append("second")])
+    before = set(threading.enumerate())
+    failed, second = in_background(first, lambda: seen.append("second"))
     assert seen == []
+    assert all(thread.daemon for thread in set(threading.enumerate()) - before), "no process waits for it"
     go.set()
-    tasks.wait(1)
+    second.result()
     assert seen == ["first", "second"]
-    tasks.wait_all()
     with pytest.raises(OSError, match="no room"):
-        tasks.wait(0)
-
-
-def test_it_does_not_keep_a_process_from_ending() -> None:
-    waiting = BackgroundTasks([threading.Event().wait])  # type: ignore[list-item]
-    (thread,) = (t for t in threading.enumerate() if getattr(t, "_target", None) == waiting._run)
-    assert thread.daemon
+        failed.result()
