@@ -95,7 +95,7 @@ class ModelledCascade(Cascade):
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         if (absent := libtpu_simulator.missing_parts()) is not None:
-            return run_steps([DialectStage("build"), _Missing(absent)], request, found, on_stage)
+            return Stage.COMPILE, Failure(Verdict.INFRA_ERROR, absent)  # it says nothing about the genome
         request = self._prepared(request)
         if request.thorough and request.checked:
             return self._judge_finalist(request, found, on_stage)
@@ -164,19 +164,6 @@ def pallas_template() -> Template:
     made = Template(_PRELOADED, environment(Path(tempfile.gettempdir()), quiet))
     made.warm()
     return made
-
-
-class _Missing:
-    """Stands in for the stages that need a part which is not installed."""
-
-    stage = Stage.COMPILE
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def run(self, request: Request, found: Findings) -> Failure | None:
-        """Always an infrastructure fault: it says nothing about the genome."""
-        return Failure(Verdict.INFRA_ERROR, self._reason)
 
 
 def _descriptors(found: Findings) -> dict[str, str]:

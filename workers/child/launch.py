@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 import tilewright
+from tilewright.workers.child.descendants import descendants
 
 PACKAGE = Path(tilewright.__file__).parent
 PROGRAMS = PACKAGE / "workers" / "child"
@@ -54,19 +55,9 @@ def cpu_seconds(pid: int) -> float:
 
 def _of_all(pid: int, name: str) -> Iterator[bytes]:
     """What this file of a process's folder says, of it and all below it. One that ends meanwhile may be left out."""
-    left = [pid]
-    while left:
-        folder = f"/proc/{left.pop()}"
-        with contextlib.suppress(OSError):
-            text = _read(f"{folder}/{name}")
-            for thread in os.listdir(f"{folder}/task"):
-                left += map(int, _read(f"{folder}/task/{thread}/children").split())
-            yield text
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError), open(f"/proc/{each}/{name}", "rb", buffering=0) as file:
+            yield file.read()
 
 
 WARDEN_SECONDS = 5.0

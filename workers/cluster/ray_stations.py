@@ -122,10 +122,10 @@ class RemoteStation:
         if not self._scales:
             return DeviceRatio()
         self._hello = None  # a restarted station may hold another device
-        found = calibration.scale_here(hello := self.hello(), self._scales)
-        if found is None:
-            raise SessionDied(f"the device {hello.get(calibration.DEVICE)} was never calibrated")
-        return found
+        device = str(self.hello().get(calibration.DEVICE, ""))
+        if device not in self._scales:
+            raise SessionDied(f"the device {device} was never calibrated")
+        return self._scales[device]
 
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
         return self._ask(self._handle.operand_seed.remote(proposed, ahead=ahead))
