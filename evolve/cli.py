@@ -54,7 +54,7 @@ EXAMPLES = {
     "tune": 'tune kernels.py:softmax --reference torch.softmax --args "f32[4096, 1024], dim=1"',
     "check": "check kernels.py",
     "program": "program train.py:step --setup setup",
-    "export": "export vllm gemm_fp8_blockwise/gemm_nt",
+    "export": "export standalone gemm_fp8_blockwise/gemm_nt",
 }
 """What ``--help`` of each command shows."""
 
