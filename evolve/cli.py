@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
         (ui, "the link opens the newest"),
     ):
         command.add_argument("campaign", nargs="?", help=f"id or folder of the campaign (default: {default})")
-    add_commands(commands, _register, _run_campaign)
+    add_commands(commands, _register)
     add_intake_commands(commands, _tell)
     add_export_command(commands, _say)
     add_program_command(commands)
@@ -428,14 +428,6 @@ def _ui(arguments: argparse.Namespace) -> int:
     home = home_folder(arguments.home)
     campaign = find_campaign(home, arguments.campaign) if arguments.campaign is not None else None
     return serve_ui(home, _say, arguments.host, arguments.port, campaign=campaign)
-
-
-def _run_campaign(config: dict[str, Any], home: Path) -> Path:
-    from tilewright.evolve.campaign.config import parse_config
-    from tilewright.evolve.run import run
-    from tilewright.evolve.show.display import make_display
-
-    return find_campaign(home, run(parse_config(config), home, make_display()).campaign)
 
 
 def _register(outcome: PromotionOutcome, library: LibraryWriter, home: Path) -> str:
