@@ -177,7 +177,6 @@ class Request(KernelRequest):
     """
 
     folder: Path
-    timeline: bool = False
     large_checks: tuple[Workload, ...] = ()
     sampled: Mapping[str, Where] = field(default_factory=dict)
     """By the id of a shape among ``checked``, where its outputs are looked at; the others are computed whole."""

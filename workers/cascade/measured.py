@@ -72,7 +72,7 @@ class MeasuredCascade(Cascade):
     """Evaluates genomes of one operator on one measured target, one at a time.
 
     Not safe for several threads; make one per worker. Several may share a station. ``close`` ends its children.
-    ``best`` is not used: the station knows the champion. A ``timeline`` is the first workload's times alone.
+    ``best`` is not used: the station knows the champion.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class MeasuredCascade(Cascade):
         if failure is None and request.final and request.baseline is None:
             stage, failure = run_steps([self._on_drawn()], request, found, on_stage)
         # what keeps to a part of the suite has no fitness to compare with the champion's
-        whole = request.only is None and not (request.final or request.timeline)
+        whole = request.only is None and not request.final
         if failure is None and whole:
             settled = self._settle(request, found)
             failure = settled if isinstance(settled, Failure) else None

@@ -63,8 +63,7 @@ class ModelledCascade(Cascade):
     """Evaluates genomes of one operator on one modelled TPU target, one at a time.
 
     Not safe for several threads; make one per worker. What has a fitness over ``best`` passes the gates on measured
-    and final shapes, too. A ``timeline``, and an infinite ``best`` among ``final`` workloads, only time what passed
-    them before.
+    and final shapes, too. An infinite ``best`` among ``final`` workloads only times what passed them before.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class ModelledCascade(Cascade):
 
     def _prepared(self, request: Request) -> Request:
         """With what has to pass the gates, and what may have to after it is traced and timed."""
-        if request.timeline or (request.final and request.best == math.inf):
+        if request.final and request.best == math.inf:
             return dataclasses.replace(request, checked=())
         others = dict.fromkeys((*self._suite.workloads, *self._suite.final))
         unmeasured = tuple(

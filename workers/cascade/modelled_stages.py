@@ -321,8 +321,7 @@ class MeasureStage:
 
     def _measure(self, request: Request, found: Findings, workload: Workload) -> Failure | None:
         chip, operator = request.target.chip, request.operator
-        drawn = request.timeline or (request.final and request.baseline is None and not found.figures)
-        run = simulation.read_dumps(found.dumps[workload.id], chip, timeline=drawn)
+        run = simulation.read_dumps(found.dumps[workload.id], chip)
         time = simulation.modelled(run, chip)
         flops, size = operator.flops(workload), request.compulsory_bytes(workload)
         reason = simulation.implausible(

@@ -78,15 +78,12 @@ def test_what_is_asked_becomes_a_request():
         2.0,
     )
     assert asked.measured == SUITE.workloads and asked.checked == SUITE.check and asked.race is race
-    assert (asked.timeline, asked.final, asked.baseline, asked.only) == (False, False, None, None)
+    assert (asked.final, asked.baseline, asked.only) == (False, None, None)
     assert asked.is_known("seen") == "an earlier genome" and asked.is_known("new") is None
     assert asked.limits == Limits() and not asked.folder.exists(), "the folder is gone"
     evaluate(cascade, scope=Scope.FINAL)
     assert cascade.requests[-1].measured == SUITE.final and cascade.requests[-1].final
-    assert cascade.requests[-1].best == 0.0 and not cascade.requests[-1].timeline
-    evaluate(cascade, scope=Scope.TIMELINE)
-    drawn = cascade.requests[-1]
-    assert drawn.measured == SUITE.workloads[:1] and drawn.timeline and not drawn.final
+    assert cascade.requests[-1].best == 0.0
     held = SeedKernel("b", "text", baseline=True)
     evaluate(cascade, baseline=held)
     assert cascade.requests[-1].baseline is held and cascade.requests[-1].checked == ()

@@ -133,10 +133,9 @@ def test_finalists_are_verified_and_what_is_only_timed_is_not(monkeypatch):
     final = notes.requests[0]
     assert final.thorough and final.measured == SUITE.final and final.checked == SUITE.check
     assert final.unmeasured == SUITE.workloads and notes.best == [True]
-    for options in ({"scope": Scope.TIMELINE}, {"scope": Scope.FINAL, "best": float("inf")}):
-        notes = Notes(monkeypatch)
-        assert judged(**options).verdict is Verdict.OK
-        assert notes.requests[0].checked == () and notes.best == [] and notes.requests[0].unmeasured == ()
+    notes = Notes(monkeypatch)
+    assert judged(scope=Scope.FINAL, best=float("inf")).verdict is Verdict.OK
+    assert notes.requests[0].checked == () and notes.best == [] and notes.requests[0].unmeasured == ()
     notes = Notes(monkeypatch)
     judged(scope=Scope.FINAL, baseline=SeedKernel("b", "", baseline=True))
     assert not notes.requests[0].thorough and notes.best == []
