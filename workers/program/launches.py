@@ -247,7 +247,7 @@ class LaunchRecorder:
         module, name = self._places.setdefault(id(outer), _place(outer, inner))
         code = inner.fn.__code__
         tensors = [v for v in (*given, *plain.values()) if torch.is_tensor(v)]
-        hooked = any(config.pre_hook is not None for config in getattr(outer, "configs", ()))
+        hooked = any(config.pre_hook is not None for config in getattr(tuner_of(outer), "configs", ()))
         return Launch(
             inner.fn.__name__, outer, module, name, f"{code.co_filename}:{code.co_firstlineno}", key,
             tuple(None if torch.is_tensor(v) else v for v in given),
@@ -255,6 +255,13 @@ class LaunchRecorder:
             grid, sizes, chosen, _bytes(tensors), str(getattr(inner, "src", "")), _text(inner.arg_names, given, plain),
             hooked=hooked,
         )  # fmt: skip
+
+
+def tuner_of(kernel: Any) -> Any:
+    """The ``triton.autotune`` of a kernel, which ``triton.heuristics`` may surround; None where it has none."""
+    while kernel is not None and not hasattr(kernel, "configs"):
+        kernel = getattr(kernel, "fn", None)
+    return kernel
 
 
 def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:

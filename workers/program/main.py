@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.library.launch_replacement import Option, Replacement
-from tilewright.workers.program.launches import Launch
+from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
 from tilewright.workers.program.record import ALLOCATES, DIFFERS, RANDOM, STREAMS, Recorded, record
@@ -122,7 +122,7 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list
     better = set()
     for launch in launches:
         configuration, place = found.get(launch.number), (launch.module, launch.name)
-        tuned = hasattr(launch.outer, "configs") and not launch.hooked and launch.values is not None
+        tuned = tuner_of(launch.outer) is not None and not launch.hooked and launch.values is not None
         if not launch.name or not (configuration or tuned):
             continue
         chosen.setdefault(place, {})[launch.key] = {**launch.chosen, **(configuration or {})}

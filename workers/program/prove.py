@@ -11,6 +11,7 @@ import torch
 
 from tilewright.fitness.intervals import Ratio
 from tilewright.library.launch_replacement import Installation, Option, Replacement
+from tilewright.workers.program.launches import tuner_of
 from tilewright.workers.program.losses import STARTS, loss_test
 from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.replay import Replay, decibels
@@ -48,7 +49,8 @@ class Proof:
         """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds. ``worth``: what the
         search says that each function's launches save of the step, by label."""
         self.check_answers()
-        self._check_program()
+        if self.kept or self.layers is not None:
+            self._check_program()
         alone = self._alone(worth)
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.kept or self.layers is not None:
@@ -241,7 +243,7 @@ class Proof:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label and hasattr(launch.outer, "configs")
+            if f"{launch.module}.{launch.name}" == label and tuner_of(launch.outer) is not None
         }  # fmt: skip
         found = next((r for r in self.kept if r.label == label), None)
         if chosen and isinstance(found, Replacement):

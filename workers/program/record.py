@@ -34,8 +34,7 @@ DIFFERS = "launches other kernels, or on other shapes, each time"
 LEAST_SECONDS = 1.5e-6
 """Least that a kernel takes on a current GPU."""
 
-COPY_BYTES, COPIES = 1 << 30, 7
-FP8_ROUNDS = 3
+COPY_BYTES, COPIES, FP8_ROUNDS = 1 << 30, 7, 3
 
 
 @dataclass

@@ -18,7 +18,7 @@ import torch
 from tilewright.fitness.intervals import Ratio
 from tilewright.library.launch_replacement import innermost
 from tilewright.workers.program.compile_ahead import compile_all, job_of
-from tilewright.workers.program.launches import OPTIONS, Launch
+from tilewright.workers.program.launches import OPTIONS, Launch, tuner_of
 from tilewright.workers.program.replay import Replay
 from tilewright.workers.program.turns import ratio, take_turns
 from tilewright.workers.runners.triton.clock import Clock, CpuClock, GpuClock
@@ -218,12 +218,12 @@ def neighbours(launch: Launch, start: Configuration) -> Iterator[Configuration]:
 
 def _permitted(launch: Launch, configuration: Configuration) -> bool:
     """Whether the kernel's own tuner would try it: what it prunes may read or write beyond the tensors."""
-    prune = getattr(launch.outer, "early_config_prune", None)
+    tuner = tuner_of(launch.outer)
+    prune = getattr(tuner, "early_config_prune", None)
     if prune is None:
         return True
     from triton import Config
 
-    tuner = launch.outer
     options = {**launch.chosen, **configuration}
     plain = {name: value for name, value in options.items() if name not in OPTIONS}
     config = Config(plain, **{name: options[name] for name in DEFAULTS if name in options})

@@ -41,15 +41,15 @@ def burst_seconds(step: Callable[[], Any], count: int) -> float:
     return (time.perf_counter() - begun) / count
 
 
-def take_turns(
-    arms: Mapping[str, Callable[[], list[float]]], seconds: float = 0.0, least: int = LEAST_ROUNDS,
-    most: int = MOST_ROUNDS,
-) -> Rounds:  # fmt: skip
+Arms = Mapping[str, Callable[[], list[float]]]
+
+
+def take_turns(arms: Arms, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
     """Times of every arm once a round, in an order that turns round and starts elsewhere each time, so that drift
-    cancels. At most ``most`` rounds within ``seconds`` of wall time, and ``least`` whatever they take."""
+    cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time, and ``least`` whatever they take."""
     found: Rounds = {name: [] for name in arms}
     deadline, count = time.monotonic() + seconds, 0
-    while count < least or (count < most and time.monotonic() < deadline):
+    while count < least or (count < MOST_ROUNDS and time.monotonic() < deadline):
         names = list(arms)[count % len(arms) :] + list(arms)[: count % len(arms)]
         for name in names if count % 2 else reversed(names):
             found[name].append(arms[name]())

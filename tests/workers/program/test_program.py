@@ -232,7 +232,7 @@ def asked(folder: Path, requests: dict[str, dict[str, Any]], interpret: str = "1
     common = {
         "path": str(folder / "program.py"),
         "setup": "setup",
-        "prove_seconds": 0.3,
+        "prove_seconds": 0.8,
         "kept": str(folder / "kept.json"),
     }
     (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
