@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ class Program:
         except OSError as error:
             raise UserError(f"home: cannot write {self.home}: {error.strerror}.") from error
 
-    @cached_property
+    @property
     def name(self) -> str:
         return f"{self.path.name}:{self.step}"
 
@@ -168,21 +167,16 @@ class Program:
         if "why" in answer:
             raise UserError(f"{answer['why']}.")
         self.answer = answer
-        files = {RECORD: json.dumps(answer["record"], indent=1), PAGE: page(answer["record"], self.ceiling())}
-        self._save(files)
+        record = json.dumps(answer["record"], indent=1)
+        self._save({RECORD: record, PAGE: page(answer["record"], self.ceiling())})
 
     def _write(self, proof: Mapping[str, Any] | None) -> None:
         """``faster.py`` with its receipt; neither where there is nothing to install."""
         record, replacements = self.answer["record"], self.answer["replacements"]
         files = {PAGE: page(record, self.ceiling(), proof)}
         if proof is not None:
-            receipt = {
-                "program": self.name,
-                "device": record["device"],
-                "shares": self.ceiling().shares,
-                **proof,
-            }
-            files[RECEIPT] = json.dumps(receipt, indent=1)
+            facts = {"program": self.name, "device": record["device"], "shares": self.ceiling().shares}
+            files[RECEIPT] = json.dumps({**facts, **proof}, indent=1)
         else:
             (self.folder / RECEIPT).unlink(missing_ok=True)
         if replacements or self.answer["fp8_shapes"]:
