@@ -83,22 +83,14 @@ def ceiling_lines(found: Ceiling) -> Iterator[str]:
 
 def bar(found: Ceiling, at_best: bool) -> str:
     """The step as a bar of letters by kind; at best, with Triton's kernels at their floors and layers in FP8."""
-    seconds = _parts(found, at_best)
+    seconds = {kind: share * found.busy for kind, share in found.shares.items()}
+    if at_best:
+        for k in found.kernels:
+            seconds[k["kind"]] -= k["seconds"] - k["floor"]
+        saved = sum(source.saving for source in found.sources if source.name == FP8)
+        seconds["product"] = max(0.0, seconds.get("product", 0.0) - saved)
     cells = "".join(LETTERS.get(kind, ".") * round(WIDTH * s / found.wall) for kind, s in seconds.items())
     return cells[:WIDTH].ljust(WIDTH)
-
-
-def _parts(found: Ceiling, at_best: bool) -> dict[str, float]:
-    seconds = {kind: share * found.busy for kind, share in found.shares.items()}
-    if not at_best:
-        return {**seconds, "idle": max(0.0, found.wall - found.busy)}
-    for kind in ("triton", "inductor"):
-        if kind in seconds:
-            seconds[kind] -= sum(k["seconds"] - k["floor"] for k in found.kernels if k["kind"] == kind)
-    for source in found.sources:
-        if source.name == FP8:
-            seconds["product"] = max(0.0, seconds.get("product", 0.0) - source.saving)
-    return seconds
 
 
 def page(record: Mapping[str, Any], found: Ceiling, proof: Mapping[str, Any] | None = None) -> str:

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from tilewright.workers.program.launches import Launch
+from tilewright.workers.program.search import neighbours
+
 ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
@@ -292,6 +295,34 @@ def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> N
         **DEVICE_REFUSED, "waits": "",
     }  # fmt: skip
     assert "waits for the device (1 times a step)" in answers["waits"]["record"]["faults"]
+
+
+def scale(x: Any, BLOCK: tl.constexpr) -> None:  # type: ignore[name-defined]  # noqa: F821
+    """The kernel of the next test, which is not run."""
+
+
+def test_what_a_package_prunes_is_not_tried() -> None:
+    triton = pytest.importorskip("triton")
+    pruned = {"early_config_prune": lambda configs, *_, **__: [c for c in configs if c.kwargs["BLOCK"] <= 32]}
+    tuner = triton.autotune([triton.Config({"BLOCK": 32})], [], prune_configs_by=pruned)(triton.jit(scale))
+    launch = Launch(
+        "scale",
+        triton.heuristics({})(tuner),
+        "m",
+        "scale",
+        "",
+        (),
+        (),
+        {},
+        None,
+        (),
+        {"BLOCK": 32},
+        0,
+        "",
+        "",
+    )
+    tried = [c["BLOCK"] for c in neighbours(launch, {}) if "BLOCK" in c]
+    assert 16 in tried and 64 not in tried
 
 
 def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers: dict[str, Any]) -> None:
