@@ -41,7 +41,7 @@ class Values:
 
 @dataclass
 class Launch:
-    """A distinct launch of a kernel, with how often it occurred.
+    """A distinct launch of a kernel.
 
     ``outer`` is the object that the program launches, ``module`` and ``name`` a name under which it is found.
     ``chosen``: constants and options that ``triton.autotune`` and ``triton.heuristics`` added. ``bytes``: of the
@@ -64,7 +64,6 @@ class Launch:
     text: str
     """The tensors with dtype and shape, and the integers."""
     number: int = 0
-    calls: int = 0
     values: Values | None = None
     hooked: bool = False
     """Whether a function of the configuration runs before each launch, which a replacement would leave out."""
@@ -101,7 +100,8 @@ def patched(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]
 
 
 class LaunchRecorder:
-    """While entered, notes the launches. ``keep_values``: also clones the tensors of the first of each kind."""
+    """While entered, once or again, notes the launches. ``keep_values``: also clones the tensors of the first of each
+    kind."""
 
     def __init__(self, keep_values: bool = False) -> None:
         self.keep_values = keep_values
@@ -110,7 +110,7 @@ class LaunchRecorder:
         self.generated: dict[str, Generated] = {}
         self.codes: dict[Any, str] = {}
         """Code of the functions that stood above a launch, with the package of its kernel."""
-        self._known: dict[tuple[int, Signature], int] = {}
+        self._known: dict[tuple[int, Signature], Launch] = {}
         self._kept = 0
         self._timing = False
         self._outer: Any = None
@@ -177,12 +177,10 @@ class LaunchRecorder:
         if not self.keep_values or _capturing():
             return None
         key = signature(args, _arguments(kwargs))
-        if key is None or (id(this), key) in self._known:
+        known = sum(owner == id(this) for owner, _ in self._known)
+        if key is None or (id(this), key) in self._known or known >= MOST_SIGNATURES:
             return None
-        if sum(owner == id(this) for owner, _ in self._known) >= MOST_SIGNATURES:
-            return None
-        given: dict[int | str, Any] = dict(enumerate(args))
-        given.update(kwargs.items())
+        given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
         tensors = {at: v for at, v in given.items() if torch.is_tensor(v)}
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
         size = sum(s.nbytes() for s in storages.values())
@@ -209,18 +207,17 @@ class LaunchRecorder:
         if key is None:
             self.events.append(Event(kernel, None, _capturing()))
             return
-        number = self._known.get((id(outer), key))
-        if number is None:
-            number = self._known[(id(outer), key)] = len(self.launches)
-            self.launches.append(self._launch(outer, inner, key, given, plain, args, kwargs))
-            self.launches[number].number = number
-            self.launches[number].values = values
+        found = self._known.get((id(outer), key))
+        if found is None:
+            found = self._known[(id(outer), key)] = self._launch(
+                outer, inner, key, given, plain, args, kwargs
+            )
+            found.number = len(self.launches)
+            self.launches.append(found)
             self._note_callers(str(inner.fn.__module__).partition(".")[0])
-        found = self.launches[number]
-        if found.values is None and values is not None:
+        if found.values is None:
             found.values = values
-        found.calls += 1
-        self.events.append(Event(kernel, number, _capturing()))
+        self.events.append(Event(kernel, found.number, _capturing()))
 
     def _note_callers(self, package: str) -> None:
         frame = sys._getframe(2)

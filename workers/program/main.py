@@ -82,7 +82,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         if own:  # faster.py holds no source, and would install the step's own kernels instead
             outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
             return {**answer, "replacements": [], "fp8_shapes": []}
-    answer["replacements"] = [_said(r) for r in (*proof.kept, *proof.pins)]
+    answer["replacements"] = [_text(r) for r in (*proof.kept, *proof.pins)]
     return answer
 
 
@@ -90,13 +90,11 @@ def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-def _said(r: Replacement | Option) -> dict[str, Any]:
-    """What ``faster.py`` is written from."""
+def _text(r: Replacement | Option) -> str:
+    """The expression that makes it, for ``faster.py``."""
     if isinstance(r, Option):
-        known = repr(sorted(r.known, key=repr))
-        return {"module": r.module, "name": r.name, "option": r.option, "value": r.value, "known": known}
-    launches = repr(list(r.launches.items()))
-    return {"module": r.module, "name": r.name, "launches": launches, "pinned": r.pinned}
+        return f"Option({r.module!r}, {r.name!r}, {r.option!r}, {r.value!r}, frozenset({sorted(r.known, key=repr)!r}))"
+    return f"Replacement({r.module!r}, {r.name!r}, {dict(r.launches)!r}, pinned={r.pinned!r})"
 
 
 def _worth_it(recorded: Recorded) -> list[Job]:

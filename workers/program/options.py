@@ -101,10 +101,7 @@ def _functions(codes: Mapping[Any, str]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _options(function: Any) -> dict[str, int]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
+    parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
         p.name: p.default for p in parameters if type(p.default) is int and p.default >= 1 and p.kind in kinds

@@ -76,27 +76,27 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
     ``ahead``: what was ``scouted``.
     """
     tuners = {name: value for name, value in ahead.items() if name not in ("linears", "failed")}
-    with limited(ahead.get("failed", [])), LaunchRecorder(keep_values) as setting_up:
+    with limited(ahead.get("failed", [])), LaunchRecorder(keep_values) as recorder:
         step = program.started()
         first = burst_seconds(step, 1)
         for _ in range(WARM_STEPS - 1):
             step()
+    setting_up, recorder.events = recorder.events, []
     faults = list(_faults(step))
     count = burst_steps(burst_seconds(step, 2))
     walls = [burst_seconds(step, count) for _ in range(TIMED_BURSTS if torch.cuda.is_available() else 1)]
-    with LaunchRecorder() as recorder:
+    with recorder:
         kernels = _profiled(step)
-    graph = not recorder.events and any(event.captured for event in setting_up.events)
-    source = setting_up if graph else recorder
-    launches = _with_values(setting_up, source)
-    events = [e for e in source.events if e.captured == graph]
+    launches, events = recorder.launches, recorder.events
+    graph = not events and any(event.captured for event in setting_up)
+    if graph:
+        events = [event for event in setting_up if event.captured]
     if not kernels and not events:
         raise BadStep(f"{program.name} launches nothing on a device")
-    generated = {**setting_up.generated, **recorder.generated}
     wall = statistics.median(walls)
     turns = Turns(program, step, graph, wall)
     device = device_facts()
-    rows = _rows(kernels, events, launches, generated, device["copy"])
+    rows = _rows(kernels, events, launches, recorder.generated, device["copy"])
     for row in rows:
         if keep_values and row["launch"] is not None and launches[row["launch"]].values is None:
             row["left"] = row["left"] or "no values of it were kept"
@@ -117,7 +117,7 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
         faults.append(STREAMS)
     if graph and ALLOCATES in faults:  # what the replay reads and writes stays where it is
         faults.remove(ALLOCATES)
-    return Recorded(data, launches, step, setting_up.codes, turns)
+    return Recorded(data, launches, step, recorder.codes, turns)
 
 
 def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> dict[str, Any]:
@@ -167,16 +167,6 @@ def _profiled(step: Callable[[], Any]) -> list[Kernel]:
     ]
 
 
-def _with_values(first: LaunchRecorder, second: LaunchRecorder) -> list[Launch]:
-    """The launches of ``second``, with the values that ``first`` kept of the same."""
-    if first is second:
-        return first.launches
-    kept = {(id(launch.outer), launch.key): launch.values for launch in first.launches}
-    for launch in second.launches:
-        launch.values = kept.get((id(launch.outer), launch.key))
-    return second.launches
-
-
 def _rows(
     kernels: list[Kernel],
     events: list[Any],
@@ -190,7 +180,12 @@ def _rows(
     written once; their own seconds where the bytes are not known. ``left``: why a kernel cannot be replaced.
     """
     if not kernels:  # no device: launches alone, without times
-        return [_row("triton", launch.kernel, launch, None, launch.calls, 0.0, 0.0) for launch in launches]
+        calls = Counter(event.number for event in events)
+        return [
+            _row("triton", of.kernel, of, None, calls[of.number], 0.0, 0.0)
+            for of in launches
+            if calls[of.number]
+        ]
     by_name: dict[str, list[int | None]] = defaultdict(list)
     for event in events:
         by_name[event.kernel].append(event.number)

@@ -111,16 +111,12 @@ class Replay:
         for n, answer in zip(self._written, self._expected, strict=True):
             dtype = self._dtypes[n]
             a, b = answer.view(dtype), found[n].view(dtype)
-            if not dtype.is_floating_point:
-                if not torch.equal(a, b):
-                    return "its integers differ from the original's"
-                continue
             db = decibels([(a, b)])
             if not db >= self._bound:
                 return f"{db:.1f} dB from the original's answer where {self._bound:.1f} dB are explained"
             cap = CAP.get(str(dtype).rpartition(".")[2], 2.0**-4)
-            if not _worst(a, b) <= cap:
-                return f"an element is {_worst(a, b):.3g} of what is usual away from the original's"
+            if not (worst := _worst(a, b)) <= cap:
+                return f"an element is {worst:.3g} of what is usual away from the original's"
         return ""
 
 
