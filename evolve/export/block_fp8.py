@@ -109,7 +109,7 @@ def _is_plain_source(source: str) -> bool:
 
 def _promoted_options(kernel: PromotedKernel, program: str) -> dict[str, int]:
     """The launch options of a promoted kernel. Raises Disagreement."""
-    if not is_plain(kernel.data.decode("utf-8"), kernel.params):
+    if not is_plain(kernel.source, kernel.params):
         skewed = ", with its promotion one step behind" if kernel.params.get("skew") else ""
         raise Disagreement(
             f"{program}'s block-FP8 product is the plain kernel of pointer loads; kernel {kernel.name}{skewed} has "

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.campaign.targets import require_usable
@@ -64,7 +63,7 @@ def check(
     make: MakeEvaluator,
     say: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """Every finding on the current versions: files against hashes, toolchain, generated tests, receipts run again."""
+    """Every finding on the current versions: files against hashes, toolchain, checks, receipts run again."""
     names = [operator] if operator else writer.operators()
     if not writer.operators():
         raise _nothing(writer)
@@ -109,7 +108,7 @@ def _check_operator(
         elif not files_only:
             yield from _run_again(writer, operator, target, make, say)
     if not files_only:
-        yield _run_test(operator, folder)
+        yield _run_checks(writer, operator)
 
 
 def _runs_here(target: str) -> bool:
@@ -121,26 +120,29 @@ def _runs_here(target: str) -> bool:
     return True
 
 
-def _run_test(operator: str, folder: Path) -> Finding:
-    command = [sys.executable, str(folder / store.TEST)]
+def _run_checks(writer: LibraryWriter, operator: str) -> Finding:
+    command = [sys.executable, "-m", f"{writer.package}.checks", operator]
     environment = {
         **os.environ,
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(writer.library.absolute()), os.environ.get("PYTHONPATH")))
+        ),
         "TRITON_INTERPRET": "1",
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TEST_SECONDS, env=environment, check=False
     )
+    lines = done.stdout.splitlines()
     if done.returncode == 0:
-        lines = done.stdout.splitlines()
-        skipped = sum(line.startswith("skipped") for line in lines)
+        skipped = sum(": skipped: " in line for line in lines)
         rest = f", {skipped} need another device" if skipped else ""
         return Finding(
-            True, f"{operator}: the generated test passes here ({len(lines) - skipped} cases{rest})."
+            True, f"{operator}: its kernels keep the recipe here ({len(lines) - skipped} checks{rest})."
         )
-    last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    return Finding(False, f"{operator}: the generated test fails: {last}.")
+    faults = [line for line in lines if ": failed: " in line] or done.stderr.strip().splitlines()[-1:]
+    return Finding(False, f"{operator}: a check fails: {(faults or ['no reason given'])[0]}.")
 
 
 def _run_again(
@@ -277,7 +279,7 @@ def _sources(
     found = {}
     for target, entry in dispatch["targets"].items():
         for number, kernel in enumerate(entry["kernels"].values()):
-            text = writer.file(operator, version, kernel["file"], kernel["sha256"]).decode("utf-8")
+            text = writer.source(operator, version, kernel)
             params = [f"# {name} = {value!r}" for name, value in sorted(kernel["params"].items())]
             found[f"{target}/{number}"] = [*text.splitlines(), *params]
     return found

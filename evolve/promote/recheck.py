@@ -47,15 +47,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Offer:
-    """A kernel that may serve a region: its entry in a table, its file, and what a receipt says of it.
+    """A kernel that may serve a region: its entry in a table, its files, and what a receipt says of it.
 
-    ``name``: as table and receipts call it. ``fault``: why its file cannot be used.
+    ``name``: as table and receipts call it. ``fault``: why its files cannot be used.
     """
 
     name: str
     genome: Genome
     entry: Mapping[str, Any]
-    data: bytes
+    files: Mapping[str, bytes]
     version: str
     candidate: Mapping[str, Any]
     fault: str | None = None
@@ -370,12 +370,13 @@ def _offers(
         entry = dispatch["targets"][target]["kernels"][name]
         candidates = receipt["targets"][target]["candidates"]
         candidate = next((c for c in candidates if c["genome"] == name), {"genome": name})
+        source, files, fault = "", dict[str, bytes](), None
         try:
-            data, fault = writer.file(operator, version, entry["file"], entry["sha256"]), None
+            source = writer.source(operator, version, entry)
+            files = writer.kernel_files(operator, version, entry)
         except LibraryError as error:
-            data, fault = b"", str(error)
-        genome = Genome(data.decode("utf-8"), entry["params"])
-        yield name, Offer(name, genome, entry, data, version, candidate, fault)
+            fault = str(error)
+        yield name, Offer(name, Genome(source, entry["params"]), entry, files, version, candidate, fault)
 
 
 def _promise_of(

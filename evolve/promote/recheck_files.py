@@ -12,6 +12,7 @@ from tilewright.evolve.promote.verify import Refusal, served_within
 from tilewright.evolve.promote.version_files import (
     Files,
     device_names,
+    files_named,
     json_bytes,
     toolchain_ranges,
     what_was_verified,
@@ -62,11 +63,11 @@ def _version_files(
     if found.served:
         targets[name], fresh = _entry(found, dispatch["targets"][name])
         receipts[name] = _receipt(found, receipt["targets"][name])
-    table = json_bytes({**dispatch, "rule": rule.TEXT, "targets": dict(sorted(targets.items()))})
+    checks = [check for check in dispatch.get("checks", ()) if check["target"] in targets]
+    table = json_bytes(
+        {**dispatch, "rule": rule.TEXT, "targets": dict(sorted(targets.items())), "checks": checks}
+    )
     files = {**_kept_files(writer, found, receipt, dispatch, others), **fresh, store.DISPATCH: table}
-    if not found.served:
-        lines = files[store.TEST].decode().splitlines(keepends=True)
-        files[store.TEST] = "".join(line for line in lines if not line.startswith(f'    ("{name}",')).encode()
     plans = {n: told for n, told in receipt.get("plans", {}).items() if n in files}
     told = {k: v for k, v in receipt.items() if k not in ("files", "plans")}
     return files, {**told, "targets": receipts, **({"plans": plans} if plans else {})}
@@ -80,8 +81,7 @@ def _kept_files(
     others: Mapping[str, Any],
 ) -> Files:
     """The files that hold still: no kernel that this target alone used, no plans made by another compiler."""
-    mine = {k["file"] for k in dispatch["targets"][found.entry_name]["kernels"].values()}
-    mine -= {k["file"] for entry in others.values() for k in entry["kernels"].values()}
+    mine = files_named([dispatch["targets"][found.entry_name]]) - files_named(others.values())
     ranges = toolchain_ranges(found.verified.values())
     kept = {}
     for name, sha256 in receipt["files"].items():
@@ -110,7 +110,7 @@ def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]
                 *served_within(found.verified[name].evaluations, shapes),
             ],
         }
-        files[served.offer.entry["file"]] = served.offer.data
+        files.update(served.offer.files)
     regions = [
         {
             "workload": s.region.workload,

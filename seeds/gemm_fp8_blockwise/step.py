@@ -68,11 +68,13 @@ PARTS: Mapping[str, Mapping[str, str | int]] = {
 
 SEEDS = {
     "plain": ("quant_dual_plain", "quant_dual_plain", "quant_blocks_dual_plain", "pointer", "pointer"),
-    "gluon": ("quant_dual", "quant_dual", "quant_blocks_dual", "gluon_ws", "gluon_skew"),
+    "gluon": ("quant_dual_tma", "quant_dual_tma", "quant_blocks_dual", "gluon_skew", "gluon_skew"),
 }
 """Seed to its modules: quantisers of x, of dy, of w; product of forward and dgrad, of wgrad."""
 
-MIXED_SEEDS = {"gluon": ("quant_mixed_dual", "quant_dual_tma", "quant_blocks_dual", "gluon_ws", "gluon_ws")}
+MIXED_SEEDS = {
+    "gluon": ("quant_mixed_dual", "quant_dual_tma", "quant_blocks_dual", "gluon_skew", "gluon_skew")
+}
 """The same of a mixed step."""
 
 _KERNELS = Path(__file__).parent / "kernels"

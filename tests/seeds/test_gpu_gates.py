@@ -41,9 +41,8 @@ MX: list[tuple[str, str, dict[str, Any]]] = [
 
 HOPPER: list[tuple[str, str, dict[str, Any]]] = [
     *MX,
-    ("gemm_fp8_blockwise/gemm_nt", "gluon_ws", {}),
+    ("gemm_fp8_blockwise/gemm_nt", "gluon_skew", {}),
     ("gemm_fp8_blockwise/gemm_nt_rows", "gluon_skew", {}),
-    ("gemm_fp8_blockwise/gemm_nt", "few_rows", {}),
     ("gemm_fp8_blockwise/quant_mixed_dual", "quant_mixed_dual", {}),
 ]
 

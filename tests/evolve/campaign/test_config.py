@@ -152,17 +152,17 @@ def test_the_page_on_campaigns_names_every_key_with_its_default() -> None:
 
 
 def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_suite() -> None:
-    """A recheck names none, and of the kernels for many rows none takes 2112 columns."""
+    """A recheck names none, and of the kernels for Hopper none takes a single row."""
     told = {"name": "few", "operator": "gemm_fp8_blockwise/gemm_nt", "target": "h200", "suite": "few-rows"}
     known = parse_config({**told, "budget": {"evaluations": 1}})
-    assert [start.name for start in resolve(known).starts] == ["few_rows"]
-    with pytest.raises(UserError, match="kernel pointer: the space is empty"):
-        resolve(known.model_copy(update={"seeds": ("pointer", "few_rows")}))
+    assert [start.name for start in resolve(known).starts] == ["pointer"]
+    with pytest.raises(UserError, match="kernel gluon_skew: the space is empty"):
+        resolve(known.model_copy(update={"seeds": ("pointer", "gluon_skew")}))
 
 
 @functools.cache
 def counted(target: str) -> Resolved:
-    told = {"operator": "gemm_fp8_blockwise/gemm_nt", "suite": "primus-core", "seeds": ["gluon_ws"]}
+    told = {"operator": "gemm_fp8_blockwise/gemm_nt", "suite": "primus-core", "seeds": ["gluon_skew"]}
     return resolve(parse_config({**GOOD, **told, "target": target}))
 
 
