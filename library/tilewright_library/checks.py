@@ -1,8 +1,8 @@
 """A version's kernels against their recipe, on the device here or interpreted.
 
-``python -m <package>.checks [OPERATOR]`` needs NumPy, and torch or JAX. What to check stands in ``dispatch.json``. Inputs are made with numpy, the reference is a
-float64 product of the dequantised operands (or, for quantisers, the recipe's own bits). Families the package does not
-know are held against recorded answers in golden.npz.
+``python -m <package>.checks [OPERATOR]`` needs NumPy, and torch or JAX. What to check stands in ``dispatch.json``.
+Inputs are made with numpy, the reference is a float64 product of the dequantised operands (or, for quantisers, the
+recipe's own bits). Families the package does not know are held against recorded answers in golden.npz.
 """
 
 from __future__ import annotations
