@@ -47,8 +47,8 @@ class Linear(nn.Linear):
 
     _kept: KeptWeight | None = None
     _keeping: bool = False
-    _calls: dict[torch.Size, KeptCall | None] | None = None
-    """What serves an input of a shape without a gradient while weights are kept; None: nothing so simple."""
+    _calls: dict[tuple[torch.Size, bool], KeptCall | PlainCall | None] | None = None
+    """What serves an input of a shape without a gradient; None: nothing so simple."""
     only_faster: bool = True
 
     @classmethod
@@ -63,44 +63,47 @@ class Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features] in bfloat16."""
-        y = self._straight(input) if self._calls is not None and not torch.compiler.is_compiling() else None
-        if y is None:
-            y = multiply(input, self.weight, self)
         bias = self._parameters["bias"]
+        y = None if torch.compiler.is_compiling() else self._straight(input, bias)
+        if y is not None:
+            return y
+        y = multiply(input, self.weight, self)
         return y if bias is None else y + bias.to(y.dtype)
 
-    def _straight(self, x: torch.Tensor) -> torch.Tensor | None:
-        """What ``multiply`` gives, for a shape it has served with a kept weight; None where anything else is at stake.
+    def _straight(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """What ``forward`` gives, for a shape it has served without a gradient; None where anything else is at stake.
 
         A call costs the host little more than a result and a launch.
         """
-        calls, kept = self._calls, self._kept
         weight = self._parameters["weight"]
-        if calls is None or kept is None or weight is None or torch.is_grad_enabled():
-            return None
-        if kept.weight is not weight or kept.version != weight._version or not unwatched(x, weight):
+        if torch.is_grad_enabled() or weight is None or not unwatched(x, weight):
             return None
         if x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
             return None
+        calls, key = self._calls, (x.shape, self.only_faster)
+        if calls is None or len(calls) > MOST_CALLS:
+            calls = self._calls = {}
         try:
-            call = calls[x.shape]
+            call = calls[key]
         except KeyError:
-            call = calls[x.shape] = self._call(x)
+            call = calls[key] = self._call(x, weight)
         if call is None or x.get_device() != call.index or torch.is_autocast_enabled("cuda"):
             return None
-        return call(x)
+        return call(x, weight, bias)
 
-    def _call(self, x: torch.Tensor) -> KeptCall | None:
-        """What serves inputs of x's shape, if FP8 does in graphs and eagerly."""
-        assert self._kept is not None
-        n, k = self._kept.weight.shape
+    def _call(self, x: torch.Tensor, weight: torch.Tensor) -> KeptCall | PlainCall | None:
+        """What serves inputs of x's shape, in graphs and eagerly."""
+        n, k = weight.shape
         m = x.numel() // k if k else 0
-        if not x.is_cuda or x.shape[-1:] != (k,) or not takes_rows(m, False):
+        if not x.is_cuda or x.shape[-1:] != (k,) or not takes(self) or not takes_rows(m, False):
             return None
-        key = _device_key(x.get_device())
-        if self.only_faster and not all(is_faster("kept", way, m, n, k, key) for way in ("graph", "eager")):
+        key, mode = _device_key(x.get_device()), "kept" if self._keeping else "infer"
+        faster = {is_faster(mode, way, m, n, k, key) for way in ("graph", "eager")}
+        if self.only_faster and faster == {False}:
+            return PlainCall(x.get_device())
+        if self._kept is None or self._kept.weight is not weight or (self.only_faster and faster != {True}):
             return None
-        return kept_call(x, n, self._kept.copies())
+        return kept_call(x, self._kept)
 
     def quantised_weight(self) -> torch.Tensor | None:
         """Both quantised copies of the weight, made once while ``kept_weights`` is open; None outside of it."""
@@ -111,6 +114,27 @@ class Linear(nn.Linear):
             kept = self._kept = KeptWeight(self.weight)
             self._calls = {}
         return kept.copies()
+
+
+MOST_CALLS = 4096
+"""Shapes of inputs for which a layer keeps what serves them."""
+
+
+class PlainCall:
+    """The product in bf16, where that is faster."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """y + bias; None for operands that torch would not take as they are."""
+        if bias is not None and bias.dtype is not x.dtype:
+            return None
+        return torch.nn.functional.linear(x, weight, bias)
 
 
 def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> torch.Tensor:
