@@ -8,8 +8,8 @@ write *transposed* copies, and all three products are NT:
     dgrad    dx [M, K] = dy [M, N]   . w^T [K, N]^T    rows x blocks     ``gemm_nt``
     wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
 
-``step`` is all of it at once (``step.py``), ``step_mixed`` with x^T in blocks, whose wgrad is a ``gemm_nt`` too;
-``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a layer that serves.
+``step`` is all of it at once (``step.py``), ``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a
+layer that serves.
 """
 
 from __future__ import annotations
@@ -137,10 +137,7 @@ class BlockwiseGemm(Product):
 
 @dataclass(frozen=True)
 class Quantiser(Shaped):
-    """bf16 ``x`` [M, K] -> e4m3 copies and scales. ``rows``/``blocks``: one copy; ``*_dual``: a transposed one too.
-
-    ``mixed_dual``: rows as it lies, blocks transposed.
-    """
+    """bf16 ``x`` [M, K] -> e4m3 copies and scales. ``rows``/``blocks``: one copy; ``*_dual``: a transposed one too."""
 
     name: str
     shape: str
@@ -257,13 +254,9 @@ def operators() -> dict[str, Operators]:
             ("quant_128x128", "blocks", ("quant_blocks",)),
             ("quant_dual", "rows_dual", ("quant_dual_plain", "quant_dual_tma")),
             ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual_plain", "quant_blocks_dual")),
-            ("quant_mixed_dual", "mixed_dual", ("quant_mixed_dual",)),
         )
     }
-    steps = {
-        "step": TrainingStep(f"{family}/step", step_suites(gemm_suites())),
-        "step_mixed": TrainingStep(f"{family}/step_mixed", step_suites(gemm_suites()), mixed=True),
-    }
+    steps = {"step": TrainingStep(f"{family}/step", step_suites(gemm_suites()))}
     experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
     layers = serving(family, _seeds("fp8_rows", "fp8_tiles"))
     return {**products, **quantisers, **steps, **layers, **experts}

@@ -43,7 +43,7 @@ HOPPER: list[tuple[str, str, dict[str, Any]]] = [
     *MX,
     ("gemm_fp8_blockwise/gemm_nt", "gluon_skew", {}),
     ("gemm_fp8_blockwise/gemm_nt_rows", "gluon_skew", {}),
-    ("gemm_fp8_blockwise/quant_mixed_dual", "quant_mixed_dual", {}),
+    ("gemm_fp8_blockwise/quant_dual", "quant_dual_tma", {}),
 ]
 
 SERVING: list[tuple[str, dict[str, Any]]] = [
@@ -56,8 +56,8 @@ SERVING: list[tuple[str, dict[str, Any]]] = [
     ("fp8_tiles", {"WGS": 2, "WAVES": "down", "WN": 128, "STAGES": 4, "SHARE": "a"}),
 ]
 
-PRODUCTS = ("step", "step_mixed", "gemm_nt", "gemm_nt_rows")
-QUANTISERS = ("quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual", "quant_mixed_dual")
+PRODUCTS = ("step", "gemm_nt", "gemm_nt_rows")
+QUANTISERS = ("quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual")
 
 
 def cases() -> list[Case]:

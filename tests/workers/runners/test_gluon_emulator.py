@@ -135,7 +135,7 @@ def test_gluon_seeds_pass_their_gates_in_the_emulator() -> None:
     grouped = Workload("check/grouped", {"M": 28, "N": 72, "K": 256})
     cases = [
         ("gemm_fp8_blockwise/gemm_nt", "gluon_skew", {"stages": 3, "slots": 1}),
-        ("gemm_fp8_blockwise/quant_mixed_dual", "quant_mixed_dual", {}),
+        ("gemm_fp8_blockwise/quant_dual", "quant_dual_tma", {}),
         (
             "gemm_fp8_blockwise/grouped4x8192",
             "grouped",
