@@ -84,7 +84,8 @@ def cases() -> list[Case]:
 
 @pytest.mark.gpu
 def test_seeds_pass_their_gates_on_the_gpu() -> None:
-    assert gate_failures(cases(), require_hopper()) == {}
+    hopper = require_hopper()
+    assert gate_failures(cases(), hopper) == {}
 
 
 def compile_task(operator: str, kernel: str, params: dict[str, Any]) -> Task:
