@@ -133,7 +133,7 @@ def plain(table: PromotedTable, **params: object) -> PromotedTable:
     source = load_operator(PRODUCT).kernels["pointer"].source
     chosen = {**PLAIN, **params}
     kernels = {
-        name: dataclasses.replace(kernel, data=source.encode(), params=chosen)
+        name: dataclasses.replace(kernel, source=source, params=chosen)
         for name, kernel in table.kernels.items()
     }
     return dataclasses.replace(table, kernels=kernels)
