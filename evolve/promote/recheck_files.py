@@ -97,7 +97,7 @@ def _kept_files(
 
 
 def _entry(found: Found, old: Mapping[str, Any]) -> tuple[dict[str, Any], Files]:
-    kernels, files = {}, {}
+    kernels, files = {}, Files()
     for served in found.served:
         name, shapes = (
             served.offer.name,
