@@ -14,6 +14,7 @@ from itertools import pairwise
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
+from tilewright.evolve.proposers.rewrite.gluon.chain.scale import unscaled
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
@@ -53,6 +54,12 @@ class Chain:
 
     tiles: frozenset[str]
     """Names of what is loaded for the products."""
+
+    scale: str = ""
+    """The factor that the scores are still to be multiplied by where they are used."""
+
+    positive: str = ""
+    """What the host must find true of that factor."""
 
     @property
     def body(self) -> tuple[Statement, ...]:
@@ -104,6 +111,10 @@ class Chains:
     def width(self) -> str:
         """Columns of the sums."""
         return self.loops[0].value.columns
+
+    @property
+    def scale(self) -> str:
+        return self.loops[0].scale
 
     @property
     def everything(self) -> list[Statement]:
@@ -162,6 +173,8 @@ def read(kernel: TritonKernel) -> Chains:
         or len({(c.sums, c.key.extents, c.value.extents, c.key.tensor, c.value.tensor) for c in loops}) != 1
     ):
         raise Unsupported("loops of different operands")
+    elsewhere = {n for i, s in enumerate(body) if i not in places for n in s.reads}
+    loops = [unscaled(loop, kernel, bound, elsewhere) for loop in loops]
     before = body[: places[0]]
     name, query, changed = _query(kernel, left.pop(), before, bound)
     between = [
