@@ -224,6 +224,9 @@ if OVERLAP:
                 mbarrier.arrive(k_empty.index({stage}), count=1)
                 <middle>
                 {operand}_next = gl.convert_layout({operand_text}, {operand_layout})
+                # both pass at once: without them the compilers put the weights behind the wait for the sums
+                {operand}_next = warpgroup_mma_wait(num_outstanding=1, deps=({operand}_next,))
+                mbarrier.wait(v_ready.index({held}), {held_phase})
                 {sums}, {operand} = warpgroup_mma_wait(num_outstanding=0, deps=({sums}, {operand}))
                 mbarrier.arrive(v_empty.index({held}), count=1)
                 {operand} = {operand}_next
