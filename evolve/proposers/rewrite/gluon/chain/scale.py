@@ -31,7 +31,11 @@ def unscaled(
     name, factor, first, middle = found
     written = {n for s in chain.body for n in s.writes} | {chain.variable}
     host = _in_host(factor, kernel, bound)
-    if host is None or names_in(ast.unparse(factor)) & written or name in {*outside, *names_in(chain.operand)}:
+    if (
+        host is None
+        or names_in(ast.unparse(factor)) & written
+        or name in {*outside, *names_in(chain.operand)}
+    ):
         return chain
     scaled, pending, made = _Scaled(kernel.tl, name, factor), True, list[Statement]()
     for statement in middle:

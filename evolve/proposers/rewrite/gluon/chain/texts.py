@@ -48,22 +48,22 @@ def {kernel}_span_{number}({programs}{last}, {step_parameters}CONSUMERS: gl.cons
 
 COMMON = '''
 @gluon.jit
-def {turned}(round):
-    """This program's place in a round: every other round is dealt backwards, so that long tiles meet short ones."""
-    return gl.where(round % 2 == 1, gl.num_programs(0) - 1 - gl.program_id(0), gl.program_id(0))
+def {turned}(lap):
+    """This program's place in a lap: every other lap is dealt backwards, so that long tiles meet short ones."""
+    return gl.where(lap % 2 == 1, gl.num_programs(0) - 1 - gl.program_id(0), gl.program_id(0))
 
 
 @gluon.jit
-def {rounds_of}(total):
+def {laps_of}(total):
     """How many of ``total`` tiles this program computes."""
     whole = total // gl.num_programs(0)
     return whole + gl.where({turned}(whole) < total % gl.num_programs(0), 1, 0)
 
 
 @gluon.jit
-def {place_of}(round, tiles, others, HEADS: gl.constexpr, LONGEST_FIRST: gl.constexpr):
+def {place_of}(lap, tiles, others, HEADS: gl.constexpr, LONGEST_FIRST: gl.constexpr):
     """Tile of rows and what else numbers a program: HEADS at a time, so that what they load stays in L2."""
-    tile = round * gl.num_programs(0) + {turned}(round)
+    tile = lap * gl.num_programs(0) + {turned}(lap)
     whole = HEADS * tiles
     begun = (tile // whole) * HEADS
     wide = min(others - begun, HEADS)
@@ -95,8 +95,8 @@ def {kernel}_producer(
     {stage} = 0
     {phase} = 1
     {q_phase} = 1
-    for {round} in range({rounds_of}({tiles} * {others})):
-        {row}, {other} = {place_of}({round}, {tiles}, {others}, HEADS, LONGEST_FIRST)
+    for {lap} in range({laps_of}({tiles} * {others})):
+        {row}, {other} = {place_of}({lap}, {tiles}, {others}, HEADS, LONGEST_FIRST)
         <programs_of_other>
         for each in gl.static_range(CONSUMERS):
             {mine} = min({row} * CONSUMERS + each, {last})
@@ -145,8 +145,8 @@ def {kernel}_consumer(
     {q_phase} = 0
     {turn_phase} = 0
     {q_now} = {q_stages}.index(GROUP).reshape([{ROWS}, {DEPTH}])
-    for {round} in range({rounds_of}({tiles} * {others})):
-        {row}, {other} = {place_of}({round}, {tiles}, {others}, HEADS, LONGEST_FIRST)
+    for {lap} in range({laps_of}({tiles} * {others})):
+        {row}, {other} = {place_of}({lap}, {tiles}, {others}, HEADS, LONGEST_FIRST)
         <programs_of_other>
         mbarrier.wait(q_ready.index(GROUP), {q_phase})
         {q_phase} ^= 1

@@ -44,7 +44,7 @@ NAMES = [
     "tiles",
     "others",
     "last",
-    "round",
+    "lap",
     "row",
     "other",
     "stage",
@@ -142,7 +142,12 @@ class ChainCarrier(Carrier):
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         """Sums over a row's number as their product with its inverse: one division a row in place of one an element."""
         row = node.right
-        if self.sums and isinstance(node.op, ast.Div) and isinstance(row, ast.Subscript) and expanded(row) == 0:
+        if (
+            self.sums
+            and isinstance(node.op, ast.Div)
+            and isinstance(row, ast.Subscript)
+            and expanded(row) == 0
+        ):
             row.value = ast.BinOp(ast.Constant(1.0), ast.Div(), row.value)
             node.op = ast.Mult()
         return self.generic_visit(node)
@@ -174,7 +179,7 @@ class ChainText:
         self.entry = self.source.fresh(f"{self.kernel.name}_lowered")
         taken = {n for s in chains.everything for n in s.reads | s.writes}
         self.names = {name: self._fresh(name, taken) for name in NAMES}
-        functions = ("place_of", "exponent", "ring_of", "turned", "rounds_of")
+        functions = ("place_of", "exponent", "ring_of", "turned", "laps_of")
         self.names |= {name: self.source.fresh(name) for name in functions}
         self.grid = [self.source.code(e) for e in self.kernel.grid()]
         if chains.axis >= len(self.grid):
@@ -564,7 +569,9 @@ class ChainText:
             is_root = any(statement is r for r in roots)
             if not is_root and (id(statement) not in needed or not statement.writes & self.dependent):
                 continue
-            copied = self.stored if is_root and self.stored is not None and statement is self.stored[0] else None
+            copied = (
+                self.stored if is_root and self.stored is not None and statement is self.stored[0] else None
+            )
             reads = statement.reads if copied is None else self._reads((), copied[1]) | copied[2].reads
             places = self._scalars(reads - self.dependent)
             renamed = {n: f"{n}_at_{number}" for s in places for n in s.writes}
@@ -666,14 +673,22 @@ class ChainText:
         }
         if self.stored is not None:
             box = self.stored[2]
-            size, desc = f"{box.tensor}.element_size()", described(box, [host["rows"], host["width"]], "o_layout")
+            size, desc = (
+                f"{box.tensor}.element_size()",
+                described(box, [host["rows"], host["width"]], "o_layout"),
+            )
             layout = f"min(128, {size} * {host['width']}), 8 * {size}, rank={len(box.outer) + 2}"
             table["stored_bytes"] = size
             table["store_host"] = f"o_layout = gl.NVMMASharedLayout({layout})"
             table["store_given"] = f"o_desc={desc},\nO_LAYOUT=o_layout,"
-        clash = {"o_layout", "q_layout", "k_layout", "v_layout", "room", "stages"} & self.source.identifiers - set(
-            self.source.space
-        )
+        clash = {
+            "o_layout",
+            "q_layout",
+            "k_layout",
+            "v_layout",
+            "room",
+            "stages",
+        } & self.source.identifiers - set(self.source.space)
         if clash - set(self.tunables.values()):
             raise Unsupported(f"a launch that already uses the name {min(clash)}")
         new = _indented(filled(HOST, table))
