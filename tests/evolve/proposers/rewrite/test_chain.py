@@ -160,7 +160,7 @@ PLANTED = {
         "over shared memory that a product may still read|arrivals|by a copy",
     ),
     "the left operand is given back before the last product that reads it": (
-        ALONE.replace(RELEASE, "pass").replace("start_n_first = own_first", f"start_n_first = own_first\n{' ' * 16}{RELEASE}"),
+        ALONE.replace(RELEASE, "pass").replace("start_n_first = own_first", f"start_n_first = own_first\n{' ' * 16}{RELEASE}"),  # noqa: E501
         "over shared memory that a product may still read|that a copy .* may still write",
     ),
     "sums overwrite those that are still being stored": (
