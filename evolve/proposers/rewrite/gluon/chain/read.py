@@ -83,9 +83,6 @@ class Chains:
     kernel: TritonKernel
     query: Box
     query_name: str
-    changed: tuple[Statement, ...]
-    """What is done to the left operand before the loops."""
-
     loops: tuple[Chain, ...]
     between: tuple[tuple[Statement, ...], ...]
     after: tuple[Statement, ...]
@@ -118,7 +115,7 @@ class Chains:
 
     @property
     def everything(self) -> list[Statement]:
-        found = list(self.changed)
+        found = list[Statement]()
         for before, loop in zip(self.between, self.loops, strict=True):
             found += [*before, *loop.body]
         return [*found, *self.after]
@@ -176,21 +173,15 @@ def read(kernel: TritonKernel) -> Chains:
     elsewhere = {n for i, s in enumerate(body) if i not in places for n in s.reads}
     loops = [unscaled(loop, kernel, bound, elsewhere) for loop in loops]
     before = body[: places[0]]
-    name, query, changed = _query(kernel, left.pop(), before, bound)
-    between = [
-        tuple(
-            s
-            for s in before
-            if s not in changed and not (s.writes & {name} and calls(s.node, kernel.tl, "load"))
-        )
-    ]
+    name = left.pop()
+    query = _query(kernel, name, before, bound)
+    between = [tuple(s for s in before if not (s.writes & {name} and calls(s.node, kernel.tl, "load")))]
     between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
     sums = SumReader(kernel.tl, bound, {})
     found = Chains(
         kernel,
         query,
         name,
-        tuple(changed),
         tuple(loops),
         tuple(between),
         tuple(body[places[-1] + 1 :]),
@@ -493,28 +484,20 @@ def _held(
 
 def _query(
     kernel: TritonKernel, left: str, before: Sequence[Statement], bound: Mapping[str, ast.expr]
-) -> tuple[str, Box, list[Statement]]:
-    """(name, box, statements that change it) of the first product's left operand."""
+) -> Box:
+    """The box of the first product's left operand."""
     if not left.isidentifier():
         raise Unsupported(f"an operand computed by {left[:40]}")
-    tl = kernel.tl
-    boxes = BoxReader(kernel, SumReader(tl, bound, {}), None)
-    name, changed = left, list[Statement]()
-    while True:
-        writers = [s for s in before if name in s.writes]
-        if not writers:
-            raise Unsupported(f"operand {name}, which is loaded in the loop")
-        loads = [c for s in writers for c in calls(s.node, tl, "load")]
-        direct = all(
-            isinstance(n, ast.Assign) and device_call(n.value, tl) == "load"
-            for s in writers
-            for n in ast.walk(s.node)
-            if isinstance(n, ast.Assign)
-        )
-        if direct and loads:
-            box = [_loaded(boxes, load) for load in sorted(loads, key=lambda n: len(ast.unparse(n)))][-1]
-            return name, box, changed
+    boxes = BoxReader(kernel, SumReader(kernel.tl, bound, {}), None)
+    writers = [s for s in before if left in s.writes]
+    if not writers:
+        raise Unsupported(f"operand {left}, which is loaded in the loop")
+    loads = [n.value for s in writers for n in ast.walk(s.node) if isinstance(n, ast.Assign)]
+    if not loads or any(device_call(n, kernel.tl) != "load" for n in loads):
         raise Unsupported(f"an operand computed by {writers[-1].text[:40]}")
+    return [
+        _loaded(boxes, n) for n in sorted(loads, key=lambda n: len(ast.unparse(n))) if isinstance(n, ast.Call)
+    ][-1]
 
 
 def _shared_axis(chains: Chains, body: Sequence[Statement]) -> int:

@@ -120,15 +120,13 @@ for {turn} in range({count}):
     mbarrier.wait(v_empty.index({stage}), {phase})
     mbarrier.expect(v_ready.index({stage}), 2 * ({COLUMNS}) * ({WIDTH}))
     tma.async_copy_global_to_shared(v_desc, [{v_at}], v_ready.index({stage}), {v_stages}.index({stage}))
-    {wrapped} = {stage} == STAGES - 1
-    {stage} = gl.where({wrapped}, 0, {stage} + 1)
-    {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+    <advance>
 """
 
 CONSUMER = '''
 @gluon.jit
 def {kernel}_consumer(
-    {store_parameters}{tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, {bars}, {turns},
+    o_desc, {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, {o_stages}, {bars}, {turns},
     {consumer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr,
     LONGEST_FIRST: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, BASE_TWO: gl.constexpr,
     GROUP: gl.constexpr
@@ -137,7 +135,6 @@ def {kernel}_consumer(
     {scores}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {COLUMNS}, 16])
     {out}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {WIDTH}, 16])
     {operand_layout}: gl.constexpr = gl.DotOperandLayout(0, {out}, 2)
-    <stored_layout>
     q_empty, q_ready, k_empty, k_ready, v_empty, v_ready = {bars}
     {nothing} = gl.zeros(({ROWS}, {COLUMNS}), gl.float32, {scores})
     {stage} = 0
@@ -152,12 +149,33 @@ def {kernel}_consumer(
         {q_phase} ^= 1
         <consumer_loops>
         <after>
-    <store_wait>
+    tma.store_wait(0)
 '''
+
+ADVANCE = """
+{wrapped} = {stage} == STAGES - 1
+{stage} = gl.where({wrapped}, 0, {stage} + 1)
+{phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+"""
+
+BEGIN_SCORES = """
+mbarrier.wait(k_ready.index({stage}), {phase})
+if TURNS:
+    mbarrier.wait({turns}.index(GROUP), {turn_phase})
+    {turn_phase} ^= 1
+{partial} = warpgroup_mma({q_now}, {k_now}, {nothing}, use_acc=False, is_async=True)
+"""
+
+END_SCORES = """
+if TURNS:
+    mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
+{partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
+mbarrier.arrive(k_empty.index({stage}), count=1)
+"""
 
 STORE = """
 tma.store_wait(0)
-{o_stages}.index(GROUP){o_view}.store(({value}).to(o_desc.dtype))
+{o_stages}.index(GROUP).reshape([{ROWS}, {WIDTH}]).store(({value}).to(o_desc.dtype))
 fence_async_shared()
 tma.async_copy_shared_to_global(o_desc, [{o_at}], {o_stages}.index(GROUP))
 """
@@ -172,9 +190,7 @@ for {turn} in range({how_many}):
         mbarrier.wait({turns}.index(GROUP), {turn_phase})
         mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
         {turn_phase} ^= 1
-    {wrapped} = {stage} == STAGES - 1
-    {stage} = gl.where({wrapped}, 0, {stage} + 1)
-    {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+    <advance>
 """
 
 CONSUMER_LOOP = """
@@ -190,32 +206,18 @@ if OVERLAP:
     if {own} > 0:
         {variable_first} = {own_first}
         <early_first>
-        mbarrier.wait(k_ready.index({stage}), {phase})
-        if TURNS:
-            mbarrier.wait({turns}.index(GROUP), {turn_phase})
-            {turn_phase} ^= 1
-        {partial} = warpgroup_mma({q_now}, {k_now}, {nothing}, use_acc=False, is_async=True)
-        if TURNS:
-            mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
-        {partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
-        mbarrier.arrive(k_empty.index({stage}), count=1)
+        <scores_alone>
         <middle_first>
         {operand} = gl.convert_layout({operand_text_first}, {operand_layout})
         <late_first>
         {held} = {stage}
         {held_phase} = {phase}
-        {wrapped} = {stage} == STAGES - 1
-        {stage} = gl.where({wrapped}, 0, {stage} + 1)
-        {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+        <advance>
         for {masked} in gl.static_range({phases}):
             for {turn} in range({begin_first}, {end}):
                 {variable} = {own_first} + {turn} * ({step})
                 <early>
-                mbarrier.wait(k_ready.index({stage}), {phase})
-                if TURNS:
-                    mbarrier.wait({turns}.index(GROUP), {turn_phase})
-                    {turn_phase} ^= 1
-                {partial} = warpgroup_mma({q_now}, {k_now}, {nothing}, use_acc=False, is_async=True)
+                <begin_scores>
                 mbarrier.wait(v_ready.index({held}), {held_phase})
                 {sums} = warpgroup_mma({operand}, {v_held}, {sums}, is_async=True)
                 if TURNS:
@@ -233,9 +235,7 @@ if OVERLAP:
                 <late>
                 {held} = {stage}
                 {held_phase} = {phase}
-                {wrapped} = {stage} == STAGES - 1
-                {stage} = gl.where({wrapped}, 0, {stage} + 1)
-                {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+                <advance>
         <release>
         mbarrier.wait(v_ready.index({held}), {held_phase})
         {sums} = warpgroup_mma({operand}, {v_held}, {sums}, is_async=True)
@@ -247,15 +247,7 @@ else:
         for {turn} in range({begin}, {end}):
             {variable} = {own_first} + {turn} * ({step})
             <early>
-            mbarrier.wait(k_ready.index({stage}), {phase})
-            if TURNS:
-                mbarrier.wait({turns}.index(GROUP), {turn_phase})
-                {turn_phase} ^= 1
-            {partial} = warpgroup_mma({q_now}, {k_now}, {nothing}, use_acc=False, is_async=True)
-            if TURNS:
-                mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
-            {partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
-            mbarrier.arrive(k_empty.index({stage}), count=1)
+            <scores_alone>
             <middle>
             {operand} = gl.convert_layout({operand_text}, {operand_layout})
             <late>
@@ -263,9 +255,7 @@ else:
             {sums} = warpgroup_mma({operand}, {v_now}, {sums}, is_async=True)
             {sums}, {operand} = warpgroup_mma_wait(num_outstanding=0, deps=({sums}, {operand}))
             mbarrier.arrive(v_empty.index({stage}), count=1)
-            {wrapped} = {stage} == STAGES - 1
-            {stage} = gl.where({wrapped}, 0, {stage} + 1)
-            {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
+            <advance>
     <release>
 <skip_last>
 """
@@ -281,15 +271,15 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
 
 @gluon.jit
 def {kernel}(
-    q_desc, k_desc, v_desc, {store_desc}{tiles}, {others}, {last}, {sizes}{entry_parameters}STAGES: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, {tiles}, {others}, {last}, {sizes}{entry_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, HEADS: gl.constexpr, LONGEST_FIRST: gl.constexpr, OVERLAP: gl.constexpr,
     TURNS: gl.constexpr, BASE_TWO: gl.constexpr, REGISTERS: gl.constexpr, Q_LAYOUT: gl.constexpr,
-    K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr{store_layout}
+    K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr
 ):
     {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_ones}{q_box}], Q_LAYOUT)
     {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_ones}{k_box}], K_LAYOUT)
     {v_stages} = gl.allocate_shared_memory(v_desc.dtype, [STAGES, {v_ones}{v_box}], V_LAYOUT)
-    <store_made>
+    {o_stages} = gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, {o_ones}{o_box}], O_LAYOUT)
     {bars} = (
         {ring_of}(CONSUMERS, 1),
         {ring_of}(CONSUMERS, 1),
@@ -305,8 +295,9 @@ def {kernel}(
 """
 
 _CONSUME = (
-    "({kernel}_consumer, ({store_arguments}{tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, "
-    "{bars}, {turns}, {consumer_arguments}STAGES, CONSUMERS, HEADS, LONGEST_FIRST, OVERLAP, TURNS, BASE_TWO, NUMBER)),"
+    "({kernel}_consumer, (o_desc, {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, "
+    "{o_stages}, {bars}, {turns}, {consumer_arguments}STAGES, CONSUMERS, HEADS, LONGEST_FIRST, OVERLAP, TURNS, "
+    "BASE_TWO, NUMBER)),"
 )
 _PRODUCE = (
     "({kernel}_producer, (q_desc, k_desc, v_desc, {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, "
@@ -334,15 +325,15 @@ HOST = """
 q_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={q_rank})
 k_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={k_rank})
 v_layout = gl.NVMMASharedLayout(min(128, 2 * {width}), 16, rank={v_rank})
-<store_host>
+o_layout = gl.NVMMASharedLayout(min(128, {o_bytes} * {width}), 8 * {o_bytes}, rank={o_rank})
 # as many stages as shared memory has room for
-room = 225000 - {rows} * {consumers} * (2 * {depth} + {stored_bytes} * {width})
+room = 225000 - {rows} * {consumers} * (2 * {depth} + {o_bytes} * {width})
 stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
 {kernel}[(min({tiles} * {others}, {programs}),)](
     q_desc={q_desc},
     k_desc={k_desc},
     v_desc={v_desc},
-    <store_given>
+    o_desc={o_desc},
     {tiles}={tiles},
     {others}={others},
     {last}={last},
@@ -356,6 +347,7 @@ stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
     Q_LAYOUT=q_layout,
     K_LAYOUT=k_layout,
     V_LAYOUT=v_layout,
+    O_LAYOUT=o_layout,
     REGISTERS=(240, 240, 160)[{consumers} - 1],
     num_warps=4,
     maxnreg=(248, 168, 128)[{consumers} - 1],

@@ -10,21 +10,10 @@ from dataclasses import dataclass
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters
 from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.gluon.chain import texts
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader, described
 from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, program
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, conjuncts, constant, expanded
-from tilewright.evolve.proposers.rewrite.gluon.chain.texts import (
-    COMMON,
-    CONSUMER,
-    CONSUMER_LOOP,
-    ENTRY,
-    HOST,
-    PRODUCER,
-    PRODUCER_LOOP,
-    SKIP,
-    STEPS,
-    STORE,
-)
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
 from tilewright.evolve.proposers.rewrite.gluon.host import spare_launch
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
@@ -40,43 +29,12 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import filled, listed, only
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 
-NAMES = [
-    "tiles",
-    "others",
-    "last",
-    "lap",
-    "row",
-    "other",
-    "stage",
-    "phase",
-    "q_phase",
-    "turn_phase",
-    "q_stages",
-    "k_stages",
-    "v_stages",
-    "bars",
-    "turns",
-    "q_now",
-    "nothing",
-    "scores",
-    "out",
-    "operand_layout",
-    "stored",
-    "partial",
-    "operand",
-    "held",
-    "held_phase",
-    "wrapped",
-    "turn",
-    "first",
-    "count",
-    "own_first",
-    "own",
-    "skipped",
-    "whole",
-    "masked",
-    "o_stages",
-]
+NAMES = (
+    "tiles others last lap row other stage phase q_phase turn_phase q_stages k_stages v_stages bars turns "
+    "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
+    "own_first own skipped whole masked o_stages"
+)
+"""That the new kernel binds."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +89,6 @@ class ChainCarrier(Carrier):
                     [*sides, ast.Name("BASE_TWO", ast.Load())],
                     [],
                 )
-        if device_call(node, self.tl) == "store" and self.sums:
-            node = ast.parse(ast.unparse(node), mode="eval").body  # type: ignore[assignment]
-            made = super().visit_Call(node)
-            assert isinstance(made, ast.Call)
-            made.args[1] = _call("gl.convert_layout", made.args[1], self.names["stored"])
-            return made
         return super().visit_Call(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -178,7 +130,7 @@ class ChainText:
         self.kernel, self.source = chains.kernel, chains.kernel.source
         self.entry = self.source.fresh(f"{self.kernel.name}_lowered")
         taken = {n for s in chains.everything for n in s.reads | s.writes}
-        self.names = {name: self._fresh(name, taken) for name in NAMES}
+        self.names = {name: self._fresh(name, taken) for name in NAMES.split()}
         functions = ("place_of", "exponent", "ring_of", "turned", "laps_of")
         self.names |= {name: self.source.fresh(name) for name in functions}
         self.grid = [self.source.code(e) for e in self.kernel.grid()]
@@ -238,9 +190,11 @@ class ChainText:
 
     def functions(self) -> str:
         self.table = self._table()
-        parts = [filled(COMMON, self.table)]
-        parts += [filled(STEPS, {**self.table, **self._steps(i)}) for i in range(len(self.chains.loops))]
-        parts += [filled(text, self.table) for text in (PRODUCER, CONSUMER, ENTRY)]
+        parts = [filled(texts.COMMON, self.table)]
+        parts += [
+            filled(texts.STEPS, {**self.table, **self._steps(i)}) for i in range(len(self.chains.loops))
+        ]
+        parts += [filled(text, self.table) for text in (texts.PRODUCER, texts.CONSUMER, texts.ENTRY)]
         return "\n\n\n".join(["", *parts])
 
     def _carrier(self, renamed: Mapping[str, str] | None = None) -> ChainCarrier:
@@ -270,6 +224,7 @@ class ChainText:
         loop = chains.loops[0]
         table = {
             **names,
+            "advance": filled(texts.ADVANCE, names),
             "kernel": self.entry,
             "programs": self._programs(),
             "programs_next": self._programs("following"),
@@ -286,6 +241,8 @@ class ChainText:
             "q_ones": "1, " * len(chains.query.outer),
             "k_ones": "1, " * len(loop.key.outer),
             "v_ones": "1, " * len(loop.value.outer),
+            "o_ones": "1, " * len(self.stored[2].outer),
+            "o_box": f"{self.stored[2].rows}, {self.stored[2].columns}",
             "q_box": f"{chains.query.rows}, {chains.query.columns}",
             "k_box": f"{loop.key.rows}, {loop.key.columns}",
             "v_box": f"{loop.value.rows}, {loop.value.columns}",
@@ -299,7 +256,7 @@ class ChainText:
             producing |= self._reads(scalars) | wanted | self._step_names(number)
             loops.append(
                 filled(
-                    PRODUCER_LOOP,
+                    texts.PRODUCER_LOOP,
                     {
                         **table,
                         **self._steps(number),
@@ -311,7 +268,6 @@ class ChainText:
                 )
             )
         consuming, consumed = self._consumer_loops()
-        self.table = table = {**table, **self._store_texts()}
         finished, after = self._after()
         consuming |= finished | {chains.rows, chains.columns, chains.width, chains.depth}
         producing |= {chains.rows, chains.columns, chains.width, chains.depth}
@@ -328,18 +284,18 @@ class ChainText:
 
     def _step_names(self, number: int) -> set[str]:
         loop = self.chains.loops[number]
-        texts = (loop.start, loop.stop, loop.step)
-        scalars = self._scalars(self._reads((), *texts))
-        return self._reads(scalars, *texts)
+        bounds = (loop.start, loop.stop, loop.step)
+        scalars = self._scalars(self._reads((), *bounds))
+        return self._reads(scalars, *bounds)
 
     def _steps(self, number: int) -> dict[str, str]:
         loop = self.chains.loops[number]
-        texts = (loop.start, loop.stop, loop.step)
+        bounds = (loop.start, loop.stop, loop.step)
         declared, passed = self._parameters(self._step_names(number))
-        start, stop, step = (self._plain(t) for t in texts)
+        start, stop, step = (self._plain(t) for t in bounds)
         return {
             "number": str(number),
-            "scalars": self._lines(self._scalars(self._reads((), *texts))),
+            "scalars": self._lines(self._scalars(self._reads((), *bounds))),
             "step_parameters": declared,
             "step_arguments": passed,
             "start": start,
@@ -352,9 +308,9 @@ class ChainText:
             s.text for s in self._scalars(box.reads)
         )
         carrier = self._carrier(renamed)
-        texts = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
+        places = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
         return ", ".join(
-            [*(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in texts), "0"]
+            [*(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in places), "0"]
         )
 
     def _lines(self, statements: Iterable[Statement], renamed: Mapping[str, str] | None = None) -> str:
@@ -368,7 +324,7 @@ class ChainText:
 
     def _consumer_loops(self) -> tuple[set[str], str]:
         """(names they need, text)."""
-        chains, wanted, texts = self.chains, set[str](), []
+        chains, wanted, made = self.chains, set[str](), []
         for number, loop in enumerate(chains.loops):
             step = self._step(loop)
             later = self._reads(chains.after) | {
@@ -399,16 +355,18 @@ class ChainText:
             if loop is chains.loops[-1]:
                 table["release"] = "mbarrier.arrive(q_empty.index(GROUP), count=1)"
             table["release_none"] = only(f"{self.names['own']} <= 0", table["release"])
+            table["begin_scores"] = filled(texts.BEGIN_SCORES, table)
+            table["scores_alone"] = f"{table['begin_scores']}\n{filled(texts.END_SCORES, table)}"
             for name, renamed in (("", None), ("_first", first)):
                 table[f"early{name}"] = self._lines(step.early, renamed)
                 table[f"middle{name}"] = self._middle(step, loop, renamed)
                 table[f"late{name}"] = self._lines(step.late, renamed)
             skip = {**table, "how_many": self.names["skipped"]}
-            table["skip_first"] = filled(SKIP, skip)
+            table["skip_first"] = filled(texts.SKIP, skip)
             rest = f"{self.names['count']} - {self.names['skipped']} - {self.names['own']}"
-            table["skip_last"] = filled(SKIP, {**skip, "how_many": rest})
-            texts.append(filled(CONSUMER_LOOP, table))
-        return wanted, "\n".join(texts)
+            table["skip_last"] = filled(texts.SKIP, {**skip, "how_many": rest})
+            made.append(filled(texts.CONSUMER_LOOP, table))
+        return wanted, "\n".join(made)
 
     def _stage(self, which: str, box: Box, stage: str, turned: bool) -> str:
         view = f"{self.names[which + '_stages']}.index({self.names[stage]})"
@@ -518,16 +476,16 @@ class ChainText:
 
     def _phases(self, number: int, step: Step, loop: Chain) -> dict[str, str]:
         """The loop in two: first the steps in whose tiles masks hide nothing, then the others."""
-        names, texts = self.names, self._steps(number)
+        names, by = self.names, f"({self._steps(number)['step']})"
         lasts = [last for c in step.conditions if (last := self._last_whole(c, loop)) is not None]
         if not lasts:
             bounds = {"begin": "0", "begin_first": "1", "end": names["own"]}
             return {"phases": "1", "whole_steps": "", **bounds}
-        whole, masked, (start, step_) = names["whole"], names["masked"], (names["own_first"], texts["step"])
+        whole, masked, start = names["whole"], names["masked"], names["own_first"]
         lines = [f"{whole} = {names['own']}"]
         for last in dict.fromkeys(map(Sum.text, lasts)):
             text = self._carrier().expression(last)
-            lines.append(f"{whole} = min({whole}, max({text} - {start} + ({step_}), 0) // ({step_}))")
+            lines.append(f"{whole} = min({whole}, max({text} - {start} + {by}, 0) // {by})")
         return {
             "phases": "2",
             "whole_steps": "\n".join(lines),
@@ -561,30 +519,29 @@ class ChainText:
     def _after(self) -> tuple[set[str], str]:
         """(names it needs, text): each result's places are computed anew, in the layout of what is stored there."""
         lines, wanted = [], set[str]()
+        root, value, box = self.stored
         roots = [s for s in self.chains.after if calls(s.node, self.kernel.tl, "store")]
-        if not roots:
-            raise Unsupported("sums that are never stored")
         needed = set(map(id, self._slice({n for s in roots for n in s.reads}, list(self.chains.after))))
         for number, statement in enumerate(self.chains.after):
             is_root = any(statement is r for r in roots)
             if not is_root and (id(statement) not in needed or not statement.writes & self.dependent):
                 continue
-            copied = (
-                self.stored if is_root and self.stored is not None and statement is self.stored[0] else None
-            )
-            reads = statement.reads if copied is None else self._reads((), copied[1]) | copied[2].reads
+            copied = statement is root
+            reads = self._reads((), value) | box.reads if copied else statement.reads
             places = self._scalars(reads - self.dependent)
             renamed = {n: f"{n}_at_{number}" for s in places for n in s.writes}
             lines += [self._carried(s, renamed) for s in places]
-            if copied is not None:
-                lines.append(filled(STORE, {**self.table, **self._slot(copied[1], copied[2], renamed)}))
+            if copied:
+                stored = self._carried(Statement(ast.parse(f"stored = {value}").body[0]), renamed)
+                slot = {"o_at": self._at(box, renamed), "value": stored.partition(" = ")[2]}
+                lines.append(filled(texts.STORE, {**self.table, **slot}))
             else:
                 lines.append(self._carried(statement, renamed))
             wanted |= self._reads(places) | reads
         return wanted, "\n".join(lines)
 
-    def _stored(self) -> tuple[Statement, str, Box] | None:
-        """(statement, value, box) of the store of sums that a bulk copy can do; None where there is none."""
+    def _stored(self) -> tuple[Statement, str, Box]:
+        """(statement, value, box) of the store of sums, which a bulk copy does."""
         of_sums = affected(self.chains.after, {self.chains.loops[0].sums})
         for statement in self.chains.after:
             call = statement.node.value if isinstance(statement.node, ast.Expr) else None
@@ -600,36 +557,7 @@ class ChainText:
             fits = not box.turned and box.extents == (self.chains.rows, self.chains.width)
             if fits and names_in(value) & of_sums and not box.reads & self.dependent:
                 return statement, value, box
-        return None
-
-    def _slot(self, value: str, box: Box, renamed: Mapping[str, str]) -> dict[str, str]:
-        """What stores ``value`` through the slot of shared memory."""
-        stored = self._carried(Statement(ast.parse(f"stored = {value}").body[0]), renamed)
-        view = f".reshape([{box.rows}, {box.columns}])" if box.outer else ""
-        return {"o_at": self._at(box, renamed), "o_view": view, "value": stored.partition(" = ")[2]}
-
-    def _store_texts(self) -> dict[str, str]:
-        """What the store of sums needs: in place of a layout for it, a slot in shared memory and its descriptor."""
-        names = self.names
-        keys = ("wait", "parameters", "desc", "layout", "made", "arguments")
-        if self.stored is None:
-            stored = f"gl.BlockedLayout([1, 8], [256 // {self.chains.width}, {self.chains.width} // 8], [4, 1], [1, 0])"
-            layout = f"{names['stored']}: gl.constexpr = {stored}"
-            return {"stored_layout": layout, **{f"store_{key}": "" for key in keys}}
-        box, slots = self.stored[2], names["o_stages"]
-        shape = f"[CONSUMERS, {'1, ' * len(box.outer)}{box.rows}, {box.columns}]"
-        texts = (
-            "tma.store_wait(0)",
-            f"o_desc, {slots}, ",
-            "o_desc, ",
-            ", O_LAYOUT: gl.constexpr",
-            f"{slots} = gl.allocate_shared_memory(o_desc.dtype, {shape}, O_LAYOUT)",
-            f"o_desc, {slots}, ",
-        )
-        return {
-            "stored_layout": "",
-            **{f"store_{key}": text for key, text in zip(keys, texts, strict=True)},
-        }
+        raise Unsupported("sums that are not stored as a tile of a tensor")
 
     # -- the host -----------------------------------------------------------------------------------------
 
@@ -639,7 +567,8 @@ class ChainText:
         boxes = (chains.query, loop.key, loop.value)
         fits = [f"{box.tensor}.element_size() == 2" for box in boxes]
         fits += [loop.positive for loop in chains.loops if loop.positive]
-        for box in (*boxes, *([self.stored[2]] if self.stored else [])):
+        stored = self.stored[2]
+        for box in (*boxes, stored):
             fits += [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
             fits += box.conditions
             if not box.bound:
@@ -652,7 +581,11 @@ class ChainText:
             )
             for which, box in zip("qkv", boxes, strict=True)
         }
-        ranks = {f"{which}_rank": str(len(box.outer) + 2) for which, box in zip("qkv", boxes, strict=True)}
+        made["o_desc"] = described(stored, [host["rows"], host["width"]], "o_layout")
+        ranks = {
+            f"{which}_rank": str(len(box.outer) + 2)
+            for which, box in zip("qkvo", (*boxes, stored), strict=True)
+        }
         given = "".join(f"{n}={self._given(n)}, " for n in self.passed)
         access = {key: self._param(key) for key in self.tunables}
         table = {
@@ -662,25 +595,13 @@ class ChainText:
             **made,
             **ranks,
             "turns_given": access["turns"],
-            "stored_bytes": "2",
-            "store_host": "",
-            "store_given": "",
+            "o_bytes": f"{stored.tensor}.element_size()",
             "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
             "grid_of_others": " * ".join(f"({self._resized(self.grid[a])})" for a in others) or "1",
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
         }
-        if self.stored is not None:
-            box = self.stored[2]
-            size, desc = (
-                f"{box.tensor}.element_size()",
-                described(box, [host["rows"], host["width"]], "o_layout"),
-            )
-            layout = f"min(128, {size} * {host['width']}), 8 * {size}, rank={len(box.outer) + 2}"
-            table["stored_bytes"] = size
-            table["store_host"] = f"o_layout = gl.NVMMASharedLayout({layout})"
-            table["store_given"] = f"o_desc={desc},\nO_LAYOUT=o_layout,"
         clash = {
             "o_layout",
             "q_layout",
@@ -691,7 +612,7 @@ class ChainText:
         } & self.source.identifiers - set(self.source.space)
         if clash - set(self.tunables.values()):
             raise Unsupported(f"a launch that already uses the name {min(clash)}")
-        new = _indented(filled(HOST, table))
+        new = _indented(filled(texts.HOST, table))
         statement = self.source.statement(self.kernel.launch())
         old = _indented(spare_launch(self.source, statement))
         condition = " and ".join(dict.fromkeys(fits))
