@@ -242,7 +242,7 @@ def _gain(journal: Journal) -> float | None:
 def timed(target: object) -> bool:
     """Whether the times of a target mean anything: those of an interpreter do not."""
     try:
-        return not load_target(str(target)).gpu_interpreter
+        return not load_target(str(target)).interpreted
     except UnknownTarget:
         return True
 
