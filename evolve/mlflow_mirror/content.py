@@ -48,7 +48,10 @@ _UNSAFE = re.compile(r"[^\w\-. :/]")
 
 @dataclass(frozen=True)
 class RunContent:
-    """One MLflow run. ``passed``: whether it ends as finished rather than failed. ``files`` maps artifact names to text; a name says how MLflow previews it."""
+    """One MLflow run. ``passed``: whether it ends as finished rather than failed.
+
+    ``files`` maps artifact names to text; a name says how MLflow previews it.
+    """
 
     name: str
     passed: bool
