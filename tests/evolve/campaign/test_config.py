@@ -56,7 +56,10 @@ GOOD: dict[str, Any] = {
         ({"workers": {"memory_gib": -2}}, ["workers.memory_gib"]),
         ({"operator": ...}, ["key 'operator' is missing"]),
         ({"target": ..., "tagret": "tpu7x"}, ["unknown key 'tagret'; did you mean 'target'"]),
-        ({"search": {"without_rules": ["pallas_chunk_row"]}}, ["search.without_rules", "'pallas_chunk_rows'"]),
+        (
+            {"search": {"without_rules": ["pallas_chunk_row"]}},
+            ["search.without_rules", "'pallas_chunk_rows'"],
+        ),
     ],
 )
 def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
