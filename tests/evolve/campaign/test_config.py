@@ -56,7 +56,10 @@ GOOD: dict[str, Any] = {
         ({"workers": {"memory_gib": -2}}, ["workers.memory_gib"]),
         ({"operator": ...}, ["key 'operator' is missing"]),
         ({"target": ..., "tagret": "tpu7x"}, ["unknown key 'tagret'; did you mean 'target'"]),
-        ({"search": {"without_rules": ["pallas_skew_lop"]}}, ["search.without_rules", "'pallas_skew_loop'"]),
+        (
+            {"search": {"without_rules": ["pallas_chunk_row"]}},
+            ["search.without_rules", "'pallas_chunk_rows'"],
+        ),
     ],
 )
 def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
@@ -70,8 +73,8 @@ def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
 
 def test_a_rule_of_an_earlier_version_may_be_left_out() -> None:
     """The configuration of an old journal names rules that are gone since."""
-    config = parse_config({**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_skew_loop"]}})
-    assert config.search.without_rules == ("pallas_manual_copy", "pallas_skew_loop")
+    config = parse_config({**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_chunk_rows"]}})
+    assert config.search.without_rules == ("pallas_manual_copy", "pallas_chunk_rows")
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
