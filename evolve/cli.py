@@ -377,7 +377,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     if ended == "finished":
         _say(*closing_lines(folder / JOURNAL))
     elif ended is not None:
-        _say(f"stopped; resume with: tilewright resume {folder.name}")
+        _say(f"{'killed' if ended == 'killed' else 'stopped'}; resume with: tilewright resume {folder.name}")
     return 0
 
 

@@ -209,7 +209,7 @@ class _Run:
             self.journal,
             self._show,
             self._racing(archive),
-            History(self.journal),
+            History(),
             Convergence(self.resolved.floors()),
             built.foretell,
             ready=lambda: references.wait(0.0),
