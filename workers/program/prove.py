@@ -267,5 +267,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 def _gradients_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
     """Signal over noise of all gradients together, dB."""
-    same = expected.keys() == found.keys()
-    return decibels((a, found[name]) for name, a in expected.items()) if same else -math.inf
+    if expected.keys() != found.keys():
+        return -math.inf
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return decibels((a.to(device), found[name].to(device)) for name, a in expected.items())
