@@ -32,13 +32,15 @@ def burst_steps(seconds: float) -> int:
 
 
 def burst_seconds(step: Callable[[], Any], count: int) -> float:
-    """Seconds of a step among ``count`` that follow each other as they do in a program."""
+    """Seconds of a step among ``count`` that follow each other as they do in a program; of an interpreter those of the
+    processor, which other programs do not change."""
+    now = time.perf_counter if torch.cuda.is_available() else time.process_time
     synchronise()
-    begun = time.perf_counter()
+    begun = now()
     for _ in range(count):
         step()
     synchronise()
-    return (time.perf_counter() - begun) / count
+    return (now() - begun) / count
 
 
 Arms = Mapping[str, Callable[[], list[float]]]
