@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -11,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tilewright.workers.program.launches import Launch
-from tilewright.workers.program.search import neighbours
 
 ROOT = Path(__file__).parents[3]
 
@@ -286,6 +284,7 @@ def test_a_step_that_cannot_be_used_is_refused(answers: dict[str, Any], step: st
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
 def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> None:
     (folder / "program.py").write_text(PROGRAM + ON_DEVICE)
     steps = [*DEVICE_REFUSED, "waits"]
@@ -303,6 +302,9 @@ def scale(x: Any, BLOCK: tl.constexpr) -> None:  # type: ignore[name-defined]  #
 
 def test_what_a_package_prunes_is_not_tried() -> None:
     triton = pytest.importorskip("triton")
+    from tilewright.workers.program.launches import Launch
+    from tilewright.workers.program.search import neighbours
+
     pruned = {"early_config_prune": lambda configs, *_, **__: [c for c in configs if c.kwargs["BLOCK"] <= 32]}
     tuner = triton.autotune([triton.Config({"BLOCK": 32})], [], prune_configs_by=pruned)(triton.jit(scale))
     launch = Launch(
