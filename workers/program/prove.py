@@ -16,7 +16,7 @@ from tilewright.workers.program.losses import STARTS, loss_test
 from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import Program, parameters, synchronise
-from tilewright.workers.program.turns import ratio, under
+from tilewright.workers.program.turns import ratio
 
 LOSS_STEPS, INTERPRETED_STEPS = 20, 4
 OPTION_SHARE = 2.0**-8
@@ -174,7 +174,7 @@ class Proof:
         steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:
             steps = 1
-        with under(installation):
+        with (installation or Installation([])).installed():
             step, losses, gradients = self.program.started(start), [], {}
             for number in range(steps):
                 losses.append(list(_numbers(step())))

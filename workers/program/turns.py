@@ -5,7 +5,6 @@ Products in bf16 draw more power than a GPU may: a step after a pause says 0.96 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -87,18 +86,13 @@ class Turns:
     def _step(self, installation: Installation | None) -> Callable[[], Any]:
         if not self._graph:
             return self._own
-        with under(installation):
+        with (installation or Installation([])).installed():
             return self._program.started()
 
     def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
-        with under(None if self._graph else installation):
+        with (installation or Installation([])).installed():
             step()
             return [burst_seconds(step, self._count)]
-
-
-def under(installation: Installation | None) -> contextlib.AbstractContextManager[None]:
-    """An installation's context; without one nothing changes."""
-    return contextlib.nullcontext() if installation is None else installation.installed()
 
 
 def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:
