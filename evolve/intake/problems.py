@@ -1,14 +1,13 @@
 """Benchmarks' files at the command line: the function, its calls and its reference, as each format gives them.
 
-KernelBench's problems and the Definitions of flashinfer-bench have no kernel: a template's is used, where one fits.
-Solutions of flashinfer-bench, and JAXBench's files that launch a kernel, are used as they are.
+KernelBench's problems and the Definitions of flashinfer-bench have no kernel: they judge one that is given beside them.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,11 +55,11 @@ class Format(Protocol):
         """Whether a file is of the format. Raises UserError where it cannot be read."""
         ...
 
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
+    def plan(self, path: Path, options: Options, folder: Path) -> Plan:
         """What to tune; new files are written to ``folder``. Raises UserError."""
         ...
 
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
+    def calls(self, path: Path) -> tuple[str, ...]:
         """The calls that a file gives. Raises UserError."""
         ...
 
@@ -74,14 +73,14 @@ class KernelBench:
     def holds(self, path: Path) -> bool:
         return path.suffix == ".py" and {"Model", "get_inputs"} <= _defined(path)
 
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
+    def plan(self, path: Path, options: Options, folder: Path) -> Plan:
+        if self.answer not in _defined(path):
+            raise UserError(_without_kernel(self, path))
         reference = options.reference or f"{path}:{self.judge}"
-        if self.answer in _defined(path):
-            return _plan_of_function(path, Options(self.answer, reference, options.calls), target)
-        return _plan_of_template(self, path, reference, options.calls, "", target, folder)
+        return _plan_of_function(path, Options(self.answer, reference, options.calls))
 
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
-        return _calls_by("formats.template", path, target)
+    def calls(self, path: Path) -> tuple[str, ...]:
+        return tuple(child.calls_of_file(f"{path}:get_inputs", path))
 
 
 class JAXBench:
@@ -93,9 +92,9 @@ class JAXBench:
     def holds(self, path: Path) -> bool:
         return path.suffix == ".py" and {"workload", "create_inputs"} <= _defined(path)
 
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
+    def plan(self, path: Path, options: Options, folder: Path) -> Plan:
         if "pallas_call" not in path.read_text(encoding="utf-8"):
-            raise UserError(_without_kernel(self, path, "there is no template for it"))
+            raise UserError(_without_kernel(self, path))
         plain = path.with_name(self.baseline)
         if not options.reference and (path.name == self.baseline or not plain.is_file()):
             raise UserError(
@@ -103,9 +102,9 @@ class JAXBench:
                 "add --reference FILE.py:workload."
             )
         reference = options.reference or f"{plain}:{self.judge}"
-        return _plan_of_function(path, Options(self.judge, reference, options.calls), target)
+        return _plan_of_function(path, Options(self.judge, reference, options.calls))
 
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
+    def calls(self, path: Path) -> tuple[str, ...]:
         return tuple(child.calls_of_file(f"{path}:create_inputs", path))
 
 
@@ -117,12 +116,14 @@ class FlashinferBench:
     def holds(self, path: Path) -> bool:
         return path.suffix == ".json"
 
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
+    def plan(self, path: Path, options: Options, folder: Path) -> Plan:
         try:
-            solution = flashinfer.read_solution(path) if flashinfer.is_solution(path) else None
-            at = path if solution is None else flashinfer.definition_of(solution)
+            if not flashinfer.is_solution(path):
+                flashinfer.read_definition(path)
+                raise UserError(_without_kernel(self, path))
+            solution = flashinfer.read_solution(path)
+            at = flashinfer.definition_of(solution)
             if at is None:
-                assert solution is not None
                 raise UserError(
                     f"{path.name} solves {solution.definition}, but no folder definitions above it holds that "
                     "Definition: lay both out as a trace set does."
@@ -130,8 +131,6 @@ class FlashinferBench:
             definition = flashinfer.read_definition(at)
             calls = options.calls or tuple(flashinfer.calls_of(definition))
             reference = options.reference or f"{at}:{self.judge}"
-            if solution is None:
-                return _plan_of_template(self, path, reference, calls, calls[0], target, folder)
             name = _name(definition.name)
             files = {**solution.sources, solution.file: flashinfer.entry_text(solution, definition, name)}
         except (flashinfer.NoTrace, OSError) as error:
@@ -139,7 +138,7 @@ class FlashinferBench:
         _write(folder, files)
         return Plan(Request(folder / solution.file, name, resolve_reference(reference), calls), name, files)
 
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
+    def calls(self, path: Path) -> tuple[str, ...]:
         try:
             return tuple(flashinfer.calls_of(flashinfer.read_definition(path)))
         except (flashinfer.NoTrace, OSError) as error:
@@ -160,7 +159,7 @@ class GpuMode:
             (folder / f).is_file() for f in self.files
         )
 
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
+    def plan(self, path: Path, options: Options, folder: Path) -> Plan:
         task = path if path.is_dir() else path.parent
         files = {name: _text_of(task / name) for name in self.files[:2]}
         data = self._task(task)
@@ -201,7 +200,7 @@ class GpuMode:
             raise UserError(f"{task}/task.yml must hold a mapping with benchmarks or tests.")
         return data
 
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
+    def calls(self, path: Path) -> tuple[str, ...]:
         raise UserError(f"{path}: name the task's folder alone.")
 
 
@@ -213,7 +212,7 @@ class Inductor:
     def holds(self, path: Path) -> bool:
         return path.suffix == ".py" and inductor.is_output(_text_of(path))
 
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
+    def plan(self, path: Path, options: Options, folder: Path) -> Plan:
         try:
             text, call = inductor.plain(_text_of(path))
         except (inductor.NoOutput, SyntaxError) as error:
@@ -226,7 +225,7 @@ class Inductor:
         )
         return Plan(request, _name(path.stem), {file: text})
 
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
+    def calls(self, path: Path) -> tuple[str, ...]:
         return (inductor.plain(_text_of(path))[1],)
 
 
@@ -286,50 +285,27 @@ def is_problem(path: Path, options: Options) -> bool:
 def plan(path: Path, options: Options, target: Target, folder: Path) -> Plan:
     """What to tune; new files are written to ``folder``. Raises UserError."""
     if options.function:
-        return _plan_of_function(path, options, target)
+        return _plan_of_function(path, options)
     known = format_of(path)
     if known is None:
         raise UserError(f"{path} is a folder without {', '.join(GpuMode.files)}: write FILE.py:function.")
     if (target.entry == "build") is not known.pallas:
         language, targets = ("JAX", "tpu7x") if known.pallas else ("torch", "cuda or interpreter")
         raise UserError(f"{known.name} is for {language}, and {target.name} is not: use --target {targets}.")
-    return known.plan(path, options, target, folder)
+    return known.plan(path, options, folder)
 
 
-def _plan_of_function(path: Path, options: Options, target: Target) -> Plan:
+def _plan_of_function(path: Path, options: Options) -> Plan:
     """A function of the file; its calls are of the command line, else of the first file that gives any."""
     reference = resolve_reference(options.reference) if options.reference else ""
     calls = options.calls
     for file in _files_with_calls(path, options) if not calls else ():
         if (known := format_of(file)) is not None:
-            calls = known.calls(file, target)
+            calls = known.calls(file)
             break
     generic = options.function in (KernelBench.answer, *(known.judge for known in FORMATS))
     name = _name(path.stem if generic else options.function)
     return Plan(Request(path, options.function, reference, calls), name, {})
-
-
-def _plan_of_template(
-    known: Format, path: Path, reference: str, calls: Sequence[str], call: str, target: Target, folder: Path
-) -> Plan:
-    """A plain kernel to begin with. ``call``: for a reference that does not give its own."""
-    answer = child.ask(path, None, "", [call] if call else [], target, "formats.template")
-    if refusals := answer.get("refusals"):
-        raise UserError(
-            _without_kernel(known, path, f"there is no template for it, since {refusals[0]['what']}")
-        )
-    name = str(answer["function"])
-    files = {f"{name}_plain.py": str(answer["source"])}
-    _write(folder, files)
-    given = tuple(calls) or (str(answer["call"]),)
-    return Plan(Request(folder / f"{name}_plain.py", name, resolve_reference(reference), given), name, files)
-
-
-def _calls_by(program: str, path: Path, target: Target) -> tuple[str, ...]:
-    answer = child.ask(path, None, "", (), target, program)
-    if "call" not in answer:
-        raise UserError(f"{path.name} gives no call, since {answer['refusals'][0]['what']}: add --args.")
-    return (str(answer["call"]),)
 
 
 def _files_with_calls(path: Path, options: Options) -> Iterator[Path]:
@@ -373,9 +349,9 @@ def write_files(plan: Plan, folder: Path) -> None:
     _write(folder, plan.files)
 
 
-def _without_kernel(known: Format, path: Path, why: str) -> str:
+def _without_kernel(known: Format, path: Path) -> str:
     return (
-        f"{path.name} is a problem of {known.name}: it gives what to compute, but no kernel to begin with; {why}. "
-        f"Write a kernel, or let a language model, and tune that: "
+        f"{path.name} is a problem of {known.name}: it gives what to compute, but no kernel to begin with. Write a "
+        "kernel, or let a language model, and tune that: "
         f"tilewright tune KERNELS.py:FUNCTION --reference {path}:{known.judge}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from pathlib import Path
@@ -14,7 +13,7 @@ pytest.importorskip("torch")
 
 from tilewright.evolve.cli import main
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.intake import child, problems, tune
+from tilewright.evolve.intake import problems, tune
 from tilewright.evolve.intake.problems import Options, is_problem, plan
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls.kept_values import given, renamed
@@ -121,40 +120,16 @@ def test_a_definition_says_its_calls_or_what_is_missing(traces: Path) -> None:
         flashinfer.calls_of(flashinfer.read_definition(path))
 
 
-def test_a_definition_begins_with_a_template_or_is_told_why_not(
-    traces: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tilewright.workers.intake.formats.template import written
-
-    asked = []
-
-    def ask(path: Path, _: Any, __: str, calls: Any, ___: Any, program: str) -> dict[str, Any]:
-        asked.append((program, tuple(calls)))
-        return written(path, *calls)
-
-    monkeypatch.setattr(child, "ask", ask)
-    path = traces / "definitions/rows/rows_h8.json"
-    data = {**DEFINITION, "inputs": {"x": DEFINITION["inputs"]["x"]}}
-    data["reference"] = "import torch\n\ndef run(x):\n    return (2 * x.to(torch.float32)).to(x.dtype)\n"
-    path.write_text(json.dumps(data))
-    found = plan(path, NOTHING, HERE, traces / "made")
-    assert asked == [("formats.template", ("f16[700, 8]",))] and found.request.calls[2] == "f16[3, 8]"
-    assert found.request.reference == f"{path}:run" and (traces / "made/rows_h8_plain.py").is_file()
-    names = [
-        n.name for n in ast.parse(found.files["rows_h8_plain.py"]).body if isinstance(n, ast.FunctionDef)
-    ]
-    assert names == ["rows_h8_kernel", "rows_h8"]
-    path.write_text(json.dumps(DEFINITION))
-    monkeypatch.setattr(child, "ask", lambda *_: {"refusals": [{"line": 0, "what": "no template has sort"}]})
-    with pytest.raises(UserError, match="no template for it, since no template has sort"):
-        plan(path, NOTHING, HERE, traces / "made")
+def test_what_holds_no_kernel_says_so(traces: Path) -> None:
+    (traces / "23_rows.py").write_text(MODEL)
+    for path in (traces / "definitions/rows/rows_h8.json", traces / "23_rows.py"):
+        with pytest.raises(UserError, match=r"no kernel to begin with\. Write a kernel, or let a language model"):
+            plan(path, NOTHING, HERE, traces / "made")
     with pytest.raises(UserError, match="flashinfer-bench is for torch, and tpu7x is not: use --target"):
-        plan(path, NOTHING, TPU, traces / "made")
+        plan(traces / "definitions/rows/rows_h8.json", NOTHING, TPU, traces / "made")
 
 
-def test_a_function_is_called_as_its_references_problem_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_is_called_as_its_references_problem_says(tmp_path: Path) -> None:
     problem, kernel = tmp_path / "23_rows.py", tmp_path / "answer.py"
     problem.write_text(MODEL)
     kernel.write_text("class ModelNew:\n    pass\n")
@@ -163,7 +138,6 @@ def test_a_function_is_called_as_its_references_problem_says(
         kernel, Options("ModelNew", str(problem), ("f32[8]",))
     )
     assert not is_problem(kernel, NOTHING) and is_problem(problem, NOTHING)
-    monkeypatch.setattr(child, "ask", lambda *_: {"call": "f32[4, 8]"})
     found = plan(kernel, asked, HERE, tmp_path)
     assert found.request.calls == ("f32[4, 8]",) and found.request.reference == f"{problem}:Model"
     assert found.name == "answer"
