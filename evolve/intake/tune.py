@@ -276,10 +276,11 @@ def prepare(
 
 
 def export(
-    campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], where: Path, target: Target
-) -> Path:
+    campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], where: Path, target: Target,
+    trial: child.Intake,
+) -> Path:  # fmt: skip
     """Write the winner (where nothing won, the seed) as a plain module beside the operator, import it and make the
-    recorded calls; its path. Raises UserError where a call fails."""
+    recorded calls in the process ``trial``; its path. Raises UserError where a call fails."""
     from tilewright.evolve.intake.winner import winner_module
 
     winner = campaign.winner
@@ -290,7 +291,7 @@ def export(
     text = winner_module(source, params, request, answer, note_of(campaign, request, answer, target))
     try:
         part.write_text(text, encoding="utf-8")
-        why = child.try_winner(part, request, answer, target)
+        why = child.try_winner(part, request, answer, target, trial)
         if why:
             raise UserError(f"{part}: the winner's module fails on a recorded call: {why}.")
         os.replace(part, path)
