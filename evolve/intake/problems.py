@@ -10,16 +10,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
+from tilewright.evolve.intake import flashinfer_files as flashinfer
 from tilewright.evolve.intake.tune import Request, resolve_reference, unreadable
 from tilewright.fitness.targets import Target
-from tilewright.workers.intake.formats import flashinfer, inductor
-from tilewright.workers.intake.judge.self_reference import SELF
 
 
 @dataclass(frozen=True)
@@ -43,25 +42,9 @@ class Options:
     """The file of the calls' own values, see ``tune.Request``."""
 
 
-class Format(Protocol):
-    """A benchmark's format of files. ``judge``: the name of the reference in a file; ``pallas``: whether its kernels
-    are Pallas functions, else they are Triton's."""
-
-    name: str
-    judge: str
-    pallas: bool
-
-    def holds(self, path: Path) -> bool:
-        """Whether a file is of the format. Raises UserError where it cannot be read."""
-        ...
-
-    def plan(self, path: Path, options: Options, folder: Path) -> Plan:
-        """What to tune; new files are written to ``folder``. Raises UserError."""
-        ...
-
-    def calls(self, path: Path) -> tuple[str, ...]:
-        """The calls that a file gives. Raises UserError."""
-        ...
+# Formats of files: ``judge`` is the name of the reference in a file; ``pallas`` says whether its kernels are Pallas
+# functions, else they are Triton's. ``holds`` says whether a file is of the format, ``plan`` what to tune, with new files
+# in a folder, and ``calls`` gives a file's calls; each raises UserError.
 
 
 class KernelBench:
@@ -204,32 +187,8 @@ class GpuMode:
         raise UserError(f"{path}: name the task's folder alone.")
 
 
-class Inductor:
-    """What Inductor writes of a compiled function (``output_code.py``)."""
-
-    name, judge, pallas = "Inductor", inductor.FUNCTION, False
-
-    def holds(self, path: Path) -> bool:
-        return path.suffix == ".py" and inductor.is_output(_text_of(path))
-
-    def plan(self, path: Path, options: Options, folder: Path) -> Plan:
-        try:
-            text, call = inductor.plain(_text_of(path))
-        except (inductor.NoOutput, SyntaxError) as error:
-            raise UserError(f"{path.name} is Inductor's output, but {error}.") from error
-        file = f"{path.stem}_plain.py"
-        _write(folder, {file: text})
-        reference = resolve_reference(options.reference or SELF)
-        request = Request(
-            folder / file, inductor.FUNCTION, reference, options.calls or (call,), made=str(folder)
-        )
-        return Plan(request, _name(path.stem), {file: text})
-
-    def calls(self, path: Path) -> tuple[str, ...]:
-        return (inductor.plain(_text_of(path))[1],)
-
-
-FORMATS: tuple[Format, ...] = (KernelBench(), JAXBench(), FlashinferBench(), GpuMode(), Inductor())
+Format = KernelBench | JAXBench | FlashinferBench | GpuMode
+FORMATS: tuple[Format, ...] = (KernelBench(), JAXBench(), FlashinferBench(), GpuMode())
 
 LANGUAGES = {
     "tilelang": "TileLang", "cutlass": "CuTe DSL", "cupy": "CuPy", "numba": "Numba", "warp": "Warp",

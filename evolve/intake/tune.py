@@ -18,11 +18,11 @@ from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, folder, preflight
+from tilewright.evolve.intake import flashinfer_files as flashinfer
 from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.intake.calls.kept_values import FILE
-from tilewright.workers.intake.formats import flashinfer
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.toolchains import tpu
 
