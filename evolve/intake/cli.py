@@ -27,7 +27,7 @@ def add_commands(commands: Any, tell: Tell) -> None:
     tune.add_argument(
         "place",
         metavar="FILE:FUNCTION",
-        help="the function that launches the kernel, or a file of KernelBench, JAXBench or flashinfer-bench",
+        help="the function that launches the kernel, or an answer of KernelBench, or a task's folder of GPU MODE",
     )
     _add_call(tune)
     tune.add_argument(
