@@ -191,16 +191,12 @@ def _check(arguments: argparse.Namespace) -> int:
             for line in str(error).splitlines():
                 _say(line)
             return 2
-        judged = (
-            target.entry == "launch"
-        )  # a Pallas seed is lowered by the intake, and simulated by its campaign alone
-        if judged and (why := seed_failure(request, answer, target, device)):
+        if why := seed_failure(request, answer, target, device):
             _say(
                 f"{request.path.name}:{request.function} cannot be tuned: a campaign refuses it as it stands: it {why}"
             )
             return 2
-        passes = ": it passes as a campaign's seed" if judged else ""
-        _say(f"{arguments.place} can be tuned{passes}")
+        _say(f"{arguments.place} can be tuned: it passes as a campaign's seed")
         for line in preflight.screen(answer, request.reference, target.label):
             _say(line)
     return 0

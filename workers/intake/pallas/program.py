@@ -53,7 +53,8 @@ def answer_to(request: Request) -> Answer:
     path = _own_copy(Path(request["path"]).resolve(), folder)
     chip = load_target(request.get("target") or "tpu7x").chip
     assert chip is not None
-    with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
+    device = {"kind": chip.device_kind, "cores": chip.cores}
+    with on_chip(device):
         module, loader = load(path, request["function"], Literals(), traced=False)
         if not request["function"]:
             return _surveyed(module, loader.missing)
@@ -81,17 +82,13 @@ def answer_to(request: Request) -> Answer:
     specs = shaped(_sized(operands, 0), {})
 
     def launched(tried: Original, params: Mapping[str, int]) -> Any:
-        with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
-            closed = jax.make_jaxpr(tried.build(folder)({**defaults, **params}))(*specs)
-        return launches(closed.jaxpr), [str(aval) for aval in closed.out_avals] if not params else None
+        with on_chip(device):
+            return launches(jax.make_jaxpr(tried.build(folder)({**defaults, **params}))(*specs).jaxpr)
 
-    def told(tried: Original, params: Mapping[str, int]) -> Any:
-        return launched(tried, params)[0]
-
-    if not told(original, {}):
+    if not launched(original, {}):
         raise Refusal(f"{request['function']} launches no Pallas kernel in this call")
     places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
-    original, inner = sizes_within(original, places_used, told, {*parameters, *defaults, *RESERVED})
+    original, inner = sizes_within(original, places_used, launched, {*parameters, *defaults, *RESERVED})
     knobs += inner
 
     def traced(module: Module, params: Mapping[str, int]) -> str:
@@ -99,7 +96,7 @@ def answer_to(request: Request) -> Answer:
             return text_of(SeedBuild(chip, module.build(folder), _sized(operands, 0)).closed({}, params))
         return ""
 
-    with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
+    with on_chip(device):
         followed, note = _followed(original, knobs, traced, folder)
     answer: dict[str, Any] = {
         "refusals": [],
