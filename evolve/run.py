@@ -186,9 +186,13 @@ class _Run:
             campaign.begin()  # seeds first, baselines beside them
         for kernel, genome in self.resolved.baselines:
             references.request(kernel.name, Scope.SUITE, genome, kernel.name)
-        with _workers_errors():
-            reason = campaign.run()
-        return self._conclude(campaign, references, reason, pool)
+        try:
+            return self._conclude(campaign, references, campaign.run(), pool)
+        except PoolUnavailable as error:
+            self._note_spent()
+            self.journal.add_event("interrupted", reason=str(error))
+            name = self.folder.name
+            raise InfrastructureFault(f"workers: {error}; resume with 'tilewright resume {name}'.") from error
 
     @property
     def _interrupted(self) -> bool:
@@ -209,7 +213,7 @@ class _Run:
             self.journal,
             self._show,
             self._racing(archive),
-            History(self.journal),
+            History(),
             Convergence(self.resolved.floors()),
             built.foretell,
             ready=lambda: references.wait(0.0),
@@ -313,7 +317,7 @@ class _Run:
         """
         if self.resolved.target.compile_only:
             return None
-        if self.resolved.target.gpu_interpreter:  # its times rank nothing: the first seed stays
+        if self.resolved.target.interpreted:  # its times rank nothing: the first seed stays
             return self.resolved.starts[0].genome
         if self.resolved.target.measured:
             return self._dispatch(campaign, pool)

@@ -60,12 +60,9 @@ class BudgetConfig(_Section):
 class SearchConfig(_Section):
     """How the search goes on. ``lag`` is how many proposals may be in flight, whatever the workers."""
 
-    proposers: tuple[
-        Literal["parameters", "surrogate", "local_search", "crossover", "rewrite", "source_crossover"], ...
-    ] = (
+    proposers: tuple[Literal["parameters", "surrogate", "crossover", "rewrite", "source_crossover"], ...] = (
         "parameters",
         "surrogate",
-        "local_search",
         "crossover",
         "rewrite",
         "source_crossover",
@@ -95,16 +92,22 @@ class SearchConfig(_Section):
     finalists: int = Field(default=2, ge=1, le=16)
     """The fittest so many are run on the suite's final workloads; the best of them there wins."""
 
+    @field_validator("proposers", mode="before")
+    @classmethod
+    def _without_retired(cls, names: Any) -> Any:
+        """The configuration in an earlier version's journal may name ``local_search``, which is gone."""
+        return tuple(n for n in names if n != "local_search") if isinstance(names, list | tuple) else names
+
     @field_validator("without_rules")
     @classmethod
     def _known_rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if not names:
             return names
-        from tilewright.evolve.proposers.rewrite.registry import rule_names
+        from tilewright.evolve.proposers.rewrite.registry import RETIRED, rule_names
 
         for name in names:
             if name not in rule_names():
-                close = difflib.get_close_matches(name, rule_names(), n=1)
+                close = difflib.get_close_matches(name, rule_names() - RETIRED, n=1)
                 raise ValueError(f"names no rewrite rule{f'; did you mean {close[0]!r}?' if close else ''}")
         return names
 

@@ -15,13 +15,17 @@ from tilewright.library.dispatch_rule import all_told
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 
 
+class Disagreement(UserError):
+    """What the other program asks for is not what was promoted or won."""
+
+
 @dataclass(frozen=True)
 class PromotedKernel:
-    """One kernel: ``module`` is its name as a Python module, ``data`` the promoted file."""
+    """One kernel: ``module`` is its name as a Python module."""
 
     name: str
     module: str
-    data: bytes
+    source: str
     params: Mapping[str, Any]
     constraints: tuple[str, ...]
 
@@ -88,9 +92,9 @@ def promoted(writer: LibraryWriter, operator: str, target: str | None) -> Promot
     entry, dimensions = targets[name], tuple(dispatch["dimensions"])
     kernels = {}
     for genome, kernel in entry["kernels"].items():
-        data = writer.file(operator, version, kernel["file"], kernel["sha256"])
+        source = writer.source(operator, version, kernel)
         constraints = tuple(kernel["constraints"])
-        kernels[genome] = PromotedKernel(genome, f"kernel_{genome}", data, kernel["params"], constraints)
+        kernels[genome] = PromotedKernel(genome, f"kernel_{genome}", source, kernel["params"], constraints)
     return PromotedTable(
         operator,
         name,

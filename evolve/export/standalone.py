@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 
-from tilewright.evolve.export.choice import Disagreement
-from tilewright.evolve.export.promoted import PromotedTable
+from tilewright.evolve.export.promoted import Disagreement, PromotedTable
 
 _HEAD = '''"""{operator} for {target}: the promoted kernel that serves a shape. What was verified where: receipt.json.
 
@@ -132,7 +131,7 @@ def modules(table: PromotedTable) -> dict[str, str]:
     }
     return {
         "main.py": _HEAD.format(**fields) + (_JAX if pallas else _TORCH).format(**fields),
-        **{f"{kernel.module}.py": kernel.data.decode("utf-8") for kernel in kernels},
+        **{f"{kernel.module}.py": kernel.source for kernel in kernels},
         "dispatch_rule.py": _source("dispatch_rule.py"),
         "operands.py": _source("operands.py"),
         "receipt.json": table.receipt.decode("utf-8"),

@@ -26,8 +26,8 @@ from tilewright.library import store
 
 RUNTIME = "tilewright.library"
 TEMPORARY = ".writing-"
-MAKING = ("promote", "warm", "recheck")
-"""Actions in a history that make a version."""
+MAKING = ("promote", "warm", "recheck", "layout")
+"""Actions in a history that make a version; ``layout``: the same kernels in other files."""
 
 LOCK_SECONDS = 60.0
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -35,6 +35,14 @@ _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 class LibraryError(UserError):
     """The library cannot be written, or what it holds is not what was promoted."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a verification, and whether it is as it should be."""
+
+    good: bool
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,15 @@ class LibraryWriter:
         """A file of a version, hash checked. Raises LibraryError."""
         path = self.place(operator) / "versions" / version / name
         return _sound(lambda p: store.read_checked(p, sha256), path)
+
+    def source(self, operator: str, version: str, kernel: Mapping[str, Any]) -> str:
+        """The text of a kernel that a version's table names, hashes checked. Raises LibraryError."""
+        return _sound(lambda p: store.source(p, kernel), self.place(operator) / "versions" / version)
+
+    def kernel_files(self, operator: str, version: str, kernel: Mapping[str, Any]) -> dict[str, bytes]:
+        """The files of such a kernel, hashes checked. Raises LibraryError."""
+        told = store.kernel_files(kernel)
+        return {name: self.file(operator, version, name, sha256) for name, sha256 in told.items()}
 
     # -- writing -------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import torch
 from .layer_rows import whole_rows
 from .serving import Dispatcher
 from .store import NotServed
-from .torch_contract import BLOCK, FAMILY, OPERANDS, REFERENCES, Tensors
+from .torch_contract import BLOCK, FAMILY, REFERENCES, Tensors
 from .torch_launch import Chain, Launcher, Layout, Place, Served
 
 NAMESPACE = (__package__ or "tilewright_library").replace(".", "_")
@@ -34,7 +34,7 @@ def run(name: str, dims: tuple[int, ...], inputs: Mapping[str, torch.Tensor]) ->
 
 def _served(name: str, dims: tuple[int, ...], device: torch.device, rows: int | None = None) -> Served:
     operator = f"{FAMILY}/{name}"
-    return LAUNCHER.serve(operator, dims, device, REFERENCES[operator], OPERANDS[operator], rows)
+    return LAUNCHER.serve(operator, dims, device, REFERENCES[operator], rows)
 
 
 def serving_rows(device: torch.device) -> int:

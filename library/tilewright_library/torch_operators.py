@@ -390,30 +390,35 @@ def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
 
 
 class KeptCall:
-    """y [..., N] of an x of one shape, with a weight quantised before; None for an x that needs a copy first."""
+    """y [..., N] of an x of one shape, with a weight quantised before; None where it changed or x needs a copy."""
 
-    __slots__ = ("_kept", "_layer", "_shape", "_weight", "index")
+    __slots__ = ("_copies", "_kept", "_layer", "_shape", "index")
 
-    def __init__(self, layer: Layer, x: torch.Tensor, n: int, kept_w: torch.Tensor) -> None:
-        self._layer, self._kept, self.index = layer, kept_w, x.get_device()
-        self._shape, self._weight = (*x.shape[:-1], n), kept_w.data_ptr()
+    def __init__(self, layer: Layer, x: torch.Tensor, kept: KeptWeight) -> None:
+        self._layer, self._kept, self.index = layer, kept, x.get_device()
+        self._shape, self._copies = (*x.shape[:-1], layer.n), kept.copies().data_ptr()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """Not differentiable."""
-        address = x.data_ptr()
+        kept, address = self._kept, x.data_ptr()
+        if kept.weight is not weight or kept.version != weight._version:
+            return None
         if address % ALIGNMENT or not x.is_contiguous():
             return None
-        return self._layer.infer_at(address, self._weight, self._shape)
+        y = self._layer.infer_at(address, self._copies, self._shape)
+        return y if bias is None else y + bias.to(y.dtype)
 
 
-def kept_call(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> KeptCall | None:
+def kept_call(x: torch.Tensor, kept: KeptWeight) -> KeptCall | None:
     """What serves x's shape without a copy of x; None where no plans do."""
-    k = x.shape[-1]
+    n, k = kept.weight.shape
     m = x.numel() // k
     if m > serving_rows(x.device) and whole_rows(m, False) != m:
         return None
     layer = _entry(x.device, m, n, k, False)
-    return KeptCall(layer, x, n, kept_w) if layer is not None else None
+    return KeptCall(layer, x, kept) if layer is not None else None
 
 
 # -- the function ------------------------------------------------------------------------------------

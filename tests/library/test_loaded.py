@@ -113,7 +113,7 @@ def test_a_library_of_0_1_0_opens_with_a_file_for_each_kernel(tmp_path: Path) ->
     entry = dispatch["targets"]["interpreter"]
     kernel = entry["kernels"].pop("pointer")
     text = writer.file(PRODUCT, version, kernel["file"], kernel["sha256"])
-    files = {"test_promoted.py": b""}
+    files = {}
     for region, name in zip(entry["regions"], ("one", "two"), strict=True):
         region["kernel"] = name
         files[f"interpreter_{name}.py"] = data = f"# campaign old-001, genome {name}\n".encode() + text
@@ -123,7 +123,7 @@ def test_a_library_of_0_1_0_opens_with_a_file_for_each_kernel(tmp_path: Path) ->
     with writer.writing():
         writer.add(PRODUCT, files, {**receipt, "format": 1}, {"action": "promote"})
     index = writer.place(PRODUCT) / store.INDEX
-    index.write_text(index.read_text().replace('"format": 2', '"format": 1'))
+    index.write_text(index.read_text().replace(f'"format": {store.FORMAT}', '"format": 1'))
     found = store.load_table(PRODUCT, store.INTERPRET, writer.kernels).choose((500, 512, 512)).kernel
     assert (found.name, found.source().splitlines()[0]) == ("two", "# campaign old-001, genome two")
     assert cli.main(["library", "verify", "--files", "--library", str(writer.library)]) == 0
