@@ -83,7 +83,7 @@ def original_text(
     called = ".".join(filter(None, (f"{function}_original" if first == function else first, rest)))
     head = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
     body = [n for n in tree.body[ast.get_docstring(tree) is not None :] if n not in head]
-    parts = [ast.unparse(ast.Module(head, []))]
+    parts = [ast.unparse(ast.Module([*head], []))]
     if others:
         parts += [_OTHERS, f"FILES = tuned_files({others!r})"]
     if package:

@@ -35,7 +35,9 @@ DTYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 SHORT = {
-    long: short for short, long in reversed(DTYPES.items()) if short != long and short[:2] not in ("fp", "ha")
+    long: short
+    for short, long in reversed(list(DTYPES.items()))
+    if short != long and short[:2] not in ("fp", "ha")
 }
 """The usual short name of a dtype."""
 
