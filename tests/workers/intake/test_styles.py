@@ -100,5 +100,4 @@ def test_modules_are_as_the_call_has_them(answers: dict[str, Any]) -> None:
     source = answers["cubed"]["source"]
     assert "column" not in source and "x * x * x" in source and "exp2" not in source
     assert answers["cubed"]["knobs"] == {"BLOCK": 512, "num_warps": 4}
-    assert answers["increased"]["knobs"].get("BLOCK") == 64, "of a module that the package writes"
     assert any("cache is changed in place" in note for note in answers["filled"]["notes"])

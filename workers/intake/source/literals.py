@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import math
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ class Literals:
     """Atom to the variable it was assigned to."""
 
     def traced(self, value: int, file: str, line: int, column: int, name: str) -> Any:
-        atom = f"L{abs(hash((file, line, column))) % 10**9}_"
+        atom = f"L{zlib.crc32(f'{file}:{line}:{column}'.encode())}_"
         self.found[atom] = (value, file, line)
         if name:
             self.names[atom] = name
@@ -40,12 +41,8 @@ class LiteralTracer(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if any("jit" in ast.unparse(decorator).split("(")[0] for decorator in node.decorator_list):
             return node  # a kernel: its text is read again by its compiler
-        node.decorator_list = [self._plain(d) for d in node.decorator_list]
         node.body = [self.visit(statement) for statement in node.body]
         node.args = self.visit(node.args)
-        return node
-
-    def _plain(self, node: ast.expr) -> ast.expr:
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:

@@ -33,15 +33,20 @@ _HARMLESS = (
 
 
 class MissingName:
-    """Stands for a name whose statement failed. Whatever is done with it says why."""
+    """Stands for a name whose statement failed. Whatever is done with it says why; a logger takes all, silently."""
 
     def __init__(self, name: str, why: str) -> None:
         self._said = f"{name} is not there: {why}"
+        self._quiet = name.strip("_").lower() in ("logger", "log", "logging")
 
     def __getattr__(self, name: str) -> Any:
+        if self._quiet and name not in ("fn", "rewriter") and not name.startswith("__"):
+            return self  # no kernel, and nothing that holds one
         raise AttributeError(self._said)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._quiet:
+            return None
         if len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType | type):
             return args[0]  # a decorator that is not here decorates nothing
         raise ModuleNotFoundError(self._said)
@@ -56,21 +61,6 @@ class MissingName:
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return ()
-
-
-_LOGS = ("logger", "log", "logging")
-
-
-class SilentLogger:
-    """Stands for a logger that is not there: takes everything and says nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("fn", "rewriter") or name.startswith("__"):
-            raise AttributeError(name)  # no kernel, and nothing that holds one
-        return SilentLogger()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return None
 
 
 class _Package(types.ModuleType):
@@ -116,11 +106,11 @@ class PackageLoader(MetaPathFinder, Loader):
             return None
         place = self._root.joinpath(*fullname.split("."))
         if (place / "__init__.py").is_file():
-            spec = _SPEC(
+            spec = importlib.util.spec_from_file_location(
                 fullname, place / "__init__.py", loader=self, submodule_search_locations=[str(place)]
             )
         elif place.with_suffix(".py").is_file():
-            spec = _SPEC(fullname, place.with_suffix(".py"), loader=self)
+            spec = importlib.util.spec_from_file_location(fullname, place.with_suffix(".py"), loader=self)
         elif place.is_dir() and self._package:
             spec = ModuleSpec(fullname, None, is_package=True)
             spec.submodule_search_locations = [str(place)]
@@ -203,14 +193,10 @@ class PackageLoader(MetaPathFinder, Loader):
                 why = unwrapped(hooked, why, module, functools.partial(_ran, hooked, path, flags, module))
             if why and isinstance(hooked, ast.ImportFrom):
                 _usual(hooked, module)
-            if why and isinstance(hooked, ast.If) and (taken := _open_branch(hooked, path, flags, module)):
-                self.missing.append(f"line {statement.lineno}: {why}: its {taken} branch is taken")
-                continue
             if why:
                 self.missing.append(f"line {statement.lineno}: {why}")
                 for name in bound:
-                    quiet = name.strip("_").lower() in _LOGS
-                    module.__dict__.setdefault(name, SilentLogger() if quiet else MissingName(name, why))
+                    module.__dict__.setdefault(name, MissingName(name, why))
 
 
 def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) -> str:
@@ -244,18 +230,6 @@ def _absent(decorator: ast.expr, module: types.ModuleType) -> bool:
     while isinstance(node, ast.Call | ast.Attribute):
         node = node.func if isinstance(node, ast.Call) else node.value
     return isinstance(node, ast.Name) and isinstance(module.__dict__.get(node.id), MissingName)
-
-
-def _open_branch(node: ast.If, path: str, flags: int, module: types.ModuleType) -> str:
-    """Run the first branch that can be run of an ``if`` whose test asks for what is not here; its name."""
-    try:
-        eval(compile(ast.Expression(node.test), path, "eval", flags, dont_inherit=True), module.__dict__)
-        return ""  # the test is not at fault
-    except Exception:  # noqa: BLE001 - whatever the user's statement raises
-        for name, body in (("first", node.body), ("other", node.orelse)):
-            if body and not any(_ran(part, path, flags, module) for part in body):
-                return name
-    return ""
 
 
 _REGISTRATION = re.compile(r"(\w+\.)*(def(vjp|jvp|jvps)|define|impl|\w*register\w*)\(")
@@ -333,20 +307,6 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
     return seen
 
 
-_SPEC = importlib.util.spec_from_file_location
-
-
-def _read_as_others(loader: PackageLoader) -> None:
-    """Files that a package writes while it runs and then imports by their place are read as the user's own are."""
-
-    def spec_of(name: str, location: Any = None, **given: Any) -> ModuleSpec | None:
-        if location is not None and str(location).endswith(".py"):
-            given.setdefault("loader", loader)
-        return _SPEC(name, location, **given)
-
-    importlib.util.spec_from_file_location = spec_of
-
-
 def _home(path: Path) -> tuple[Path, list[str]]:
     """The folder from which a file's package is imported, and the file's place below it.
 
@@ -403,12 +363,11 @@ def load(
 
         register_nothing()
         _stand_ins()
-        _read_as_others(loader)
     name = ".".join(parts) if len(parts) > 1 else f"tilewright_taken_{path.stem}".replace("-", "_")
     sys.meta_path.insert(0, loader)
     if str(root) not in sys.path:
         sys.path.append(str(root))
-    spec = _SPEC(name, path)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     for depth in range(1, len(parts)):
         importlib.import_module(".".join(parts[:depth]))

@@ -6,6 +6,7 @@ What stands there is never compiled, so it may name what is not defined, or what
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,14 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class NotNone:
-    """Stands for an argument of which only this is known: it is not None."""
+    """Stands for an argument of which only this is known: it is not None. What asks for more is not decided."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _unknown(self, *_: object) -> bool:
+        raise TypeError("a tensor's values are not known")
+
+    __bool__ = __eq__ = __ne__ = _unknown  # type: ignore[assignment]
 
 
 NOT_NONE = NotNone()
@@ -97,28 +105,8 @@ class _Cut(ast.NodeTransformer):
             if decisive in parts:
                 return decisive
             return None if None in parts else not decisive
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            return self._compared(node.left, node.ops[0], node.comparators[0])
-        found, value = self._value(node)
-        return bool(value) if found and value is not NOT_NONE else None
-
-    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> bool | None:
-        (one, a), (other, b) = self._value(left), self._value(right)
-        if not (one and other):
+        text = re.sub(r"\b(\w+)\.value\b", r"\1", ast.unparse(node))  # of a constexpr
+        try:
+            return bool(eval(text, {"__builtins__": {}}, self._known))
+        except Exception:  # noqa: BLE001 - a test of what is known only as it runs
             return None
-        if isinstance(op, ast.Is | ast.IsNot):
-            if not (a is None or b is None):
-                return None
-            return (a is b) == isinstance(op, ast.Is)
-        if isinstance(op, ast.Eq | ast.NotEq) and NOT_NONE not in (a, b):
-            return bool(a == b) == isinstance(op, ast.Eq)
-        return None
-
-    def _value(self, node: ast.expr) -> tuple[bool, Any]:
-        if isinstance(node, ast.Constant):
-            return True, node.value
-        if isinstance(node, ast.Attribute) and node.attr == "value":
-            node = node.value
-        if isinstance(node, ast.Name) and node.id in self._known:
-            return True, self._known[node.id]
-        return False, None

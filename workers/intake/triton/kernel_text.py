@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS, VALUE_ATTRIBUTES
-from tilewright.workers.intake.source.load import MissingName, SilentLogger
+from tilewright.workers.intake.source.load import MissingName
 from tilewright.workers.intake.source.names import closure_of, line_map, located, object_of, public
 from tilewright.workers.intake.source.traced_numbers import number_text, plain
 from tilewright.workers.intake.triton import dead_branches
@@ -237,7 +237,7 @@ class _Transform(ast.NodeTransformer):
         """How the module says a global value; None: as it is."""
         if getattr(builtins, name, None) is value and name in BUILTINS:
             return name
-        if isinstance(value, MissingName | SilentLogger):
+        if isinstance(value, MissingName):
             return self._absent(name, line)
         if is_jitted(value):
             module = getattr(kernel_function(value), "__module__", "")

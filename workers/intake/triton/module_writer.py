@@ -215,7 +215,7 @@ class _ModuleWriter:
     def _launch(self, launch: Launch, launches: Sequence[Launch]) -> list[str]:
         kernel = launch.kernel
         fixed = constexprs(kernel.fn)
-        name = self._reading(launch, fixed)
+        name, read = self._reading(launch, fixed)
         for parameter, value in launch.arguments.items():
             if (
                 parameter in fixed
@@ -226,10 +226,10 @@ class _ModuleWriter:
         self._finder.note_echoes(launch, fixed)
         arguments = []
         for parameter, value in launch.arguments.items():
-            if scalar_reads.is_read(value):
-                arguments += self._given(parameter, value)
-            else:
-                arguments.append(self._argument(parameter, value, parameter in fixed, launch))
+            given = read.get(parameter)
+            arguments += (
+                [self._argument(parameter, value, parameter in fixed, launch)] if given is None else given
+            )
         missing = [p for p in kernel.arg_names if p not in launch.arguments]
         if missing:
             raise Refusal(f"the launch of {kernel.fn.__name__} leaves out {', '.join(missing)}", launch.line)
@@ -237,35 +237,26 @@ class _ModuleWriter:
         grid = ", ".join(self._finder.number(g) for g in launch.grid)
         return [f"{name}[({grid},)]({', '.join([*arguments, *options])})"]
 
-    def _reading(self, launch: Launch, fixed: Collection[str]) -> str:
-        """The kernel of a launch, loading itself what the wrapper read from tensors; its name."""
-        heads = {}
+    def _reading(self, launch: Launch, fixed: Collection[str]) -> tuple[str, dict[str, list[str]]]:
+        """The kernel of a launch, loading itself what the wrapper read from tensors: its name, and by parameter the
+        tensors that it is given instead."""
+        name = self._kernels.add(launch.kernel)
+        heads, given = {}, {}
         for parameter, value in launch.arguments.items():
             if scalar_reads.is_read(value):
-                head = self._head(parameter, value)
+                own = self._kernels.parameters[name].get(parameter, parameter)
+                head = scalar_reads.head(own, self._finder.plain_code(value.code), self._trace.reads)
                 if head is None or parameter in fixed:
                     what = f"argument {parameter} of a kernel is computed from a tensor's values"
                     self._kernels.refusals.append((launch.line, what))
                 else:
-                    heads[self._renamed_parameter(launch, parameter)] = head
+                    heads[own] = head
+                given[parameter] = (
+                    [] if head is None else [self._trace.reads[a].name for a in head.given.values()]
+                )
         if any(map(scalar_reads.is_read, launch.grid)):
             self._kernels.refusals.append((launch.line, "a grid is computed from a tensor's values"))
-        name = self._kernels.add(launch.kernel)
-        return self._kernels.variant(name, heads) if heads else name
-
-    def _renamed_parameter(self, launch: Launch, parameter: str) -> str:
-        return self._kernels.parameters[self._kernels.add(launch.kernel)].get(parameter, parameter)
-
-    def _head(self, parameter: str, value: Any) -> scalar_reads.Head | None:
-        return scalar_reads.head(parameter, value.code, self._trace.reads)
-
-    def _given(self, parameter: str, value: Any) -> list[str]:
-        """What a kernel is given in place of a number that was read from a tensor."""
-        head = self._head(parameter, value)
-        texts = head.given.values() if head is not None else ()
-        return [
-            self._trace.reads[t].name if t in self._trace.reads else self._finder.resolved(t) for t in texts
-        ]
+        return self._kernels.variant(name, heads) if heads else name, given
 
     def _argument(self, parameter: str, value: Any, constexpr: bool, launch: Launch) -> str:
         if isinstance(value, TensorWrapper):

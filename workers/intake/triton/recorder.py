@@ -5,6 +5,8 @@ Tensors have shapes and no memory (torch's meta device) and say that they lie on
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
-from tilewright.workers.intake.triton.tensor_views import ViewRecorder, foreign, sizes_of
+from tilewright.workers.intake.triton.tensor_views import ViewRecorder, foreign, parts_of, sizes_of
 from tilewright.workers.intake.triton.trace import Trace, Var, caller, opened, user_line
 
 _VIEWS = {
@@ -72,7 +74,10 @@ class Recording(TorchFunctionMode):
             return self._same(name, func, args, options)
         if name == "broadcast_to":
             name, func = "expand", torch.Tensor.expand
-        if name in _VIEWS or name in ("__getitem__", "chunk", "split", "unbind", "view_as_real"):
+        if name in ("chunk", "split", "unbind") and self._var(args[0]) is not None:
+            with self:
+                return parts_of(name, *args, **options)
+        if name in _VIEWS or name in ("__getitem__", "view_as_real"):
             return self._views.made(name, func, args, options)
         if name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "numpy"):
             return self._read(name, args[0])
@@ -264,6 +269,21 @@ class Recording(TorchFunctionMode):
     def _computed(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """torch computes something: by a kernel of ours where one can say it."""
         result = func(*args, **_meta(options))
+        plain = torch_kernels.SAME_AS.get(name, name)
+        made = torch_kernels.COMPOSED.get(plain)
+        dims = args[1] if len(args) > 1 else options.get("dim", options.get("axis"))
+        if (
+            plain in torch_kernels.REDUCTIONS
+            and not isinstance(dims, int)
+            and isinstance(result, torch.Tensor)
+        ):
+            made = functools.partial(torch_kernels.over_axes, plain)
+        if made is not None and isinstance(args[0], torch.Tensor) and self._var(args[0]) is not None:
+            with (
+                self,
+                contextlib.suppress(KeyError, TypeError),
+            ):  # another power, an option of another version
+                return made(*args, **options)
         values = [self._var(a) if isinstance(a, torch.Tensor) else self._unread(a) for a in args]
         sound = all(
             v is not None and not (isinstance(v, Var) and (v.foreign or v.kind == "foreign")) for v in values

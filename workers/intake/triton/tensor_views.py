@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,34 @@ def foreign(trace: Trace, name: str, result: Any) -> None:
                 trace.vars[id(part)] = var
 
 
+def parts_of(
+    name: str, tensor: torch.Tensor, asked: Any = 0, dim: Any = 0, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """What ``chunk``, ``split`` and ``unbind`` make, each part as a slice."""
+    asked = next(iter(options.values()), asked)  # of whatever name
+    dim = traced_numbers.plain(asked if name == "unbind" and not dim else dim) % tensor.dim()
+    size = tensor.shape[dim]
+    whole = int(size)
+    if name == "unbind":
+        return tuple(tensor[(*[slice(None)] * dim, n)] for n in range(whole))
+    widths = asked
+    if not isinstance(asked, tuple | list):
+        width = -(-whole // int(asked)) if name == "chunk" else int(asked)
+        even = (
+            size // asked
+            if name == "chunk" and width * int(asked) == whole
+            else asked
+            if name == "split"
+            else width
+        )
+        widths = [even] * (whole // width) + [whole % width] * (whole % width > 0)
+    parts, start = [], 0
+    for width in widths:
+        parts.append(tensor.narrow(dim, start, width))
+        start = start + width if parts[1:] else width
+    return tuple(parts)
+
+
 class ViewRecorder:
     """Notes views in ``trace``; ``work`` makes the copies."""
 
@@ -41,8 +69,6 @@ class ViewRecorder:
         var, value = self._trace.find(args[0]), func(*args, **options)
         if var is None:
             return value
-        if isinstance(value, tuple | list):
-            return type(value)(self._parts(name, value, args, options, var))
         if name == "expand_as":
             name, args, options = "expand", (args[0], *sizes_of(var, value.shape)), {}
         shared = value.untyped_storage()._cdata == args[0].untyped_storage()._cdata
@@ -85,44 +111,6 @@ class ViewRecorder:
             foreign(self._trace, name, value)
             return value
         return self.made(name, func, (packed.tensor, *args[1:]), options)
-
-    def _parts(
-        self,
-        name: str,
-        values: Sequence[torch.Tensor],
-        args: Sequence[Any],
-        options: Mapping[str, Any],
-        var: Var,
-    ) -> Iterator[torch.Tensor]:
-        """The parts that ``chunk``, ``split`` and ``unbind`` make, each as an index."""
-        given = (
-            args[2]
-            if len(args) > 2 and name != "unbind"
-            else args[1]
-            if len(args) > 1 and name == "unbind"
-            else 0
-        )
-        dim = int(traced_numbers.plain(options.get("dim", given))) % var.tensor.dim()
-        whole = f"{var.name}.shape[{dim}]"
-        size, asked = var.tensor.shape[dim], args[1] if len(args) > 1 else options.get("chunks", 1)
-        at, said = 0, ""
-        for number, value in enumerate(values):
-            if name == "unbind":
-                where = str(number)
-            else:
-                width = value.shape[dim]
-                even = width * len(values) == size
-                here, until = (
-                    (f"{whole} * {number} // {len(values)}", f"{whole} * {number + 1} // {len(values)}")
-                    if even and (name == "chunk" or not isinstance(asked, tuple | list))
-                    else (str(at), str(at + width))
-                )
-                if isinstance(asked, tuple | list):
-                    here = said or "0"
-                    said = f"{here} + {traced_numbers.code_of(asked[number])}"
-                    until = said
-                where, at = f"{here}:{until}", at + width
-            yield self.note(value, var, f"{var.name}[{':, ' * dim}{where}]")
 
     def note(self, value: torch.Tensor, base: Var, text: str) -> torch.Tensor:
         known = self._trace.find(value)
