@@ -76,6 +76,9 @@ class KnobFinder:
     def find(self, value: Traced, parameter: str, launch: Launch) -> None:
         """Make knobs of the literals and configurations that a compile-time argument is made of."""
         kernel = launch.kernel.fn.__name__
+        body = definition(launch.kernel.fn)[0].body
+        if not any(isinstance(n, ast.Name) and n.id == parameter for part in body for n in ast.walk(part)):
+            return  # the kernel never uses it
         fixed = constexprs(launch.kernel.fn)
         compiled = [v for p, v in launch.arguments.items() if p in fixed and isinstance(v, Traced)]
         for atom in sorted(value.atoms - {knob.atom for knob in self.knobs.values()}):

@@ -45,11 +45,7 @@ from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
-from tilewright.workers.intake.triton.checked_shapes import (
-    checked_shapes,
-    deep_shape,
-    shape_of_several_tiles,
-)
+from tilewright.workers.intake.triton.checked_shapes import checked_shapes, deep_shape
 from tilewright.workers.intake.triton.eager_torch import without_dynamo
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Crashed, Run, TooSlow, run
 from tilewright.workers.intake.triton.kernel_module import KernelModule
@@ -395,7 +391,8 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
     small = [shape for shape in shapes if not shape.looped] or shapes
     deep = functools.cache(lambda: deep_shape(seed))
-    space, fixed = tiling_knobs(seed, small, results, shape_of_several_tiles(seed), deep)
+    wide = [shape for shape in shapes if shape.looped]
+    space, fixed = tiling_knobs(seed, small, results, wide, deep)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
     module = load_module(source)
