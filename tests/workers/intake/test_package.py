@@ -7,7 +7,6 @@ from types import ModuleType
 
 import pytest
 
-from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.triton.kernel_text import definition
 
@@ -83,7 +82,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     try:
-        yield load(root / "ops.py", "wrapper", Literals(), traced=False)[0]
+        yield load(root / "ops.py", "wrapper", traced=False)[0]
     finally:
         sys.meta_path[:], sys.path[:] = finders, folders
         for name in [name for name in sys.modules if name.startswith("cache_of_kernels")]:

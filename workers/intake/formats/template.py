@@ -30,7 +30,6 @@ from tilewright.workers.intake.formats.template_text import (
     rows_text,
 )
 from tilewright.workers.intake.judge.reference import function_of
-from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 
 SHORT = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -112,7 +111,7 @@ def read(path: Path, call: str = "") -> Problem:
         return Problem(
             function_of(f"{path}:run"), inputs, call, "it is called with numbers or lists" if other else ""
         )
-    module, _ = load(path, None, Literals(), traced=False)
+    module, _ = load(path, None, traced=False)
     if not all(hasattr(module, name) for name in ("Model", "get_inputs")):
         raise Unfit("it has no Model and get_inputs")
     with torch.device("meta"):

@@ -35,7 +35,6 @@ from tilewright.workers.intake.pallas.original import Original, function_in, on_
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
 from tilewright.workers.intake.pallas.trial import Module, judge
 from tilewright.workers.intake.source.knobs import Knob, block_values, is_size, with_params
-from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
 from tilewright.workers.runners.pallas.trace import load_build
@@ -53,7 +52,7 @@ def answer_to(request: Request) -> Answer:
     chip = load_target(request.get("target") or "tpu7x").chip
     assert chip is not None
     with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
-        module, loader = load(path, request["function"], Literals(), traced=False)
+        module, loader = load(path, request["function"], traced=False)
         if not request["function"]:
             return _surveyed(module, loader.missing)
         try:

@@ -1,4 +1,4 @@
-"""Imports a user's file without running what stands around its functions, its literals made traceable.
+"""Imports a user's file without running what stands around its functions, its numbers traceable.
 
 Statements of the module run one by one. What fails (a package that is not here, a device that is not there) leaves a
 placeholder that says why once it is used; what merely does something (a benchmark, a print, a test) is left out. Other
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.workers.intake.source.decorators import is_kernel, unwrapped
-from tilewright.workers.intake.source.literals import HOOK, Literals, LiteralTracer, hooks
+from tilewright.workers.intake.source.hooked_calls import HOOKS, CallHooks
 
 _KEPT_CALLS = ("sys.", "os.", "warnings.", "logging.")
 _HARMLESS = (
@@ -75,10 +75,9 @@ class _Package(types.ModuleType):
 class PackageLoader(MetaPathFinder, Loader):
     """Finds and runs the modules below ``root`` (the folder that holds the user's top package)."""
 
-    def __init__(self, root: Path, package: str, literals: Literals, traced: bool = True) -> None:
+    def __init__(self, root: Path, package: str, traced: bool = True) -> None:
         self._root = root
         self._package = package
-        self._hooks = hooks(literals)
         self._traced = traced
         self.missing: list[str] = []
         self.user = ""
@@ -153,7 +152,7 @@ class PackageLoader(MetaPathFinder, Loader):
                 return importlib.import_module(f"{source.__name__}.{item}")
             if importlib.util.find_spec(f"{module.__name__}.{name}") is not None:
                 return importlib.import_module(f"{module.__name__}.{name}")
-            if HOOK + "literal" not in module.__dict__:
+            if not HOOKS.keys() <= module.__dict__.keys():
                 self.run(module, path)
                 if name in module.__dict__:
                     return module.__dict__[name]
@@ -165,7 +164,7 @@ class PackageLoader(MetaPathFinder, Loader):
         """``wanted``: assignments are run only where that function may need them."""
         text = Path(path).read_text(encoding="utf-8")
         linecache.getlines(path)
-        module.__dict__.update(self._hooks)
+        module.__dict__.update(HOOKS)
         tree = ast.parse(text, path)
         needed = _needed(tree, wanted) if wanted else None
         future = [
@@ -181,9 +180,7 @@ class PackageLoader(MetaPathFinder, Loader):
             if not _kept(statement, needed, helper):
                 continue
             bound = list(_bound(statement))
-            hooked = (
-                ast.fix_missing_locations(LiteralTracer(path).visit(statement)) if self._traced else statement
-            )
+            hooked = ast.fix_missing_locations(CallHooks().visit(statement)) if self._traced else statement
             if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
                 hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module)]
             why = _ran(hooked, path, flags, module)
@@ -348,16 +345,14 @@ def package_of(path: Path) -> PackageLoader | None:
     root, parts = _home(path.resolve())
     if len(parts) > 1 and importlib.util.find_spec(parts[0]) is not None:
         return None
-    return PackageLoader(root, parts[0] if len(parts) > 1 else "", Literals(), False)
+    return PackageLoader(root, parts[0] if len(parts) > 1 else "", False)
 
 
-def load(
-    path: Path, function: str | None, literals: Literals, *, traced: bool = True
-) -> tuple[types.ModuleType, PackageLoader]:
+def load(path: Path, function: str | None, *, traced: bool = True) -> tuple[types.ModuleType, PackageLoader]:
     """The module of a file, as part of the package it lies in. Raises OSError, SyntaxError."""
     path = path.resolve()
     root, parts = _home(path)
-    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", literals, traced)
+    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced)
     if traced:
         from tilewright.workers.intake.source.torch_library import register_nothing
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import triton.language as tl
 
-from tilewright.workers.intake.source.traced_numbers import Traced
+from tilewright.workers.intake.source.traced_numbers import Traced, plain
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -32,23 +32,31 @@ class NotNone:
 NOT_NONE = NotNone()
 
 
-def constants_of(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Parameters that every launch gives the same constant, by name: plain values, or NOT_NONE for a tensor."""
+def constants_of(
+    launches: Sequence[Mapping[str, Any]], selects: Callable[[str], bool] = lambda name: False
+) -> dict[str, Any]:
+    """Parameters that every launch gives the same constant, by name: plain values, or NOT_NONE for a tensor.
+
+    A number may become a parameter of the search and is none, unless the caller gave it or it ``selects`` a branch.
+    """
     found: dict[str, Any] = {}
     for place, arguments in enumerate(launches):
-        here = {name: _constant(value) for name, value in arguments.items() if _is_constant(value)}
+        here = {
+            name: _constant(value) for name, value in arguments.items()
+            if _is_constant(value) and (type(value) is not int or value < 2 or selects(name))
+        }  # fmt: skip
         found = here if place == 0 else {n: v for n, v in found.items() if n in here and _same(v, here[n])}
     return found
 
 
 def _is_constant(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or (
-        isinstance(value, (*_PLAIN, tl.constexpr)) and not isinstance(value, Traced)
-    )
+    if isinstance(value, Traced):
+        return value.atoms == {"given"}
+    return isinstance(value, (torch.Tensor, tl.constexpr, *_PLAIN))
 
 
 def _constant(value: Any) -> Any:
-    value = value.value if isinstance(value, tl.constexpr) else value
+    value = plain(value.value if isinstance(value, tl.constexpr) else value)
     return value if isinstance(value, _PLAIN) else NOT_NONE
 
 

@@ -20,7 +20,7 @@ from tilewright.workers.intake.triton.autograd_pair import GRADIENT
 from tilewright.workers.intake.triton.dead_branches import constants_of
 from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
 from tilewright.workers.intake.triton.kernel_text import Kernels, Text, dtype_name, is_jitted
-from tilewright.workers.intake.triton.knob_finder import KnobFinder
+from tilewright.workers.intake.triton.knob_finder import KnobFinder, selects
 from tilewright.workers.intake.triton.results import forward_results, results_of, root_of
 from tilewright.workers.intake.triton.trace import Launch, Trace, Var, Work
 from tilewright.workers.intake.triton.wrapper_text import wrapper_text
@@ -53,10 +53,11 @@ class _ModuleWriter:
         launches = [step for step in self._trace.steps if isinstance(step, Launch)]
         if not launches:
             raise Refusal("the call launches no Triton kernel")
-        by_kernel: dict[int, list[Mapping[str, Any]]] = {}
+        by_kernel: dict[Any, list[Mapping[str, Any]]] = {}
         for launch in launches:
-            by_kernel.setdefault(id(launch.kernel.fn), []).append(launch.arguments)
-        self._kernels.given = {fn: constants_of(given) for fn, given in by_kernel.items()}
+            by_kernel.setdefault(launch.kernel.fn, []).append(launch.arguments)
+        for kernel, given in by_kernel.items():
+            self._kernels.given[id(kernel)] = constants_of(given, lambda name, fn=kernel: selects(fn, name))
         results = results_of(self._trace, types, self._origin.keeps_arguments)
         self._kernels.refusals += results.refusals
         body = self._statements(launches, results.chosen, results.replaced)
@@ -78,6 +79,15 @@ class _ModuleWriter:
     ) -> str:
         lines: list[str] = []
         used = self._used_vars(launches, outputs)
+        for launch in launches:  # all knobs are known before the first number that may repeat one
+            fixed = constexprs(launch.kernel.fn)
+            for parameter, value in launch.arguments.items():
+                if (
+                    parameter in fixed
+                    and isinstance(value, int)
+                    and "compiled" not in traced_numbers.atoms_of(value)
+                ):
+                    self._finder.number(value, parameter, True, launch)
         for name, var in self._trace.inputs.items():
             if name in replaced:
                 if replaced[name] == "copied":
@@ -216,14 +226,6 @@ class _ModuleWriter:
         kernel = launch.kernel
         fixed = constexprs(kernel.fn)
         name, read = self._reading(launch, fixed)
-        for parameter, value in launch.arguments.items():
-            if (
-                parameter in fixed
-                and isinstance(value, traced_numbers.Traced)
-                and "compiled" not in value.atoms
-            ):
-                self._finder.find(value, parameter, launch)
-        self._finder.note_echoes(launch, fixed)
         arguments = []
         for parameter, value in launch.arguments.items():
             given = read.get(parameter)
@@ -283,7 +285,7 @@ class _ModuleWriter:
             return self._kernels.add(value)
         if _is_descriptor(value):
             base = self._base_of(value, launch.line)
-            parts = [[self._finder.number(n, parameter, True, launch) for n in part]
+            parts = [[self._finder.number(n, parameter, part is value.block_shape, launch) for n in part]
                      for part in (value.shape, value.strides, value.block_shape)]  # fmt: skip
             return f"TensorDescriptor({base.name}, {', '.join('[' + ', '.join(p) + ']' for p in parts)})"
         raise Refusal(f"argument {parameter} of a kernel is a {type(value).__name__}", launch.line)

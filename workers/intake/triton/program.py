@@ -41,7 +41,6 @@ from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, Own
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
-from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
@@ -112,19 +111,10 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
     halves. Raises Refusal, Uneven, and what the file raises."""
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
-        literals = Literals()
-        module, _ = load(path, re.sub(r"\([^()]*\)", "", request["function"]), literals)
+        module, _ = load(path, re.sub(r"\([^()]*\)", "", request["function"]))
         function = _function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
-        site = CallSite(
-            function,
-            str(path),
-            request["function"],
-            calls,
-            request["reference"],
-            literals=literals,
-            part=part,
-        )
+        site = CallSite(function, str(path), request["function"], calls, request["reference"], part=part)
         names = argument_names(function, calls[0])
         if paired and (pair := pair_of(function)) is not None:
             _pair_up(site, pair, names)
@@ -252,7 +242,7 @@ def _survey(request: Request) -> Answer:
     path = Path(request["path"]).resolve()
     kernels, functions, found = [], [], []
     with stub_device(request["part"]):
-        module, loader = load(path, None, Literals())
+        module, loader = load(path, None)
         for name, value in list(vars(module).items()):
             if is_jitted(value):
                 if getattr(kernel_function(value), "__module__", "") == module.__name__:

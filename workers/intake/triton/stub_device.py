@@ -15,7 +15,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import autotuner, interpreter, jit
 
 from tilewright.workers.intake.source import traced_numbers
-from tilewright.workers.intake.source.knobs import constexprs
 from tilewright.workers.intake.triton.trace import Launch, current, user_line
 
 DEVICE = torch.device("cuda", 0)
@@ -134,21 +133,10 @@ def _run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs
     options = {k: v for k, v in kwargs.items() if k not in names}
     for name, parameter in inspect.signature(self.fn).parameters.items():
         if name not in named and parameter.default is not inspect.Parameter.empty:
-            named[name] = _default(self, name, parameter.default)
+            named[name] = getattr(parameter.default, "value", parameter.default)
     if warmup:
         return _Compiled(self, named, options)
     return note(self, grid, named, options)
-
-
-def _default(kernel: Any, name: str, value: Any) -> Any:
-    """The default of a kernel's parameter: of a compile-time one, such as a block's size, traced as a literal is."""
-    trace = current()
-    value = getattr(value, "value", value)
-    if trace is None or type(value) is not int or value < 2 or name not in constexprs(kernel.fn):
-        return value
-    atom = f"K{kernel.fn.__name__}__{name}_"
-    trace.atoms[atom] = value
-    return traced_numbers.traced(value, atom, frozenset([atom]))
 
 
 def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:

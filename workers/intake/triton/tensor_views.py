@@ -76,10 +76,7 @@ class ViewRecorder:
             return self._gathered(name, func, args, options, var, value)
         if name == "__getitem__":
             return self.note(value, var, f"{var.name}[{_index_text(args[1])}]")
-        rest = [
-            *map(_argument_text, args[1:]),
-            *(f"{k}={_argument_text(v)}" for k, v in options.items()),
-        ]
+        rest = [*map(_argument_text, args[1:]), *(f"{k}={_argument_text(v)}" for k, v in options.items())]
         if name == "unsqueeze" or name == "narrow":
             return self.note(value, var, f"{var.name}[{_slice_text(name, args, options)}]")
         if name == "movedim" or (name == "flatten" and not value.is_contiguous()):
