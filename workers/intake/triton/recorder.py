@@ -115,7 +115,7 @@ class Recording(TorchFunctionMode):
         known = next((atom for atom, other in self._trace.reads.items() if other is var), None)
         atom = known or f"I{len(self._trace.reads)}_"
         self._trace.reads[atom] = var
-        value: Any = 1.0 if tensor.dtype.is_floating_point else self._trace.likely(var)
+        value: Any = 1.0 if tensor.dtype.is_floating_point else 1
         if name == "__float__":
             value = float(value)
         if name == "__int__":

@@ -120,13 +120,6 @@ class Trace:
                 return known
         return None
 
-    def likely(self, var: Var) -> int:
-        """A value that an integer tensor of one element may have: of a sum, as many as it was summed over."""
-        for step in self.steps:
-            if isinstance(step, Work) and step.target is var and step.what == "sum":
-                return int(step.reads[0].tensor.numel())
-        return 1
-
     def add(self, var: Var) -> Var:
         self.vars[id(var.tensor)] = var
         if var.kind != "input":
