@@ -73,8 +73,6 @@ class KnobFinder:
     ) -> str:
         """A number as text; the knobs that a compile-time argument is made of are found on the way."""
         code = traced_numbers.code_of(value)
-        if isinstance(value, Traced) and "compiled" in value.atoms:
-            return self._occupancy(value)
         if not constexpr or launch is None:
             return self.resolved(code)
         if isinstance(value, bool | float | traced_numbers.TracedBool) or not _uses(launch, parameter):
@@ -123,30 +121,6 @@ class KnobFinder:
     def _knob_name(self, wanted: str, launch: Launch) -> str:
         name = re.sub(r"\W", "_", wanted).lstrip("_") or "knob"
         return name if name not in self.knobs else f"{name}_{launch.kernel.fn.__name__.lstrip('_')}"
-
-    def _occupancy(self, value: Traced) -> str:
-        """Programs that fill the device: a knob in place of what only compiled code could tell."""
-        tree = ast.parse(value.code, mode="eval").body
-        texts = [
-            ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)
-        ]  # outermost first
-        measured = next(
-            (
-                t
-                for t in texts
-                if re.search(r"Dn_regs_|Dshared_", t) and not re.search(r"\.shape|\.stride|\.numel", t)
-            ),
-            None,
-        )
-        found = re.search(r"\bDmultiprocessor_count_", value.code)
-        programs = (
-            self._device["Dmultiprocessor_count_"] if found else max(int(traced_numbers.plain(value)), 1)
-        )
-        source = "programs on the device at once, which the wrapper computes from compiled code"
-        values = tuple(programs * n for n in (1, 2, 4, 8, 16, 32))
-        self._add(Knob("programs", programs * 4, values, source, "programs", True))
-        text = 'params["programs"]'
-        return text if measured is None else self._with_atoms(ast.unparse(tree).replace(measured, text))
 
     def plain_code(self, code: str) -> str:
         """An expression with all that is constant as numbers, as the wrapper itself has them."""

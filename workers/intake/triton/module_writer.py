@@ -82,11 +82,8 @@ class _ModuleWriter:
         for launch in launches:  # all knobs are known before the first number that may repeat one
             fixed = constexprs(launch.kernel.fn)
             for parameter, value in launch.arguments.items():
-                if (
-                    parameter in fixed
-                    and isinstance(value, int)
-                    and "compiled" not in traced_numbers.atoms_of(value)
-                ):
+                size = isinstance(value, int) and not isinstance(value, bool | traced_numbers.TracedBool)
+                if size and parameter in fixed:
                     self._finder.number(value, parameter, True, launch)
         for name, var in self._trace.inputs.items():
             if name in replaced:

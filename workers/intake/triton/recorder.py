@@ -17,13 +17,9 @@ from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
-from tilewright.workers.intake.triton.tensor_views import ViewRecorder, foreign, parts_of, sizes_of
+from tilewright.workers.intake.triton.tensor_views import SAID, VIEWS, ViewRecorder, foreign, sizes_of
 from tilewright.workers.intake.triton.trace import Trace, Var, caller, opened, user_line
 
-_VIEWS = {
-    "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "expand", "narrow",
-    "swapaxes", "movedim", "view_as", "reshape_as", "unflatten", "expand_as",
-}  # fmt: skip
 _FREE = {"detach", "requires_grad_", "is_contiguous", "data_ptr", "dim", "ndimension", "element_size",
          "is_floating_point",
          "storage_offset", "get_device", "is_complex", "__repr__", "__format__", "__hash__", "__len__", "is_pinned",
@@ -72,12 +68,10 @@ class Recording(TorchFunctionMode):
             return args[0]
         if name in ("contiguous", "to", "cuda", "float", "half", "bfloat16", "type_as", "clone"):
             return self._same(name, func, args, options)
-        if name == "broadcast_to":
-            name, func = "expand", torch.Tensor.expand
-        if name in ("chunk", "split", "unbind") and self._var(args[0]) is not None:
+        if name in SAID and self._var(args[0]) is not None:
             with self:
-                return parts_of(name, *args, **options)
-        if name in _VIEWS or name in ("__getitem__", "view_as_real"):
+                return SAID[name](*args, **options)
+        if name in VIEWS:
             return self._views.made(name, func, args, options)
         if name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "numpy"):
             return self._read(name, args[0])
@@ -115,7 +109,7 @@ class Recording(TorchFunctionMode):
         known = next((atom for atom, other in self._trace.reads.items() if other is var), None)
         atom = known or f"I{len(self._trace.reads)}_"
         self._trace.reads[atom] = var
-        value: Any = 1.0 if tensor.dtype.is_floating_point else 1
+        value: Any = 1.0 if tensor.dtype.is_floating_point else self._trace.likely(var)
         if name == "__float__":
             value = float(value)
         if name == "__int__":

@@ -71,19 +71,14 @@ def _driver(part: Mapping[str, Any]) -> Any:
 
 
 class _Compiled:
-    """What ``kernel.warmup`` gives: figures of code that nobody has compiled, and a way to launch."""
+    """What ``kernel.warmup`` gives: figures of a small kernel, for nobody has compiled it, and a way to launch."""
 
     def __init__(self, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self._kernel, self._arguments, self._options = kernel, dict(arguments), dict(options)
-        unknown = frozenset(["device", "compiled"])
-        self.n_regs = traced_numbers.traced(32, "Dn_regs_", unknown)
-        self.n_spills = 0
-        shared = traced_numbers.traced(1024, "Dshared_", unknown)
+        self.n_regs, self.n_spills, self.asm = 32, 0, dict[str, str]()
         self.metadata = types.SimpleNamespace(
-            shared=shared, num_warps=options.get("num_warps", 4), name="kernel"
+            shared=1024, num_warps=options.get("num_warps", 4), name="kernel"
         )
-        self.asm: dict[str, str] = {}
-        self.function = self.module = None
 
     def _init_handles(self) -> None:
         return

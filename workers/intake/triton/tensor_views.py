@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,17 +31,11 @@ def foreign(trace: Trace, name: str, result: Any) -> None:
                 trace.vars[id(part)] = var
 
 
-def parts_of(
-    name: str, tensor: torch.Tensor, asked: Any = 0, dim: Any = 0, **options: Any
-) -> tuple[torch.Tensor, ...]:
-    """What ``chunk``, ``split`` and ``unbind`` make, each part as a slice."""
-    asked = next(iter(options.values()), asked)  # of whatever name
-    dim = traced_numbers.plain(asked if name == "unbind" and not dim else dim) % tensor.dim()
-    size = tensor.shape[dim]
+def _parts_of(name: str, tensor: torch.Tensor, asked: Any, dim: Any = 0) -> tuple[torch.Tensor, ...]:
+    """What ``chunk`` and ``split`` make, each part as a slice."""
+    dim = traced_numbers.plain(dim) % tensor.dim()
+    size, widths = tensor.shape[dim], asked
     whole = int(size)
-    if name == "unbind":
-        return tuple(tensor[(*[slice(None)] * dim, n)] for n in range(whole))
-    widths = asked
     if not isinstance(asked, tuple | list):
         width = -(-whole // int(asked)) if name == "chunk" else int(asked)
         even = (
@@ -59,6 +53,47 @@ def parts_of(
     return tuple(parts)
 
 
+def _at(tensor: torch.Tensor, dim: Any, where: Any) -> torch.Tensor:
+    return tensor[(*[slice(None)] * traced_numbers.plain(dim), where)]
+
+
+def _flatten(x: torch.Tensor, start_dim: int = 0, end_dim: int = -1) -> torch.Tensor:
+    first, last = start_dim % x.dim(), end_dim % x.dim()
+    together = traced_numbers.product(x.shape[first : last + 1])
+    return x.reshape(*x.shape[:first], together, *x.shape[last + 1 :])
+
+
+def _moved(x: torch.Tensor, source: int, destination: int) -> torch.Tensor:
+    order = [n for n in range(x.dim()) if n != source % x.dim()]
+    order.insert(destination % x.dim(), source % x.dim())
+    return x.permute(order)
+
+
+SAID: Mapping[str, Callable[..., Any]] = {
+    "chunk": lambda x, chunks, dim=0: _parts_of("chunk", x, chunks, dim),
+    "split": lambda x, split_size=1, dim=0, split_size_or_sections=None: _parts_of(
+        "split", x, split_size_or_sections or split_size, dim
+    ),
+    "unbind": lambda x, dim=0: tuple(_at(x, dim % x.dim(), n) for n in range(int(x.shape[dim]))),
+    "narrow": lambda x, dim, start, length: _at(x, dim % x.dim(), slice(start, start + length)),
+    "unsqueeze": lambda x, dim: _at(x, dim % (x.dim() + 1), None),
+    "select": lambda x, dim, index: _at(x, dim % x.dim(), index),
+    "expand_as": lambda x, other: x.expand(other.shape),
+    "broadcast_to": lambda x, size: x.expand(size),
+    "view_as": lambda x, other: x.view(other.shape),
+    "reshape_as": lambda x, other: x.reshape(other.shape),
+    "unflatten": lambda x, dim, sizes: x.view(*x.shape[: dim % x.dim()], *sizes, *x.shape[dim % x.dim() + 1 :]),
+    "swapaxes": lambda x, one, other: x.transpose(one, other),
+    "t": lambda x: x.transpose(0, 1) if x.dim() == 2 else x,
+    "flatten": _flatten, "movedim": _moved,
+}  # fmt: skip
+"""Views that others say."""
+
+VIEWS = frozenset(
+    ("view", "reshape", "transpose", "permute", "squeeze", "expand", "__getitem__", "view_as_real")
+)
+
+
 class ViewRecorder:
     """Notes views in ``trace``; ``work`` makes the copies."""
 
@@ -69,27 +104,14 @@ class ViewRecorder:
         var, value = self._trace.find(args[0]), func(*args, **options)
         if var is None:
             return value
-        if name == "expand_as":
-            name, args, options = "expand", (args[0], *sizes_of(var, value.shape)), {}
         shared = value.untyped_storage()._cdata == args[0].untyped_storage()._cdata
         if not shared:
             return self._gathered(name, func, args, options, var, value)
+        if value is args[0]:
+            return value
         if name == "__getitem__":
             return self.note(value, var, f"{var.name}[{_index_text(args[1])}]")
         rest = [*map(_argument_text, args[1:]), *(f"{k}={_argument_text(v)}" for k, v in options.items())]
-        if name == "unsqueeze" or name == "narrow":
-            return self.note(value, var, f"{var.name}[{_slice_text(name, args, options)}]")
-        if name == "movedim" or (name == "flatten" and not value.is_contiguous()):
-            foreign(self._trace, name, value)
-            return value
-        if name in ("flatten", "unflatten", "expand_as", "view_as", "reshape_as"):
-            shape = ", ".join(str(n) for n in value.shape)
-            sizes = _sizes_text(args[0], value, sizes_of(var, args[0].shape)) or shape
-            return self.note(value, var, f"{var.name}.view(({sizes},))")
-        if value is args[0]:
-            return value
-        if name == "t":
-            return self.note(value, var, f"{var.name}.T" if value.dim() == 2 else var.name)
         return self.note(value, var, f"{var.name}.{name}({', '.join(rest)})")
 
     def _gathered(
@@ -102,7 +124,7 @@ class ViewRecorder:
         value: torch.Tensor,
     ) -> torch.Tensor:
         """A reshape that torch can only make by a copy: a copy of ours, and a view of that."""
-        known = name in ("reshape", "flatten", "reshape_as") and not (var.foreign or var.kind == "foreign")
+        known = name == "reshape" and not (var.foreign or var.kind == "foreign")
         packed = self._work.copied(var, args[0].contiguous(), user_line()) if known else None
         if packed is None:
             foreign(self._trace, name, value)
@@ -123,21 +145,6 @@ class ViewRecorder:
         return value
 
 
-def _slice_text(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """The index that says ``unsqueeze`` or ``narrow``."""
-    dim = int(traced_numbers.plain(args[1] if len(args) > 1 else options["dim"]))
-    if name == "unsqueeze":
-        return ":, " * (dim % (args[0].dim() + 1)) + "None"
-    start, length = (
-        args[2] if len(args) > 2 else options["start"],
-        args[3] if len(args) > 3 else options["length"],
-    )
-    return (
-        ":, " * (dim % args[0].dim())
-        + f"{traced_numbers.code_of(start)}:{traced_numbers.code_of(start)} + {traced_numbers.code_of(length)}"
-    )
-
-
 def _argument_text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "(" + "".join(f"{_argument_text(v)}, " for v in value) + ")"
@@ -155,23 +162,3 @@ def _index_text(value: Any) -> str:
     if value is Ellipsis:
         return "..."
     return "None" if value is None else traced_numbers.code_of(value)
-
-
-def _sizes_text(old: torch.Tensor, new: torch.Tensor, sizes: Sequence[Any]) -> str | None:
-    """The new sizes as products of the old ones, where runs of old dimensions make them."""
-    found, place = [], 0
-    for size in new.shape:
-        if size == 1:
-            found.append("1")
-            continue
-        while place < old.dim() and old.shape[place] == 1:
-            place += 1
-        made, parts = 1, []
-        while made < size and place < old.dim():
-            made *= old.shape[place]
-            parts.append(traced_numbers.code_of(sizes[place]))
-            place += 1
-        if made != size:
-            return None
-        found.append(" * ".join(parts))
-    return ", ".join(found)

@@ -120,6 +120,11 @@ class Trace:
                 return known
         return None
 
+    def likely(self, var: Var) -> int:
+        """A value that an integer tensor of one element may have: of a sum, as many as it was summed over."""
+        summed = (s for s in self.steps if isinstance(s, Work) and s.target is var and s.what == "sum")
+        return next((int(step.reads[0].tensor.numel()) for step in summed), 1)
+
     def add(self, var: Var) -> Var:
         self.vars[id(var.tensor)] = var
         if var.kind != "input":
