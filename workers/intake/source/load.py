@@ -307,18 +307,20 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
 def _home(path: Path) -> tuple[Path, list[str]]:
     """The folder from which a file's package is imported, and the file's place below it.
 
-    A package's folders have an ``__init__.py``, or one of them has the name by which the file imports its package.
+    A package's folders have an ``__init__.py``, or the file imports from so many folders above it, or one of them has
+    the name by which the file imports its package.
     """
-    parts, root = [path.stem], path.parent
-    while (root / "__init__.py").is_file():
-        parts.insert(0, root.name)
-        root = root.parent
-    imported = set()
+    imported, above = set(), 0
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             imported |= {item.name.partition(".")[0] for item in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            imported.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            above = max(above, node.level)
+            imported |= {node.module.partition(".")[0]} if node.level == 0 and node.module else set()
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file() or len(parts) <= above:
+        parts.insert(0, root.name)
+        root = root.parent
     for folder in (root, *root.parents) if parts[0] not in imported else ():
         if folder.name in imported and importlib.util.find_spec(folder.name) is None:
             return folder.parent, [*path.parent.relative_to(folder.parent).parts, path.stem]

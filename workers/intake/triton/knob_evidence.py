@@ -17,13 +17,16 @@ from triton.runtime.interpreter import GridExecutor
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
-from tilewright.workers.intake.judge.reference import asked, to_tensor
+from tilewright.workers.intake.judge.reference import asked
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
 from tilewright.workers.intake.triton.interpreter_run import Run
 
-EVIDENCE_SECONDS = 25.0
+EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
+"""After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
+
+NO_TIME = "no time was left to try other values"
 
 SEVERAL_TILES = (
     "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
@@ -85,9 +88,11 @@ def tiling_knobs(
             space[knob.name] = tuple(v for v in knob.values if v <= most) or (knob.default,)
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
-        sides = _moved_together(seed, trials, knob, wide)
+        late = time.monotonic() - began > MOST_SECONDS
+        sides = None if late else _moved_together(seed, trials, knob, wide)
         if sides is None:
-            fixed.append({"name": knob.name, "value": knob.default, "why": SEVERAL_TILES})
+            why = NO_TIME if late else SEVERAL_TILES
+            fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
         ties, fitting = sides
         least = LEAST_TILE if products and knob.default >= LEAST_TILE else 0
@@ -142,7 +147,7 @@ def _moved_together(
 def _distinct_values(seed: Seed, knob: Knob, shapes: Sequence[CheckedShape]) -> list[Any]:
     """The knob's values other than its default that make a difference to each other at some shape: where a block is
     ``min(BLOCK, next_power_of_2(n))``, all that are above ``n`` are one."""
-    tensors = [*(blanks(seed, dims, "meta") for dims in seed.site.dims), *map(_blanks_like, shapes)]
+    tensors = [blanks(seed, dims, "meta") for dims in (*seed.site.dims, *(shape.dims for shape in shapes))]
 
     def launches(value: Any) -> list[Any]:
         return [launch_arguments(seed, {knob.name: value}, given) for given in tensors]
@@ -163,20 +168,13 @@ def _telling_shapes(
     """Shapes on which a value can show what it does: the small ones where it changes a launch on any, else the deep."""
 
     def differs(shape: CheckedShape) -> bool:
-        tensors = _blanks_like(shape)
+        tensors = blanks(seed, shape.dims, "meta")
         return launch_arguments(seed, {knob.name: value}, tensors) != launch_arguments(seed, {}, tensors)
 
     if any(map(differs, shapes)):
         return list(shapes)
     long = deep()
     return [long] if long is not None and differs(long) else []
-
-
-def _blanks_like(shape: CheckedShape) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.empty(array.shape, dtype=to_tensor(array[:0] if array.ndim else array, "").dtype)
-        for name, array in shape.inputs.items()
-    }
 
 
 def blanks(seed: Seed, dims: Mapping[str, int], device: str) -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ class KnobFinder:
 
     def __init__(self, trace: Trace, origin: Origin) -> None:
         self._trace, self._device = trace, origin.device
-        self._names: dict[tuple[str, str, int], str] = {}
+        self._names: dict[tuple[str, int], str] = {}
         self.knobs: dict[str, Knob] = {}
         self.meant: dict[str, int] = {}
         """Numbers that select a branch by equality."""
@@ -100,8 +100,8 @@ class KnobFinder:
         self._add(Knob(self._knob_name(key, launch), default, values, source, atom, certain, configured))
 
     def _knob_of(self, default: int, parameter: str, alone: bool, launch: Launch) -> str:
-        """The name of the knob of a number; empty where it is none."""
-        key = (launch.kernel.fn.__name__, parameter, default)
+        """The name of the knob of a number; one for all kernels that have that number under that name."""
+        key = (parameter, default)
         if key not in self._names:
             wanted = parameter if alone else f"{parameter}_{default}"
             name = self._names[key] = self._knob_name(wanted, launch)
