@@ -46,7 +46,7 @@ EXAMPLES = {
     "rm": "rm quickstart-001",
     "du": "du",
     "watch": "watch quickstart-001",
-    "report": "report quickstart-002 --against quickstart-001",
+    "report": "report quickstart-001",
     "doctor": "doctor --target h200",
     "ui": "ui --port 5001",
     "promote": "promote quickstart-001 --library library",
@@ -54,7 +54,7 @@ EXAMPLES = {
     "tune": 'tune kernels.py:softmax --reference torch.softmax --args "f32[4096, 1024], dim=1"',
     "check": "check kernels.py",
     "program": "program train.py:step --setup setup",
-    "export": "export vllm gemm_fp8_blockwise/gemm_nt",
+    "export": "export standalone gemm_fp8_blockwise/gemm_nt",
 }
 """What ``--help`` of each command shows."""
 
@@ -188,9 +188,6 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, resume, status):
         command.add_argument("--verbose", action="store_true", help="show the whole bill")
     report = add("report", _report, "write the report of a campaign as one HTML file")
-    report.add_argument(
-        "--against", metavar="CAMPAIGN", help="write a comparison with this campaign (id or folder) instead"
-    )
     report.add_argument("--output", type=Path, help="file to write (default: beside the journal)")
     doctor = add(
         "doctor", _doctor, "check which targets this machine can use, and what it lacks for the others"
@@ -209,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
         (ui, "the link opens the newest"),
     ):
         command.add_argument("campaign", nargs="?", help=f"id or folder of the campaign (default: {default})")
-    add_commands(commands, _register, _run_campaign)
+    add_commands(commands, _register)
     add_intake_commands(commands, _tell)
     add_export_command(commands, _say)
     add_program_command(commands)
@@ -380,14 +377,12 @@ def _watch(arguments: argparse.Namespace) -> int:
     if ended == "finished":
         _say(*closing_lines(folder / JOURNAL))
     elif ended is not None:
-        _say(f"stopped; resume with: tilewright resume {folder.name}")
+        _say(f"{'killed' if ended == 'killed' else 'stopped'}; resume with: tilewright resume {folder.name}")
     return 0
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.record.journal import Journal
-    from tilewright.evolve.report.compare import pair_of, write_comparison
-    from tilewright.evolve.report.data import load
     from tilewright.evolve.report.html import write_report
     from tilewright.evolve.report.lineage_page import PAGE
 
@@ -395,20 +390,11 @@ def _report(arguments: argparse.Namespace) -> int:
     folder = find_campaign(home, arguments.campaign)
     output = arguments.output or folder / REPORT
     try:
-        if arguments.against is None:
-            with Journal(folder / JOURNAL) as journal:
-                write_report(journal, output)
-            _say(f"report: {output}", f"lineage: {output.with_name(f'{output.stem}-{PAGE}')}")
-            return 0
-        other = find_campaign(home, arguments.against)
-        if other.resolve() == folder.resolve():
-            raise UserError(f"--against: {arguments.against} is the campaign itself; name another one.")
-        output = arguments.output or folder / f"report-against-{other.name}.html"
-        with Journal(folder / JOURNAL) as this, Journal(other / JOURNAL) as that:
-            write_comparison(pair_of(load(this), load(that)), output)
-        _say(f"comparison: {output}")
+        with Journal(folder / JOURNAL) as journal:
+            write_report(journal, output)
     except OSError as error:
         raise UserError(f"--output: cannot write {output}: {error.strerror}.") from error
+    _say(f"report: {output}", f"lineage: {output.with_name(f'{output.stem}-{PAGE}')}")
     return 0
 
 
@@ -428,14 +414,6 @@ def _ui(arguments: argparse.Namespace) -> int:
     home = home_folder(arguments.home)
     campaign = find_campaign(home, arguments.campaign) if arguments.campaign is not None else None
     return serve_ui(home, _say, arguments.host, arguments.port, campaign=campaign)
-
-
-def _run_campaign(config: dict[str, Any], home: Path) -> Path:
-    from tilewright.evolve.campaign.config import parse_config
-    from tilewright.evolve.run import run
-    from tilewright.evolve.show.display import make_display
-
-    return find_campaign(home, run(parse_config(config), home, make_display()).campaign)
 
 
 def _register(outcome: PromotionOutcome, library: LibraryWriter, home: Path) -> str:

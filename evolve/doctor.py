@@ -15,11 +15,9 @@ from pathlib import Path
 
 from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
-from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.fitness.gpus import LOCAL
-from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target, targets
+from tilewright.fitness.targets import Target, UnknownTarget, load_target, targets
 from tilewright.workers.device.station import station_fault
-from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 from tilewright.workers.toolchains.libtpu_simulator import recipe_fault
 
@@ -46,24 +44,17 @@ def examine(home: Path) -> Iterator[Diagnosis]:
     yield _memory()
     yield _folder(home)
     yield _sandbox()
-    for target in targets().values():
-        if target.name not in MEASURED_TPUS:
-            yield _target(target)
+    yield from map(_target, targets().values())
     yield _cuda()
-    yield _tpu()
 
 
 def examine_target(name: str) -> Diagnosis:
     """One target alone, needed. Raises UserError for a name that is none."""
-    if name == TPU:
-        finding = _tpu()
-    else:
-        try:
-            target = load_target(named_target(name))
-        except UnknownTarget as error:
-            raise UserError(f"{error}.") from error
-        finding = _tpu(target.chip) if name in MEASURED_TPUS else _target(target)
-    return replace(finding, needed=True)
+    try:
+        target = load_target(named_target(name))
+    except UnknownTarget as error:
+        raise UserError(f"{error}.") from error
+    return replace(_target(target), needed=True)
 
 
 def _package(name: str) -> Diagnosis:
@@ -150,17 +141,6 @@ def _sandbox() -> Diagnosis:
     )
     advice = "" if network and files else "; use a container without credentials"
     return Diagnosis("sandbox", network and files, f"{steps} in candidates' processes{advice}", needed=False)
-
-
-def _tpu(wanted: Chip | None = None) -> Diagnosis:
-    """One finding for the measured TPU targets: a machine has one of these chips at most."""
-    fault = tpu_toolchain.missing_parts(wanted)
-    if fault is None:
-        chip = CHIPS[tpu_toolchain.chip_here() or ""]
-        fault = station_fault(chip)
-    return Diagnosis(
-        f"target {TPU}", fault is None, fault or "runs and times a kernel (measured)", needed=False
-    )
 
 
 def _target(target: Target) -> Diagnosis:

@@ -209,7 +209,7 @@ class _Run:
             self.journal,
             self._show,
             self._racing(archive),
-            History(self.journal),
+            History(),
             Convergence(self.resolved.floors()),
             built.foretell,
             ready=lambda: references.wait(0.0),
@@ -313,7 +313,7 @@ class _Run:
         """
         if self.resolved.target.compile_only:
             return None
-        if self.resolved.target.gpu_interpreter:  # its times rank nothing: the first seed stays
+        if self.resolved.target.interpreted:  # its times rank nothing: the first seed stays
             return self.resolved.starts[0].genome
         if self.resolved.target.measured:
             return self._dispatch(campaign, pool)

@@ -7,7 +7,6 @@ Clocks: v5e 1.5 GHz is published (jax-ml.github.io/scaling-book). Those of tpu7x
 peak / (matrix-unit rate that libtpu's simulator uses): at them a matrix unit that is busy all the time does the
 public peak. They serve floors; what kernels run at is in ``fitness.tpu.time_model``.
 ``mxu_cycles``: cycles one matrix unit is held by one vmatmul, read off the simulator's critical paths.
-``dma_latency``: cycles that the simulator gives any one DMA before its first byte, fitted to copies of several sizes.
 ``slots``: issue slots of one instruction bundle, from the header of libtpu's utilisation dump.
 """
 
@@ -42,10 +41,7 @@ class Chip:
     mxu_size: int
     mxu_cycles: Mapping[str, int]
     mxu_rows: Mapping[str, int]
-    dma_latency: int
     slots: Mapping[str, int]
-    interpreted: bool = False
-    """Whether this machine's CPU stands in for the chip, in tests of the measuring path."""
 
     @property
     def copy(self) -> float:
@@ -74,7 +70,6 @@ CHIPS: Mapping[str, Chip] = {
         mxu_size=256,
         mxu_cycles={"bf16": 8, "f8": 8, "f32": 8},
         mxu_rows=_ROWS,
-        dma_latency=378,
         slots=_SLOTS,
     ),
     "v6e": Chip(
@@ -90,7 +85,6 @@ CHIPS: Mapping[str, Chip] = {
         mxu_size=256,
         mxu_cycles={"bf16": 8, "f8": 16, "s8": 8, "f32": 8},
         mxu_rows=_ROWS,
-        dma_latency=296,
         slots=_SLOTS,
     ),
     "v5e": Chip(
@@ -106,7 +100,6 @@ CHIPS: Mapping[str, Chip] = {
         mxu_size=128,
         mxu_cycles={"bf16": 16, "f8": 32, "s8": 16, "f32": 16},
         mxu_rows=_ROWS,
-        dma_latency=581,
         slots={**_SLOTS, "vstore": 1, "xlu": 3},
     ),
 }

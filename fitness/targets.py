@@ -10,12 +10,6 @@ from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.fitness.evaluation import FigureKind, Reached
 from tilewright.fitness.gpus import GPUS, LOCAL, Gpu, local_gpu, local_product
 
-TPU = "tpu"
-"""The measured target of whatever TPU this machine has; ``workers.toolchains.tpu`` finds out which of MEASURED_TPUS."""
-
-MEASURED_TPUS: Mapping[str, str] = {"tpu-v5e": "v5e", "tpu-v6e": "v6e", "tpu-7x": "tpu7x"}
-"""Measured targets by name, with the chip they run on."""
-
 
 class UnknownTarget(LookupError):
     """No such target. The message is one sentence that lists what there is."""
@@ -65,20 +59,15 @@ class Target:
 
     @property
     def interpreted(self) -> bool:
-        """Whether a CPU stands in for the device, so that times mean nothing."""
-        return not isinstance(self.part, Architecture) and self.part.interpreted
-
-    @property
-    def gpu_interpreter(self) -> bool:
-        """Whether it is Triton's interpreter: it judges answers, and its figures are no fitness."""
+        """Whether it is Triton's interpreter: it judges answers, and its times mean nothing."""
         return isinstance(self.part, Gpu) and self.part.interpreted
 
     @property
     def reached(self) -> Reached:
         """What runs a candidate on the gates' inputs."""
-        if self.compile_only or self.gpu_interpreter:
+        if self.compile_only or self.interpreted:
             return Reached.INTERPRETER
-        return Reached.DEVICE if self.measured and not self.interpreted else Reached.TRACE
+        return Reached.DEVICE if self.measured else Reached.TRACE
 
     @property
     def entry(self) -> str:
@@ -108,8 +97,7 @@ def targets() -> Mapping[str, Target]:
     modelled = {name: Target(name, FigureKind.MODELLED, chip) for name, chip in CHIPS.items()}
     measured = {name: Target(name, FigureKind.MEASURED, gpu) for name, gpu in GPUS.items()}
     compiled = {name: Target(name, FigureKind.COMPILED, part) for name, part in ARCHITECTURES.items()}
-    tpus = {name: Target(name, FigureKind.MEASURED, CHIPS[chip]) for name, chip in MEASURED_TPUS.items()}
-    return {**modelled, **measured, **tpus, **compiled}
+    return {**modelled, **measured, **compiled}
 
 
 def load_target(name: str) -> Target:
@@ -118,6 +106,6 @@ def load_target(name: str) -> Target:
     if (gpu := local_gpu(name)) is not None:
         return Target(name, FigureKind.MEASURED, gpu)
     if name not in known:
-        listed = ", ".join([*known, TPU, LOCAL])
+        listed = ", ".join([*known, LOCAL])
         raise UnknownTarget(f"target: {name!r} is unknown; known targets are {listed}")
     return known[name]

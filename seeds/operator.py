@@ -53,11 +53,10 @@ class Workload:
 
 
 class Scope(StrEnum):
-    """What an evaluation runs: the workloads that decide fitness, the final ones, or the first with a timeline."""
+    """What an evaluation runs: the workloads that decide fitness, or the final ones."""
 
     SUITE = "suite"
     FINAL = "final"
-    TIMELINE = "timeline"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Suite:
             raise ValueError(f"suite {self.name} needs at least one workload and one check workload")
 
     def timed(self, scope: Scope) -> tuple[Workload, ...]:
-        """Workloads of a scope; the suite's own where it has no final ones. A timeline is drawn of the first."""
+        """Workloads of a scope; the suite's own where it has no final ones."""
         return (self.final or self.workloads) if scope is Scope.FINAL else self.workloads
 
 

@@ -137,7 +137,7 @@ def _frames(data: bytes, folder: Path) -> object:
 
 def _timeline(data: bytes, folder: Path) -> object:
     cut = data.find(b"Length to end")
-    return read_timeline(data[:cut], read_critical_path(data[cut:], 1000), 1000, CHIPS["tpu7x"], drawn=True)
+    return read_timeline(data[:cut], read_critical_path(data[cut:], 1000), 1000, CHIPS["tpu7x"])
 
 
 def _yaml(data: bytes, folder: Path) -> object:

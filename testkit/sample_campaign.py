@@ -16,7 +16,6 @@ from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict, WorkloadFigures
-from tilewright.seeds.operator import Scope
 
 OPERATOR, TARGET, SUITE = "gemm_fp8_fused/g512", "tpu7x", "quickstart"
 SUITE_WORKLOADS = {"1024x2048x2048": 2 * 1024 * 2048**2, "2048x2048x2048": 2 * 2048**3}
@@ -88,7 +87,7 @@ def sample_seconds(params: dict[str, Value], flops: int) -> float:
 
 
 def sample_figures(
-    params: dict[str, Value], workload: str, flops: int, timeline: bool = False, factor: float = 1.0
+    params: dict[str, Value], workload: str, flops: int, factor: float = 1.0
 ) -> WorkloadFigures:
     seconds = sample_seconds(params, flops) * factor
     busy = min(1.0, flops / (PEAK_TFLOPS * 1e12) / seconds)
@@ -103,39 +102,15 @@ def sample_figures(
         "hbm_bytes": flops // 640,
         "critical_path": {"MATMUL": round(cycles * busy), "VALU": round(cycles * (1 - busy))},
     }
-    if timeline:
-        diagnosis["timeline"] = sample_timeline(cycles, busy)
     tflops = flops / seconds / 1e12
     return figures(
         workload, seconds, tflops=tflops, roofline_fraction=tflops / PEAK_TFLOPS, diagnosis=diagnosis
     )
 
 
-def sample_timeline(cycles: int, busy: float, bins: int = 96) -> dict[str, Any]:
-    phase = np.arange(bins)
-    wave = 0.5 + 0.5 * np.sin(phase * 0.8)
-    lanes = {
-        "MXU": busy * (0.75 + 0.5 * wave),
-        "VALU": 0.95 - 0.5 * wave * busy,
-        "load": 0.3 + 0.3 * wave,
-        "store": 0.25 + 0.2 * (1 - wave),
-        "spill": 0.3 * (1 - busy) * (1 - wave),
-        "DMA": np.where(phase % 12 < 5, 0.8, 0.1),
-    }
-    return {
-        "unit": "cycles",
-        "bins": [cycles * (n + 1) / bins for n in range(bins)],
-        "lanes": {
-            name: [round(float(v), 4) for v in np.clip(values, 0, 1)] for name, values in lanes.items()
-        },
-    }
-
-
-def sample_evaluation(
-    genome: Genome, workloads: dict[str, int], *, timeline: bool = False, factor: float = 1.0
-) -> Evaluation:
+def sample_evaluation(genome: Genome, workloads: dict[str, int], *, factor: float = 1.0) -> Evaluation:
     params = dict(genome.params)
-    timed = tuple(sample_figures(params, w, f, timeline, factor) for w, f in workloads.items())
+    timed = tuple(sample_figures(params, w, f, factor) for w, f in workloads.items())
     fitness = math.exp(sum(math.log(f.tflops) for f in timed) / len(timed))
     gates = tuple(
         GateReading(gate=g, inputs=i, value=49.3, passed=True)
@@ -219,9 +194,6 @@ class SampleCampaign:
         self.journal.add_reference(
             "bf16", "final", sample_evaluation(self.bf16, FINAL_WORKLOADS, factor=1.25)
         )
-        for name, genome in (("winner", winner), ("seed:naive", seed)):
-            evaluation = sample_evaluation(genome, FINAL_WORKLOADS, timeline=True)
-            self.journal.add_reference(name, Scope.TIMELINE.value, evaluation)
         self.journal.add_event("finished", reason="evaluations", winner=winner.id)
         return winner
 

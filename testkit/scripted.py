@@ -140,9 +140,6 @@ def answers(job: Frame, change: Callable[[Frame], Frame | None] = lambda frame: 
 class ScriptedStation:
     """Answers jobs by a function; keeps them, and a champion."""
 
-    busy_seconds = 0.0
-    cpu_seconds = 0.0
-
     def __init__(
         self,
         answer: Callable[[Frame], ChildOutcome] = answers,
@@ -162,9 +159,7 @@ class ScriptedStation:
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         self.jobs.append((job, limits))
-        outcome = self._answer(job)
-        self.busy_seconds += outcome.seconds
-        return outcome
+        return self._answer(job)
 
     def scale(self) -> DeviceRatio:
         return self._scale

@@ -244,40 +244,6 @@ def _knowing(mark: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"operator": "gemm_fp9/x"}, "gemm_fp9"),
-        ({"operator": f"{FAMILY}/better"}, "better"),
-        ({"target": "tpu9"}, "tpu7x"),
-        ({"suite": "huge"}, "tiny"),
-        ({"budgets": {}}, "did you mean 'budget'"),
-        ({"seeds": ["nope"]}, "tiled"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict, words: str
-) -> None:
-    refuse_here(tmp_path, capsys, words, "run", str(campaign_file(tmp_path, **changes)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("status", "nothing"), "nothing"),
-        (("resume",), "no campaign"),
-        (("report", "x"), "unknown"),
-        (("run", "unheard-of"), "quickstart"),
-        (("run", "quickstart", "--set", "search"), "KEY=VALUE"),
-        (("run", "quickstart", "--set", "search.lag=none"), "search.lag"),
-    ],
-)
-def test_other_bad_calls(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
-) -> None:
-    refuse_here(tmp_path, capsys, words, *arguments)
-
-
 def test_an_empty_space_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family = tmp_path / "family"
     shutil.copytree(FAMILY, family)

@@ -177,7 +177,6 @@ class Request(KernelRequest):
     """
 
     folder: Path
-    timeline: bool = False
     large_checks: tuple[Workload, ...] = ()
     sampled: Mapping[str, Where] = field(default_factory=dict)
     """By the id of a shape among ``checked``, where its outputs are looked at; the others are computed whole."""
@@ -231,6 +230,16 @@ class Findings:
 
     artefact: str | None = None
     logs: list[str] = field(default_factory=list)
+    device_seconds: float = 0.0
+    """That a device was held."""
+
+    device_cpu_seconds: float = 0.0
+    """CPU time of the device's child meanwhile."""
+
+    def spend(self, device: float, cpu: float) -> None:
+        """Count a job's seconds."""
+        self.device_seconds += device
+        self.device_cpu_seconds += cpu
 
 
 class StageStep(Protocol):

@@ -126,8 +126,6 @@ class Finals:
             if not self.references.drain(self.on_progress):
                 return None
             if (winner := self._pick(group)) is not None:
-                self._draw(winner)
-                self.references.drain(self.on_progress)
                 return winner
         self.note("no finalist passed the final check: there is no winner")
         return None
@@ -139,17 +137,6 @@ class Finals:
         self.references.request(f"seed:{best.name}", Scope.FINAL, best.genome)
         for kernel, genome in self.resolved.baselines:
             self.references.request(kernel.name, Scope.FINAL, genome, kernel.name)
-
-    def _draw(self, winner: Genome) -> None:
-        """Request the schedules to draw, the first seed's and the winner's.
-
-        What final workloads were timed with has its schedule: the winner's there beside the best seed's is drawn.
-        """
-        if self.resolved.suite.final:
-            return
-        start = self.resolved.starts[0]
-        self.references.request(WINNER, Scope.TIMELINE, winner)
-        self.references.request(f"seed:{start.name}", Scope.TIMELINE, start.genome)
 
     def _pick(self, finalists: list[Genome]) -> Genome | None:
         """The fittest that has passed, its figures under ``WINNER`` as well."""

@@ -60,12 +60,9 @@ class BudgetConfig(_Section):
 class SearchConfig(_Section):
     """How the search goes on. ``lag`` is how many proposals may be in flight, whatever the workers."""
 
-    proposers: tuple[
-        Literal["parameters", "surrogate", "local_search", "crossover", "rewrite", "source_crossover"], ...
-    ] = (
+    proposers: tuple[Literal["parameters", "surrogate", "crossover", "rewrite", "source_crossover"], ...] = (
         "parameters",
         "surrogate",
-        "local_search",
         "crossover",
         "rewrite",
         "source_crossover",
@@ -94,6 +91,12 @@ class SearchConfig(_Section):
 
     finalists: int = Field(default=2, ge=1, le=16)
     """The fittest so many are run on the suite's final workloads; the best of them there wins."""
+
+    @field_validator("proposers", mode="before")
+    @classmethod
+    def _without_retired(cls, names: Any) -> Any:
+        """The configuration in an earlier version's journal may name ``local_search``, which is gone."""
+        return tuple(n for n in names if n != "local_search") if isinstance(names, list | tuple) else names
 
     @field_validator("without_rules")
     @classmethod

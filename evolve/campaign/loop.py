@@ -26,7 +26,6 @@ from tilewright.evolve.record.history import Candidate, History, Mutation, Mutat
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.race import Race
-from tilewright.workers.cluster.artefacts import Artefacts
 
 
 class StopReason(StrEnum):
@@ -148,7 +147,7 @@ class Campaign:
     _known: dict[int, Candidate] = field(default_factory=dict)
     _arrived: dict[int, Evaluation] = field(default_factory=dict)
     _queue: deque[int] = field(default_factory=deque)
-    _artefacts: Artefacts = field(default_factory=Artefacts)
+    _artefacts: set[str] = field(default_factory=set)
     _integrated: int = 0
     _duplicates: int = 0
     _began: float = field(default_factory=time.monotonic)
@@ -296,7 +295,7 @@ class Campaign:
         if epoch != self._gate_seed[0]:
             self._gate_seed = epoch, gate_seed(self.plan.seed, epoch)
         _, seed = self._gate_seed
-        known, best = self._artefacts.known(), self._bar(candidate)
+        known, best = frozenset(self._artefacts), self._bar(candidate)
         race = None
         if self.racer is not None and candidate.mutation.kind is not MutationKind.SEED:
             race = self.racer.race(self.history, candidate)

@@ -27,7 +27,6 @@ from tilewright.evolve.proposers.llm.client import (
 from tilewright.evolve.proposers.llm.facts import facts_of
 from tilewright.evolve.proposers.llm.prompt import Contract
 from tilewright.evolve.proposers.llm.proposer import LlmProposer
-from tilewright.evolve.proposers.local_search import LocalSearch
 from tilewright.evolve.proposers.niches import NicheSearch
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
@@ -51,7 +50,6 @@ _Builder = Callable[[Archive, KnownSpaces, Sequence[SourceRecords]], Proposer]
 _BUILDERS: dict[str, _Builder] = {
     "parameters": lambda archive, spaces, _: ParameterProposer(archive, spaces),
     "surrogate": SurrogateProposer,
-    "local_search": lambda archive, spaces, _: LocalSearch(spaces),
     "crossover": lambda archive, spaces, _: ParameterCrossover(archive, spaces),
     "rewrite": lambda archive, spaces, _: Rewrites(archive, spaces.space_of, violations),
     "source_crossover": lambda archive, spaces, _: SourceCrossover(archive, spaces.space_of, violations),

@@ -1,1 +1,1 @@
-"""Tile choices of a campaign's winner in the tables that other kernel libraries read."""
+"""Promoted operators and winners of tuned functions, written for other programs."""

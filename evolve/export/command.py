@@ -14,26 +14,22 @@ from tilewright.evolve.record.home import JOURNAL, find_campaign, home_folder
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-OF_CAMPAIGNS = ("tokamax", "tpu-inference")
-OF_OPERATORS = ("standalone",)
-OF_EITHER = ("flashinfer-bench", "vllm", "sglang")
+FORMATS = ("standalone", "flashinfer-bench")
 
 
 def add_command(commands: Commands, say: Callable[[str], None]) -> None:
     """Add the command to the parser."""
     export = commands.add_parser(
         "export",
-        help="write a winner's tiles, or a promoted operator, for another program",
+        help="write a promoted operator, or the winner of a tuned function, for another program",
     )
-    export.add_argument(
-        "format", choices=(*OF_CAMPAIGNS, *OF_OPERATORS, *OF_EITHER), help="the program to write for"
-    )
+    export.add_argument("format", choices=FORMATS, help="a package of its own, or a trace set to write for")
     export.add_argument(
         "what",
         nargs="?",
-        metavar="CAMPAIGN|OPERATOR",
-        help=f"for {', '.join(OF_CAMPAIGNS)}: a campaign's id or folder (default: the newest); for "
-        f"{', '.join(OF_OPERATORS)}: a promoted operator, family/recipe; for {', '.join(OF_EITHER)}: either",
+        metavar="OPERATOR|CAMPAIGN",
+        help="a promoted operator, family/recipe; for flashinfer-bench also a campaign's id or folder (default: "
+        "the newest)",
     )
     export.add_argument(
         "--out", type=Path, default=Path("exported"), help="output folder (default: ./exported)"
@@ -49,7 +45,7 @@ def add_command(commands: Commands, say: Callable[[str], None]) -> None:
 def _export(arguments: argparse.Namespace) -> int:
     what = arguments.what
     names_operator = what is not None and "/" in what and not Path(what).exists()
-    promoted = arguments.format in OF_OPERATORS or (arguments.format in OF_EITHER and names_operator)
+    promoted = arguments.format == "standalone" or names_operator
     files = _of_operator(arguments) if promoted else _of_campaign(arguments)
     for path, text in files.items():
         place = arguments.out / path
@@ -59,25 +55,13 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _of_campaign(arguments: argparse.Namespace) -> dict[str, str]:
-    from tilewright.evolve.export import block_fp8, flashinfer_bench, tpu_tables
-    from tilewright.evolve.export.choice import SearchedCampaign
+    from tilewright.evolve.export import flashinfer_bench
 
-    journal = find_campaign(home_folder(arguments.home), arguments.what) / JOURNAL
-    if arguments.format == "flashinfer-bench":
-        return flashinfer_bench.of_campaign(journal)
-    if arguments.format in OF_EITHER:
-        return block_fp8.of_campaign(journal, arguments.format)
-    write = {"tokamax": tpu_tables.tokamax_files, "tpu-inference": tpu_tables.tpu_inference_files}[
-        arguments.format
-    ]
-    files, remarks = SearchedCampaign.read(journal).winner_or_fastest(write)
-    for remark in remarks:
-        arguments.say(remark)
-    return files
+    return flashinfer_bench.of_campaign(find_campaign(home_folder(arguments.home), arguments.what) / JOURNAL)
 
 
 def _of_operator(arguments: argparse.Namespace) -> dict[str, str]:
-    from tilewright.evolve.export import block_fp8, flashinfer_bench, standalone
+    from tilewright.evolve.export import flashinfer_bench, standalone
     from tilewright.evolve.export.promoted import promoted
     from tilewright.evolve.promote.library_writer import LibraryWriter
 
@@ -88,9 +72,7 @@ def _of_operator(arguments: argparse.Namespace) -> dict[str, str]:
     table = promoted(writer, arguments.what, arguments.target)
     if arguments.format == "standalone":
         return standalone.of_operator(table)
-    if arguments.format == "flashinfer-bench":
-        return flashinfer_bench.of_operator(table)
-    return block_fp8.of_operator(table, arguments.format)
+    return flashinfer_bench.of_operator(table)
 
 
 def _write(place: Path, text: str) -> None:

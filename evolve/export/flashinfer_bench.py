@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.export import standalone
-from tilewright.evolve.export.choice import Disagreement
-from tilewright.evolve.export.promoted import PromotedTable
+from tilewright.evolve.export.promoted import Disagreement, PromotedTable
 from tilewright.evolve.intake.winner import plain_module
 from tilewright.evolve.promote.reference_files import judge_of
 from tilewright.evolve.record.journal import Journal

@@ -15,6 +15,10 @@ from tilewright.library.dispatch_rule import all_told
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 
 
+class Disagreement(UserError):
+    """What the other program asks for is not what was promoted or won."""
+
+
 @dataclass(frozen=True)
 class PromotedKernel:
     """One kernel: ``module`` is its name as a Python module, ``data`` the promoted file."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 
-from tilewright.evolve.export.choice import Disagreement
-from tilewright.evolve.export.promoted import PromotedTable
+from tilewright.evolve.export.promoted import Disagreement, PromotedTable
 
 _HEAD = '''"""{operator} for {target}: the promoted kernel that serves a shape. What was verified where: receipt.json.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.home import find_campaign, home_folder
+
+if TYPE_CHECKING:
+    from tilewright.evolve.promote.library_writer import Finding
 
 Commands = Any
 """What ``ArgumentParser.add_subparsers`` returns."""
@@ -17,11 +20,7 @@ Register = Callable[[Any, Any, Path], str]
 """Notes a promotion elsewhere, given its outcome, the library and the home; says what it did in a line."""
 
 
-RunCampaign = Callable[[dict[str, Any], Path], Path]
-"""Runs a campaign, given its configuration and the home, to its end; its folder."""
-
-
-def add_commands(commands: Commands, register: Register, run_campaign: RunCampaign) -> None:
+def add_commands(commands: Commands, register: Register) -> None:
     """Add both commands to the parser; ``register`` is told of each promotion."""
     promote = commands.add_parser(
         "promote", help="verify a campaign's winner again and put it into a library"
@@ -58,22 +57,13 @@ def add_commands(commands: Commands, register: Register, run_campaign: RunCampai
     )
     recheck.add_argument("operator", nargs="?", help="family/recipe (default: all that serve the target)")
     recheck.add_argument("--target", required=True, help="h200, tpu7x …; cuda or tpu: the device here")
-    recheck.add_argument(
-        "--evaluations", type=int, default=64, help="of a campaign where it lost; 0: none (default: 64)"
-    )
-    recheck.add_argument("--seed", type=int, default=0, help="of that campaign")
     recheck.add_argument("--address", help="Ray cluster to use instead of this machine")
-    recheck.set_defaults(run=_recheck, run_campaign=run_campaign)
+    recheck.set_defaults(run=_recheck)
     rollback = actions.add_parser("rollback", help="make an earlier version current")
     rollback.add_argument("operator", help="family/recipe")
     rollback.add_argument("--to", metavar="VERSION", help="default: what the current version replaced")
     rollback.add_argument("--reason", help="recorded in the history")
     rollback.set_defaults(run=_rollback)
-    diff = actions.add_parser("diff", help="compare two versions")
-    diff.add_argument("operator", help="family/recipe")
-    diff.add_argument("old", nargs="?", metavar="A", help="default: what the current version replaced")
-    diff.add_argument("new", nargs="?", metavar="B", help="default: the current version")
-    diff.set_defaults(run=_diff)
     collect = actions.add_parser("gc", help="remove versions that are no longer needed")
     collect.add_argument(
         "--keep", type=int, default=5, help="promoted versions to keep per operator (default: 5)"
@@ -86,7 +76,7 @@ def add_commands(commands: Commands, register: Register, run_campaign: RunCampai
     wheel = actions.add_parser("build-wheel", help="pack the library as a wheel")
     wheel.add_argument("--out", type=Path, default=Path("dist"), help="folder (default: ./dist)")
     wheel.set_defaults(run=_build_wheel)
-    for action in (listing, verify, recheck, rollback, diff, collect, warm, wheel):
+    for action in (listing, verify, recheck, rollback, collect, warm, wheel):
         _library_options(action)
 
 
@@ -165,31 +155,22 @@ def _list(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.promote.library_commands import check
 
-    good = True
     make = _evaluator(arguments.address)
-    for finding in check(
-        _writer(arguments), arguments.operator, files_only=arguments.files, make=make, say=_say
-    ):
-        good = good and finding.good
-        _say(f"{'ok  ' if finding.good else 'no  '} {finding.sentence}")
-    return 0 if good else 2
+    writer, operator = _writer(arguments), arguments.operator
+    return _say_findings(check(writer, operator, files_only=arguments.files, make=make, say=_say))
 
 
 def _recheck(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.promote.refill import Means, recheck_library
+    from tilewright.evolve.promote.recheck import recheck_library
 
-    if arguments.evaluations < 0:
-        raise UserError(f"--evaluations: {arguments.evaluations} must be at least 0.")
-    home = home_folder(arguments.home)
-    means = Means(
-        make=_evaluator(arguments.address),
-        run_campaign=lambda config: arguments.run_campaign(config, home),
-        say=_say,
-        evaluations=arguments.evaluations,
-        seed=arguments.seed,
-    )
+    make = _evaluator(arguments.address)
+    writer, operator = _writer(arguments), arguments.operator
+    return _say_findings(recheck_library(writer, operator, arguments.target, make, _say))
+
+
+def _say_findings(findings: Iterable[Finding]) -> int:
     good = True
-    for finding in recheck_library(_writer(arguments), arguments.operator, arguments.target, means):
+    for finding in findings:
         good = good and finding.good
         _say(f"{'ok  ' if finding.good else 'no  '} {finding.sentence}")
     return 0 if good else 2
@@ -204,14 +185,6 @@ def _rollback(arguments: argparse.Namespace) -> int:
     else:
         said = f"{left} is no longer current; " + (f"{now} is" if now else "the reference answers")
     _say(f"{arguments.operator}: {said}")
-    return 0
-
-
-def _diff(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.promote.library_commands import diff_lines
-
-    for line in diff_lines(_writer(arguments), arguments.operator, arguments.old, arguments.new):
-        _say(line)
     return 0
 
 

@@ -1,21 +1,18 @@
-"""``tilewright library``: list, verify, roll back, compare and clean what has been promoted."""
+"""``tilewright library``: list, verify, roll back and clean what has been promoted."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from tilewright.evolve.campaign.targets import require_usable
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
-from tilewright.evolve.promote.library_writer import MAKING, TEMPORARY, LibraryError, LibraryWriter
+from tilewright.evolve.promote.library_writer import MAKING, TEMPORARY, Finding, LibraryError, LibraryWriter
 from tilewright.evolve.promote.recheck import recheck_operator
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.targets import UnknownTarget, load_target
@@ -25,14 +22,6 @@ TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
 """Relative difference between a receipt's figure and its repetition that is still the same."""
 
 TEST_SECONDS = 600
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of a verification, and whether it is as it should be."""
-
-    good: bool
-    sentence: str
 
 
 def list_lines(writer: LibraryWriter) -> Iterator[str]:
@@ -156,13 +145,11 @@ def _run_again(
     for kernel, reason in found.failed.items():
         yield Finding(False, f"{operator}: kernel {kernel} fails here: {reason} ({target}).")
     for region in found.dropped:
-        if region.genome not in found.failed:
-            yield Finding(True, f"{operator}: no suite times {region.workload} any more ({target}).")
+        if region["kernel"] not in found.failed:
+            yield Finding(True, f"{operator}: no suite times {region['workload']} any more ({target}).")
     for served in found.served:
-        if served.region.genome in found.failed:
-            continue
-        shape, seconds = f"{operator}: {served.region.workload}", served.figures.seconds
-        if served.change is None or served.region.promised is None:
+        shape, seconds = f"{operator}: {served.region['workload']}", served.figures.seconds
+        if served.change is None or served.promised is None:
             told = (
                 f"{shape} passes its gates; its receipt has no figure of today's time model to compare with"
             )
@@ -171,7 +158,7 @@ def _run_again(
         yield Finding(
             abs(served.change) <= TOLERANCE[found.target.kind],
             f"{shape} takes {seconds * 1e6:.2f} us, the receipt says "
-            f"{served.region.promised['seconds'] * 1e6:.2f} us ({target}, {found.kind}).",
+            f"{served.promised['seconds'] * 1e6:.2f} us ({target}, {found.kind}).",
         )
 
 
@@ -231,53 +218,3 @@ def collect(writer: LibraryWriter, keep: int) -> list[str]:
                 part.unlink()
         writer.update_runtime()
     return removed
-
-
-def diff_lines(writer: LibraryWriter, operator: str, old: str | None, new: str | None) -> Iterator[str]:
-    """Figures, dispatch and sources of two versions side by side; by default the current one and what it replaced."""
-    after, receipt, dispatch = writer.version(operator, new)
-    if old is None:
-        made = [
-            e
-            for e in writer.index(operator)["history"]
-            if e["version"] == after and e.get("action") in MAKING
-        ]
-        old = made[-1]["previous"] if made else None
-        if old is None:
-            raise LibraryError(f"{operator}: version {after} replaced nothing; name two versions.")
-    before, old_receipt, old_dispatch = writer.version(operator, old)
-    yield f"{operator}: {before} -> {after}"
-    for target in sorted({*receipt["targets"], *old_receipt["targets"]}):
-        yield from _figures(target, old_receipt["targets"].get(target), receipt["targets"].get(target))
-    left, right = (_sources(writer, operator, v, d) for v, d in ((before, old_dispatch), (after, dispatch)))
-    for name in sorted({*left, *right}):
-        if left.get(name) != right.get(name):
-            yield from difflib.unified_diff(
-                left.get(name, []), right.get(name, []), f"{before}/{name}", f"{after}/{name}", lineterm=""
-            )
-
-
-def _figures(target: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Iterator[str]:
-    before = {s["workload"]: s for s in old["shapes"]} if old else {}
-    after = {s["workload"]: s for s in new["shapes"]} if new else {}
-    for workload in dict.fromkeys((*before, *after)):
-        left, right = (
-            f"{s[workload]['seconds'] * 1e6:.2f} us" if workload in s else "none" for s in (before, after)
-        )
-        kind = (after.get(workload) or before[workload])["kind"]
-        models = [s[workload].get("model_version", "unrecorded") for s in (before, after) if workload in s]
-        apart = f" by time models {models[0]} and {models[1]}, not comparable" if len(set(models)) > 1 else ""
-        yield f"  {workload}: {left} -> {right} ({target}, {kind}{apart})"
-
-
-def _sources(
-    writer: LibraryWriter, operator: str, version: str, dispatch: Mapping[str, Any]
-) -> dict[str, list[str]]:
-    """Kernel sources by target and number, so that kernels of one place are compared with each other."""
-    found = {}
-    for target, entry in dispatch["targets"].items():
-        for number, kernel in enumerate(entry["kernels"].values()):
-            text = writer.file(operator, version, kernel["file"], kernel["sha256"]).decode("utf-8")
-            params = [f"# {name} = {value!r}" for name, value in sorted(kernel["params"].items())]
-            found[f"{target}/{number}"] = [*text.splitlines(), *params]
-    return found

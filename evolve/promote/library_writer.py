@@ -38,6 +38,14 @@ class LibraryError(UserError):
 
 
 @dataclass(frozen=True)
+class Finding:
+    """One line of a verification, and whether it is as it should be."""
+
+    good: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
 class LibraryWriter:
     """One package in a library folder."""
 

@@ -1,15 +1,15 @@
 """``tilewright library recheck``: what a library serves, verified and timed again on the device and toolchain here.
 
 Every kernel of the current version is a contender of its own: it answers the gates again, on new inputs, and is timed
-on the shapes it serves. One that fails is replaced by what served its shapes before, if that passes; else the shapes
-are dropped, and the rule of dispatch or the reference serves them. The result is a new version whose receipt says what
-was verified where. Shapes that take more than ``LOSS`` longer than their receipt promised are told, and a campaign may
-refill them (``evolve.promote.refill``).
+on the shapes it serves. The shapes of one that fails are dropped; the rule of dispatch or the reference serves them.
+The result is a new version whose receipt says what was verified where. Shapes that take more than ``LOSS`` longer than
+their receipt promised are told.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,15 +20,32 @@ from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.judge import own_figures
-from tilewright.evolve.promote.library_writer import MAKING, LibraryError, LibraryWriter
-from tilewright.evolve.promote.serving import checked_shapes
-from tilewright.evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verified, verify
-from tilewright.evolve.promote.version_files import device_key
+from tilewright.evolve.promote.library_writer import Finding, LibraryError, LibraryWriter
+from tilewright.evolve.promote.serving import checked_shapes, timed_workloads
+from tilewright.evolve.promote.verify import (
+    ComparingEvaluator,
+    Contender,
+    Refusal,
+    Verified,
+    served_within,
+    verify,
+)
+from tilewright.evolve.promote.version_files import (
+    Files,
+    device_key,
+    device_names,
+    json_bytes,
+    toolchain_ranges,
+    what_was_verified,
+    with_shares,
+)
+from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
-from tilewright.library import store
-from tilewright.seeds.operator import Workload
+from tilewright.library import dispatch_rule as rule
+from tilewright.library import plan_shelf, store
 
 LOSS = 0.03
 """Share of the promised time beyond which a shape counts as slower here."""
@@ -36,89 +53,52 @@ LOSS = 0.03
 ROUNDS = 1
 """Rounds of all kinds of inputs on all checked shapes; a promotion, which others rely on, makes more."""
 
-OLDER = 3
-"""Earlier versions whose kernels may come back."""
-
 MOST_JOBS = 1000
 """Jobs that verifying one kernel may take: numbers kept apart, since a refusal leaves some under way."""
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A kernel that may serve a region: its entry in a table, its file, and what a receipt says of it.
-
-    ``name``: as table and receipts call it. ``fault``: why its file cannot be used.
-    """
-
-    name: str
-    genome: Genome
-    entry: Mapping[str, Any]
-    data: bytes
-    version: str
-    candidate: Mapping[str, Any]
-    fault: str | None = None
-
-
-@dataclass(frozen=True)
-class Region:
-    """A shape of the table as found: who served it, what its receipt promised, and who else may serve it."""
-
-    workload: str
-    dims: Mapping[str, int]
-    genome: str
-    promised: Mapping[str, Any] | None
-    offers: tuple[Offer, ...]
+Region = Mapping[str, Any]
+"""A shape of a dispatch table with the kernel that serves it."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A shape that a kernel has passed on, with its figures here."""
+    """A shape that its kernel has passed on, with its figures here and what the receipt before ``promised``."""
 
     region: Region
-    offer: Offer
     figures: WorkloadFigures
     interval: tuple[float, float]
-    suite: str
+    promised: Mapping[str, Any] | None
 
     @property
     def change(self) -> float | None:
-        """Seconds here over those promised, less one; None where no figure compares: another kernel or time model."""
-        promised = self.region.promised
-        if promised is None or self.region.genome != self.offer.name:
+        """Seconds here over those promised, less one; None where no figure of the same time model compares."""
+        if self.promised is None or self.promised.get("model_version") != self.figures.model_version:
             return None
-        if promised.get("model_version") != self.figures.model_version:
-            return None
-        return float(self.figures.seconds / promised["seconds"] - 1)
+        return float(self.figures.seconds / self.promised["seconds"] - 1)
 
 
 @dataclass
 class Found:
     """All that a recheck found of one operator on one target.
 
-    ``failed``: kernel to reason. ``dropped``: regions nobody serves any more. ``verified``: by kernel. ``entry_name``:
-    the table's name for the target. ``constants``: what legality may name, of operator and target. ``emptied``: suites
-    of dropped regions. ``campaign_operator``: the operator as campaigns name it, which may be a path.
+    ``entry_name``: the table's name for the target. ``constants``: what legality may name, of operator and target.
+    ``dropped``: regions nobody serves any more. ``failed``: kernel to reason. ``verified``: by kernel.
     """
 
     operator: str
     entry_name: str
     version: str
     target: Target
-    kind: str
     constants: Mapping[str, float]
-    campaign_operator: str
     served: list[Served] = field(default_factory=list)
     dropped: list[Region] = field(default_factory=list)
-    emptied: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     verified: dict[str, Verified] = field(default_factory=dict)
-    next_job: int = 0
 
     @property
-    def replaced(self) -> list[Served]:
-        return [s for s in self.served if s.offer.name != s.region.genome]
+    def kind(self) -> str:
+        return self.target.kind.value
 
     @property
     def slower(self) -> list[Served]:
@@ -135,10 +115,26 @@ class Found:
         parts = [told.pop("device")] if "device" in told else []
         return ", ".join([*parts, *(f"{name} {version}" for name, version in sorted(told.items()))])
 
-    @property
-    def suites(self) -> tuple[str, ...]:
-        """Suites whose shapes a campaign should fill again."""
-        return tuple(dict.fromkeys((*self.emptied, *(s.suite for s in (*self.replaced, *self.slower)))))
+
+def recheck_library(
+    writer: LibraryWriter, operator: str | None, target: str, make: MakeEvaluator, say: Say
+) -> Iterator[Finding]:
+    """Findings on every operator that serves ``target``, the library changed as they say. Raises UserError."""
+    names = [operator] if operator is not None else writer.operators()
+    if not names:
+        raise LibraryError(f"--library: nothing is promoted in {writer.root}.")
+    any_there = False
+    for name in names:
+        if operator is None and writer.index(name)["current"] is None:
+            continue
+        found = recheck_operator(writer, name, target, make, say)
+        if found is None and operator is not None:
+            raise UserError(f"--target: {name} is not promoted for {target}.")
+        if found is not None:
+            any_there = True
+            yield from _findings(found, _write(writer, found))
+    if not any_there:
+        raise UserError(f"--target: nothing in {writer.root} is promoted for {target}.")
 
 
 def recheck_operator(
@@ -153,113 +149,84 @@ def recheck_operator(
     name = _entry_name(dispatch, wanted)
     if name is None:
         return None
-    campaign = receipt["targets"][name]["campaign"]
+    entry, told = dispatch["targets"][name], receipt["targets"][name]
+    campaign = told["campaign"]
     first = _resolve_suite(campaign["operator"], wanted.name, campaign["suite"])
     constants = {**first.operator.constants, **first.target.constants}
-    found = Found(operator, name, version, wanted, wanted.kind.value, constants, campaign["operator"])
-    regions = _regions(writer, operator, version, name)
-    by_suite: dict[str, list[Region]] = {}
-    for region in regions:
+    found = Found(operator, name, version, wanted, constants)
+    promises = {(s["workload"], s["genome"]): {"model_version": None, **s} for s in told["shapes"]}
+    suites: dict[str, dict[str, list[Region]]] = {}
+    for region in entry["regions"]:
         suite = _suite_of(first, region)
         if suite is None:
-            found.dropped.append(region)
-            say(f"{operator}: {region.workload} is in no suite of {campaign['operator']} any more")
+            say(f"{operator}: {region['workload']} is in no suite of {campaign['operator']} any more")
         else:
-            by_suite.setdefault(suite, []).append(region)
-    while by_suite:
-        for suite, group in by_suite.items():
-            resolved = _resolve_suite(campaign["operator"], wanted.name, suite)
-            evaluator = make(resolved)
-            try:
-                _recheck_suite(found, resolved, group, evaluator, say)
-            finally:
-                evaluator.close()
-        # a kernel that failed on one suite's shapes serves another's no more
-        again = [s for s in found.served if s.offer.name in found.failed]
-        found.served = [s for s in found.served if s not in again]
-        by_suite = {}
-        for served in again:
-            by_suite.setdefault(served.suite, []).append(served.region)
-    order = {region.workload: number for number, region in enumerate(regions)}
-    found.served.sort(key=lambda s: order[s.region.workload])
-    for genome in found.failed:
-        found.verified.pop(genome, None)
+            suites.setdefault(suite, {}).setdefault(region["kernel"], []).append(region)
+    genomes = _genomes(writer, found, entry["kernels"])
+    first_job = 0
+    for suite, kernels in suites.items():
+        resolved = _resolve_suite(campaign["operator"], wanted.name, suite)
+        evaluator = make(resolved)
+        try:
+            for kernel, regions in kernels.items():
+                if kernel not in found.failed:
+                    first_job += MOST_JOBS
+                    _check(found, resolved, genomes[kernel], regions, promises, evaluator, say, first_job)
+        finally:
+            evaluator.close()
+    # a kernel that failed on one suite's shapes serves another's no more
+    served = {s.region["workload"]: s for s in found.served if s.region["kernel"] not in found.failed}
+    found.served = [served[r["workload"]] for r in entry["regions"] if r["workload"] in served]
+    found.dropped = [r for r in entry["regions"] if r["workload"] not in served]
+    for kernel in found.failed:
+        found.verified.pop(kernel, None)
     return found
 
 
-def _recheck_suite(
-    found: Found, resolved: Resolved, regions: Sequence[Region], evaluator: ComparingEvaluator, say: Say
-) -> None:
-    """Verify the first kernel of each region that has not failed, until every region has one or none is left."""
-    left = list(regions)
-    while left:
-        groups: dict[str, tuple[Offer, list[Region]]] = {}
-        for region in left:
-            offer = _next(found, resolved, region)
-            if offer is None:
-                found.dropped.append(region)
-                found.emptied.append(resolved.suite.name)
-            else:
-                groups.setdefault(offer.name, (offer, []))[1].append(region)
-        left = []
-        for offer, group in groups.values():
-            served = _check_offer(found, resolved, offer, group, evaluator, say)
-            if served is None:
-                left += group
-            else:
-                found.served += served
-
-
-def _check_offer(
+def _check(
     found: Found,
     resolved: Resolved,
-    offer: Offer,
+    genome: Genome,
     regions: Sequence[Region],
+    promises: Mapping[tuple[str, str], Mapping[str, Any]],
     evaluator: ComparingEvaluator,
     say: Say,
-) -> list[Served] | None:
-    """One kernel on the shapes it serves; None, with a reason in ``found``, where it fails."""
-    genome = offer.genome
-    only = checked_shapes(resolved, genome, {region.workload for region in regions})
-    contender = Contender(f"kernel {offer.name}", genome, only=only)
-    found.next_job += MOST_JOBS
-    try:
-        verification = verify(resolved, [contender], [], evaluator, say, ROUNDS, found.next_job)
-    except Refusal as error:
-        reason = str(error).removeprefix("promotion refused: ").removeprefix(f"{contender.name} ")
-        found.failed[offer.name] = reason.rstrip(".")
-        return None
+    first_job: int,
+) -> None:
+    """One kernel on the shapes it serves; where it fails, the reason goes to ``found``."""
+    kernel, asked = regions[0]["kernel"], {region["workload"] for region in regions}
+    illegal = (objection(resolved, genome, w) for w in timed_workloads(resolved) if w.id in asked)
+    reason = next(filter(None, illegal), None)
+    contender = Contender(f"kernel {kernel}", genome, only=checked_shapes(resolved, genome, asked))
+    if reason is None:
+        try:
+            verification = verify(resolved, [contender], [], evaluator, say, ROUNDS, first_job)
+        except Refusal as error:
+            reason = str(error).removeprefix("promotion refused: ").removeprefix(f"{contender.name} ")
+    if reason is not None:
+        found.failed[kernel] = reason.rstrip(".")
+        return
     verified = verification.found[contender.name]
-    earlier = found.verified.get(offer.name)
-    if earlier is not None:
+    if (earlier := found.verified.get(kernel)) is not None:
         verified.seeds[:0], verified.evaluations[:0] = earlier.seeds, earlier.evaluations
-    found.verified[offer.name] = verified
-    return [
-        Served(
-            region,
-            offer,
-            *own_figures(verified, region.workload, verification.comparison),
-            resolved.suite.name,
-        )
-        for region in regions
-    ]
+    found.verified[kernel] = verified
+    for region in regions:
+        figures, interval = own_figures(verified, region["workload"], verification.comparison)
+        found.served.append(Served(region, figures, interval, promises.get((region["workload"], kernel))))
 
 
-def _next(found: Found, resolved: Resolved, region: Region) -> Offer | None:
-    """The first kernel for a region that is sound, legal and has not failed; the others' reasons go to ``found``."""
-    workload = next(w for w in _timed_workloads(resolved) if w.id == region.workload)
-    for offer in region.offers:
-        if offer.name in found.failed:
-            continue
-        reason = offer.fault or objection(resolved, offer.genome, workload)
-        if reason is None:
-            return offer
-        if offer.name == region.genome:
-            found.failed[offer.name] = reason.rstrip(".")
-    return None
-
-
-# -- what was served ---------------------------------------------------------------------------------
+def _genomes(
+    writer: LibraryWriter, found: Found, kernels: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Genome]:
+    """Kernels by name; one whose file is damaged has failed."""
+    genomes = {}
+    for name, entry in kernels.items():
+        try:
+            data = writer.file(found.operator, found.version, entry["file"], entry["sha256"])
+            genomes[name] = Genome(data.decode("utf-8"), entry["params"])
+        except LibraryError as error:
+            found.failed[name] = str(error).rstrip(".")
+    return genomes
 
 
 def _target(name: str) -> Target:
@@ -288,18 +255,8 @@ def _entry_name(dispatch: Mapping[str, Any], target: Target) -> str | None:
 
 
 def _resolve_suite(operator: str, target: str, suite: str) -> Resolved:
-    data = {
-        "name": "recheck",
-        "operator": operator,
-        "target": target,
-        "suite": suite,
-        "budget": {"evaluations": 1},
-    }
-    return resolve(parse_config(data))
-
-
-def _timed_workloads(resolved: Resolved) -> list[Workload]:
-    return list(dict.fromkeys((*resolved.suite.workloads, *resolved.suite.final)))
+    data = {"name": "recheck", "operator": operator, "target": target, "suite": suite}
+    return resolve(parse_config({**data, "budget": {"evaluations": 1}}))
 
 
 def _suite_of(resolved: Resolved, region: Region) -> str | None:
@@ -307,83 +264,189 @@ def _suite_of(resolved: Resolved, region: Region) -> str | None:
     for suite in (resolved.suite, *resolved.operator.suites.values()):
         # side by side on a device are the suite's own workloads only
         timed = suite.workloads if resolved.target.measured else (*suite.workloads, *suite.final)
-        if any(w.id == region.workload and dict(w.dims) == dict(region.dims) for w in timed):
+        if any(w.id == region["workload"] and dict(w.dims) == dict(region["dims"]) for w in timed):
             return suite.name
     return None
 
 
-def _regions(writer: LibraryWriter, operator: str, version: str, target: str) -> list[Region]:
-    """The table's regions in order, each with its kernel and those that served its shape in earlier versions."""
-    history = [(version, *writer.version(operator, version)[1:]), *_earlier(writer, operator, version)]
-    found = []
-    for region in history[0][2]["targets"][target]["regions"]:
-        offers = dict(_offers(writer, operator, target, region, history))
-        promised = _promise_of(history, target, region)
-        found.append(
-            Region(region["workload"], region["dims"], region["kernel"], promised, tuple(offers.values()))
+# -- what is said ------------------------------------------------------------------------------------
+
+
+def _findings(found: Found, version: str | None) -> Iterator[Finding]:
+    """What a recheck found, a sentence each; not good is only what no kernel serves any more."""
+    where, operator = f"{found.entry_name}, {found.kind}", found.operator
+    for kernel, reason in found.failed.items():
+        lost = ", ".join(r["workload"] for r in found.dropped if r["kernel"] == kernel)
+        left = f"; no kernel serves {lost}: run a campaign and promote its winner" if lost else ""
+        yield Finding(not lost, f"{operator}: kernel {kernel} is no longer served: {reason}{left}.")
+    for region in found.dropped:
+        if region["kernel"] not in found.failed:
+            yield Finding(
+                True,
+                f"{operator}: {region['workload']} is in no suite any more, so that nothing can verify it: it is no "
+                "entry now, and is served as any other shape between entries.",
+            )
+    for served in found.slower:
+        assert served.change is not None and served.promised is not None
+        yield Finding(
+            True,
+            f"{operator}: {served.region['workload']} takes {served.figures.seconds * 1e6:.2f} us here, "
+            f"{100 * served.change:.1f} % more than the {served.promised['seconds'] * 1e6:.2f} us of its receipt "
+            f"({where}).",
         )
-    return found
+    yield Finding(True, f"{operator}: {_summary(found, version)} ({where}).")
 
 
-Version = tuple[str, dict[str, Any], dict[str, Any]]
+def _summary(found: Found, version: str | None) -> str:
+    if version is None:
+        return "no kernel passes; the reference answers"
+    said = f"{len(found.served)} shapes of {len(found.verified)} kernels verified and timed on {found.where}"
+    changes = [s.change for s in found.served if s.change is not None]
+    if changes:
+        mean = 100 * (math.exp(sum(math.log1p(c) for c in changes) / len(changes)) - 1)
+        said += f", {mean:+.1f} % against their receipts in the geometric mean, {100 * max(changes):+.1f} % at most"
+    if (untold := len(found.served) - len(changes)) > 0:
+        said += f", {untold} without a figure to compare with"
+    return f"{said}; version {version}"
 
 
-def _earlier(writer: LibraryWriter, operator: str, version: str) -> list[Version]:
-    """Versions that ``version`` replaced, the latest first, as far as they are there and sound."""
-    made = [e for e in writer.index(operator)["history"] if e.get("action") in MAKING]
-    replaced = {e["version"]: e["previous"] for e in made}
-    found: list[Version] = []
-    seen, at = {version}, replaced.get(version)
-    while at is not None and at not in seen:
-        seen.add(at)
-        with contextlib.suppress(LibraryError):  # collected as garbage, or damaged
-            found.append(writer.version(operator, at))
-        at = replaced.get(at)
-    return found
+# -- the version that is written ---------------------------------------------------------------------
 
 
-def _offers(
+def _write(writer: LibraryWriter, found: Found) -> str | None:
+    """Write what was found as a new version; its id, None where nothing is left to serve. Raises LibraryError.
+
+    A library that was changed meanwhile is left as it is (Refusal).
+    """
+    note: dict[str, Any] = {
+        "action": "recheck",
+        "target": found.entry_name,
+        "rechecked_on": found.where,
+        "failed": dict(sorted(found.failed.items())),
+        "dropped": [region["workload"] for region in found.dropped],
+        "slower": {s.region["workload"]: s.change for s in found.slower},
+    }
+    with writer.writing():
+        if writer.index(found.operator)["current"] != found.version:
+            raise Refusal(f"{found.operator} was changed while it was rechecked; recheck it again.")
+        _, receipt, dispatch = writer.version(found.operator, found.version)
+        others = {n: e for n, e in dispatch["targets"].items() if n != found.entry_name}
+        if not found.served and not others:
+            writer.point(found.operator, None, note)
+            return None
+        files, told = _version_files(writer, found, receipt, dispatch, others)
+        return writer.add(found.operator, files, told, note)
+
+
+def _version_files(
     writer: LibraryWriter,
-    operator: str,
-    target: str,
-    region: Mapping[str, Any],
-    history: Sequence[Version],
-) -> Iterator[tuple[str, Offer]]:
-    """(genome, offer): the kernel that serves a region, then those of versions with others, at most ``OLDER``."""
-    dims = region["dims"]
-    seen: set[str] = set()
-    for version, receipt, dispatch in history:
-        if target not in dispatch["targets"]:
-            continue
-        place = writer.place(operator) / "versions" / version
-        table = store.table(operator, target, dispatch, place)
-        if not seen:
-            name = region["kernel"]
-        else:
-            try:
-                name = table.choose(tuple(dims[n] for n in table.dimensions)).kernel.name
-            except store.NotServed:
-                continue
-        if name in seen or len(seen) > OLDER:
-            continue
-        seen.add(name)
-        entry = dispatch["targets"][target]["kernels"][name]
-        candidates = receipt["targets"][target]["candidates"]
-        candidate = next((c for c in candidates if c["genome"] == name), {"genome": name})
-        try:
-            data, fault = writer.file(operator, version, entry["file"], entry["sha256"]), None
-        except LibraryError as error:
-            data, fault = b"", str(error)
-        genome = Genome(data.decode("utf-8"), entry["params"])
-        yield name, Offer(name, genome, entry, data, version, candidate, fault)
+    found: Found,
+    receipt: Mapping[str, Any],
+    dispatch: Mapping[str, Any],
+    others: Mapping[str, Any],
+) -> tuple[Files, dict[str, Any]]:
+    name = found.entry_name
+    targets, receipts = dict(others), {n: r for n, r in receipt["targets"].items() if n != name}
+    if found.served:
+        receipts[name] = _receipt(found, receipt["targets"][name])
+        targets[name] = _entry(found, dispatch["targets"][name], receipts[name]["shapes"])
+    files = _kept_files(writer, found, receipt, targets)
+    files[store.DISPATCH] = json_bytes(
+        {**dispatch, "rule": rule.TEXT, "targets": dict(sorted(targets.items()))}
+    )
+    if not found.served:
+        lines = files[store.TEST].decode().splitlines(keepends=True)
+        files[store.TEST] = "".join(line for line in lines if not line.startswith(f'    ("{name}",')).encode()
+    plans = {n: told for n, told in receipt.get("plans", {}).items() if n in files}
+    told = {k: v for k, v in receipt.items() if k not in ("files", "plans")}
+    return files, {**told, "targets": receipts, **({"plans": plans} if plans else {})}
 
 
-def _promise_of(
-    history: Sequence[Version], target: str, region: Mapping[str, Any]
-) -> Mapping[str, Any] | None:
-    """What the latest receipt that timed this kernel on this shape says of it."""
-    for _, receipt, _ in history:
-        for shape in receipt["targets"].get(target, {"shapes": ()})["shapes"]:
-            if shape["workload"] == region["workload"] and shape["genome"] == region["kernel"]:
-                return {"model_version": None, **shape}
-    return None
+def _kept_files(
+    writer: LibraryWriter, found: Found, receipt: Mapping[str, Any], targets: Mapping[str, Any]
+) -> Files:
+    """Files of the version before that hold still: no kernel without a table, no plans of another compiler."""
+    _, _, dispatch = writer.version(found.operator, found.version)
+    before, now = (
+        {k["file"] for entry in tables.values() for k in entry["kernels"].values()}
+        for tables in (dispatch["targets"], targets)
+    )
+    compiler = toolchain_ranges(found.verified.values()).get("triton", ("", ""))[0]
+    kept = {}
+    for name, sha256 in receipt["files"].items():
+        if name in before - now:
+            continue
+        data = writer.file(found.operator, found.version, name, sha256)
+        pack = name.startswith(f"{store.PACK}{found.entry_name}_")
+        if pack and plan_shelf.Pack(data, name).toolchain.get("triton", "").split("+")[0] != compiler:
+            continue
+        kept[name] = data
+    return kept
+
+
+def _entry(found: Found, old: Mapping[str, Any], shapes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    kernels = {}
+    for name, verified in found.verified.items():
+        mine = [s.region["dims"] for s in found.served if s.region["kernel"] == name]
+        source = verified.contender.genome.source
+        limits = [*read_declarations(source).constraints, *served_within(verified.evaluations, mine)]
+        kernels[name] = {**old["kernels"][name], "constraints": limits}
+    return {
+        **old,
+        "toolchain": toolchain_ranges(found.verified.values()),
+        "constants": dict(found.constants),
+        "reach": rule.REACH,
+        "devices": sorted(device_names(found.verified.values())),
+        "kernels": kernels,
+        "regions": with_shares([s.region for s in found.served], shapes),
+    }
+
+
+def _receipt(found: Found, old: Mapping[str, Any]) -> dict[str, Any]:
+    """The old receipt's campaign and gain, with candidates and shapes as they were found here."""
+    origins = {candidate["genome"]: candidate for candidate in old["candidates"]}
+    return {
+        **old,
+        "candidates": [
+            {
+                "genome": name,
+                "params": dict(verified.contender.genome.params),
+                **origins.get(name, {}),
+                **what_was_verified(verified),
+            }
+            for name, verified in found.verified.items()
+        ],
+        "shapes": [_shape(found, served) for served in found.served],
+        "rechecked": {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "version": found.version,
+            "target": found.target.name,
+            "on": found.where,
+            "tilewright": {"version": version(), "commit": commit()},
+            "failed": dict(sorted(found.failed.items())),
+            "dropped": [region["workload"] for region in found.dropped],
+        },
+    }
+
+
+def _shape(found: Found, served: Served) -> dict[str, Any]:
+    """A shape's figures here. ``before``: what the version before promised, ``change``: seconds here over that, less
+    one, None where the figures do not compare."""
+    region, figures, promised = served.region, served.figures, served.promised or {}
+    origin = ("campaign", "suite", "gain", "gain_interval", "incumbent")
+    before = ("seconds", "seconds_interval", "model_version")
+    return {
+        **{k: promised[k] for k in origin if k in promised},
+        "workload": region["workload"],
+        "dims": dict(region["dims"]),
+        "genome": region["kernel"],
+        "kind": found.kind,
+        "seconds": figures.seconds,
+        "seconds_interval": list(served.interval),
+        "model_version": figures.model_version,
+        "rate": figures.rate,
+        "unit": figures.unit,
+        "roofline_fraction": figures.roofline_fraction,
+        "before": {"genome": region["kernel"], **{k: promised[k] for k in before if k in promised}},
+        "change": served.change,
+    }

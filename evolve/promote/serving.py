@@ -33,7 +33,7 @@ def nominees(nomination: Nomination, names: Mapping[str, str]) -> list[Contender
     resolved, contenders = nomination.resolved, []
     for candidate in nomination.candidates:
         genome, name = candidate.genome, names[candidate.genome.id]
-        mine = [w for w in _timed_workloads(resolved) if nomination.genome_for(w.id) == genome.id]
+        mine = [w for w in timed_workloads(resolved) if nomination.genome_for(w.id) == genome.id]
         for workload in mine:
             if (reason := objection(resolved, genome, workload)) is not None:
                 raise Refusal(
@@ -63,7 +63,7 @@ def incumbents(
     resolved = nomination.resolved
     serving: dict[str, str] = {}
     found: dict[str, tuple[Contender, set[str]]] = {}
-    for workload in _timed_workloads(resolved):
+    for workload in timed_workloads(resolved):
         contender = _dispatch_choice(resolved, table, workload) or _baseline(resolved, against)
         name = names.get(contender.genome.id, contender.name)
         serving[workload.id] = name
@@ -74,13 +74,14 @@ def incumbents(
     ]
 
 
-def _timed_workloads(resolved: Resolved) -> Sequence[Workload]:
+def timed_workloads(resolved: Resolved) -> Sequence[Workload]:
+    """What a campaign's suite times, its final workloads last."""
     return list(dict.fromkeys((*resolved.suite.workloads, *resolved.suite.final)))
 
 
 def checked_shapes(resolved: Resolved, genome: Genome, served: Collection[str]) -> frozenset[str]:
     """Ids of what is served, and of those checked shapes, legal ones, that are not among the timed."""
-    return frozenset(served) | (legal_shapes(resolved, genome) - {w.id for w in _timed_workloads(resolved)})
+    return frozenset(served) | (legal_shapes(resolved, genome) - {w.id for w in timed_workloads(resolved)})
 
 
 def _dispatch_choice(resolved: Resolved, table: store.Table | None, workload: Workload) -> Contender | None:

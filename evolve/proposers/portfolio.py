@@ -50,20 +50,6 @@ PRIOR: Mapping[str, float] = {"parameters": 0.1, "crossover": 0.1}
 """Credit expected of a proposer without evidence, relative to the average of all; 1 for others. Moves that
 learn nothing are presumed to be worth less than those of a model."""
 
-RISING = "local_search"
-"""The proposer that trusts no model: its share is nothing but the floor while the best improves, and rises without
-improvement."""
-
-RISING_AFTER = 10.0
-"""Evaluations without improvement that are nothing out of the ordinary."""
-
-RISING_MOST = 0.6
-RISING_HALF = 20.0
-"""Its share after ever so many more without improvement, and how many it takes to half of that."""
-
-PATIENT = 1e-3
-"""Relative gain that counts as improvement there."""
-
 FIRST_RATE = 0.2
 """The average presumed before any evidence, and how many evaluations that presumption weighs."""
 
@@ -92,9 +78,6 @@ class Portfolio:
     """The recent ones in ascending order."""
 
     _best: float | None = field(default=None, init=False)
-    _stale: float = field(default=0.0, init=False)
-    """Cost of the evaluations since the best improved."""
-
     _folded: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -122,12 +105,6 @@ class Portfolio:
         average = (credit + FIRST_TRIALS * FIRST_RATE) / (cost + FIRST_TRIALS)
         rates = {name: account.rate(average) ** SHARPNESS for name, account in self._accounts.items()}
         total = sum(rates.values())
-        if RISING in rates and len(rates) > 1:
-            stale = max(0.0, self._stale - RISING_AFTER)
-            share = RISING_MOST * stale / (stale + RISING_HALF)
-            others = total - rates[RISING]
-            rates[RISING] = others * share / (1.0 - share)
-            total = others + rates[RISING]
         free = 1.0 - FLOOR * len(rates)
         return {name: FLOOR + free * rate / total for name, rate in rates.items()}
 
@@ -143,9 +120,6 @@ class Portfolio:
             account.credit *= FADE
             account.cost *= FADE
         credit = self._credit(evaluation.fitness)
-        self._stale += STAGE_COST[evaluation.stage]
-        if evaluation.fitness is not None and evaluation.fitness > (self._best or 0.0) * (1.0 + PATIENT):
-            self._stale = 0.0
         if (owner := self._accounts.get(candidate.mutation.proposer)) is not None:
             owner.credit += credit
             owner.cost += STAGE_COST[evaluation.stage]

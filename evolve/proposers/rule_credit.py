@@ -40,9 +40,7 @@ EARLY_COST = 0.4
 
 KNOBS = (
     "vmem_limit",
-    "buffer_count",
     "widen_space",
-    "dimension_semantics",
     "launch_option",
     "range_option",
     "cache_hint",

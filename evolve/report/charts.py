@@ -1,4 +1,4 @@
-"""Convergence: the best fitness so far against evaluations or campaign time, of one campaign or of two."""
+"""Convergence: the best fitness so far against evaluations or campaign time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from enum import StrEnum
 
 from tilewright.evolve.report.data import CampaignData, Point
 from tilewright.evolve.report.page import chart, drawing, label, tag, title
-from tilewright.evolve.report.text import duration_text, rate_text, shorten
-from tilewright.fitness.evaluation import Verdict
+from tilewright.evolve.report.text import duration_text, rate_text
 from tilewright.seeds.operator import Scope
 
 WIDTH, HEIGHT = 860, 400
@@ -20,10 +19,6 @@ TICK = 10
 LABEL_GAP = 15
 BAR, BAR_STEP = 7.0, 10.0
 """Width of a reference's interval at the right edge, and from one to the next."""
-LETTER = 8.6
-"""Width of a letter in pixels, a little more than the mean of wide fonts."""
-NAME_LETTERS = 20
-"""Of a campaign's name beside its line."""
 
 Interval = tuple[float, float]
 """In the campaign's unit."""
@@ -79,39 +74,13 @@ def convergence_svg(data: CampaignData, axis: Axis = Axis.EVALUATIONS, *, standa
         text = label(WIDTH / 2, 40, "No candidate has passed every gate yet.", class_="middle quiet")
         return drawing(WIDTH, 80, name, text, standalone=standalone)
     lines = _references(data)
-    area = _area([data], lines, axis)
+    area = _area(data, lines, axis)
     best = records(passed)[-1].evaluation.fitness or 0.0
     labels = [(area.y(best), f"best {best:.4g}", "winner strong"), *_reference_labels(lines, area)]
     parts = [_axes(data, area), _failure_ticks(data, area), _bands(records(passed), lines, area)]
-    parts += [_dots(passed, area, "dots"), *(_dashes(line, area) for line in lines)]
+    parts += [_dots(passed, area), *(_dashes(line, area) for line in lines)]
     parts += [_best_line(data, passed, area), _edge_labels(labels)]
     return drawing(WIDTH, HEIGHT, name, *parts, standalone=standalone)
-
-
-def comparison_svg(
-    campaigns: tuple[CampaignData, CampaignData],
-    names: tuple[str, str],
-    axis: Axis = Axis.EVALUATIONS,
-) -> str:
-    """Both convergence lines on one pair of axes. Each campaign must have a candidate that passed."""
-    # a reference that both campaigns have with the same figure is drawn once
-    lines = list({(r.name, r.fitness): r for data in campaigns[::-1] for r in _references(data)}.values())
-    area = _area(campaigns, lines, axis)
-    parts, labels = [_axes(campaigns[0], area)], _reference_labels(lines, area)
-    parts += [_dashes(line, area) for line in lines]
-    key_x = WIDTH - sum(len(shorten(name, NAME_LETTERS)) * LETTER + 42 for name in names) + 42
-    for which, data, name in zip(("first", "second"), campaigns, names, strict=True):
-        passed = data.passed()
-        best = records(passed)[-1].evaluation.fitness or 0.0
-        end = area.x(max(axis.of(p) for p in data.points))
-        parts += [_dots(passed, area, f"dots {which}")]
-        parts += [tag("path", d=_best_path(records(passed), area, end), class_=f"best {which}")]
-        labels.append((area.y(best), f"best {best:.4g}", f"strong {which}"))
-        parts.append(tag("path", d=f"M{key_x - 26:.1f} 12h20", class_=f"best {which}"))
-        parts.append(label(key_x, 16, shorten(name, NAME_LETTERS), class_=f"strong {which}"))
-        key_x += len(shorten(name, NAME_LETTERS)) * LETTER + 42
-    name = f"{names[0]} against {names[1]}: fitness against {axis.value}"
-    return drawing(WIDTH, HEIGHT, name, *parts, _edge_labels(labels))
 
 
 def switched_charts(pictures: dict[Axis, str]) -> str:
@@ -147,12 +116,12 @@ def ticks(low: float, high: float, count: int = 5) -> Sequence[float]:
     return [n * step for n in range(first, last + 1)]
 
 
-def _area(campaigns: Sequence[CampaignData], lines: Sequence[Reference], axis: Axis) -> PlotArea:
+def _area(data: CampaignData, lines: Sequence[Reference], axis: Axis) -> PlotArea:
     """An area that all figures and the references' intervals fit into."""
-    values = [p.evaluation.fitness or 0.0 for data in campaigns for p in data.passed()]
+    values = [p.evaluation.fitness or 0.0 for p in data.passed()]
     values += [end for line in lines for end in (line.fitness, *(line.interval or ()))]
     margin = (max(values) - min(values)) * 0.06 or max(values) * 0.05
-    high_x = max(1.0, *(axis.of(p) for data in campaigns for p in data.points)) * 1.01
+    high_x = max(1.0, *(axis.of(p) for p in data.points)) * 1.01
     return PlotArea(high_x, max(0.0, min(values) - margin), max(values) + margin, axis)
 
 
@@ -190,7 +159,7 @@ def _axes(data: CampaignData, area: PlotArea) -> str:
 def _failure_ticks(data: CampaignData, area: PlotArea) -> str:
     """One tick below the axis for every evaluation that failed."""
     top = HEIGHT - BOTTOM + 3
-    failed = [p for p in data.points if p.evaluation.verdict is not Verdict.OK]
+    failed = [p for p in data.points if p.evaluation.failed]
     path = "".join(f"M{area.x(area.axis.of(p)):.1f} {top}v{TICK}" for p in failed)
     if not path:
         return ""
@@ -198,9 +167,9 @@ def _failure_ticks(data: CampaignData, area: PlotArea) -> str:
     return tag("path", title(f"{len(failed)} evaluations failed"), d=path, class_="fails") + count
 
 
-def _dots(passed: Sequence[Point], area: PlotArea, class_: str) -> str:
+def _dots(passed: Sequence[Point], area: PlotArea) -> str:
     path = "".join("M{:.1f} {:.1f}h0".format(*area.at(p)) for p in passed)
-    return tag("path", d=path, class_=class_)
+    return tag("path", d=path, class_="dots")
 
 
 def _dashes(line: Reference, area: PlotArea) -> str:
@@ -209,23 +178,15 @@ def _dashes(line: Reference, area: PlotArea) -> str:
     )
 
 
-def _best_path(steps: Sequence[Point], area: PlotArea, end: float) -> str:
-    """The line of the best so far, to ``end`` in pixels, as data of a path."""
-    path = ""
-    for point in steps:
-        x, y = area.at(point)
-        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-    return path + f"H{round(end, 1):g}"
-
-
 def _best_line(data: CampaignData, passed: Sequence[Point], area: PlotArea) -> str:
-    steps, marks = records(passed), []
-    for point in steps:
+    path, marks = "", []
+    for point in records(passed):
         reached = rate_text(point.evaluation.fitness or 0.0, data.unit)
         tip = f"candidate {point.candidate.index}: {reached}, {point.candidate.mutation.detail}"
         x, y = area.at(point)
+        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
         marks.append(tag("circle", title(tip), cx=x, cy=y, r=4.5, class_="step"))
-    return tag("path", d=_best_path(steps, area, WIDTH - RIGHT), class_="best") + "".join(marks)
+    return tag("path", d=f"{path}H{WIDTH - RIGHT}", class_="best") + "".join(marks)
 
 
 def _bands(steps: Sequence[Point], lines: Sequence[Reference], area: PlotArea) -> str:

@@ -29,7 +29,6 @@ from tilewright.evolve.report.page import (
 )
 from tilewright.evolve.report.roofline import roofline, roofline_svg
 from tilewright.evolve.report.text import duration_text, percent_text, rate_text, speed_text, time_text
-from tilewright.evolve.report.timeline import seed_and_winner_timelines, timeline_svg
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
 
@@ -73,7 +72,7 @@ def render(data: CampaignData) -> str:
         section("Verdicts", tables.verdicts_section(data) if data.points else ""),
         section("Credit of proposers and rules", _credit(data)),
         section("Lineage of the winner", _lineage(data)),
-        section("Where the kernel's time goes", _timelines(data) + tables.diagnosis_section(data)),
+        section("Where the kernel's time goes", tables.diagnosis_section(data)),
         section("Winner", _winner(data)),
         section("Bill", _bill(data)),
         section("Setup", _setup(data)),
@@ -199,14 +198,6 @@ def _lineage(data: CampaignData) -> str:
     toggle = tag("button", "open all steps", type="button", id="open-all")
     picture = chart(lineage_svg(data, data.winner), "Lineage of the winner")
     return tag("p", legend, class_="legend small") + picture + tag("div", toggle, class_="switch") + details
-
-
-def _timelines(data: CampaignData) -> str:
-    found = seed_and_winner_timelines(data)
-    if found is None:
-        return ""
-    timelines, caption = found
-    return chart(timeline_svg(timelines, caption), caption) + note(caption)
 
 
 def _winner(data: CampaignData) -> str:

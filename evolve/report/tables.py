@@ -21,7 +21,8 @@ OPEN_WORKLOADS = 6
 """A scope with more workloads shows its summary and folds the rest."""
 MOST_SHAPES = 120
 TOP_REASONS, REASON_LETTERS = 3, 160
-_HIDDEN = {"timeline", "floors", "artefact"}
+_HIDDEN = {"floors", "artefact", "timeline"}
+"""Keys that are no figures; journals of 0.1.0 hold timelines."""
 
 
 def figures_section(data: CampaignData) -> str:
@@ -182,7 +183,7 @@ def verdicts_section(data: CampaignData) -> str:
 
 def diagnosis_section(data: CampaignData) -> str:
     """The diagnosis of the first seed beside the winner's, on one workload."""
-    pair = seed_and_winner(data)
+    pair = _seed_and_winner(data)
     if pair is None:
         return ""
     workload, seed, winner = pair
@@ -198,14 +199,11 @@ def diagnosis_section(data: CampaignData) -> str:
     return table(f"Diagnosis of {workload} on {data.target_text}, {data.kind}", head, body)
 
 
-def seed_and_winner(
-    data: CampaignData, needs: str | None = None
+def _seed_and_winner(
+    data: CampaignData,
 ) -> tuple[str, tuple[str, WorkloadFigures], WorkloadFigures] | None:
-    """(workload, (seed name, its figures), winner's figures) of one workload both passed.
-
-    Scopes with the fullest diagnosis come first; ``needs`` names a diagnosis key both must have.
-    """
-    for scope in (Scope.TIMELINE, Scope.FINAL, Scope.SUITE):
+    """(workload, (seed name, its figures), winner's figures) of one workload both passed, a final one first."""
+    for scope in (Scope.FINAL, Scope.SUITE):
         rows = data.ranking(scope)
         winner = next((row for row in rows if row.role == "winner"), None)
         seeds = [row for row in rows if row.role == "seed" and row.evaluation.workloads]
@@ -213,15 +211,13 @@ def seed_and_winner(
             assert winner is not None
             for figures in winner.evaluation.workloads:
                 other = _figures(seed.evaluation, figures.workload)
-                if other is None:
-                    continue
-                if needs is None or (needs in figures.diagnosis and needs in other.diagnosis):
+                if other is not None:
                     return figures.workload, (seed.name, other), figures
     return None
 
 
 def flatten(diagnosis: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested figures as ``outer.inner``, without lists and timelines."""
+    """Nested figures as ``outer.inner``, without lists."""
     flat: dict[str, object] = {}
     for key, value in diagnosis.items():
         if not prefix and key in _HIDDEN:

@@ -49,11 +49,8 @@ class StaticRun:
         return sum(op.cycles * op.count for op in self.operations)
 
 
-def read_dumps(folder: Path, chip: Chip, *, timeline: bool = False) -> StaticRun:
-    """Read ``prof`` and ``llo`` under ``folder``; with ``timeline`` the lanes to draw as well.
-
-    Raises ParseError when a part is missing or unreadable.
-    """
+def read_dumps(folder: Path, chip: Chip) -> StaticRun:
+    """Read ``prof`` and ``llo`` under ``folder``. Raises ParseError when a part is missing or unreadable."""
     profiles = sorted((folder / "prof").glob("*_static_llo_profile.textproto"))
     bundles = sorted((folder / "prof").glob("*_bundles.txt"))
     if not profiles or not bundles:
@@ -76,7 +73,7 @@ def read_dumps(folder: Path, chip: Chip, *, timeline: bool = False) -> StaticRun
         if name == longest.name:
             # a diagnosis that does not read is no reason to refuse a kernel
             with contextlib.suppress(ParseError):
-                schedule = read_timeline(text, waited, longest.cycles, chip, drawn=timeline, opcodes=opcodes)
+                schedule = read_timeline(text, waited, longest.cycles, chip, opcodes=opcodes)
     vmem = vmem_bytes(_text(path) for path in (folder / "llo").glob("*original.txt"))
     return StaticRun(operations, executed, vmem, schedule, tuple(events))
 
@@ -107,8 +104,8 @@ def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
     unit with the largest lower bound, or ``hbm``; ``unexplained``: the part of the cycles that the busiest unit does
     not account for (waiting);
     ``dma_latency``: the latencies of all copies over the time, more than 1 where they run side by side;
-    ``caution``: what makes the time itself doubtful, if anything does; and ``overlap``, ``critical_path`` and, for a
-    run that is drawn, ``timeline`` (see ``fitness.tpu.timeline``).
+    ``caution``: what makes the time itself doubtful, if anything does; and ``overlap`` and ``critical_path`` (see
+    ``fitness.tpu.timeline``).
     """
     cycles = max(1, run.cycles)
     lower = lower_bounds(run.executed, chip)

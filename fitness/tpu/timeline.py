@@ -1,4 +1,4 @@
-"""When each unit was busy, and which one the kernel waited for: a simulated run as diagnosis and as lanes to draw.
+"""When each unit was busy, and which one the kernel waited for: the diagnosis of a simulated run.
 
 The critical-path dump gives the issue cycle of the instructions on the critical path ("Length to end"); bundles
 issue in order and at most one a cycle, which places the rest between them. Instructions are numbered from 0 in
@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.fitness.chips import Chip
-from tilewright.fitness.tpu.llo import GRANULE_BYTES, ParseError, matmul_type, opcodes_of, unit_of
+from tilewright.fitness.tpu.llo import ParseError, matmul_type, opcodes_of, unit_of
 
-BINS = 200
 MAX_CYCLES = 1 << 24
 """Occupancy is held for every cycle: some 40 bytes each."""
 
-LANES = ("mxu", "valu", "load", "store", "spill", "dma")
 WAITS = ("mxu", "valu", "eup", "xlu", "load", "store", "spill", "dma", "scalar")
 """What a critical path may wait for; an instruction of any other unit counts as ``scalar``."""
 
@@ -52,40 +50,22 @@ def read_timeline(
     cycles: int,
     chip: Chip,
     *,
-    drawn: bool,
     opcodes: Sequence[bytes] | None = None,
 ) -> dict[str, Any]:
-    """``overlap``, ``critical_path`` and, if ``drawn``, ``timeline`` of one operation.
+    """``overlap`` and ``critical_path`` of one operation.
 
     ``bundles`` is the dump; ``opcodes`` what ``opcodes_of`` finds in it, where known.
 
     ``overlap``: {"mxu_with_valu": part of the matrix units' busy cycles in which a vector operation issues,
     "valu_with_mxu": the reverse}. ``critical_path``: cycles by what was waited for, most first (see WAITS).
-    ``timeline``: {"unit": "cycles", "bins": end of each bin, "lanes": {name: busy fraction per bin}, "waits":
-    {name: part of the bin's cycles on the critical path}}, lanes as in LANES. Raises ParseError.
+    Raises ParseError.
     """
     if cycles <= 0 or cycles > MAX_CYCLES:
-        raise ParseError(f"a run of {cycles} cycles cannot be drawn; 1 to {MAX_CYCLES} can")
+        raise ParseError(f"a run of {cycles} cycles cannot be read; 1 to {MAX_CYCLES} can")
     run = _Run.read(bundles, opcodes_of(bundles) if opcodes is None else opcodes, path, cycles)
     held = run.held(chip)
     vector = run.count("valu")
-    result: dict[str, Any] = {"overlap": _overlap(held, vector), "critical_path": path.by_wait()}
-    if drawn:
-        lanes = {"mxu": held / chip.mxus, "valu": vector / chip.slots["valu"], "dma": run.transfers(chip)}
-        for lane, slots in (
-            ("load", chip.slots["vload"]),
-            ("store", chip.slots["vstore"]),
-            ("spill", chip.slots["vload"] + chip.slots["vstore"]),
-        ):
-            lanes[lane] = run.count(lane) / slots
-        edges = np.linspace(0, cycles, BINS + 1).astype(int)
-        result["timeline"] = {
-            "unit": "cycles",
-            "bins": [int(edge) for edge in edges[1:]],
-            "lanes": {lane: _bins_of(lanes[lane], edges) for lane in LANES},
-            "waits": path.binned(edges),
-        }
-    return result
+    return {"overlap": _overlap(held, vector), "critical_path": path.by_wait()}
 
 
 @dataclass(frozen=True)
@@ -101,21 +81,6 @@ class CriticalPath:
         spent = np.bincount(self.waits, weights=self.spans, minlength=len(WAITS))
         named = [(name, int(value)) for name, value in zip(WAITS, spent, strict=True) if value > 0]
         return dict(sorted(named, key=lambda item: -item[1]))
-
-    def binned(self, edges: np.ndarray) -> dict[str, list[float]]:
-        ends = self.issued + self.spans
-        result = {}
-        for place, name in enumerate(WAITS):
-            chosen = self.waits == place
-            if not chosen.any():
-                continue
-            # cycles of this kind before each edge: whole spans that have ended, and the part of one that has not
-            before = np.concatenate([[0], np.cumsum(self.spans[chosen])])
-            started = np.searchsorted(self.issued[chosen], edges, side="left")
-            over = ends[chosen][np.maximum(started - 1, 0)] - edges
-            total = before[started] - np.where(started > 0, np.maximum(over, 0), 0)
-            result[name] = _fractions(np.diff(total), edges)
-        return result
 
 
 def read_critical_path(text: bytes, cycles: int) -> CriticalPath:
@@ -192,21 +157,6 @@ class _Run:
             np.add.at(marks, np.minimum(begins + holds[chosen], total), -1)
         return np.cumsum(marks[:-1])
 
-    def transfers(self, chip: Chip) -> np.ndarray:
-        """1 while bytes move between HBM and the core at the usable bandwidth, one DMA after the other."""
-        total = self.total
-        rate = chip.copy / chip.clock
-        busy = np.zeros(total, np.int64)
-        free = 0.0
-        for number, opcode, operands in _DMA.findall(self.text):
-            size = _GRANULES.search(operands)
-            if size is None or not (b"hbm" in opcode or opcode == b"dma.general"):
-                continue
-            begin = max(float(self.at(np.array([int(number)]))[0]), free)
-            free = begin + GRANULE_BYTES * int(size[1]) / rate
-            busy[min(int(begin), total) : min(int(free) + 1, total)] = 1
-        return busy
-
     def at(self, numbers: np.ndarray) -> np.ndarray:
         """Issue cycles of instructions by number."""
         return self.issued[np.minimum(numbers, len(self.issued) - 1)]
@@ -247,14 +197,3 @@ def _overlap(held: np.ndarray, vector: np.ndarray) -> dict[str, float]:
         "mxu_with_valu": round(both / max(1, int(matrix.sum())), 4),
         "valu_with_mxu": round(both / max(1, int(vectors.sum())), 4),
     }
-
-
-def _bins_of(busy: np.ndarray, edges: np.ndarray) -> list[float]:
-    sums = np.concatenate([[0.0], np.cumsum(busy, dtype=np.float64)])
-    return _fractions(np.diff(sums[edges]), edges)
-
-
-def _fractions(amounts: np.ndarray, edges: np.ndarray) -> list[float]:
-    """Amounts per bin over the bins' widths, 0 to 1."""
-    shares = amounts / np.maximum(1, np.diff(edges))
-    return [round(float(min(1.0, share)), 3) for share in shares]

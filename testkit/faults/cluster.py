@@ -17,8 +17,6 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.workers.cluster import actor_health, ray_pool, ray_workers
-from tilewright.workers.cluster.artefacts import ReceivedArtefacts
-from tilewright.workers.cluster.evaluator import LAGGING
 from tilewright.workers.cluster.ray_pool import RayPool
 
 NEVER = float("inf")
@@ -39,7 +37,6 @@ class Actor:
 
     cluster: Cluster
     down: float = 0.0
-    received: ReceivedArtefacts = field(default_factory=ReceivedArtefacts)
     calls: list[Reply] = field(default_factory=list)
 
     @property
@@ -51,8 +48,8 @@ class Actor:
         return SimpleNamespace(remote=lambda: self._unless_down(0.01, lambda: None))
 
     def restart(self, seconds: float = RESTART_SECONDS) -> None:
-        """It comes back without what it was sent; what it was doing is lost."""
-        self.down, self.received = self.cluster.now + seconds, ReceivedArtefacts()
+        """What it was doing is lost."""
+        self.down = self.cluster.now + seconds
         for call in self.calls:
             if call.at > self.cluster.now:
                 call.at, call.value = self.cluster.now, ActorDiedError()
@@ -73,10 +70,7 @@ class Actor:
         fault = self.cluster.next_fault(int(job["params"]["x"]))
         if fault is not None:
             return self.cluster.broken(self, fault)
-        known = self.received.receive(job["known_artefacts"])
-        if known is None:
-            return LAGGING
-        found = answer(Job(0, Genome("k", job["params"]), 0, known))
+        found = answer(Job(0, Genome("k", job["params"]), 0, frozenset(job["known_artefacts"])))
         return found.model_dump_json().encode()
 
 
@@ -110,9 +104,6 @@ class Cluster:
             return ActorDiedError()
         if fault == "task":
             return RayTaskError("evaluate", "a bug", ValueError("a bug"))
-        if fault == "forgets":
-            actor.received = ReceivedArtefacts()
-            return LAGGING
         reason = {"scratch": "OSError: [Errno 28] No space left on device", "device": "the station is gone"}[
             fault
         ]

@@ -293,7 +293,6 @@ FAULTS = (
     Fault("worker: an actor killed by each job's first try", in_pool("dies", everywhere=True), RETRIED),
     Fault("worker: does not answer", in_pool("hangs"), "killed at its deadline, and " + RETRIED),
     Fault("worker: a bug in it", in_pool("task"), RETRIED),
-    Fault("worker: restarted between two jobs", in_pool("forgets", everywhere=True), "told again what it had heard"),
     Fault("worker: scratch disk full", in_pool("scratch"), RETRIED),
     Fault("node: lost with its workers, for good", in_pool("node lost", everywhere=True), "the other workers go on"),
     Fault("device: fell off, twice", in_pool("device", "device"), RETRIED),

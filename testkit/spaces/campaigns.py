@@ -13,7 +13,6 @@ from testkit.spaces.tables import Table, TableEvaluator
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Searcher, Start
 from tilewright.evolve.campaign.searcher import foretelling
 from tilewright.evolve.campaign.transfer import Earlier, LeadsFirst, leads_of, records_of
-from tilewright.evolve.proposers.local_search import LocalSearch
 from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
@@ -28,7 +27,7 @@ ISLANDS = 2
 MIGRATION_INTERVAL = 20
 
 
-PROPOSERS = ("parameters", "surrogate", "crossover", "local_search")
+PROPOSERS = ("parameters", "surrogate", "crossover")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,6 @@ def table_campaign(
         "parameters": lambda: ParameterProposer(archive, spaces),
         "surrogate": lambda: SurrogateProposer(archive, spaces, records),
         "crossover": lambda: ParameterCrossover(archive, spaces),
-        "local_search": lambda: LocalSearch(spaces),
     }
     proposers = [builders[name]() for name in setting.proposers]
     searcher: Searcher = Portfolio(proposers)

@@ -75,7 +75,7 @@ class Cascade:
         measured = _kept(self._suite.timed(scope), kept)
         if not measured:
             raise ValueError(f"none of the {scope} workloads is among {sorted(kept or ())}")
-        spent, found = _Spending(on_stage, self._device_seconds, self._cpu_seconds), Findings()
+        spent, found = _Spending(on_stage, self._cpu_seconds), Findings()
         stage, failure = Stage.DIALECT, None
         try:
             with temporary_folder(self._scratch) as folder:
@@ -87,8 +87,7 @@ class Cascade:
                     source=source,
                     params=params,
                     seed=seed,
-                    timeline=scope is Scope.TIMELINE,
-                    measured=measured[:1] if scope is Scope.TIMELINE else measured,
+                    measured=measured,
                     checked=() if baseline else _kept(self._suite.check, kept),
                     baseline=baseline,
                     final=scope is Scope.FINAL,
@@ -116,15 +115,15 @@ class Cascade:
         """Run the stages."""
         raise NotImplementedError
 
-    def _device_seconds(self) -> float:
-        """Of all jobs so far; 0 where no device is held."""
-        return 0.0
-
     def _cpu_seconds(self) -> float:
         """Of all jobs so far, this thread's and its children's; the process may do other things beside them."""
         if isinstance(self._launcher, Template):
             return time.thread_time() + self._launcher.cpu_seconds
         return cpu_seconds(os.getpid())
+
+    def _cpu_seconds_beside(self, found: Findings) -> float:
+        """Of an evaluation's jobs that ``_cpu_seconds`` leaves out."""
+        return 0.0
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         """Fitness, its 95 % interval and the descriptors of what passed."""
@@ -138,7 +137,7 @@ class Cascade:
     ) -> Evaluation:
         fitness, interval, descriptors = self._worth(found) if failure is None else (None, None, {})
         logs = [failure.log, *found.logs] if failure else []
-        wall, seconds = spent.end()
+        wall, seconds = spent.end(found.device_seconds, self._cpu_seconds_beside(found))
         last = failure.stage or stage if failure else stage
         return Evaluation(
             genome=genome,
@@ -169,15 +168,10 @@ class Cascade:
 class _Spending:
     """Where the seconds of one evaluation go."""
 
-    def __init__(
-        self,
-        on_stage: Callable[[Stage], None] | None,
-        device: Callable[[], float],
-        processors: Callable[[], float],
-    ) -> None:
-        self._on_stage, self._device, self._processors = on_stage, device, processors
+    def __init__(self, on_stage: Callable[[Stage], None] | None, processors: Callable[[], float]) -> None:
+        self._on_stage, self._processors = on_stage, processors
         self._began = self._entered = time.monotonic()
-        self._cpu, self._held = processors(), device()
+        self._cpu = processors()
         self._stage: Stage | None = None
         self._seconds: dict[str, float] = {}
 
@@ -187,12 +181,12 @@ class _Spending:
         if self._on_stage is not None:
             self._on_stage(stage)
 
-    def end(self) -> tuple[float, dict[str, float]]:
-        """Wall clock, and seconds by stage, on the device and of CPU."""
+    def end(self, device: float, beside: float = 0.0) -> tuple[float, dict[str, float]]:
+        """Wall clock, and seconds by stage, on the device and of CPU, those spent ``beside`` among them."""
         self._leave()
-        self._seconds["cpu"] = max(0.0, self._processors() - self._cpu)
-        if (held := self._device() - self._held) > 0.0:
-            self._seconds["device"] = held
+        self._seconds["cpu"] = max(0.0, self._processors() - self._cpu) + beside
+        if device > 0.0:
+            self._seconds["device"] = device
         return time.monotonic() - self._began, {k: round(v, 4) for k, v in self._seconds.items()}
 
     def _leave(self) -> None:

@@ -15,7 +15,7 @@ from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.isa import KernelIsa, UnreadableCode, read_isa
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.device.plan_compiler import compile_all, read_code, read_plans
+from tilewright.workers.device.plan_compiler import adopt_plans, compile_all
 from tilewright.workers.device.timing import MALFORMED, malformed
 from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -39,8 +39,8 @@ class CrossCompileStage:
         answer = compile_all(self._compiler, request, found, doing, target)
         if isinstance(answer, Failure):
             return answer
-        if "notes" in answer[0].data:
-            return self._plans(answer[0], request, found)
+        if "notes" in answer[0].data:  # of a CUDA C++ candidate, whose code comes within plans
+            return adopt_plans(answer[0], request, found)
         codes = [frame for frame in answer if frame.kind == "code"]
         try:
             read = {str(f.data["key"]): _read(f, request.target.architecture).data() for f in codes}
@@ -51,17 +51,6 @@ class CrossCompileStage:
             return malformed(error)
         found.compiled.update(read)
         text = json.dumps(launches, sort_keys=True)
-        found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return duplicate(request, found.artefact)
-
-    def _plans(self, compiled: Frame, request: Request, found: Findings) -> Failure | None:
-        """Of a CUDA C++ candidate, whose code comes within plans."""
-        plans = read_plans(compiled, request)
-        if isinstance(plans, Failure):
-            return plans
-        if (failure := read_code(plans, compiled, found)) is not None:
-            return failure
-        text = "".join(plans[w.id].digest for w in request.measured)
         found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
         return duplicate(request, found.artefact)
 

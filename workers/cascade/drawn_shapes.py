@@ -336,13 +336,13 @@ class DrawnStage:
             return None
         if failure.verdict is Verdict.INFRA_ERROR:
             return failure
-        if failure.verdict in NOT_SERVED or self._own_fails(request, shapes, run):
+        if failure.verdict in NOT_SERVED or self._own_fails(request, found, shapes, run):
             found.outside.append(shapes[0].id)
             return None
         return dataclasses.replace(failure, reason=f"{shapes[0].id}: {failure.reason}")
 
     @staticmethod
-    def _own_fails(request: Request, shapes: tuple[Workload, ...], run: Run) -> bool:
+    def _own_fails(request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> bool:
         """Whether a seed of the operator that is legal there is wrong there, too."""
         for seed in request.operator.kernels.values():
             if seed.baseline or f"def {request.target.entry}(" not in seed.source:
@@ -351,7 +351,8 @@ class DrawnStage:
             own = dataclasses.replace(request, source=seed.source, params=params)
             if not _Legal(own, MEASURED)(shapes[0].dims):
                 continue
-            failure = _tried(own, Findings(), shapes, run)
+            failure = _tried(own, aside := Findings(), shapes, run)
+            found.spend(aside.device_seconds, aside.device_cpu_seconds)
             if failure is not None and failure.verdict not in (*NOT_SERVED, Verdict.INFRA_ERROR):
                 return True
         return False
@@ -365,6 +366,7 @@ def _tried(request: Request, found: Findings, shapes: tuple[Workload, ...], run:
     own = Findings()
     failure = run(part, own)
     found.logs += own.logs
+    found.spend(own.device_seconds, own.device_cpu_seconds)
     if failure is None:
         found.gates += own.gates
         found.drawn += [shape.id for shape in shapes]

@@ -1,8 +1,5 @@
 """The cascade of a measured target: dialect, compile ahead on this CPU, then gates and times on a station.
 
-On a TPU target candidates are traced, interpreted on the gates' inputs and judged by their structure here, as on
-modelled ones, before a station compiles them.
-
 What screens near the champion or above is confirmed at once: interleaved with it, and with the champion a second
 time as control. Only a paired interval that excludes "no faster" makes a new champion; the fitness of what is not
 confirmed never exceeds the champion's.
@@ -14,9 +11,9 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Stage
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
@@ -29,20 +26,16 @@ from tilewright.workers.cascade.measured_stages import (
     NEAR,
     Confirmation,
     GateStage,
-    HandOverStage,
     ScreenStage,
     confirm,
     host_seconds,
     interval,
     worst_gates,
 )
-from tilewright.workers.cascade.modelled import pallas_template
-from tilewright.workers.cascade.modelled_stages import CompileStage, TraceStage
 from tilewright.workers.child.forked_children import ForkedChildren
-from tilewright.workers.child.launch import Launcher, Spawn
+from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.plan_compiler import CompilePace, PlanStage
-from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import (
     CLAIM_SECONDS,
     Champion,
@@ -53,7 +46,6 @@ from tilewright.workers.device.station import (
 )
 from tilewright.workers.device.timing import Samples, measure
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep, Truth
-from tilewright.workers.toolchains import libtpu_simulator
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 _SHARED_EDGES = (64, 128, 192)  # KiB
@@ -61,42 +53,26 @@ _WAIT_SECONDS = 0.25
 """Between two tries to claim the champion."""
 
 
-class BackgroundTasks:
-    """Tasks that one thread does in turn, while other processes work. The thread ends with the process."""
+def in_background(*tasks: Callable[[], None]) -> list[Future[None]]:
+    """Done in turn by one thread, while other processes work. The thread ends with the process."""
+    futures: list[Future[None]] = [Future() for _ in tasks]
 
-    def __init__(self, tasks: Sequence[Callable[[], None]]) -> None:
-        self._tasks = list(tasks)
-        self._done = [threading.Event() for _ in tasks]
-        self._errors: list[Exception | None] = [None] * len(self._tasks)
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        for number, task in enumerate(self._tasks):
+    def run() -> None:
+        for task, future in zip(tasks, futures, strict=True):
             try:
-                task()
+                future.set_result(task())
             except Exception as error:  # noqa: BLE001 - raised again where it is waited for
-                self._errors[number] = error
-            finally:
-                self._done[number].set()
+                future.set_exception(error)
 
-    def wait(self, number: int) -> None:
-        """Until that task is done. Raises what it raised."""
-        self._done[number].wait()
-        error = self._errors[number]
-        if error is not None:
-            raise error
-
-    def wait_all(self) -> None:
-        """Until all are done, whether they raised or not."""
-        for done in self._done:
-            done.wait()
+    threading.Thread(target=run, daemon=True).start()
+    return futures
 
 
 class MeasuredCascade(Cascade):
     """Evaluates genomes of one operator on one measured target, one at a time.
 
     Not safe for several threads; make one per worker. Several may share a station. ``close`` ends its children.
-    ``best`` is not used: the station knows the champion. A ``timeline`` is the first workload's times alone.
+    ``best`` is not used: the station knows the champion.
     """
 
     def __init__(
@@ -117,15 +93,12 @@ class MeasuredCascade(Cascade):
 
         ``truth``, ``samples``: of the operator, for cascades that share them. ``pace``: that candidates compile at.
         """
-        self._pallas = isinstance(target.part, Chip)
-        launcher: Launcher = pallas_template() if self._pallas else Spawn()
-        super().__init__(operator, target, suite, limits, scratch, launcher, truth)
+        super().__init__(operator, target, suite, limits, scratch, Spawn(), truth)
         self._samples = samples or Samples(operator, station)
         self._station = station
         self._pace = pace
-        ahead = not (self._pallas or target.interpreted)
-        self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
-        self._due = BackgroundTasks([])
+        self._compiler = None if target.interpreted else compiler or compile_children(target.gpu, scratch)
+        self._due: list[Future[None]] = []
         """Computes the right answers of a candidate's inputs while other processes compile it."""
 
     def close(self) -> None:
@@ -139,18 +112,15 @@ class MeasuredCascade(Cascade):
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(request.target.entry), *self._prepared()]
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
-        if not self._pallas:
-            self._due.wait_all()  # of an evaluation that ended early
-            self._due = due = BackgroundTasks(
-                [lambda: gates.prepare(request), lambda: screen.prepare(request)]
-            )
-            gates.due, screen.due = (lambda: due.wait(0)), (lambda: due.wait(1))
+        wait(self._due)  # of an evaluation that ended early
+        self._due = in_background(lambda: gates.prepare(request), lambda: screen.prepare(request))
+        gates.due, screen.due = (future.result for future in self._due)
         race = RaceStage([screen], _descriptors)
         stage, failure = run_steps([*steps, gates, race], request, found, on_stage)
         if failure is None and request.final and request.baseline is None:
             stage, failure = run_steps([self._on_drawn()], request, found, on_stage)
         # what keeps to a part of the suite has no fitness to compare with the champion's
-        whole = request.only is None and not (request.final or request.timeline)
+        whole = request.only is None and not request.final
         if failure is None and whole:
             settled = self._settle(request, found)
             failure = settled if isinstance(settled, Failure) else None
@@ -164,8 +134,6 @@ class MeasuredCascade(Cascade):
 
     def _prepared(self) -> list[StageStep]:
         """The stages from a source to what the station launches."""
-        if self._pallas:
-            return [TraceStage(), CompileStage(compiles=False), HandOverStage()]
         return [PlanStage(self._compiler, self._pace)] if self._compiler is not None else []
 
     def _on_drawn(self) -> DrawnStage:
@@ -221,16 +189,13 @@ class MeasuredCascade(Cascade):
             self._station.release(entry.id, crowned)
         return verdict
 
-    def _device_seconds(self) -> float:
-        return self._station.busy_seconds
-
     def _cpu_seconds(self) -> float:
-        compiler, device = self._compiler, self._station.cpu_seconds
-        if isinstance(self._station, LocalStation | SharedStation):  # the process may have other children
-            compiled = compiler.cpu_seconds if compiler is not None else 0.0
-            return time.thread_time() + device + compiled
-        forked = compiler.cpu_seconds if compiler is not None and compiler.elsewhere else 0.0
-        return super()._cpu_seconds() + forked + device
+        if isinstance(self._station, LocalStation):  # the process may have other children
+            return time.thread_time() + (self._compiler.cpu_seconds if self._compiler is not None else 0.0)
+        return super()._cpu_seconds()
+
+    def _cpu_seconds_beside(self, found: Findings) -> float:
+        return found.device_cpu_seconds
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)
@@ -240,7 +205,7 @@ class MeasuredCascade(Cascade):
         return fitness, interval(found.figures, fitness), _descriptors(found)
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:
-        versions = libtpu_simulator.toolchain() if self._pallas else triton_toolchain.toolchain()
+        versions = triton_toolchain.toolchain()
         if failure is not None:
             return versions
         try:

@@ -18,17 +18,16 @@ from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadF
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.device.kernel_traces import plans_of
 from tilewright.workers.device.station import Champion, Entry, Station, entry_id
 from tilewright.workers.device.timing import (
     MALFORMED,
     Samples,
     Timing,
     failed,
-    job_limits,
     judge,
     malformed,
     measure,
+    run_job,
 )
 from tilewright.workers.request import Failure, Findings, Request
 
@@ -103,10 +102,8 @@ class GateStage:
             "workloads": [request.described(w) for w, _ in plan],
             "check": [{"workload": w.id, "kinds": list(kinds)} for w, kinds in plan],
         }
-        outcome = self._station.run(
-            Frame("check", data, arrays, entry.blobs(w.id for w, _ in plan)), job_limits(request)
-        )
-        found.logs.append(outcome.log)
+        job = Frame("check", data, arrays, entry.blobs(w.id for w, _ in plan))
+        outcome = run_job(self._station, request, found, job)
         if (failure := failed(outcome, "checking", self.stage)) is not None:
             return failure
         answers = [frame for frame in outcome.frames if frame.kind == "checked"]
@@ -126,17 +123,6 @@ class GateStage:
                 wrong = Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({kind})")
             if wrong is not None:
                 return wrong
-        return None
-
-
-class HandOverStage:
-    """Makes plans of what a candidate's Python traced to: all that a TPU's process is given of it."""
-
-    stage = Stage.COMPILE
-
-    def run(self, request: Request, found: Findings) -> Failure | None:
-        """Never fails."""
-        found.plans = plans_of(found.traced)
         return None
 
 

@@ -63,8 +63,7 @@ class ModelledCascade(Cascade):
     """Evaluates genomes of one operator on one modelled TPU target, one at a time.
 
     Not safe for several threads; make one per worker. What has a fitness over ``best`` passes the gates on measured
-    and final shapes, too. A ``timeline``, and an infinite ``best`` among ``final`` workloads, only time what passed
-    them before.
+    and final shapes, too. An infinite ``best`` among ``final`` workloads only times what passed them before.
     """
 
     def __init__(
@@ -78,12 +77,10 @@ class ModelledCascade(Cascade):
         truth: Truth | None = None,
     ) -> None:
         super().__init__(operator, target, suite, limits, scratch, pallas_template(), truth)
-        self._beside: Template | None = None
-        """Forks what checks a finalist, while the other's children compile and simulate it."""
 
     def _prepared(self, request: Request) -> Request:
         """With what has to pass the gates, and what may have to after it is traced and timed."""
-        if request.timeline or (request.final and request.best == math.inf):
+        if request.final and request.best == math.inf:
             return dataclasses.replace(request, checked=())
         others = dict.fromkeys((*self._suite.workloads, *self._suite.final))
         unmeasured = tuple(
@@ -97,7 +94,7 @@ class ModelledCascade(Cascade):
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         if (absent := libtpu_simulator.missing_parts()) is not None:
-            return run_steps([DialectStage("build"), _Missing(absent)], request, found, on_stage)
+            return Stage.COMPILE, Failure(Verdict.INFRA_ERROR, absent)  # it says nothing about the genome
         request = self._prepared(request)
         if request.thorough and request.checked:
             return self._judge_finalist(request, found, on_stage)
@@ -118,8 +115,6 @@ class ModelledCascade(Cascade):
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
         """All gates beside the simulation, as either takes as long: of two failures, the gates'."""
-        if self._beside is None:
-            self._beside = pallas_template()  # a template forks one child at a time
         lowering: list[StageStep] = [
             DialectStage("build"),
             TraceStage(checks=False),
@@ -128,7 +123,6 @@ class ModelledCascade(Cascade):
         stage, failure = run_steps(lowering, request, found, on_stage)
         if failure is not None:
             return stage, failure
-        beside = dataclasses.replace(request, launcher=self._beside)
         gates: list[StageStep] = [CheckStage()]
         if shapes := to_verify(request, found, best=True):
             gates.append(VerifyStage(shapes))
@@ -136,7 +130,7 @@ class ModelledCascade(Cascade):
             gates.append(DrawnStage((MODELLED, _interpreted)))
         checked = dataclasses.replace(found, gates=[], logs=[], drawn=[], outside=[])
         with ThreadPoolExecutor(1) as other:
-            gated = other.submit(run_steps, gates, beside, checked, None)
+            gated = other.submit(run_steps, gates, request, checked, None)
             timed = run_steps([CompileStage(), MeasureStage()], request, found, on_stage)
             if on_stage is not None:
                 on_stage(Stage.CHECK)
@@ -146,15 +140,6 @@ class ModelledCascade(Cascade):
             if failure is not None:
                 return stage, failure
         return Stage.MEASURE, None
-
-    def close(self) -> None:
-        super().close()
-        if self._beside is not None:
-            self._beside.close()
-
-    def _cpu_seconds(self) -> float:
-        beside = self._beside.cpu_seconds if isinstance(self._beside, Template) else 0.0
-        return super()._cpu_seconds() + beside
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)
@@ -178,19 +163,6 @@ def pallas_template() -> Template:
     made = Template(_PRELOADED, environment(Path(tempfile.gettempdir()), quiet))
     made.warm()
     return made
-
-
-class _Missing:
-    """Stands in for the stages that need a part which is not installed."""
-
-    stage = Stage.COMPILE
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def run(self, request: Request, found: Findings) -> Failure | None:
-        """Always an infrastructure fault: it says nothing about the genome."""
-        return Failure(Verdict.INFRA_ERROR, self._reason)
 
 
 def _descriptors(found: Findings) -> dict[str, str]:

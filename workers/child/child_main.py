@@ -1,7 +1,7 @@
 """The program of a child process: confine itself, read job frames, run their runners, answer in frames.
 
-``workers.child.launch`` starts it as ``python -I child_main.py ROOT PARENT_PID RESULT_FD CONFIG_JSON``; jobs come on
-standard input. It answers on RESULT_FD and nowhere else; standard output and error are logs.
+``workers.child.launch`` starts it as ``python -I child_main.py ROOT PARENT_PID RESULT_FD CONFIG_JSON``, a template
+forks it; jobs come on standard input. It answers on RESULT_FD and nowhere else; standard output and error are logs.
 
 Keys of the configuration: ``limits`` of ``confine.limit_resources``; and of a session, which serves many jobs,
 ``runner`` with its ``runner_config``, and ``readable``, ``shared``, ``devices`` of ``confine.confine_child``.
@@ -38,22 +38,17 @@ RUNNERS = {
 }
 """Job kind to the module whose ``run(job, answer)`` serves it."""
 
-SESSION_RUNNERS = {
-    "plan.device": "tilewright.workers.runners.triton.plan_runner",
-    "tpu.device": "tilewright.workers.runners.pallas.tpu_runner",
-}
+SESSION_RUNNERS = {"plan.device": "tilewright.workers.runners.triton.plan_runner"}
 """Runner name to the module with a ``Runner(config)`` that has ``hello`` (JSON-able) and ``run(job, answer)``."""
 
 
-def main(arguments: list[str], *, forked: bool = False) -> int:
-    """``forked``: the parent is a template, which ends what this process leaves behind."""
+def main(arguments: list[str]) -> int:
     root, parent, result, config = Path(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3]
     sys.path.insert(0, str(root))
     from tilewright.workers.child import confine
     from tilewright.workers.child.descendants import become_wardens_child
 
-    if not forked:
-        parent = become_wardens_child(parent)
+    parent = become_wardens_child(parent)
     settings = json.loads(config)
     reach = {name: settings[name] for name in ("readable", "shared", "devices") if name in settings}
     isolation = confine.confine_child(root, parent, settings["limits"], **reach)

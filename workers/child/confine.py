@@ -70,26 +70,13 @@ def confine_child(
     give_up_privileges()
     network = drop_network()
     package = root / "tilewright"
-    parts = (
-        "__init__.py",
-        "workers",
-        "fitness",
-        "seeds",
-        "library/__init__.py",
-        "library/plans",
-        "library/torch_record.py",
-        "library/cuda_record.py",
-        "library/launch_numbers.py",
-        "library/nvrtc.py",
-    )
-    packages = (package / name for name in parts)
+    library = ["__init__.py", "plans", "torch_record.py", "cuda_record.py", "launch_numbers.py", "nvrtc.py"]
+    parts = ("__init__.py", "workers", "fitness", "seeds", *(f"library/{name}" for name in library))
     files = restrict_files(
         Path.cwd(),
-        (*packages, *map(Path, readable)),
-        listed=(
-            package,
-            package / "library",
-        ),  # an import lists the folder of a package before it opens a file
+        (*(package / name for name in parts), *map(Path, readable)),
+        # an import lists the folder of a package before it opens a file
+        listed=(package, package / "library"),
         shared=tuple(map(Path, shared)),
         devices=tuple(map(Path, devices)),
     )

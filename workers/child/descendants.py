@@ -12,7 +12,6 @@ import ctypes
 import os
 import signal
 import time
-from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG = 36, 1
 SWEEP_SECONDS = 4.0
@@ -23,15 +22,16 @@ def descendants(pid: int) -> list[int]:
     """Every process below ``pid``, parents before their children; those that ended meanwhile are missing."""
     found, left = [], [pid]
     while left:
-        try:
-            threads = list(Path("/proc", str(left.pop()), "task").iterdir())
-        except OSError:
-            continue
-        for thread in threads:
-            with contextlib.suppress(OSError):
-                below = [int(n) for n in (thread / "children").read_text(encoding="ascii").split()]
-                found += below
-                left += below
+        folder = f"/proc/{left.pop()}/task"
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(folder):
+                with (
+                    contextlib.suppress(OSError),
+                    open(f"{folder}/{thread}/children", "rb", buffering=0) as file,
+                ):
+                    below = [int(n) for n in file.read().split()]
+                    found += below
+                    left += below
     return found
 
 

@@ -35,7 +35,7 @@ class ChildOutcome:
     log: str = ""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of a child that serves many jobs, for this one."""
+    """Of the child and what it started; of a child that serves many jobs, for this one."""
 
     def first(self, kind: str) -> Frame | None:
         """The first frame of that kind, if there is one."""

@@ -10,7 +10,7 @@ from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
 from tilewright.workers.child.session import JobLimits, SessionDied
-from tilewright.workers.child.template import Branch, SharedTemplate, Template
+from tilewright.workers.child.template import Template
 
 START_SECONDS = 90.0
 MEMORY_BYTES = 8 << 30
@@ -19,7 +19,7 @@ MEMORY_BYTES = 8 << 30
 class ForkedChildren:
     """What a ``SessionPool`` is for jobs that share a process. ``prefix`` goes before a job's kind.
 
-    Not safe for several threads.
+    Not safe for several threads, but for one template's several.
     """
 
     replaced = 0
@@ -32,20 +32,20 @@ class ForkedChildren:
         environment: Mapping[str, str],
         scratch: Path | None = None,
         own_folders: tuple[str, ...] = (),
-        address: str | None = None,
+        template: Template | None = None,
     ) -> None:
         """``own_folders``: variables of the environment that name a folder of the one child alone.
 
-        ``address``: of what ``share`` gave on this machine; children are forked from it as long as it is there.
+        ``template``: of others of these children, to fork from, too.
         """
         self._prefix = prefix
         self._config = dict(runner_config)
         self._environment = dict(environment)
         self._scratch = scratch
-        self._modules = modules
         self._own_folders = own_folders
-        self._address = address
-        self._template: Template | Branch | None = None
+        self.template = template or Template(modules, {"HOME": "/tmp", **environment})
+        self.cpu_seconds = 0.0
+        """CPU time of these children."""
         self._hello: Mapping[str, Any] | None = None
 
     def hello(self) -> Mapping[str, Any]:
@@ -60,7 +60,6 @@ class ForkedChildren:
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         """One job; the frames are those it answered with. Raises OSError when no process can be made."""
-        template = self._template_process()
         asked = Frame(
             self._prefix + job.kind, {**job.data, "runner_config": self._config}, job.arrays, job.blobs
         )
@@ -68,8 +67,9 @@ class ForkedChildren:
             child = ChildLimits(limits.wall_seconds, MEMORY_BYTES)
             own = {name: str(folder / name.lower()) for name in self._own_folders}
             outcome = run_child(
-                asked, child, folder, extra_environment={**self._environment, **own}, launcher=template
+                asked, child, folder, extra_environment={**self._environment, **own}, launcher=self.template
             )
+        self.cpu_seconds += outcome.cpu_seconds
         outcome.frames = [frame for frame in outcome.frames if frame.kind not in ("started", "done")]
         if outcome.ending is Ending.MEMORY:
             outcome.frames.append(_out_of_memory(outcome.detail))
@@ -77,42 +77,11 @@ class ForkedChildren:
 
     def warm(self) -> None:
         """Start the process that children are forked from, without waiting for its imports. Raises OSError."""
-        self._template_process().warm()
-
-    def share(self) -> SharedTemplate:
-        """Start a process that these children, and those of others on this machine, can be forked from."""
-        return SharedTemplate(self._modules, self._whole_environment())
-
-    def _template_process(self) -> Template | Branch:
-        if self._address is not None:
-            if self._template is None:
-                self._template = Branch(self._address)
-            try:
-                self._template.warm()
-            except OSError:  # what was shared is gone, or never was on this machine
-                self._address = self._template = None
-        if self._template is None:
-            self._template = Template(self._modules, self._whole_environment())
-        return self._template
-
-    def _whole_environment(self) -> dict[str, str]:
-        return {"HOME": "/tmp", **self._environment}
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time of that process and its children."""
-        return self._template.cpu_seconds if self._template is not None else 0.0
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether that process is none of this one's."""
-        return isinstance(self._template, Branch)
+        self.template.warm()
 
     def close(self) -> None:
         """End the process that children are forked from."""
-        if self._template is not None:
-            self._template.close()
-            self._template = None
+        self.template.close()
 
 
 def _out_of_memory(detail: str) -> Frame:

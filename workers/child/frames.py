@@ -34,7 +34,9 @@ _PLAIN = [
     "float16",
     "float32",
     "float64",
-]  # numpy's own
+]
+"""Numpy's own."""
+
 _EXTENDED = [
     "bfloat16",
     "float8_e4m3fn",

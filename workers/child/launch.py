@@ -1,7 +1,8 @@
 """Starting a child process: what every way to do so gives it, and the plain one, spawning it afresh.
 
-A child gets its own session, environment, working directory and four streams; ``end`` leaves nothing of its process
-group alive. The other way is ``workers.child.template``.
+A child gets its own session, environment, working directory and four streams. Above it is its warden
+(``workers.child.descendants``); ``end`` leaves nothing alive that it started. The other way is
+``workers.child.template``.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import tilewright
+from tilewright.workers.child.descendants import descendants
 
 PACKAGE = Path(tilewright.__file__).parent
 PROGRAMS = PACKAGE / "workers" / "child"
@@ -50,48 +55,45 @@ def cpu_seconds(pid: int) -> float:
 
 def _of_all(pid: int, name: str) -> Iterator[bytes]:
     """What this file of a process's folder says, of it and all below it. One that ends meanwhile may be left out."""
-    left = [pid]
-    while left:
-        folder = f"/proc/{left.pop()}"
-        with contextlib.suppress(OSError):
-            text = _read(f"{folder}/{name}")
-            for thread in os.listdir(f"{folder}/task"):
-                left += map(int, _read(f"{folder}/task/{thread}/children").split())
-            yield text
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError), open(f"/proc/{each}/{name}", "rb", buffering=0) as file:
+            yield file.read()
 
 
 WARDEN_SECONDS = 5.0
 """How long a warden may take to end what a child started."""
 
 
-def end_group(process: subprocess.Popen[bytes]) -> int:
-    """Ask the warden that ``process`` is to end all below it, then kill its group: its exit code."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(WARDEN_SECONDS)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
+class Process:
+    """A started child, by its warden, which leads a session of its own. Another thread may end it meanwhile."""
 
-
-class Process(Protocol):
-    """A started child."""
-
-    @property
-    def pid(self) -> int: ...
+    def __init__(self, pid: int, reap: Callable[[], int]) -> None:
+        """``reap`` waits for it: its exit code, or minus the signal that ended it."""
+        self.pid, self._reap = pid, reap
+        self._handle = os.pidfd_open(pid)
+        self._code: int | None = None
+        self._turn = threading.Lock()
+        weakref.finalize(self, os.close, self._handle)
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended, after at most so long."""
-        ...
+        return self._code is not None or bool(select.select([self._handle], [], [], seconds)[0])
 
     def end(self) -> int:
-        """Kill its process group and reap it: its exit code, or minus the signal that ended it."""
-        ...
+        """Ask it to end all below it, then kill its group, and reap it: its exit code, or minus the signal."""
+        with self._turn:
+            if self._code is None:
+                self._signal(signal.SIGTERM)
+                self.wait(WARDEN_SECONDS)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                self._signal(signal.SIGKILL)  # it may not have its own group yet
+                self._code = self._reap()
+            return self._code
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, number)
 
 
 class Launcher(Protocol):
@@ -102,26 +104,6 @@ class Launcher(Protocol):
     ) -> Process:
         """``config``: see ``child_main``. Raises OSError when no process can be started."""
         ...
-
-
-class Spawned:
-    """A child of this process."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it has ended, after at most so long."""
-        try:
-            self._process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def end(self) -> int:
-        """Have its warden end all below it, kill its process group and reap it."""
-        return end_group(self._process)
 
 
 @dataclass(frozen=True)
@@ -146,4 +128,4 @@ class Spawn:
             pass_fds=(streams.result,),
             start_new_session=True,
         )
-        return Spawned(process)
+        return Process(process.pid, process.wait)

@@ -19,7 +19,14 @@ from pathlib import Path
 from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Death, Ending, death
 from tilewright.workers.child.frames import Frame, FrameReader, encode
-from tilewright.workers.child.launch import Launcher, Process, Spawn, Streams, resident_bytes
+from tilewright.workers.child.launch import (
+    Launcher,
+    Process,
+    Spawn,
+    Streams,
+    cpu_seconds,
+    resident_bytes,
+)
 
 _FATAL = re.compile(rb"^F\d{4} .*?\] (.*)$", re.MULTILINE)
 _LOOK_SECONDS = 0.25
@@ -97,6 +104,7 @@ def run_child(
             try:
                 ending, detail = _listen(drain, process, limits, began + limits.wall_seconds)
             finally:
+                spent = cpu_seconds(process.pid)
                 code = process.end()
     killed_by = None
     complete = any(frame.kind == "done" for frame in drain.frames) and not reader.pending
@@ -104,7 +112,7 @@ def run_child(
         ended = death(code)
         ending, detail, killed_by = Ending.CRASHED, _last_line(ended, drain.log), ended.signal
     log = drain.log.decode(errors="replace")
-    return ChildOutcome(ending, drain.frames, detail, killed_by, log, time.monotonic() - began)
+    return ChildOutcome(ending, drain.frames, detail, killed_by, log, time.monotonic() - began, spent)
 
 
 def _confinement(limits: ChildLimits) -> dict[str, object]:

@@ -19,14 +19,10 @@ from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.cluster.artefacts import ReceivedArtefacts
 from tilewright.workers.device.plan_compiler import CompilePace
-from tilewright.workers.device.station import DeviceRatio, Station, compile_children
+from tilewright.workers.device.station import DeviceRatio, Station
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.request import GIB, Limits, Truth
-
-LAGGING = b"lagging"
-"""The answer of an evaluator that never received artefacts which the request takes for granted."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,6 @@ class Evaluator:
         self.target = load_target(settings["target"])
         self.scales = {name: DeviceRatio(**scale) for name, scale in settings["scales"].items()}
         self._scratch = Path(settings["scratch"]) if settings["scratch"] else None
-        self._received = ReceivedArtefacts()
         self._name = f"{host or socket.gethostname()}:{os.getpid()}"
         self._shared = shared or SharedState()
         self._cascade: Cascade | None = None if self.target.measured else self._cascade_without_device()
@@ -65,8 +60,6 @@ class Evaluator:
 
         ``compiler``: children that compile for it; None to make some.
         """
-        if compiler is None and (address := self._settings["compiler"]) is not None:
-            compiler = compile_children(self.target.gpu, self._scratch, address)
         self._cascade = MeasuredCascade(
             self.operator,
             self.target,
@@ -96,12 +89,9 @@ class Evaluator:
         )
 
     def evaluate(self, request: bytes) -> bytes:
-        """One job as JSON, in and out (see ``jobs.request_for`` and ``Evaluation``); or ``LAGGING``."""
+        """One job as JSON, in and out (see ``jobs.request_for`` and ``Evaluation``)."""
         assert self._cascade is not None
         job = json.loads(request)
-        known = self._received.receive(job["known_artefacts"])
-        if known is None:
-            return LAGGING
         baseline = self.operator.kernels[job["baseline"]] if job["baseline"] else None
         evaluation = self._cascade.evaluate(
             job["genome"],
@@ -110,7 +100,7 @@ class Evaluator:
             seed=job["seed"],
             scope=Scope(job["scope"]),
             baseline=baseline,
-            known_artefacts=known,
+            known_artefacts=frozenset(job["known_artefacts"]),
             best=job["best"],
             race=Race.from_data(job["race"]) if job["race"] else None,
             only=job["only"],

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.seeds.operator import Scope
-from tilewright.workers.cluster.artefacts import SentArtefacts, message_of
 from tilewright.workers.cluster.settings import PoolSettings
 from tilewright.workers.device.station import Entry
 
@@ -62,8 +61,8 @@ def entries_of(genomes: Sequence[PoolGenome], only: Mapping[str, Collection[str]
     return [Entry(g.id, g.source, dict(g.params), kept.get(g.id)) for g in genomes]
 
 
-def request_for(job: PoolJob, sent: SentArtefacts) -> bytes:
-    """The JSON of a job for a worker that has been sent so much; ``sent`` is brought up to date."""
+def request_for(job: PoolJob) -> bytes:
+    """The JSON of a job for a worker."""
     return json.dumps(
         {
             "genome": job.genome.id,
@@ -72,7 +71,7 @@ def request_for(job: PoolJob, sent: SentArtefacts) -> bytes:
             "seed": job.seed,
             "scope": job.scope.value,
             "baseline": job.baseline,
-            "known_artefacts": message_of(job.known_artefacts, sent),
+            "known_artefacts": sorted(job.known_artefacts),
             "best": job.best,
             "race": job.race and job.race.data(),
             "only": None if job.only is None else sorted(job.only),

@@ -17,14 +17,12 @@ from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.cluster.artefacts import SentArtefacts
 from tilewright.workers.cluster.evaluator import Evaluator, SharedState
 from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entries_of, request_for
 from tilewright.workers.cluster.pool_folder import PoolFolder
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
 from tilewright.workers.device.comparison import Comparison, compare
 from tilewright.workers.device.plan_compiler import CompilePace
-from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Champion
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.device.warm_device import WarmDevice, warm_device
@@ -44,7 +42,6 @@ class Slot:
     """One thread that evaluates a job at a time. It lives as long as its pool: children die with their thread."""
 
     evaluator: Evaluator
-    sent: SentArtefacts = field(default_factory=SentArtefacts)
     job: PoolJob | None = None
     began: float = 0.0
     cpu_seconds: float = 0.0
@@ -59,12 +56,11 @@ class EvaluatorThreads:
 
         ``device``: of a measured target; it is closed with this.
         """
-        payload = evaluator_settings(settings, {}, str(scratch), device.address if device else None)
+        payload = evaluator_settings(settings, {}, str(scratch))
         operator, target = load_operator(settings.operator), load_target(settings.target)
         self._device = device
-        self._station: SharedStation | None = None
-        if device is not None:
-            self._station = SharedStation(device.station)
+        self._station = device.station if device is not None else None
+        if self._station is not None:
             samples = Samples(operator, self._station)
             self.shared = SharedState(Truth(operator, MEASURED_ENTRIES), samples, CompilePace())
         else:
@@ -72,7 +68,7 @@ class EvaluatorThreads:
         self.slots = [Slot(Evaluator(payload, self.shared)) for _ in range(settings.count)]
         for slot in self.slots:
             if device is not None and self._station is not None:
-                slot.evaluator.attach(self._station.for_thread(), device.compiler(target, scratch))
+                slot.evaluator.attach(self._station, device.compiler(target, scratch))
         self._answers: queue.SimpleQueue[tuple[Slot, bytes | None]] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._serve, args=(s,), daemon=True) for s in self.slots]
         for thread in self._threads:
@@ -102,7 +98,7 @@ class EvaluatorThreads:
         """Evaluate ``job`` in a slot that is free; there must be one."""
         slot = next(slot for slot in self.slots if slot.job is None)
         slot.job, slot.began = job, time.monotonic()
-        slot.requests.put(request_for(job, slot.sent))
+        slot.requests.put(request_for(job))
 
     def finished(self, seconds: float) -> list[tuple[PoolJob, Evaluation | None]]:
         """Finished jobs, after at most so long until there is one; None where the machinery failed."""

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PREFIX = "tw-pool-"
@@ -127,12 +127,14 @@ def _remove(folder: Path) -> None:
 
 def end_processes(mark: str) -> None:
     """Kill this process's descendants whose command line names ``mark``."""
-    _kill(lambda: _descendants(mark))
+    from tilewright.workers.child.descendants import descendants  # the program below has no path to it
+
+    _kill(lambda: [pid for pid in descendants(os.getpid()) if _is_marked(pid, mark)])
 
 
-def _kill(processes: Callable[[], Iterator[int]]) -> None:
+def _kill(processes: Callable[[], Sequence[int]]) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while found := list(processes()):
+    while found := processes():
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -141,29 +143,12 @@ def _kill(processes: Callable[[], Iterator[int]]) -> None:
         time.sleep(0.05)
 
 
-def _descendants(mark: str) -> Iterator[int]:
-    marked, parents = _marked_processes(mark)
-    for pid in marked:
-        above = pid
-        while above in parents and above != os.getpid():
-            above = parents[above]
-        if above == os.getpid() and pid != above:
-            yield pid
-
-
-def _marked_processes(mark: str) -> tuple[list[int], dict[int, int]]:
-    """Processes whose command line names ``mark``, and every process's parent."""
-    parents: dict[int, int] = {}
-    marked = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            parents[int(entry.name)] = int(fields[1])
-            if fields[0] != "Z" and mark.encode() in (entry / "cmdline").read_bytes():
-                marked.append(int(entry.name))
-    return marked, parents
+def _is_marked(pid: int, mark: str) -> bool:
+    """Whether a process's command line names ``mark``; one that has ended has none."""
+    try:
+        return mark.encode() in Path("/proc", str(pid), "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _close_after(folder: Path) -> None:
@@ -173,7 +158,10 @@ def _close_after(folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError:  # the owner has closed it
         return
-    _kill(lambda: iter(_marked_processes(str(folder))[0]))
+    every = Path("/proc")
+    _kill(
+        lambda: [n for e in every.iterdir() if e.name.isdigit() and _is_marked(n := int(e.name), str(folder))]
+    )
     _remove(folder)
 
 

@@ -16,15 +16,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.child.template import SharedTemplate
 from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
-from tilewright.workers.cluster.artefacts import SentArtefacts
-from tilewright.workers.cluster.evaluator import LAGGING
 from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entries_of, request_for
 from tilewright.workers.cluster.placement import missing_resource, worker_resources
 from tilewright.workers.cluster.pool_folder import PoolFolder
@@ -33,7 +29,7 @@ from tilewright.workers.cluster.ray_stations import ask_comparison, calibrate, s
 from tilewright.workers.cluster.ray_workers import EvaluatorActor, Worker
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
 from tilewright.workers.device.comparison import Comparison
-from tilewright.workers.device.station import DeviceRatio, compile_children
+from tilewright.workers.device.station import DeviceRatio
 
 CALIBRATION_SEED = 0
 """Of the operands that devices are calibrated on."""
@@ -55,8 +51,6 @@ class RayPool:
     _queue: deque[PoolJob] = field(default_factory=deque)
     _folder: PoolFolder | None = None
     """Files of a Ray that is this pool's own."""
-    _compiler: SharedTemplate | None = None
-    """The process that the compilers of all workers on this machine are forked from."""
     _retries: Retries = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,16 +62,13 @@ class RayPool:
         if not settings.address:
             try:
                 self._folder = PoolFolder()
-                if _compiles(target):
-                    self._compiler = compile_children(target.gpu, self._folder.scratch).share()
             except OSError as error:
                 raise PoolUnavailable(f"Ray cannot start: {error}") from error
         start_ray(settings.address, settings.count, settings.gpus, self._folder)
         scratch = str(self._folder.scratch) if self._folder is not None else None
         if target.measured:
             self._start_stations(target, scratch)
-        compiler = self._compiler.address if self._compiler is not None else None
-        payload = evaluator_settings(settings, self.scales, scratch, compiler)
+        payload = evaluator_settings(settings, self.scales, scratch)
         asked = worker_resources(settings.target)
         actor: Any = ray.remote(max_restarts=-1, max_task_retries=0, **asked)(EvaluatorActor)
         for number in range(settings.count):
@@ -175,8 +166,6 @@ class RayPool:
         for handle in [*(worker.handle for worker in self._workers), *self._stations]:
             ray.kill(handle)
         self._workers, self._stations = [], []
-        if self._compiler is not None:
-            self._compiler.close()
         ray.shutdown(wait_for_processes=self._folder is not None)
         if self._folder is not None:
             self._folder.close()
@@ -195,7 +184,7 @@ class RayPool:
             if worker.job is None and self._queue and (failing or state is Service.IDLE):
                 worker.job = self._queue.popleft()
                 worker.began = time.monotonic()
-                request = request_for(worker.job, worker.sent)
+                request = request_for(worker.job)
                 worker.reply = worker.handle.evaluate.remote(request, self._station_of(worker))
 
     def _station_of(self, worker: Worker) -> ActorHandle | None:
@@ -206,10 +195,6 @@ class RayPool:
         assert job is not None and worker.reply is not None
         try:
             reply: Any = ray.get(worker.reply)
-            if reply == LAGGING:
-                worker.sent, worker.job, worker.reply = SentArtefacts(), None, None
-                self._queue.appendleft(job)
-                return []
             evaluation = Evaluation.model_validate_json(reply)
         except RayError as error:
             how = "died" if isinstance(error, RayActorError) else "failed"
@@ -230,8 +215,3 @@ class RayPool:
             evaluation = self._retries.fault(job, f"worker {worker.number} did not answer in time")
             finished += self._retries.settle(job, evaluation, self._queue)
         return finished
-
-
-def _compiles(target: Target) -> bool:
-    """Whether candidates are compiled ahead of a device."""
-    return target.measured and not (target.interpreted or isinstance(target.part, Chip))

@@ -1,4 +1,4 @@
-"""Measuring stations as Ray actors: one for each GPU or TPU, exclusive, serving every evaluator of a campaign."""
+"""Measuring stations as Ray actors: one for each GPU, exclusive, serving every evaluator of a campaign."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDi
 from tilewright.workers.cluster.placement import station_resources
 from tilewright.workers.device import calibration
 from tilewright.workers.device.comparison import EFFORT, Comparison, compare
-from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation, OperandSeeds
+from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation
 
 CALIBRATION_SECONDS = 180.0
 """How long stations may take to start, compile the reference kernel and time it."""
@@ -45,33 +44,26 @@ CALIBRATION_EFFORT = (5, 3)
 
 
 class StationActor:
-    """Runs in the Ray worker process that holds one device. Jobs run one at a time; queries do not wait for them."""
+    """Runs in the Ray worker process that holds one device."""
 
     def __init__(self, target: str, scratch: str | None) -> None:
         self._target = load_target(target)
-        self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
-        self._seeds = OperandSeeds()
-        self._device_lock = threading.Lock()
-        self._hello: Mapping[str, Any] = {}
+        self._station = LocalStation(self._target.gpu, Path(scratch) if scratch else None)
         with contextlib.suppress(OSError):  # the first job will say why
             self._station.warm()
 
     @ray.method(concurrency_group=QUERIES)
     def hello(self) -> Mapping[str, Any]:
         """See ``workers.device.station.Station``; a station without a device is identified by its process."""
-        if not self._hello:
-            with self._device_lock:
-                self._hello = {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
-        return self._hello
+        return {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
 
     @ray.method(concurrency_group=QUERIES)
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
-        return self._seeds.seed(proposed, ahead=ahead)
+        return self._station.operand_seed(proposed, ahead=ahead)
 
     @ray.method(concurrency_group=JOBS)
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        with self._device_lock:
-            return self._station.run(job, limits)
+        return self._station.run(job, limits)
 
     @ray.method(concurrency_group=ORACLE)
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
@@ -102,9 +94,7 @@ class StationActor:
     ) -> bytes:
         """See ``workers.device.comparison``; the answer as JSON."""
         made = load_operator(operator)
-        with self._device_lock:
-            found = compare(self._station, made, self._target, workloads, entries, seed, effort)
-        return found.to_json().encode()
+        return compare(self._station, made, self._target, workloads, entries, seed, effort).to_json().encode()
 
 
 class RemoteStation:
@@ -114,8 +104,6 @@ class RemoteStation:
         self._handle = handle
         self._scales = scales
         self._hello: Mapping[str, Any] | None = None
-        self.busy_seconds = 0.0
-        self.cpu_seconds = 0.0
         self._champion: Champion | None = None
 
     def hello(self) -> Mapping[str, Any]:
@@ -125,8 +113,6 @@ class RemoteStation:
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         outcome: ChildOutcome = self._ask(self._handle.run.remote(job, limits))
-        self.busy_seconds += outcome.seconds
-        self.cpu_seconds += outcome.cpu_seconds
         return outcome
 
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
@@ -136,10 +122,10 @@ class RemoteStation:
         if not self._scales:
             return DeviceRatio()
         self._hello = None  # a restarted station may hold another device
-        found = calibration.scale_here(hello := self.hello(), self._scales)
-        if found is None:
-            raise SessionDied(f"the device {hello.get(calibration.DEVICE)} was never calibrated")
-        return found
+        device = str(self.hello().get(calibration.DEVICE, ""))
+        if device not in self._scales:
+            raise SessionDied(f"the device {device} was never calibrated")
+        return self._scales[device]
 
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
         return self._ask(self._handle.operand_seed.remote(proposed, ahead=ahead))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from tilewright.workers.cluster.actor_health import Health
-from tilewright.workers.cluster.artefacts import SentArtefacts
 from tilewright.workers.cluster.evaluator import Evaluator
 from tilewright.workers.cluster.jobs import PoolJob
 from tilewright.workers.cluster.ray_stations import RemoteStation
@@ -38,12 +37,11 @@ class EvaluatorActor:
 
 @dataclass
 class Worker:
-    """A worker as its pool sees it: what it was sent, and the job it has."""
+    """A worker as its pool sees it: the job it has."""
 
     handle: ActorHandle
     number: int
     health: Health
-    sent: SentArtefacts = field(default_factory=SentArtefacts)
     job: PoolJob | None = None
     reply: ObjectRef | None = None
     began: float = 0.0

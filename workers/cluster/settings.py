@@ -45,13 +45,12 @@ class PoolSettings:
 
 
 def evaluator_settings(
-    settings: PoolSettings, scales: Mapping[str, DeviceRatio], scratch: str | None, compiler: str | None
+    settings: PoolSettings, scales: Mapping[str, DeviceRatio], scratch: str | None
 ) -> bytes:
     """The JSON that an ``Evaluator`` is made of.
 
     ``scales``: of the devices of several stations, by device. ``scratch``: a folder for children's files.
-    ``compiler``: the address of a shared template that compilers are forked from.
     """
     ratios = {device: asdict(scale) for device, scale in scales.items()}
-    own = {"reference": None, "scales": ratios, "scratch": scratch, "compiler": compiler}
+    own = {"reference": None, "scales": ratios, "scratch": scratch}
     return json.dumps({**asdict(settings), **own}).encode()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 from tilewright.fitness.intervals import NORMAL_95, Ratio, paired_ratio
 from tilewright.seeds.operator import Operator, Suite, Workload
@@ -43,14 +43,6 @@ def reference_shapes(operator: Operator, suite: Suite) -> list[Workload]:
     return [ranked[round(n * (len(ranked) - 1) / max(1, count - 1))] for n in range(count)]
 
 
-def ratio_to_first(here: Comparison, first: Comparison, reference: str) -> Ratio:
-    """Times of the genome ``reference`` on one device over those on the first, with their interval."""
-    return paired_ratio(
-        {w: names[reference] for w, names in here.rounds.items()},
-        {w: names[reference] for w, names in first.rounds.items()},
-    )
-
-
 def scale_of(device: str, ratio: Ratio) -> DeviceRatio:
     """The scale of a device from the reference's ratio; the first's is 1 without error."""
     if ratio.low == ratio.high:
@@ -74,15 +66,11 @@ def in_service(
     kept: list[Handle] = []
     scales: dict[str, DeviceRatio] = {}
     for handle, device, found in timed:
-        ratio = ratio_to_first(found, timed[0][2], reference)
+        here, first = ({w: of[reference] for w, of in one.rounds.items()} for one in (found, timed[0][2]))
+        ratio = paired_ratio(here, first)
         if max(ratio.value, 1 / ratio.value) > farthest or device in scales:
             log.warning("device %s is left out: %.3f times the first device's times", device, ratio.value)
             continue
         kept.append(handle)
         scales[device] = scale_of(device, ratio)
     return kept, scales if len(kept) > 1 else {}
-
-
-def scale_here(hello: Mapping[str, Any], scales: Mapping[str, DeviceRatio]) -> DeviceRatio | None:
-    """The scale of the device that said ``hello``; None where it was never calibrated, and others were."""
-    return scales.get(str(hello.get(DEVICE, ""))) if scales else DeviceRatio()

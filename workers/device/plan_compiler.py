@@ -82,17 +82,22 @@ class PlanStage:
             return answer
         if self._pace is not None:
             self._pace.add(time.monotonic() - began)
-        plans = read_plans(answer[0], request)
-        if isinstance(plans, Failure):
-            return plans
-        if (failure := read_code(plans, answer[0], found)) is not None:
-            return failure
-        found.plans = {name: answer[0].blobs[name] for name in plans}
-        launches = [launch for plan in plans.values() for launch in plan.launches]
-        found.claimed["shared"] = str(max((launch.shared for launch in launches), default=0))
-        text = "".join(plans[w.id].digest for w in request.measured)
-        found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return duplicate(request, found.artefact)
+        return adopt_plans(answer[0], request, found)
+
+
+def adopt_plans(compiled: Frame, request: KernelRequest, found: Findings) -> Failure | None:
+    """Note the plans that a child sent, and what their code says; refuse what reads a clock or was compiled before."""
+    plans = read_plans(compiled, request)
+    if isinstance(plans, Failure):
+        return plans
+    if (failure := read_code(plans, compiled, found)) is not None:
+        return failure
+    found.plans = {name: compiled.blobs[name] for name in plans}
+    launches = [launch for plan in plans.values() for launch in plan.launches]
+    found.claimed["shared"] = str(max((launch.shared for launch in launches), default=0))
+    text = "".join(plans[w.id].digest for w in request.measured)
+    found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return duplicate(request, found.artefact)
 
 
 def compile_all(

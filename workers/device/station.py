@@ -1,4 +1,4 @@
-"""A measuring station: one GPU or TPU (or an interpreter), exclusive, and the champion contenders are measured against.
+"""A measuring station: one GPU (or an interpreter), exclusive, and the champion contenders are measured against.
 
 Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds the device.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
 from tilewright.seeds.sampled import Sample
@@ -23,9 +23,9 @@ from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
+from tilewright.workers.child.template import Template
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.device.oracle import DeviceOracle
-from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 KEPT = 256
@@ -89,14 +89,6 @@ class DeviceRatio:
 class Station(Protocol):
     """A place where candidates are measured, as an evaluator needs it."""
 
-    busy_seconds: float
-    """That the device has been held by jobs asked for here."""
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time of the device's child, for those jobs."""
-        ...
-
     def hello(self) -> Mapping[str, Any]:
         """Device and versions. Raises SessionDied or OSError where there is no usable device."""
         ...
@@ -152,13 +144,12 @@ class OperandSeeds:
 
 
 class LocalStation:
-    """A station in this process. Not safe for several threads."""
+    """A station in this process, for several threads: jobs take turns; what is only asked or told waits for none."""
 
-    def __init__(self, device: Gpu | Chip, scratch: Path | None = None, *, spare: bool = True) -> None:
-        """Without ``spare`` no second child waits beside the first, where a device's children have one."""
-        self.busy_seconds = 0.0
+    def __init__(self, device: Gpu, scratch: Path | None = None, *, spare: bool = True) -> None:
+        """Without ``spare`` no second child waits beside the first."""
         self._keeper: SessionPool | ForkedChildren
-        if not isinstance(device, Chip) and device.interpreted:
+        if device.interpreted:
             self._keeper = ForkedChildren(
                 "interpret.",
                 ("tilewright.workers.runners.triton.interpreter_runner",),
@@ -167,14 +158,14 @@ class LocalStation:
                 scratch,
             )
         else:
-            config = (
-                tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
-            )
-            self._keeper = SessionPool(
-                dataclasses.replace(config, scratch=scratch, spare=spare and config.spare)
-            )
-        on_gpu = not isinstance(device, Chip) and not device.interpreted
-        self._oracle = DeviceOracle() if on_gpu else None
+            config = dataclasses.replace(device_config(device), scratch=scratch, spare=spare)
+            self._keeper = SessionPool(config)
+        self._oracle = None if device.interpreted else DeviceOracle()
+        self._turn, self._state = threading.Lock(), threading.Lock()
+        self._over = False
+        self._hello: Mapping[str, Any] = {}
+        """Said once: whoever asks later waits for no job."""
+        self._seeds = OperandSeeds()
         self._plans: OrderedDict[str, dict[str, bytes]] = OrderedDict()
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
@@ -182,20 +173,34 @@ class LocalStation:
         """The child by its number, and its CPU seconds, as they were after the latest job."""
 
     def hello(self) -> Mapping[str, Any]:
-        return self._keeper.hello()
+        if not self._hello:
+            with self._turn:
+                self._require()
+                self._hello = self._keeper.hello()
+        return self._hello
+
+    def end(self) -> None:
+        """Have all that wait for a turn or a claim, and all that ask later, fail."""
+        self._over = True
+
+    def _require(self) -> None:
+        if self._over:
+            raise SessionDied("the station has ended")
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        identity = self._keeper.hello().get("identity")
-        self._keep(job)
-        with exclusive(None if identity is None else str(identity)):
-            if self._counted is None or self._counted[0] != self._keeper.replaced:
-                self._counted = self._keeper.replaced, self._keeper.cpu_seconds
-            outcome = self._keeper.run(job, limits)
-        (child, before), after = self._counted, self._keeper.cpu_seconds
-        # a child that was replaced counts anew
-        outcome.cpu_seconds = max(0.0, after - before) if child == self._keeper.replaced else 0.0
-        self._counted = self._keeper.replaced, after
-        self.busy_seconds += outcome.seconds
+        with self._turn:
+            self._require()
+            identity = self._keeper.hello().get("identity")
+            with self._state:
+                self._keep(job)
+            with exclusive(None if identity is None else str(identity)):
+                if self._counted is None or self._counted[0] != self._keeper.replaced:
+                    self._counted = self._keeper.replaced, self._keeper.cpu_seconds
+                outcome = self._keeper.run(job, limits)
+            (child, before), after = self._counted, self._keeper.cpu_seconds
+            # a child that was replaced counts anew
+            outcome.cpu_seconds = max(0.0, after - before) if child == self._keeper.replaced else 0.0
+            self._counted = self._keeper.replaced, after
         return outcome
 
     def _keep(self, job: Frame) -> None:
@@ -214,10 +219,11 @@ class LocalStation:
 
     def plans(self, source: str, params: Mapping[str, Any]) -> Mapping[str, bytes]:
         """By workload, what of a kernel came with earlier jobs, already compiled."""
-        return self._plans.get(entry_id(source, params), {})
+        with self._state:
+            return dict(self._plans.get(entry_id(source, params), {}))
 
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
-        """For several threads, and beside jobs: the device is held while it is at work."""
+        """Beside jobs: the device is held while it is at work."""
         return self._oracle.sample(asked, seed) if self._oracle is not None else None
 
     def warm(self) -> None:
@@ -228,34 +234,34 @@ class LocalStation:
         return DeviceRatio()
 
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
-        return proposed
+        with self._state:
+            return self._seeds.seed(proposed, ahead=ahead)
 
     def champion(self) -> Champion | None:
         return self._champion
 
     def claim(self, contender: str) -> bool:
-        now = time.monotonic()
-        if self._claim is not None and self._claim[0] != contender and now < self._claim[1]:
-            return False
-        self._claim = (contender, now + CLAIM_SECONDS)
-        return True
+        self._require()
+        with self._state:
+            now = time.monotonic()
+            if self._claim is not None and self._claim[0] != contender and now < self._claim[1]:
+                return False
+            self._claim = (contender, now + CLAIM_SECONDS)
+            return True
 
     def inherit(self, champion: Champion) -> None:
         """Take over the champion of another station on the same device, where it is the better one."""
-        if self._champion is None or champion.fitness > self._champion.fitness:
-            self._champion = champion
+        with self._state:
+            if self._champion is None or champion.fitness > self._champion.fitness:
+                self._champion = champion
 
     def release(self, contender: str, crowned: Champion | None) -> None:
-        if self._claim is None or self._claim[0] != contender:
-            return  # it took too long, and another has the claim
-        self._claim = None
-        if crowned is not None:
-            self._champion = crowned
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time of the children there are now."""
-        return self._keeper.cpu_seconds
+        with self._state:
+            if self._claim is None or self._claim[0] != contender:
+                return  # it took too long, and another has the claim
+            self._claim = None
+            if crowned is not None:
+                self._champion = crowned
 
     @property
     def replaced(self) -> int:
@@ -283,8 +289,10 @@ def device_config(gpu: Gpu) -> SessionConfig:
     )
 
 
-def compile_children(gpu: Gpu, scratch: Path | None = None, address: str | None = None) -> ForkedChildren:
-    """Children that compile ahead, one for each candidate. ``address``: see ``ForkedChildren``."""
+def compile_children(
+    gpu: Gpu, scratch: Path | None = None, template: Template | None = None
+) -> ForkedChildren:
+    """Children that compile ahead, one for each candidate. ``template``: see ``ForkedChildren``."""
     return ForkedChildren(
         "compile.",
         ("tilewright.workers.runners.triton.compile",),
@@ -292,11 +300,11 @@ def compile_children(gpu: Gpu, scratch: Path | None = None, address: str | None 
         triton_toolchain.compile_environment(),
         scratch,
         triton_toolchain.CACHES,
-        address,
+        template,
     )
 
 
-def station_fault(device: Gpu | Chip) -> str | None:
+def station_fault(device: Gpu) -> str | None:
     """None, or one sentence on why candidates cannot run on this machine's device. Starts a child (seconds)."""
     try:
         station = LocalStation(device)

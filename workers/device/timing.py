@@ -203,8 +203,7 @@ def measure(
     }
     blobs = {name: plan for entry in entries for name, plan in entry.blobs(w.id for w in workloads).items()}
     scale = station.scale()
-    outcome = station.run(Frame("time", data, arrays, blobs), job_limits(request))
-    found.logs.append(outcome.log)
+    outcome = run_job(station, request, found, Frame("time", data, arrays, blobs))
     if (failure := failed(outcome, "timing", Stage.MEASURE)) is not None:
         if judged is not None and failure.entry not in (None, entries[judged].id):
             return Failure(
@@ -353,10 +352,13 @@ def _own_error(request: TimingRequest) -> float:
     return INEXACT if narrow else 2.0**-11
 
 
-def job_limits(request: TimingRequest) -> JobLimits:
-    """Wall clock and silence of one job on the device."""
+def run_job(station: Station, request: TimingRequest, found: Findings, job: Frame) -> ChildOutcome:
+    """One job on the device, within the request's limits; what it printed and took is noted."""
     wall = request.limits.trace.wall_seconds * request.time_factor
-    return JobLimits(wall, min(STALL_SECONDS, wall))
+    outcome = station.run(job, JobLimits(wall, min(STALL_SECONDS, wall)))
+    found.logs.append(outcome.log)
+    found.spend(outcome.seconds, outcome.cpu_seconds)
+    return outcome
 
 
 def failed(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | None:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
 from tilewright.workers.child.forked_children import ForkedChildren
-from tilewright.workers.child.template import SharedTemplate
+from tilewright.workers.child.template import Template
 from tilewright.workers.device.station import LocalStation, compile_children
 from tilewright.workers.toolchains import triton as triton_toolchain
 
@@ -20,33 +19,29 @@ class WarmDevice:
     """A station, and the process that all compilers of this machine are forked from; an interpreter needs none."""
 
     station: LocalStation
-    shared: SharedTemplate | None
-
-    @property
-    def address(self) -> str | None:
-        """For ``compile_children``."""
-        return self.shared.address if self.shared is not None else None
+    template: Template | None
 
     def compiler(self, target: Target, scratch: Path | None = None) -> ForkedChildren | None:
         """Children for one thread that compiles."""
-        return compile_children(target.gpu, scratch, self.address) if self.shared is not None else None
+        return compile_children(target.gpu, scratch, self.template) if self.template is not None else None
 
     def close(self) -> None:
         """Kill the children."""
         self.station.close()
-        if self.shared is not None:
-            self.shared.close()
+        if self.template is not None:
+            self.template.close()
 
 
 def warm_device(target: Target, scratch: Path | None = None) -> WarmDevice:
     """Begin to start both, and wait for neither. Raises OSError where no process can be made."""
-    compiles = not (isinstance(target.part, Chip) or target.interpreted)
     found = WarmDevice(
-        LocalStation(target.hardware, scratch, spare=False),
-        compile_children(target.gpu, scratch).share() if compiles else None,
+        LocalStation(target.gpu, scratch, spare=False),
+        None if target.interpreted else compile_children(target.gpu, scratch).template,
     )
     try:
         found.station.warm()
+        if found.template is not None:
+            found.template.warm()
     except OSError:
         found.close()
         raise
@@ -60,10 +55,7 @@ def device_for(target: Target) -> Iterator[WarmDevice | None]:
     Several devices are compared before any of them is used, and the pool starts them.
     """
     device = None
-    one_device = target.interpreted or (
-        target.measured and not isinstance(target.part, Chip) and triton_toolchain.gpu_count() == 1
-    )
-    if one_device:
+    if target.interpreted or (target.measured and triton_toolchain.gpu_count() == 1):
         with contextlib.suppress(OSError):  # the campaign will say why
             device = warm_device(target)
     try:

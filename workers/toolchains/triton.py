@@ -21,7 +21,7 @@ CACHES = ("TRITON_CACHE_DIR",)
 DRIVER_FOLDERS = tuple(
     map(
         Path,
-        (
+        [
             "/proc/driver",
             "/proc/devices",
             "/proc/modules",
@@ -30,7 +30,7 @@ DRIVER_FOLDERS = tuple(
             "/sys/class",
             "/sbin",
             "/dev/shm",
-        ),
+        ],
     )
 )
 """What the driver's library reads beside the system's own folders."""

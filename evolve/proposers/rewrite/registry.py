@@ -6,58 +6,36 @@ from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.gluon import lower, operand_once
 from tilewright.evolve.proposers.rewrite.gluon.chain import rule as chain
 from tilewright.evolve.proposers.rewrite.pallas import (
-    accumulators,
-    arithmetic,
     caching,
     dots,
     exponents,
     grid,
     launch,
-    loops,
     memory,
     normalise,
     row_sums,
     tiles,
     unroll_grid,
 )
-from tilewright.evolve.proposers.rewrite.triton import arithmetic as device_arithmetic
-from tilewright.evolve.proposers.rewrite.triton import descriptors, loads, programs, rows, stores
-from tilewright.evolve.proposers.rewrite.triton import dots as device_dots
+from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, loads, programs, stores
 
 
 def pallas_rules() -> tuple[Rule, ...]:
     return (
         caching.CacheAcrossAxis(),
         caching.PinCachedInput(),
-        caching.SkewGridStep(),
-        loops.SkewLoop(),
-        loops.UnrollToFori(),
-        loops.ForiToUnroll(),
         dots.ChunkRows(),
         dots.ChunkColumns(),
-        dots.DequantiseFirst(),
         dots.ReassociateScale(),
-        accumulators.AccumulateInValue(),
-        accumulators.AccumulateInRef(),
-        accumulators.DropAccumulatorScratch(),
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),
         exponents.BaseTwoSoftmax(),
         exponents.NarrowExponent(),
         row_sums.RowSumsInDot(),
         grid.WholeReductionBlock(),
-        grid.SwapGridAxes(),
-        grid.SpecialiseSteps(),
         unroll_grid.UnrollGridAxis(),
-        launch.DimensionSemantics(),
-        launch.BufferCount(),
         launch.VmemLimit(),
         launch.WidenSpace(),
-        arithmetic.AbsmaxDtype(),
-        arithmetic.DivideToReciprocal(),
-        arithmetic.ReciprocalToDivide(),
-        memory.LanePaddedScale(),
-        memory.EmitPipeline(),
         memory.DeepPipeline(),
     )
 
@@ -67,8 +45,7 @@ def gluon_rules() -> tuple[Rule, ...]:
     return (
         loads.StrengthReducePointer(),
         loads.CacheHint(),
-        device_arithmetic.DivideToReciprocal(),
-        programs.SwapProgramAxes(),
+        arithmetic.DivideToReciprocal(),
         programs.PersistentGrid(),
         programs.LaunchOption(),
     )
@@ -78,14 +55,9 @@ def triton_rules() -> tuple[Rule, ...]:
     return (
         *gluon_rules(),
         loads.EvenGuard(),
-        device_dots.SwapOperands(),
-        device_dots.AccumulateInDot(),
-        programs.SplitK(),
         programs.RangeOption(),
-        rows.RowsPerProgram(),
         stores.TransposedStore(),
         descriptors.DescriptorLoad(),
-        descriptors.DescriptorStore(),
         operand_once.ComputeOperandOnce(),
         lower.LowerProduct(),
         chain.LowerChain(),
@@ -100,19 +72,38 @@ def rules(language: Language) -> tuple[Rule, ...]:
 
 RETIRED = frozenset(
     {
+        "pallas_absmax_dtype",
         "pallas_accumulate_in_output",
+        "pallas_accumulate_in_ref",
+        "pallas_accumulate_in_value",
+        "pallas_buffer_count",
+        "pallas_dequantise_first",
+        "pallas_dimension_semantics",
+        "pallas_divide_to_reciprocal",
         "pallas_double_buffered_copy",
+        "pallas_drop_accumulator_scratch",
+        "pallas_emit_pipeline",
+        "pallas_fori_to_unroll",
         "pallas_fuse_comprehension",
+        "pallas_lane_padded_scale",
         "pallas_manual_copy",
         "pallas_mask_crossing_tiles",
         "pallas_merge_group_dots",
         "pallas_narrow_operands",
+        "pallas_reciprocal_to_divide",
         "pallas_scalar_input_in_smem",
         "pallas_scale_operand",
+        "pallas_skew_grid_step",
+        "pallas_skew_loop",
+        "pallas_specialise_steps",
         "pallas_state_in_scratch",
         "pallas_state_in_values",
+        "pallas_swap_grid_axes",
         "pallas_transpose_in_dot",
+        "pallas_unroll_to_fori",
         "triton_accumulate_after_dot",
+        "triton_accumulate_in_dot",
+        "triton_descriptor_store",
         "triton_dot_halves_columns",
         "triton_dot_halves_rows",
         "triton_drop_even_guard",
@@ -123,8 +114,12 @@ RETIRED = frozenset(
         "triton_narrow_index",
         "triton_program_order",
         "triton_reciprocal_to_divide",
+        "triton_rows_per_program",
         "triton_skew_promotion",
+        "triton_split_k",
         "triton_subtiled_store",
+        "triton_swap_operands",
+        "triton_swap_program_axes",
         "triton_widen_index",
     }
 )

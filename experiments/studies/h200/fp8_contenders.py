@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 
 from testkit import ROOT
-from tilewright.evolve.campaign.dispatch_table import lookup
 
 KERNELS = ROOT / "seeds" / "gemm_fp8_blockwise" / "kernels"
 
@@ -51,11 +50,17 @@ def kernel(name: str, params: Params | None = None) -> Callable[[Operands], tupl
     return lambda inputs: module.launch(inputs, full)
 
 
+def chosen(table: dict[str, Any], dims: Mapping[str, int]) -> str:
+    """The genome of a shape that a campaign's dispatch table lists. Raises StopIteration for another shape."""
+    entries = table["entries"]
+    return str(next(e["genome"] for e in entries if all(e["workload"][n] == s for n, s in dims.items())))
+
+
 def dispatched(
     table: Mapping[str, Any], dims: Mapping[str, int]
 ) -> Callable[[Operands], tuple[torch.Tensor, ...]]:
     """What a campaign's dispatch table (``evolve.campaign.dispatch_table``) chooses for a shape."""
-    genome = table["genomes"][lookup(table, dims)]
+    genome = table["genomes"][chosen(table, dims)]
     module = loaded(genome["source"])
     return lambda inputs: module.launch(inputs, genome["params"])
 

@@ -26,7 +26,6 @@ import torch
 from experiments.studies.h200 import fp8_contenders as contenders
 from experiments.studies.h200.stamp import stamp
 from experiments.studies.records.say import say
-from tilewright.evolve.campaign.dispatch_table import lookup
 from tilewright.seeds.gemm_fp8_blockwise.shapes import core as primus_core
 from tilewright.seeds.gemm_fp8_blockwise.shapes import primus84
 from tilewright.seeds.operator import Workload
@@ -130,7 +129,7 @@ def forward(bench: Bench, workload: Workload, seed: int, dispatch: dict | None =
     x = contenders.quantised_operands(m, n, k)
     if dispatch is not None:
         ours = contenders.dispatched(dispatch, workload.dims)
-        picked = ("dispatch", lookup(dispatch, workload.dims))
+        picked = ("dispatch", contenders.chosen(dispatch, workload.dims))
     else:
         picked = pick(bench, x, FORWARD, seed)
         ours = contenders.kernel(*picked)

@@ -1,7 +1,7 @@
 """Pictures of a real campaign for the documentation: ``python -m experiments.studies.records.screenshots
 CAMPAIGN_DIR``.
 
-Writes into ``docs/img``: the report, its lineage and timelines, MLflow's view of the campaign and its candidates, and
+Writes into ``docs/img``: the report, its lineage, MLflow's view of the campaign and its candidates, and
 the live display as it stood at the end. Needs the ``dev`` extra and a Chromium on the PATH.
 """
 
@@ -20,17 +20,12 @@ from testkit.browser import browser_page, missing_browser
 from tilewright.evolve.mlflow_mirror.process import ARTIFACTS, mirror_command, mirror_environment, store_uri
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.compare import pair_of, write_comparison
 from tilewright.evolve.report.data import CampaignData, load
 from tilewright.evolve.report.html import write_report
 from tilewright.evolve.report.lineage_page import PAGE
 from tilewright.evolve.show.watch import JournalView
 
-SECTIONS = {
-    "lineage": "Lineage of the winner",
-    "timeline": "Where the kernel's time goes",
-    "roofline": "Roofline",
-}
+SECTIONS = {"lineage": "Lineage of the winner", "roofline": "Roofline"}
 """Parts of the report that get a picture of their own, by file name."""
 
 
@@ -69,14 +64,6 @@ def report_pictures(report: Path, out: Path) -> None:
     with browser_page(390, 844, "dark", scale=1.5) as browser:
         browser.page.goto(report.as_uri())
         browser.shot(out / "report-phone.png")
-
-
-def comparison_picture(this: CampaignData, other: CampaignData, page: Path, path: Path) -> None:
-    """The head of the comparison of two campaigns."""
-    write_comparison(pair_of(this, other), page)
-    with browser_page(WIDTH, 900) as browser:
-        browser.page.goto(page.as_uri())
-        browser.shot(path)
 
 
 def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None:
@@ -127,7 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m experiments.studies.records.screenshots", description=__doc__
     )
     parser.add_argument("campaign", type=Path, metavar="CAMPAIGN_DIR")
-    parser.add_argument("--against", type=Path, metavar="CAMPAIGN_DIR", help="also picture a comparison")
     parser.add_argument("--out", type=Path, default=Path("docs/img"))
     arguments = parser.parse_args(argv)
     reason = missing_browser()
@@ -142,9 +128,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = write_report(journal, folder / "report.html")
         display_picture(journal, out / "display.png")
     report_pictures(report, out)
-    if arguments.against is not None:
-        with Journal(arguments.against / JOURNAL) as journal:
-            comparison_picture(data, load(journal), folder / "comparison.html", out / "comparison.png")
     command = mirror_command([folder / JOURNAL], home, uri)
     (home / ARTIFACTS).mkdir(exist_ok=True)
     subprocess.run(command, env=mirror_environment(os.environ), check=True, stderr=subprocess.DEVNULL)

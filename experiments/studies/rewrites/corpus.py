@@ -93,20 +93,11 @@ its own, which writes the operand to memory. The product then loads it and can b
   types without a `.to(...)`; loops that do not step through K from 0; bounds that the host does not know;
   products in a loop over tiles.
 
-## triton_rows_per_program
-
-The rule makes a program of a row kernel compute `rows` neighbouring rows along one axis of the grid.
-
-* **It keeps** the operations on each row in their order. Programs past the last row repeat it.
-* **It refuses** values of two axes, branches and loop bounds that depend on the row, early returns, atomics,
-  scans, integers that a loop carries, and a tensor that is read and written.
-
 ## Pallas: pipelines
 
-On `tpu7x` (modelled) a kernel that `emit_pipeline` wrote takes as long as the grid's own pipeline
-([table](../experiments/records/tpu/transfers.md)). `deep_pipeline` is `emit_pipeline` with two to four
-buffers of each input. It refuses inputs whose number of buffers the launch sets, and block specifications
-that an output shares.
+`deep_pipeline` runs the grid as a pipeline inside the kernel, with two to four buffers of each input; with two
+it takes as long as the grid's own ([table](../experiments/records/tpu/transfers.md), tpu7x, modelled). It
+refuses inputs whose number of buffers the launch sets, and block specifications that an output shares.
 
 ## Pallas: attention
 

@@ -69,9 +69,7 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/targets.py": {
         "return self.kind <= FigureKind.COMPILED": "no kind comes before it",
     },
-    "workers/cascade/base.py": {
-        "timeline=scope == Scope.TIMELINE,": ENUM,
-    },
+    "workers/cascade/base.py": {},
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",

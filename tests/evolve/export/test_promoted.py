@@ -1,9 +1,8 @@
-"""Promoted operators for other programs: packages that need no tilewright, solutions, rows with a link to a receipt."""
+"""Promoted operators for other programs: packages that need no tilewright, and solutions."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import json
 import os
@@ -14,13 +13,10 @@ from pathlib import Path
 import pytest
 
 from testkit.promote_campaign import one_sentence
-from tests.evolve.export.test_export import PLAIN
 from tilewright.evolve.cli import main
-from tilewright.evolve.export import block_fp8, flashinfer_bench, standalone
-from tilewright.evolve.export.choice import Disagreement
-from tilewright.evolve.export.promoted import PromotedTable, promoted
+from tilewright.evolve.export import flashinfer_bench, standalone
+from tilewright.evolve.export.promoted import Disagreement, PromotedTable, promoted
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.seeds.catalogue import load_operator
 
 SHIPPED = LibraryWriter(Path(__file__).parents[3] / "library")
 ROWS = "gemm_fp8_blockwise/quant_1x128"
@@ -125,50 +121,6 @@ def test_a_pallas_operator_is_no_torch_solution() -> None:
         flashinfer_bench.of_operator(promoted(SHIPPED, "gemm_fp8_fused/g512", None))
 
 
-# -- vLLM and SGLang: a file a weight, rows by M, launch options alone --------------------------------------------
-
-
-def plain(table: PromotedTable, **params: object) -> PromotedTable:
-    """The table as if the plain kernel of pointer loads served it."""
-    source = load_operator(PRODUCT).kernels["pointer"].source
-    chosen = {**PLAIN, **params}
-    kernels = {
-        name: dataclasses.replace(kernel, data=source.encode(), params=chosen)
-        for name, kernel in table.kernels.items()
-    }
-    return dataclasses.replace(table, kernels=kernels)
-
-
-def test_rows_for_vllm_and_sglang() -> None:
-    table = plain(shipped(PRODUCT))
-    made = block_fp8.of_operator(table, "vllm")
-    place = "vllm/model_executor/layers/quantization/utils/configs/"
-    name = "N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128]"
-    rows = json.loads(made[f"{place}{name}.json"])
-    blocks = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8}
-    assert rows == {"8192": {**blocks, "num_warps": 4, "num_stages": 4}}
-    told = json.loads(made[f"{place}{name}.receipts.json"])["8192"]
-    assert told["receipt"] == table.receipt_name and told["kind"] == "measured"
-    assert told["interval_us"][0] < told["time_us"] < told["interval_us"][1]
-    for text in made.values():
-        assert all(int(key) > 0 for key in json.loads(text))
-    both = json.loads(made[f"{place}{name}.json".replace("N=6144", "N=4096")])
-    assert list(both) == ["8192", "32768"], "one file holds all rows of a weight"
-    sglang = block_fp8.of_operator(table, "sglang")
-    assert {Path(p).name for p in sglang} == {Path(p).name for p in made}
-    assert all(p.startswith("python/sglang/srt/layers/quantization/configs/") for p in sglang)
-
-
-def test_tiles_of_another_schedule_are_no_rows() -> None:
-    table = shipped(PRODUCT)
-    for other in (table, plain(table, skew=True)):
-        with pytest.raises(Disagreement, match="another schedule") as refused:
-            block_fp8.of_operator(other, "vllm")
-        assert one_sentence(str(refused.value))
-    with pytest.raises(Disagreement, match="for gemm_fp8_blockwise/gemm_nt alone"):
-        block_fp8.of_operator(shipped(ROWS), "sglang")
-
-
 # -- the command --------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +130,7 @@ def test_the_command_writes_or_says_why_not(tmp_path: Path, capsys: pytest.Captu
     assert (tmp_path / "gemm_fp8_blockwise_quant_1x128_h200" / "main.py").exists()
     for words in (
         ["vllm", PRODUCT],
+        ["flashinfer-bench", "gemm_fp8_fused/g512"],
         ["standalone"],
         ["standalone", ROWS, "--target", "v6e"],
         ["standalone", "a/b"],

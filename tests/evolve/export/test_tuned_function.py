@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from tilewright.evolve.export import flashinfer_bench
-from tilewright.evolve.export.choice import Disagreement
+from tilewright.evolve.export.promoted import Disagreement
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.seeds.operator import SeedKernel, Suite, Workload

@@ -1,10 +1,10 @@
-"""Rechecks: everyone answers again here; who fails gives way to who served before, and losses are told and refilled."""
+"""Rechecks: everyone answers again here; who fails is no longer served, and losses are told."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,9 +24,8 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote import library_commands
 from tilewright.evolve.promote.command import Options
-from tilewright.evolve.promote.library_commands import Finding
-from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.promote.refill import Means, recheck_library
+from tilewright.evolve.promote.library_writer import Finding, LibraryWriter
+from tilewright.evolve.promote.recheck import recheck_library
 from tilewright.evolve.promote.warming import add_plans
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
@@ -81,15 +80,9 @@ def recheck(
     spoil: Spoil = with_newer_tools,
     seconds: Seconds = quick_child,
     target: str = "tpu7x",
-    run_campaign: Callable[[dict[str, Any]], Path] | None = None,
 ) -> list[Finding]:
-    means = Means(
-        make=lambda resolved: OneByOne(resolved, seconds, spoil),
-        run_campaign=run_campaign or (lambda config: pytest.fail("no campaign is due")),
-        say=lambda line: None,
-        evaluations=3 if run_campaign else 0,
-    )
-    found = list(recheck_library(writer, OPERATOR, target, means))
+    make = lambda resolved: OneByOne(resolved, seconds, spoil)  # noqa: E731
+    found = list(recheck_library(writer, OPERATOR, target, make, lambda line: None))
     assert all(one_sentence(finding.sentence) for finding in found)
     return found
 
@@ -112,34 +105,37 @@ def test_a_sound_table_gets_a_version_that_says_what_was_verified_where(writer: 
     assert candidate["lineage"], "and where the kernel comes from"
     assert [(s["change"], s["before"]["seconds"]) for s in told["shapes"]] == [(0.0, 40e-6)] * 2
     ranges = dispatch["targets"]["tpu7x"]["toolchain"]
-    assert ranges == {"jax": ["0.10.2", "0.12"], "libtpu": ["0.0.60", "0.0.61"]}, (
-        "joined where there is no gap"
-    )
+    assert ranges == {"jax": ["0.11.2", "0.12"], "libtpu": ["0.0.60", "0.0.61"]}
     service = served(OPERATOR, "interpret", (256, 256, 512), writer.kernels)
     assert dict(service.verified_on) == NEWER and service.seconds == 40e-6 and service.exact
     assert writer.index(OPERATOR)["history"][-1]["action"] == "recheck"
     assert library_commands.rollback(writer, OPERATOR, None, None) == (version, before)
 
 
-def test_a_kernel_that_fails_gives_way_to_what_served_before(writer: LibraryWriter) -> None:
+def test_a_kernel_that_fails_is_dropped(tmp_path: Path, campaign: Path) -> None:
+    """Two kernels serve a shape each; the one that fails here is dropped, its file with it, and the other serves."""
+    writer = LibraryWriter(tmp_path / "library")
+    both = tmp_path / "table.json"
+    chosen = [{"workload": w, "genome": g.id} for w, g in zip(SHAPES, (CHILD, OTHER), strict=True)]
+    both.write_text(json.dumps({"entries": chosen}))
+    run(campaign, writer, Options(table=both))
     broken, summary = recheck(writer, failing(OTHER))
-    assert broken.good and summary.good, "the shapes are served by a verified kernel again"
+    assert not broken.good and summary.good
     assert f"kernel {OTHER.id} is no longer served" in broken.sentence and "12.0 dB" in broken.sentence
-    assert "an earlier kernel serves" in broken.sentence
-    assert table(writer) == dict.fromkeys(SHAPES, CHILD.id)
+    assert f"no kernel serves {SHAPES[1]}: run a campaign" in broken.sentence
+    assert table(writer) == {SHAPES[0]: CHILD.id}
     _, receipt, dispatch = writer.version(OPERATOR)
-    assert list(dispatch["targets"]["tpu7x"]["kernels"]) == [CHILD.id]
-    assert not any(OTHER.id in name for name in receipt["files"])
+    entry = dispatch["targets"]["tpu7x"]
+    assert list(entry["kernels"]) == [CHILD.id]
+    kept = {entry["kernels"][CHILD.id]["file"]}
+    assert {name for name in receipt["files"] if name.startswith("tpu7x_")} == kept
     assert receipt["targets"]["tpu7x"]["rechecked"]["failed"].keys() == {OTHER.id}
-    assert dispatch["targets"]["tpu7x"]["toolchain"]["jax"] == ["0.11.2", "0.12"], (
-        "no older tools: they differ"
-    )
     source = store.load_table(OPERATOR, "interpret", writer.kernels).choose((256, 256, 512)).kernel.source()
     assert "pallas" in source
 
 
 def test_where_nothing_passes_nothing_is_served(writer: LibraryWriter) -> None:
-    found = recheck(writer, failing(OTHER, CHILD))
+    found = recheck(writer, failing(OTHER))
     assert not all(finding.good for finding in found)
     assert "no kernel serves 256x256x512, 512x512x512" in found[0].sentence
     with pytest.raises(store.NotServed):
@@ -148,28 +144,13 @@ def test_where_nothing_passes_nothing_is_served(writer: LibraryWriter) -> None:
     assert writer.index(OPERATOR)["history"][-1]["dropped"] == list(SHAPES)
 
 
-def test_a_loss_is_told_and_refilled(writer: LibraryWriter, tmp_path: Path) -> None:
-    """With the newer tools the served kernel takes 60 us; a campaign finds the earlier one at 50 again."""
-
-    def slower(genome: Genome, workload: str) -> float:
-        return 60e-6 if genome == OTHER else quick_child(genome, workload)
-
-    asked: list[dict[str, Any]] = []
-
-    def campaign(config: dict[str, Any]) -> Path:
-        asked.append(config)
-        return write_campaign(tmp_path / "refill")
-
-    *slow, summary, refilled = recheck(writer, seconds=slower, run_campaign=campaign)
+def test_a_loss_is_told(writer: LibraryWriter) -> None:
+    *slow, summary = recheck(writer, seconds=lambda genome, workload: 60e-6)
     assert [s.sentence.split(" takes ")[1][:40] for s in slow] == [
         "60.00 us here, 50.0 % more than the 40.0"
     ] * 2
     assert "+50.0 % against their receipts in the geometric mean" in summary.sentence
-    assert asked[0]["suite"] == "tiny" and asked[0]["budget"] == {"evaluations": 3}
-    assert "it would have lost 16.7 % in the geometric mean of 2 shapes, 16.7 % at most" in refilled.sentence
-    assert all(f.good for f in (*slow, summary, refilled)) and set(table(writer).values()) == {CHILD.id}
-    actions = [e["action"] for e in writer.index(OPERATOR)["history"]]
-    assert actions == ["promote", "promote", "recheck", "promote"]
+    assert all(f.good for f in (*slow, summary)) and set(table(writer).values()) == {OTHER.id}
 
 
 def test_what_was_promoted_elsewhere_or_changed_meanwhile_is_refused(

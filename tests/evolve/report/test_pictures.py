@@ -17,7 +17,6 @@ from tilewright.evolve.report.data import CampaignData, ancestry, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.evolve.report.lineage import lineage_svg
 from tilewright.evolve.report.roofline import roofline, roofline_svg
-from tilewright.evolve.report.timeline import read_timeline, seed_and_winner_timelines, timeline_svg
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import load_target
 
@@ -30,11 +29,10 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data: Campai
     files = campaign_files(data)
     pages = {"report.html", "lineage.html", "winner.py", "winner.params.json"}
     assert set(files) == {*pages, "convergence.svg", "lineage.svg"}
-    roofs, timelines = roofline(data), seed_and_winner_timelines(data)
-    assert roofs is not None and timelines is not None
+    roofs = roofline(data)
+    assert roofs is not None
     pictures = [text for name, text in files.items() if name.endswith(".svg")]
-    pictures += [roofline_svg(data, roofs), timeline_svg(*timelines)]
-    pictures += [convergence_svg(data, Axis.TIME, standalone=True)]
+    pictures += [roofline_svg(data, roofs), convergence_svg(data, Axis.TIME, standalone=True)]
     for text in pictures:
         root = ET.fromstring(text)
         assert root.tag.endswith("svg") and float(root.attrib["viewBox"].split()[3]) > 50
@@ -53,7 +51,7 @@ def test_every_ancestor_has_a_row_and_every_failure_a_tick(data: CampaignData) -
     picture = lineage_svg(data, data.winner)
     for candidate in ancestry(data, data.winner):
         assert f"#{candidate.index}  " in picture
-    failed = sum(point.evaluation.fitness is None for point in data.points)
+    failed = sum(point.evaluation.failed for point in data.points)
     path = re.search(r'<path d="([^"]*)" class="fails"', convergence_svg(data))
     assert path is not None and path[1].count("M") == failed > 0
 
@@ -117,39 +115,3 @@ def test_no_mark_lies_above_the_roof(data: CampaignData) -> None:
     moved = roofline(with_figures(data, diagnosis={"dma_bytes": 10**8}))
     assert moved is not None and moved.moved, "bytes that were moved count where they are known"
     assert all(spot.intensity == pytest.approx(2 * 4096**3 / 1e8) for spot in moved.spots)
-
-
-TIMELINE = {
-    "unit": "cycles",
-    "bins": [100, 200],
-    "lanes": {"mxu": [0.5, 1.0], "spill": [0.0, 0.25], "dma": [1.0, 0.0]},
-    "waits": {"spill": [0.75, 0.0], "scalar": [0.25, 0.5], "mxu": [0.0, 0.5], "torn": [1.0]},
-}
-
-
-def test_the_strip_divides_each_bin_among_the_waits_of_the_critical_path() -> None:
-    timeline = read_timeline("winner", {"timeline": TIMELINE})
-    assert timeline is not None
-    assert timeline.waits == {"spill": (0.75, 0.0), "scalar": (0.25, 0.5), "mxu": (0.0, 0.5)}
-    text = words(timeline_svg([timeline], "x"))
-    for part in (
-        "scalar code: 38% of the critical path",
-        "MXU: 25% of the critical path",
-        "critical path: spills 38%",
-    ):
-        assert part in text
-    plain = read_timeline("seed", {"timeline": {key: TIMELINE[key] for key in ("unit", "bins", "lanes")}})
-    assert plain is not None and not plain.waits and "critical path" not in timeline_svg([plain], "x")
-
-
-@pytest.mark.parametrize(
-    "timeline",
-    [
-        None,
-        {"bins": [2, 1], "lanes": {"MXU": [0.5, 0.5]}},
-        {"bins": [1, float("nan")], "lanes": {"MXU": [0.5, 0.5]}},
-        {"bins": [1], "lanes": {}},
-    ],
-)
-def test_a_malformed_timeline_is_no_timeline(timeline: object) -> None:
-    assert read_timeline("x", {"timeline": timeline}) is None

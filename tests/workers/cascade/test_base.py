@@ -18,7 +18,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import Scope, SeedKernel
 from tilewright.workers.cascade import base
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, dealt_kinds, run_steps
-from tilewright.workers.cascade.measured import BackgroundTasks
+from tilewright.workers.cascade.measured import in_background
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.child.template import Template
@@ -51,7 +51,7 @@ class Simple(base.Cascade):
             raise self.told
         for stage in (Stage.DIALECT, Stage.CHECK, Stage.DIALECT):
             on_stage(stage)
-        self.device += 2.5
+        found.spend(2.5, 100.0)
         return self.told
 
     def _worth(self, found):
@@ -59,9 +59,6 @@ class Simple(base.Cascade):
 
     def _toolchain(self, failure):
         return {"failed": str(failure is not None)}
-
-    def _device_seconds(self):
-        return self.device
 
 
 def evaluate(cascade, **options):
@@ -81,15 +78,12 @@ def test_what_is_asked_becomes_a_request():
         2.0,
     )
     assert asked.measured == SUITE.workloads and asked.checked == SUITE.check and asked.race is race
-    assert (asked.timeline, asked.final, asked.baseline, asked.only) == (False, False, None, None)
+    assert (asked.final, asked.baseline, asked.only) == (False, None, None)
     assert asked.is_known("seen") == "an earlier genome" and asked.is_known("new") is None
     assert asked.limits == Limits() and not asked.folder.exists(), "the folder is gone"
     evaluate(cascade, scope=Scope.FINAL)
     assert cascade.requests[-1].measured == SUITE.final and cascade.requests[-1].final
-    assert cascade.requests[-1].best == 0.0 and not cascade.requests[-1].timeline
-    evaluate(cascade, scope=Scope.TIMELINE)
-    drawn = cascade.requests[-1]
-    assert drawn.measured == SUITE.workloads[:1] and drawn.timeline and not drawn.final
+    assert cascade.requests[-1].best == 0.0
     held = SeedKernel("b", "text", baseline=True)
     evaluate(cascade, baseline=held)
     assert cascade.requests[-1].baseline is held and cascade.requests[-1].checked == ()
@@ -169,23 +163,23 @@ def test_scratch_files_are_made_where_it_is_told(tmp_path):
 def test_seconds_are_counted_between_stages(monkeypatch):
     ticks = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
     monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    cpu, device = iter([10.0, 12.25]), iter([5.0, 5.125])
-    spending = base._Spending(None, lambda: next(device), lambda: next(cpu))
+    cpu = iter([10.0, 12.25])
+    spending = base._Spending(None, lambda: next(cpu))
     spending.enter(Stage.DIALECT)  # at 1, from 0
     spending.enter(Stage.CHECK)  # at 3
     spending.enter(Stage.DIALECT)  # at 7
-    wall, seconds = spending.end()  # at 15, said at 31
+    wall, seconds = spending.end(0.125, 0.5)  # at 15, said at 31
     assert wall == 31.0
-    assert seconds == {"dialect": 2.0 + 8.0, "check": 4.0, "cpu": 2.25, "device": 0.125}
+    assert seconds == {"dialect": 2.0 + 8.0, "check": 4.0, "cpu": 2.75, "device": 0.125}
 
 
 def test_seconds_are_told_to_a_tenth_of_a_millisecond(monkeypatch):
     ticks = iter([0.0, 1.0, 2.00004, 3.00003, 3.5])
     monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    spending = base._Spending(None, lambda: 0.0, iter([0.0, 1.23456]).__next__)
+    spending = base._Spending(None, iter([0.0, 1.23456]).__next__)
     spending.enter(Stage.DIALECT)
     spending.enter(Stage.CHECK)
-    assert spending.end()[1] == {"dialect": 1.0, "check": 1.0, "cpu": 1.2346}
+    assert spending.end(0.0)[1] == {"dialect": 1.0, "check": 1.0, "cpu": 1.2346}
 
 
 class Kept(Template):
@@ -212,9 +206,9 @@ def test_a_template_s_processor_time_counts_and_ends_with_the_cascade():
 
 
 def test_a_processor_s_clock_set_back_counts_nothing():
-    spending = base._Spending(None, lambda: 0.0, iter([3.0, 1.0]).__next__)
-    assert spending.end()[1] == {"cpu": 0.0}
-    assert base.Cascade._device_seconds(Simple()) == 0.0 and Simple()._cpu_seconds() > 0.0
+    spending = base._Spending(None, iter([3.0, 1.0]).__next__)
+    assert spending.end(0.0)[1] == {"cpu": 0.0}
+    assert Simple()._cpu_seconds() > 0.0
 
 
 # -- stages that cascades share ------------------------------------------------------------------------
@@ -366,17 +360,12 @@ def test_tasks_are_done_in_turn_and_tell_their_errors_where_they_are_waited_for(
         seen.append("first")
         raise OSError("no room")
 
-    tasks = BackgroundTasks([first, lambda: seen.append("second")])
+    before = set(threading.enumerate())
+    failed, second = in_background(first, lambda: seen.append("second"))
     assert seen == []
+    assert all(thread.daemon for thread in set(threading.enumerate()) - before), "no process waits for it"
     go.set()
-    tasks.wait(1)
+    second.result()
     assert seen == ["first", "second"]
-    tasks.wait_all()
     with pytest.raises(OSError, match="no room"):
-        tasks.wait(0)
-
-
-def test_it_does_not_keep_a_process_from_ending() -> None:
-    waiting = BackgroundTasks([threading.Event().wait])  # type: ignore[list-item]
-    (thread,) = (t for t in threading.enumerate() if getattr(t, "_target", None) == waiting._run)
-    assert thread.daemon
+        failed.result()

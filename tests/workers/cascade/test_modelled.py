@@ -133,10 +133,9 @@ def test_finalists_are_verified_and_what_is_only_timed_is_not(monkeypatch):
     final = notes.requests[0]
     assert final.thorough and final.measured == SUITE.final and final.checked == SUITE.check
     assert final.unmeasured == SUITE.workloads and notes.best == [True]
-    for options in ({"scope": Scope.TIMELINE}, {"scope": Scope.FINAL, "best": float("inf")}):
-        notes = Notes(monkeypatch)
-        assert judged(**options).verdict is Verdict.OK
-        assert notes.requests[0].checked == () and notes.best == [] and notes.requests[0].unmeasured == ()
+    notes = Notes(monkeypatch)
+    assert judged(scope=Scope.FINAL, best=float("inf")).verdict is Verdict.OK
+    assert notes.requests[0].checked == () and notes.best == [] and notes.requests[0].unmeasured == ()
     notes = Notes(monkeypatch)
     judged(scope=Scope.FINAL, baseline=SeedKernel("b", "", baseline=True))
     assert not notes.requests[0].thorough and notes.best == []
@@ -157,17 +156,6 @@ def test_a_finalist_passes_the_gates_while_it_is_simulated(monkeypatch, fails, s
     assert labels[:2] == ["trace alone", "compile alone"], "lowered and described before either begins"
     verified = ["verify"] if fails != "check" else []
     assert sorted(labels[2:]) == sorted(["check", *verified, "compile", "measure"])
-    beside = {
-        id(request.launcher)
-        for request, label in zip(notes.requests, labels, strict=True)
-        if label in ("check", "verify")
-    }
-    alone = {
-        id(request.launcher)
-        for request, label in zip(notes.requests, labels, strict=True)
-        if label in ("compile", "measure")
-    }
-    assert len(beside) == 1 and not beside & alone, "a template forks one child at a time"
 
 
 def test_a_race_compiles_after_it_has_judged_every_module(monkeypatch):

@@ -14,7 +14,7 @@ from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.launch import ROOT, Spawn
 from tilewright.workers.child.run_once import ChildLimits, environment, run_child
-from tilewright.workers.child.template import Branch, SharedTemplate, Template
+from tilewright.workers.child.template import Template
 
 LIMITS = ChildLimits(60.0, memory_bytes=8 << 30)
 SCATTER = (
@@ -53,27 +53,22 @@ def left_in(folder):
     ("how", "ending"),
     [
         *(("template", ending) for ending in ENDINGS),
-        ("branch", "leaves"),
         ("spawned", "leaves"),
         ("spawned", "is killed"),
     ],
 )
 def test_nothing_is_left_of_a_child_that_scatters_processes(tmp_path, how, ending):
-    shared = SharedTemplate((), environment(tmp_path, {})) if how == "branch" else None
     template = Template((), environment(tmp_path, {})) if how == "template" else None
     folder = tmp_path / "child"
     folder.mkdir()
     data = {"source": SCATTER.format(ending=ENDINGS[ending]), "params": {}, "workloads": []}
     job = Frame("pallas.trace", {**data, "chip": {"kind": "TPU7x", "cores": 1}})
     limits = ChildLimits(4.0, memory_bytes=8 << 30) if ending == "waits" else LIMITS
-    outcome = run_child(
-        job, limits, folder, launcher=Branch(shared.address) if shared else template or Spawn()
-    )
+    outcome = run_child(job, limits, folder, launcher=template or Spawn())
     assert outcome.ending is (Ending.TIMEOUT if ending == "waits" else Ending.CRASHED), outcome.detail
     assert left_in(folder) == []
-    for made in (template, shared):
-        if made:
-            made.close()
+    if template:
+        template.close()
 
 
 WARDEN = """

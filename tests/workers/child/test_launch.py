@@ -2,8 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import pytest
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.launch import ROOT
 from tilewright.workers.child.run_once import ChildLimits, environment, run_child
 from tilewright.workers.child.session import JobLimits
-from tilewright.workers.child.template import Branch, SharedTemplate, Template, TemplateLost
+from tilewright.workers.child.template import Template, TemplateLost
 
 LIMITS = ChildLimits(20.0, memory_bytes=1 << 30)
 
@@ -67,60 +65,29 @@ def test_a_lost_template_is_an_error_once(others, template, tmp_path):
     assert outcome.first("started") is not None
 
 
-@pytest.fixture
-def shared(tmp_path):
-    made = SharedTemplate((), environment(tmp_path, {}))
-    yield made
-    made.close()
-
-
-def test_several_share_one_template_at_the_same_time(others, shared, tmp_path):
+def test_several_threads_have_children_of_one_template(others, template, tmp_path):
     """One hangs in its child while the other is served; neither's end is the other's."""
-    one, other = Branch(shared.address), Branch(shared.address)
-    (tmp_path / "hangs").mkdir()
-    job = Frame("pallas.trace", {"source": "while True: pass", "chip": {"kind": "TPU7x", "cores": 1}})
+    one, other = (ForkedChildren("pallas.", (), {}, {}, tmp_path, template=template) for _ in range(2))
+    job = Frame("trace", {"source": "while True: pass", "chip": {"kind": "TPU7x", "cores": 1}})
     with ThreadPoolExecutor(1) as beside:
-        hanging = beside.submit(
-            run_child, job, ChildLimits(2.5, memory_bytes=8 << 30), tmp_path / "hangs", launcher=one
-        )
-        outcome = run_child(Frame("no such job"), LIMITS, tmp_path, launcher=other)
-        assert outcome.first("started") is not None and not hanging.done()
-        other.close()
+        hanging = beside.submit(one.run, job, JobLimits(2.5, 2.5))
+        outcome = other.run(Frame("no such job"), JobLimits(20.0, 20.0))
+        assert "pallas.no such job" in outcome.log and not hanging.done()
         assert hanging.result().ending is Ending.TIMEOUT
-    assert one.cpu_seconds > 0.2, "of its child, which is no descendant of this process's own"
-    shared.close()
-    with pytest.raises(TemplateLost):
-        run_child(Frame("too late"), LIMITS, tmp_path, launcher=one)
+    assert one.cpu_seconds > 0.5 > other.cpu_seconds, "each counts its own children's"
+    assert template.cpu_seconds > one.cpu_seconds
+    assert len(set(templates()) - others) == 1
+    other.close()
     assert set(templates()) <= others
 
 
-def test_a_confined_process_gets_no_template(shared):
-    """A candidate that found the address would order processes of its own choosing."""
-    program = "\n".join([
-        "import socket, sys",
-        f"sys.path.insert(0, {str(ROOT)!r})",
-        "from tilewright.workers.child.confine import give_up_privileges",
-        "give_up_privileges() if sys.argv[1] == 'confined' else None",
-        "asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)",
-        f"asked.connect(chr(0) + {shared.address!r})",
-        "print(asked.recv(100))",
-    ])  # fmt: skip
-    said = {
-        how: subprocess.run([sys.executable, "-c", program, how], capture_output=True, check=True).stdout
-        for how in ("confined", "free")
-    }
-    assert said["confined"].strip() == b"b''" and b"pid" in said["free"]
-
-
-def test_children_have_a_template_of_their_own_where_none_is_shared(others, shared, tmp_path):
-    children = ForkedChildren("x.", (), {}, {}, tmp_path, address=shared.address)
-    limits = JobLimits(20.0, 20.0)
-    assert "x.one" in children.run(Frame("one"), limits).log
-    assert children.elsewhere
-    shared.close()
-    with pytest.raises(TemplateLost):
-        children.run(Frame("two"), limits)
-    assert "x.three" in children.run(Frame("three"), limits).log
-    assert not children.elsewhere
-    children.close()
-    assert set(templates()) <= others
+def test_who_waits_for_a_template_that_is_closed_is_told(template, tmp_path):
+    job = Frame("pallas.trace", {"source": "while True: pass", "chip": {"kind": "TPU7x", "cores": 1}})
+    limits = ChildLimits(60.0, memory_bytes=8 << 30)
+    with ThreadPoolExecutor(1) as beside:
+        hanging = beside.submit(run_child, job, limits, tmp_path, launcher=template)
+        while not template.cpu_seconds:
+            time.sleep(0.05)
+        template.close()
+        with pytest.raises(TemplateLost):
+            hanging.result(20.0)

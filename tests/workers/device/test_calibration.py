@@ -7,7 +7,7 @@ import pytest
 
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.ray_stations import RemoteStation
-from tilewright.workers.device.calibration import CARRIED, in_service, scale_here
+from tilewright.workers.device.calibration import CARRIED, in_service
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio
 
@@ -52,11 +52,10 @@ def test_a_reference_that_fails_leaves_one_device_and_no_scale() -> None:
 
 def test_an_uncalibrated_device_gives_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     scales = {"gpu a": DeviceRatio("gpu a"), "gpu b": DeviceRatio("gpu b", 1.02)}
-    assert scale_here({"identity": "gpu b"}, scales) == scales["gpu b"]
-    assert scale_here({"identity": "gpu c"}, scales) is None
-    assert scale_here({"identity": "gpu c"}, {}) == DeviceRatio()
-
     station = RemoteStation(None, scales)  # type: ignore[arg-type]
+    monkeypatch.setattr(station, "hello", lambda: {"identity": "gpu b"})
+    assert station.scale() == scales["gpu b"]
+    assert RemoteStation(None, {}).scale() == DeviceRatio()  # type: ignore[arg-type]
     monkeypatch.setattr(station, "hello", lambda: {"identity": "gpu c"})
     with pytest.raises(SessionDied, match="gpu c was never calibrated"):
         station.scale()

@@ -77,7 +77,13 @@ def test_wall_clocks_are_a_finalist_s_and_silence_is_short():
         (request(limits=Limits(trace=ChildLimits(4.0))), 4.0, 4.0),
         (request(limits=Limits(trace=ChildLimits(4.0)), final=True), 16.0, 10.0),
     ):
-        limits = timing.job_limits(asked)
+        asked_of, found = (
+            ScriptedStation(lambda job: ChildOutcome(Ending.DONE, seconds=2.0, cpu_seconds=1.0)),
+            Findings(),
+        )
+        timing.run_job(asked_of, asked, found, Frame("time"))
+        ((_, limits),) = asked_of.jobs
+        assert (found.device_seconds, found.device_cpu_seconds) == (2.0, 1.0)
         assert (limits.wall_seconds, limits.stall_seconds) == (wall, stall)
 
 

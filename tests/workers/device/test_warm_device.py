@@ -10,7 +10,6 @@ from tilewright.fitness.targets import load_target
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits, SessionDied
-from tilewright.workers.device.shared_station import SharedStation
 from tilewright.workers.device.station import Champion, Entry, LocalStation, entry_id
 
 
@@ -55,14 +54,13 @@ def test_a_station_remembers_the_plans_that_came_with_jobs() -> None:
 
 
 def test_nobody_waits_for_a_station_that_has_ended() -> None:
-    one = SharedStation(LocalStation(load_target("interpreter").gpu))
-    other = one.for_thread()
-    assert other.claim("a contender") and not one.claim("another")
-    one.end()
+    station = LocalStation(load_target("interpreter").gpu)
+    assert station.claim("a contender") and not station.claim("another")
+    station.end()
     for asked in (
-        lambda: other.claim("another"),
-        lambda: other.run(Frame("check"), JobLimits(1.0, 1.0)),
-        other.hello,
+        lambda: station.claim("another"),
+        lambda: station.run(Frame("check"), JobLimits(1.0, 1.0)),
+        station.hello,
     ):
         with pytest.raises(SessionDied, match="has ended"):
             asked()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from triton.runtime.interpreter import GridExecutor
+from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.bounds import ResultGates
@@ -268,7 +268,8 @@ class _Flops(TorchDispatchMode):
 
 
 def product_work(seed: Seed) -> dict[str, int]:
-    """Floating-point operations of matrix products in the reference, by workload."""
+    """Floating-point operations of matrix products by workload: the reference's, or the kernel's if it has fewer, as
+    where a mask leaves a part of them."""
     found = {}
     for dims in seed.site.dims:
         scope = {"torch": torch, "reference": seed.reference.function, **blanks(seed, dims, "meta")}
@@ -276,7 +277,60 @@ def product_work(seed: Seed) -> dict[str, int]:
         try:
             with torch.no_grad(), counter:
                 asked(seed.reference.call, scope)
-            found[label_of(dims)] = counter.total
+            found[label_of(dims)] = counter.total and min(
+                counter.total, _own_work(seed, dims) or counter.total
+            )
         except Exception:  # noqa: BLE001 - a reference that wants data
             found[label_of(dims)] = 0
     return found
+
+
+WORK_SECONDS = 6.0
+"""Of a processor."""
+
+PROGRAMS = (5, 3, 1)
+"""How many along each axis of a grid, whose products stand for those of all."""
+
+
+def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
+    """Floating-point operations of matrix products in the kernel, by a sample of its programs over zeros; 0 where that
+    is not known, as after ``WORK_SECONDS``."""
+    run, dot, builder = GridExecutor.__call__, InterpreterBuilder.create_dot, InterpreterBuilder
+    place, tell = builder.set_grid_idx, builder.set_grid_dim
+    end, total = time.thread_time() + WORK_SECONDS, 0.0
+
+    def sampled(executor: Any, *args: Any, **kwargs: Any) -> None:
+        grid = executor.grid(kwargs) if callable(executor.grid) else executor.grid
+        whole = (*grid, 1, 1)[:3]
+        some = [
+            [int((i + 0.5) * n / min(n, most)) for i in range(min(n, most))]
+            for n, most in zip(whole, PROGRAMS, strict=True)
+        ]
+        share = float(np.prod([n / len(at) for n, at in zip(whole, some, strict=True)]))
+
+        def count(_: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
+            nonlocal total
+            if time.thread_time() > end:
+                raise TimeoutError
+            total += 2.0 * share * a.data.size * b.data.shape[-1]
+            return sums
+
+        builder.create_dot = count
+        builder.set_grid_dim = lambda self, *_: tell(self, *whole)
+        builder.set_grid_idx = lambda self, *at: place(self, *(of[i] for of, i in zip(some, at, strict=True)))
+        executor.grid, executor._restore_args_dev = tuple(map(len, some)), lambda *_: None
+        run(executor, *args, **kwargs)
+
+    GridExecutor.__call__ = sampled
+    try:
+        kinds = {o.name: getattr(torch, o.dtype) for o in seed.site.operands}
+        if not all(kind.is_floating_point for kind in kinds.values()):
+            return 0  # numbers may say how long a loop is
+        tensors = {o.name: torch.zeros(o.sizes(dims), dtype=kinds[o.name]) for o in seed.site.operands}
+        seed.module.launch(tensors, dict(seed.defaults))
+    except Exception:  # noqa: BLE001 - programs that want other data, or take long
+        return 0
+    finally:
+        GridExecutor.__call__, builder.create_dot = run, dot
+        builder.set_grid_idx, builder.set_grid_dim = place, tell
+    return int(total)

@@ -87,29 +87,10 @@ def _value(value: Any, at: Mapping[Any, np.ndarray]) -> np.ndarray:
 
 
 def _emit_steps(index: Any, values: np.ndarray, changes: Sequence[int]) -> Any:
-    total = _number(int(values[0]))
+    total = read.constant("i32", int(values[0]))
     for place in changes:
-        here = _make("arith.cmpi", "i1", [index, _number(int(place))], predicate=_integer("i64", 5))  # sge
-        by = int(values[place] - values[place - 1])
-        step = _make("arith.select", "i32", [here, _number(by), _number(0)])
-        total = _make("arith.addi", "i32", [total, step], overflowFlags=_none())
+        here = read.compared(5, index, read.constant("i32", int(place)))  # sge
+        by = read.constant("i32", int(values[place] - values[place - 1]))
+        step = read.made("arith.select", "i32", [here, by, read.constant("i32", 0)])
+        total = read.made("arith.addi", "i32", [total, step])
     return total
-
-
-def _none() -> Any:
-    return ir.Attribute.parse("#arith.overflow<none>")
-
-
-def _integer(kind: str, value: int) -> Any:
-    return ir.IntegerAttr.get(ir.Type.parse(kind), value)
-
-
-def _number(value: int) -> Any:
-    return _make("arith.constant", "i32", [], value=_integer("i32", value))
-
-
-def _make(name: str, kind: str, operands: Sequence[Any], **attributes: Any) -> Any:
-    made = ir.Operation.create(
-        f"stable_mosaic.{name}", results=[ir.Type.parse(kind)], operands=list(operands), attributes=attributes
-    )
-    return made.results[0]

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,3 +197,24 @@ def replace_body(call: Any, config: dict[str, Any], module: Any) -> None:
 def serialized_module(module: Any) -> bytes:
     """Bytes of a module, which cannot be used any more."""
     return bytes(stablehlo.serialize_portable_artifact(module, stablehlo.get_current_version()))
+
+
+def constant(kind: str, value: int) -> Any:
+    """A constant of an integer type, at the current place in a kernel's body."""
+    return made("arith.constant", kind, [], value=ir.IntegerAttr.get(ir.Type.parse(kind), value))
+
+
+def made(name: str, kind: str, operands: Sequence[Any], **attributes: Any) -> Any:
+    """The result of an operation of this type, at the current place in a kernel's body."""
+    if name in ("arith.addi", "arith.subi", "arith.muli"):
+        attributes = {"overflowFlags": ir.Attribute.parse("#arith.overflow<none>"), **attributes}
+    operation = ir.Operation.create(
+        f"stable_mosaic.{name}", results=[ir.Type.parse(kind)], operands=list(operands), attributes=attributes
+    )
+    return operation.results[0]
+
+
+def compared(predicate: int, left: Any, right: Any) -> Any:
+    """``arith.cmpi``; predicates by number: eq ne slt sle sgt sge ult ule ugt uge."""
+    number = ir.IntegerAttr.get(ir.Type.parse("i64"), predicate)
+    return made("arith.cmpi", "i1", [left, right], predicate=number)

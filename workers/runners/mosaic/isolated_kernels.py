@@ -177,29 +177,13 @@ def _merge_axes(function: Any, counts: Sequence[int], axis: int) -> None:
     block = function.operation.regions[0].blocks[0]
     terminator = block.operations[len(block.operations) - 1]
     positions = list(terminator.operands)
-    kind = positions[0].type
+    kind = str(positions[0].type)
     with ir.InsertionPoint(terminator):
         number = positions[0]
         for position, count in zip(positions[1 : axis + 1], counts[1 : axis + 1], strict=True):
-            number = _integer(
-                "arith.addi", kind, [_integer("arith.muli", kind, [number, _constant(kind, count)]), position]
-            )
-        zero = _constant(kind, 0)
+            before = read.made("arith.muli", kind, [number, read.constant(kind, count)])
+            number = read.made("arith.addi", kind, [before, position])
+        zero = read.constant(kind, 0)
     for place in range(1, axis + 1):
         terminator.operation.operands[place] = zero
     terminator.operation.operands[0] = number
-
-
-def _constant(kind: Any, value: int) -> Any:
-    made = ir.Operation.create(
-        "stable_mosaic.arith.constant", results=[kind], attributes={"value": ir.IntegerAttr.get(kind, value)}
-    )
-    return made.results[0]
-
-
-def _integer(name: str, kind: Any, operands: Sequence[Any]) -> Any:
-    flags = {"overflowFlags": ir.Attribute.parse("#arith.overflow<none>")}
-    made = ir.Operation.create(
-        f"stable_mosaic.{name}", results=[kind], operands=list(operands), attributes=flags
-    )
-    return made.results[0]

@@ -130,7 +130,9 @@ def _dense(value: Any, given: Any) -> Any:
 
 def _attribute(values: np.ndarray) -> Any:
     if values.ndim == 0:
-        return ir.DenseElementsAttr.get([ir.IntegerAttr.get(_type("i32"), int(values))], _type("tensor<i32>"))
+        return ir.DenseElementsAttr.get(
+            [ir.IntegerAttr.get(ir.Type.parse("i32"), int(values))], ir.Type.parse("tensor<i32>")
+        )
     return ir.DenseElementsAttr.get(np.ascontiguousarray(values).data)
 
 
@@ -263,36 +265,22 @@ def _insert_stores(kernel: read.MosaicKernel, function: Any, tables: Tables) -> 
     block = function.operation.regions[0].blocks[0]
     grid = list(block.arguments)[: len(kernel.grid)]
     with ir.InsertionPoint.at_block_begin(block):
-        zero = _constant("i32", 0)
-        first = _constant("i1", 1)
+        zero = read.constant("i32", 0)
+        first = read.constant("i1", 1)
         for index in grid:
-            here = _operation(
-                "arith.cmpi", "i1", [index, zero], predicate=ir.IntegerAttr.get(_type("i64"), 0)
-            )
-            first = _operation("arith.andi", "i1", [first, here])
+            first = read.made("arith.andi", "i1", [first, read.compared(0, index, zero)])  # eq
         branch = ir.Operation.create("stable_mosaic.scf.if", operands=[first], regions=2)
         then, other = (region.blocks.append() for region in branch.regions)
     with ir.InsertionPoint(then):
         for number, values in tables.items():
             for place, value in np.ndenumerate(values):
                 table = block.arguments[len(kernel.grid) + number]
-                operands = [_constant("i32", int(value)), table, *(_constant("index", p) for p in place)]
+                operands = [
+                    read.constant("i32", int(value)),
+                    table,
+                    *(read.constant("index", p) for p in place),
+                ]
                 ir.Operation.create("stable_mosaic.memref.store", operands=operands)
         ir.Operation.create("stable_mosaic.scf.yield")
     with ir.InsertionPoint(other):
         ir.Operation.create("stable_mosaic.scf.yield")
-
-
-def _type(text: str) -> Any:
-    return ir.Type.parse(text)
-
-
-def _constant(kind: str, value: int) -> Any:
-    return _operation("arith.constant", kind, [], value=ir.IntegerAttr.get(_type(kind), value))
-
-
-def _operation(name: str, kind: str, operands: Sequence[Any], **attributes: Any) -> Any:
-    made = ir.Operation.create(
-        f"stable_mosaic.{name}", results=[_type(kind)], operands=operands, attributes=attributes
-    )
-    return made.results[0]

@@ -59,14 +59,16 @@ def _rewrite(op: Any, grid: Mapping[Any, int]) -> bool:
     known = _range(dividend, grid)
     name = read.name_of(op)
     with ir.InsertionPoint(op):
-        x = dividend if kind == "i32" else _make("arith.index_cast", "i32", [dividend])
+        x = dividend if kind == "i32" else read.made("arith.index_cast", "i32", [dividend])
         quotient = _quotient(x, by, known, rounds_down=name == "arith.floordivsi")
         if quotient is None:
             return False
         if "rem" in name:
-            quotient = _make("arith.subi", "i32", [x, _make("arith.muli", "i32", [quotient, _number(by)])])
+            quotient = read.made(
+                "arith.subi", "i32", [x, read.made("arith.muli", "i32", [quotient, read.constant("i32", by)])]
+            )
         if kind == "index":
-            quotient = _make("arith.index_cast", "index", [quotient])
+            quotient = read.made("arith.index_cast", "index", [quotient])
     op.operation.results[0].replace_all_uses_with(quotient)
     op.operation.erase()
     return True
@@ -78,9 +80,11 @@ def _quotient(x: Any, by: int, known: Range | None, *, rounds_down: bool) -> Any
     positive = known is not None and known[0] >= 0
     if by == 1 << shift:
         if not (positive or rounds_down):
-            sign = _make("arith.shrsi", "i32", [x, _number(_WORD)])
-            x = _make("arith.addi", "i32", [x, _make("arith.andi", "i32", [sign, _number(by - 1)])])
-        return _make("arith.shrsi", "i32", [x, _number(shift)])
+            sign = read.made("arith.shrsi", "i32", [x, read.constant("i32", _WORD)])
+            x = read.made(
+                "arith.addi", "i32", [x, read.made("arith.andi", "i32", [sign, read.constant("i32", by - 1)])]
+            )
+        return read.made("arith.shrsi", "i32", [x, read.constant("i32", shift)])
     if known is None or not positive:
         return None
     for bits in range(_WORD):
@@ -88,8 +92,8 @@ def _quotient(x: Any, by: int, known: Range | None, *, rounds_down: bool) -> Any
         if known[1] * factor >= 1 << _WORD:
             return None
         if known[1] * (factor * by - (1 << bits)) < 1 << bits:
-            product = _make("arith.muli", "i32", [x, _number(factor)])
-            return _make("arith.shrsi", "i32", [product, _number(bits)])
+            product = read.made("arith.muli", "i32", [x, read.constant("i32", factor)])
+            return read.made("arith.shrsi", "i32", [product, read.constant("i32", bits)])
     return None
 
 
@@ -133,17 +137,3 @@ def _constant_of(value: Any) -> int | None:
         return None
     attribute = value.owner.operation.attributes["value"]
     return int(ir.IntegerAttr(attribute).value) if str(value.type) in ("i32", "index", "i64") else None
-
-
-def _number(value: int) -> Any:
-    kind = ir.Type.parse("i32")
-    return _make("arith.constant", "i32", [], value=ir.IntegerAttr.get(kind, value))
-
-
-def _make(name: str, kind: str, operands: Sequence[Any], **attributes: Any) -> Any:
-    if name in ("arith.addi", "arith.subi", "arith.muli"):
-        attributes = {"overflowFlags": ir.Attribute.parse("#arith.overflow<none>"), **attributes}
-    made = ir.Operation.create(
-        f"stable_mosaic.{name}", results=[ir.Type.parse(kind)], operands=list(operands), attributes=attributes
-    )
-    return made.results[0]

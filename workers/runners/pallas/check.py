@@ -74,12 +74,7 @@ def run(job: Frame, answer: Answer) -> None:
             for check in job.data["check"]:
                 workload = next(w for w in job.data["workloads"] if w["id"] == check["workload"])
                 name = workload["id"]
-                if check.get("sampled"):
-                    _sample(workload, check, kernels[name], artefacts[name].hash, job.arrays, answer)
-                else:
-                    _check(workload, check, kernels[name], artefacts[name].hash, job.arrays, answer)
-    except MemoryError as error:
-        answer(Frame("error", {"phase": phase, **describe(error)}))
+                _check(workload, check, kernels[name], artefacts[name].hash, job.arrays, answer)
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its answer
         answer(Frame("error", {"phase": phase, **describe(error)}))
 
@@ -122,56 +117,29 @@ def _check(
     answer: Answer,
 ) -> None:
     """Interpret the jaxpr on each kind of inputs, out-of-bounds reads raising, fresh memory NaN; with ``both`` on every
-    second kind zero, so that nothing tells fresh memory by its looks."""
+    second kind zero, so that nothing tells fresh memory by its looks. Of a ``sampled`` shape the steps of the grid on
+    which chosen elements depend; the outputs are those elements."""
     settings = settings_of(jaxpr)
+    where = places(arrays, workload["id"], workload["outputs"]) if check.get("sampled") else None
     memories = [settings, replace(settings, uninitialized_memory="zero")] if check.get("both") else [settings]
     ways = [jax.jit(lambda *given, by=by: interpret(jaxpr, given, by)) for by in memories]
     first = secrets.randbelow(len(ways))
     for turn, kind in enumerate(check["kinds"]):
-        compiled = ways[(first + turn) % len(ways)]
         prefix = f"{workload['id']}/{kind}/"
         operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
-        results = [np.asarray(result) for result in compiled(*operands)]
+        if where is not None:
+            results = Program(jaxpr, operands).run(where, settings, whole=bool(check["whole"]))
+        else:
+            results = [np.asarray(result) for result in ways[(first + turn) % len(ways)](*operands)]
         outputs = {t["name"]: array for t, array in zip(workload["outputs"], results, strict=True)}
-        answer(_checked_frame(workload, kind, artefact, outputs))
-
-
-def _sample(
-    workload: Mapping[str, Any],
-    check: Mapping[str, Any],
-    jaxpr: ClosedJaxpr,
-    artefact: str,
-    arrays: Mapping[str, np.ndarray],
-    answer: Answer,
-) -> None:
-    """The same for the steps of the grid on which chosen elements depend; the outputs are those elements."""
-    where = places(arrays, workload["id"], workload["outputs"])
-    for kind in check["kinds"]:
-        prefix = f"{workload['id']}/{kind}/"
-        operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
-        program = Program(jaxpr, operands)
-        found = program.run(where, settings_of(jaxpr), whole=bool(check["whole"]))
-        outputs = {t["name"]: array for t, array in zip(workload["outputs"], found, strict=True)}
-        answer(_checked_frame(workload, kind, artefact, outputs, carries=program.carries))
-
-
-def _checked_frame(
-    workload: Mapping[str, Any],
-    kind: str,
-    artefact: str,
-    outputs: Mapping[str, np.ndarray],
-    *,
-    carries: bool = False,
-) -> Frame:
-    races = interpret_pallas_call.races
-    data = {
-        "workload": workload["id"],
-        "kind": kind,
-        "races": bool(races is not None and races.races_found),
-        "artefact": artefact,
-        "carries": carries,
-    }
-    return Frame("checked", data, arrays=dict(outputs))
+        races = interpret_pallas_call.races
+        data = {
+            "workload": workload["id"],
+            "kind": kind,
+            "races": bool(races is not None and races.races_found),
+            "artefact": artefact,
+        }
+        answer(Frame("checked", data, arrays=outputs))
 
 
 def interpret(closed: ClosedJaxpr, operands: Sequence[Any], settings: Any) -> list[Any]:

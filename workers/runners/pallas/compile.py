@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.runners.failures import describe
-from tilewright.workers.runners.mosaic.facts import ModuleError, module_facts
+from tilewright.workers.runners.mosaic.facts import module_facts
 from tilewright.workers.runners.mosaic.isolated_kernels import restated
 from tilewright.workers.runners.mosaic.known_operands import bind
 
@@ -59,8 +59,6 @@ def run(job: Frame, answer: Answer) -> None:
                 "temporary_bytes": int(memory.temp_size_in_bytes),
             }
             answer(Frame("compiled", data))
-    except ModuleError as error:
-        answer(Frame("error", {"phase": phase, **describe(error)}))
     except Exception as error:  # noqa: BLE001 - compiler errors come in many classes
         answer(Frame("error", {"phase": phase, **describe(error)}))
 

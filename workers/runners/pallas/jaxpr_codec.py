@@ -67,15 +67,7 @@ def decode(artefact: Artefact) -> core.ClosedJaxpr:
         core.check_jaxpr(closed.jaxpr)
     except NoForm:
         raise
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-        AssertionError,
-    ) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError) as error:
         raise NoForm(f"not a kernel's data: {type(error).__name__}: {error}") from error
     return closed
 
@@ -354,39 +346,14 @@ class _Reader:
             if not isinstance(data, dict) or not data:
                 raise NoForm("a value that is none")
             tag = next(iter(data))
-            return getattr(self, f"_read_{_TAGS[tag]}")(data[tag], data)
+            return _READERS[tag](self, data[tag], data)
         finally:
             self._depth -= 1
-
-    def _read_grid_size(self, item: Any, data: Any) -> Any:
-        """The size of an axis of a grid that an operand holds."""
-        return pallas_core.dynamic_grid_dim
-
-    def _read_float(self, item: Any, data: Any) -> float:
-        return float.fromhex(item)
-
-    def _read_tuple(self, item: Any, data: Any) -> tuple[Any, ...]:
-        return tuple(self.value(v) for v in item)
-
-    def _read_list(self, item: Any, data: Any) -> list[Any]:
-        return [self.value(v) for v in item]
-
-    def _read_dict(self, item: Any, data: Any) -> dict[Any, Any]:
-        return {self.value(k): self.value(v) for k, v in item}
 
     def _read_closed(self, item: Any, data: Any) -> core.ClosedJaxpr:
         made = self.closed(item)
         self._read.append(made)
         return made
-
-    def _read_again(self, item: Any, data: Any) -> core.ClosedJaxpr:
-        return self._read[item]
-
-    def _read_open(self, item: Any, data: Any) -> core.Jaxpr:
-        return self._jaxpr(item)
-
-    def _read_dtype(self, item: Any, data: Any) -> Any:
-        return names.EXTENDED[item]() if item in names.EXTENDED else dtype_named(item)
 
     def _read_array(self, item: Any, data: Any) -> Any:
         array = self._arrays[item]
@@ -428,13 +395,6 @@ class _Reader:
         node = (names.NODE_TYPES[data["T"]], self.value(data["x"]))
         return tree_util.PyTreeDef.from_node_data_and_children(registry, node, children)
 
-    def _read_enum(self, item: Any, data: Any) -> Any:
-        kind, member = item
-        return names.ENUMS[kind][member]
-
-    def _read_record(self, item: Any, data: Any) -> Any:
-        return names.RECORD_TYPES[item](*[self.value(v) for v in data["v"]])
-
     def _read_object(self, item: Any, data: Any) -> Any:
         kind = names.CLASSES[item]
         made = object.__new__(kind)
@@ -447,28 +407,33 @@ class _Reader:
             object.__setattr__(made, field, default)
         return made
 
-    def _read_unspecified(self, item: Any, data: Any) -> Any:
-        return UNSPECIFIED
-
-    def _read_mesh(self, item: Any, data: Any) -> Mesh:
-        return Mesh(np.empty((), dtype=object), ())
-
-    def _read_int(self, item: Any, data: Any) -> Any:
-        return literals.TypedInt(int(item[0]), dtype_named(item[1]))
-
-    def _read_real(self, item: Any, data: Any) -> Any:
-        return literals.TypedFloat(float.fromhex(item[0]), dtype_named(item[1]))
-
 
 def _refers(data: Any) -> bool:
     """Whether a tree has views of references among its nodes, which another registry knows."""
     return data["T"] == "TransformedRef" or any(map(_refers, data.get("c", ())))
 
 
-_TAGS = {
-    "gd": "grid_size",
-    "f": "float", "t": "tuple", "l": "list", "d": "dict", "cj": "closed", "cr": "again", "oj": "open",
-    "dt": "dtype", "a": "array", "sa": "shaped", "ns": "sharding", "ref": "reference", "T": "tree", "e": "enum",
-    "o": "object", "nt": "record", "u": "unspecified", "m": "mesh", "ti": "int", "tf": "real",
-}  # fmt: skip
+_READERS: Mapping[str, Callable[[_Reader, Any, Any], Any]] = {
+    "gd": lambda reader, item, data: pallas_core.dynamic_grid_dim,
+    "f": lambda reader, item, data: float.fromhex(item),
+    "t": lambda reader, item, data: tuple(reader.value(v) for v in item),
+    "l": lambda reader, item, data: [reader.value(v) for v in item],
+    "d": lambda reader, item, data: {reader.value(k): reader.value(v) for k, v in item},
+    "cj": _Reader._read_closed,
+    "cr": lambda reader, item, data: reader._read[item],
+    "oj": lambda reader, item, data: reader._jaxpr(item),
+    "dt": lambda reader, item, data: names.EXTENDED[item]() if item in names.EXTENDED else dtype_named(item),
+    "a": _Reader._read_array,
+    "sa": _Reader._read_shaped,
+    "ns": _Reader._read_sharding,
+    "ref": _Reader._read_reference,
+    "T": _Reader._read_tree,
+    "e": lambda reader, item, data: names.ENUMS[item[0]][item[1]],
+    "o": _Reader._read_object,
+    "nt": lambda reader, item, data: names.RECORD_TYPES[item](*[reader.value(v) for v in data["v"]]),
+    "u": lambda reader, item, data: UNSPECIFIED,
+    "m": lambda reader, item, data: Mesh(np.empty((), dtype=object), ()),
+    "ti": lambda reader, item, data: literals.TypedInt(int(item[0]), dtype_named(item[1])),
+    "tf": lambda reader, item, data: literals.TypedFloat(float.fromhex(item[0]), dtype_named(item[1])),
+}
 """Tag of a value to what reads it."""

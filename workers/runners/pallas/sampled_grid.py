@@ -58,8 +58,6 @@ class Program:
         held = [self._hold(operand) for operand in operands]
         self._equations: list[_Equation] = []
         self._outputs = self._flatten(closed, held)
-        self.carries = False
-        """Whether the latest run left out steps along an axis that is not declared parallel."""
         for equation in self._equations:
             if equation.primitive.name != "pallas_call" and self._all_known(equation.operands):
                 self._evaluate(equation, self._known)
@@ -69,7 +67,6 @@ class Program:
 
         Raises NotImplementedError for a grid whose size is not known or is too large to look at.
         """
-        self.carries = False
         steps = self._needed(where, whole)
         values = dict(self._known)
         for equation in self._equations:
@@ -146,8 +143,7 @@ class Program:
                 continue
             if equation.primitive.name == "pallas_call":
                 kernel = _Kernel(equation.params, [self._scalar(v) for v in equation.operands])
-                steps[equation.made], left_out = kernel.indices(masks, whole)
-                self.carries = self.carries or left_out
+                steps[equation.made] = kernel.indices(masks, whole)
                 reads = kernel.reads(steps[equation.made])
                 for place, _ in equation.params["input_output_aliases"]:  # what no step writes
                     reads[place] = np.ones(self._shapes[equation.operands[place].number], dtype=bool)
@@ -209,23 +205,22 @@ class _Kernel:
         #: a semaphore or a copy by hand may link one step with the next
         self._linked = any("semaphore" in str(aval).lower() for aval in self._mapping.scratch_avals)
 
-    def indices(self, masks: Mapping[int, np.ndarray], whole: bool) -> tuple[list[np.ndarray], bool]:
-        """Along each axis the indices to run, and whether any are left out where steps may build on others."""
+    def indices(self, masks: Mapping[int, np.ndarray], whole: bool) -> list[np.ndarray]:
+        """Along each axis the indices to run."""
         outputs = list(self._mapping.block_mappings_output)
         points = np.indices(self._grid).reshape(len(self._grid), math.prod(self._grid))
         needed = np.zeros(points.shape[1], dtype=bool)
         for number, mask in masks.items():
             needed |= self._covers(outputs[number], points, mask)
-        left_out, found = False, []
+        found = []
         for axis, size in enumerate(self._grid):
             chosen = np.unique(points[axis][needed])
             if self._parallel[axis]:
                 found.append(chosen[::-1])
                 continue
             chosen = np.arange(size) if whole or self._linked else np.union1d(chosen, [0])
-            left_out = left_out or len(chosen) < size
             found.append(chosen)
-        return found, left_out
+        return found
 
     def reads(self, indices: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Per operand the elements that these steps read; None for those that decide positions."""

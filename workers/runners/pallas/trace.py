@@ -52,8 +52,6 @@ def run(
                 artefact = encode(plain(trace(build, job.data["params"], workload)))
                 arrays = {str(number): array for number, array in enumerate(artefact.arrays)}
                 answer(Frame("artefact", {"workload": workload["id"]}, arrays, {"text": artefact.text}))
-    except MemoryError as error:
-        answer(Frame("error", {"phase": phase, **describe(error)}))
     except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
         answer(Frame("error", {"phase": phase, **describe(error)}))
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime import interpreter, jit
@@ -25,15 +24,7 @@ from tilewright.workers.runners.triton.libdevice import SAME, WRITTEN
 def interpreted() -> Iterator[None]:
     """While it is entered, kernels run in the interpreter: compiled ones, and what they call."""
     repair()
-    convert = interpreter._implicit_cvt
     old = _library_functions()
-
-    def converted(value: Any) -> Any:
-        if isinstance(value, float):
-            return tl.tensor(
-                interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32
-            )
-        return convert(value)
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
         if warmup:
@@ -48,7 +39,6 @@ def interpreted() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
-            (interpreter, "_implicit_cvt", converted),
             (jit.JITFunction, "run", run),
             (jit.JITFunction, "__call__", call),
             (interpreter.InterpretedFunction, "run", run),

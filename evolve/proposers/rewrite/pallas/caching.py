@@ -1,4 +1,4 @@
-"""Rules that change when an operand is quantised: once per reuse, one grid step ahead, or on every use."""
+"""Rules on operands that every use quantises anew: keep the result over a grid axis, fetch the input once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
     PALLAS_TPU,
     PallasCall,
-    Ref,
     Spec,
-    num_programs_axis,
-    program_axis,
 )
 
 
@@ -34,19 +31,19 @@ class Buffers:
     names: dict[str, str]
 
 
-def reserve(
-    edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str], purpose: str, description: str
-) -> Buffers:
+def reserve(edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]) -> Buffers:
     """Declare the helper and one scratch buffer per chain value: [*lead, parts?, *shape of the value]."""
     kernel = view.kernel
     inference = Inference(view)
     shaped = inference.run(chain.body)
-    helper = kernel.fresh(f"{purpose}_tile")
-    edit.before(kernel.statement(view.function), "\n\n" + chain.helper(helper, description))
+    helper = kernel.fresh("cache_tile")
+    edit.before(
+        kernel.statement(view.function), "\n\n" + chain.helper(helper, "Values kept across a grid axis.")
+    )
     tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
     names, entries = {}, []
     for value in chain.values:
-        names[value.name] = kernel.fresh(f"{value.name}_{purpose}")
+        names[value.name] = kernel.fresh(f"{value.name}_cache")
         shape = shaped.get(value.name)
         if not isinstance(shape, ShapedValue) or shape.dtype is None:
             raise Unsupported(f"the shape of {value.name} cannot be inferred")
@@ -109,7 +106,7 @@ class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
             assert spec is not None
             inner |= {d for d in spec.grid_axes(kernel) if d > axis}
         lead_dims = [kernel.code(view.grid[d]) for d in sorted(inner)]
-        buffers = reserve(edit, view, chain, lead_dims, "cache", "Values kept across a grid axis.")
+        buffers = reserve(edit, view, chain, lead_dims)
         anchor = view.body[chain.first]
         ids = {d: pinned_id(edit, view, d, chain.first) for d in sorted({axis, *inner})}
         lead = [ids[d] for d in sorted(inner)]
@@ -117,15 +114,14 @@ class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
         label = kernel.fresh("fill_cache")
         body = "\n".join("    " + line for line in fill.splitlines())
         edit.before(anchor, f"@{view.pallas}.when({ids[axis]} == 0)\ndef {label}():\n{body}")
-        take_from(edit, view, chain, read_texts(chain, buffers, lead, kernel))
+        take_from(edit, chain, read_texts(chain, buffers, lead, kernel))
         for sequential in {axis, *inner}:
             view.make_sequential(edit, sequential)
 
 
 def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
     """A name of ``program_id(axis)`` bound before top-level statement ``before``."""
-    for position, statement in enumerate(view.body[:before]):
-        del position
+    for statement in view.body[:before]:
         for name, bound in view.axis_names.items():
             if bound == axis and any(isinstance(n, cst.Name) and n.value == name for n in walk(statement)):
                 return name
@@ -189,82 +185,3 @@ def _filled_at_first_step(view: PallasCall, name: str) -> int | None:
 def _static(view: PallasCall, node: cst.CSTNode) -> bool:
     parent = view.kernel.parents.get(node)
     return isinstance(parent, cst.Attribute) and parent.attr.value in ("shape", "dtype", "ndim")
-
-
-class SkewGridStep(CallRule[tuple[int, Ref, Chain]]):
-    """Quantise the next block along the fastest grid axis while the dot works on the previous one."""
-
-    name = "pallas_skew_grid_step"
-    why = (
-        "Quantising a tile and multiplying it are dependent, so the matrix unit waits. With two scratch slots and one "
-        "more grid step, a step multiplies the tile quantised by the step before: the block then holds independent "
-        "vector and matrix work."
-    )
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[int, Ref, Chain]]]:
-        kernel = view.kernel
-        axis = len(view.grid) - 1
-        if not view.operands or any(r.spec is None for r in [*view.inputs, *view.outputs]):
-            return
-        if any(axis in r.spec.grid_axes(kernel) for r in view.outputs if r.spec):
-            return
-        if any(not isinstance(r.spec.map_node, cst.Lambda) for r in view.inputs if r.spec):
-            return
-        for ref in view.inputs:
-            if ref.spec is None or axis not in ref.spec.grid_axes(kernel):
-                continue
-            chain = find_chain(view, [ref.name], "ahead")
-            if chain is not None and chain.refs == [ref.name] and _initialised(view, axis):
-                yield f"quantise {ref.name} one step of grid axis {axis} ahead", (axis, ref, chain)
-
-    def change(self, edit: Edit, view: PallasCall, payload: tuple[int, Ref, Chain]) -> None:
-        kernel = view.kernel
-        axis, ref, chain = payload
-        numpy = edit.ensure_import("jax.numpy", "jnp")
-        extent = view.named_extent(edit, axis)
-        edit.replace(view.grid[axis], f"{extent} + 1")
-        for other in view.inputs:
-            assert other.spec is not None
-            for position, index in enumerate(other.spec.index):
-                if axis not in other.spec.depends(kernel, position):
-                    continue
-                if not isinstance(index, cst.Name):
-                    raise Unsupported("a computed block index along the skewed axis")
-                ahead = other is ref
-                edit.replace(
-                    index,
-                    f"{numpy}.minimum({index.value}, {extent} - 1)"
-                    if ahead
-                    else f"{numpy}.maximum({index.value} - 1, 0)",
-                )
-        buffers = reserve(edit, view, chain, ["2"], "ahead", "Values computed one grid step ahead.")
-        for node in walk(view.function):
-            if axis in (program_axis(kernel, node), num_programs_axis(kernel, node)):
-                edit.replace(node, f"{kernel.code(node)} - 1")
-        turn = kernel.fresh("turn")
-        edit.before(view.body[0], f"{turn} = {view.pallas}.program_id({axis}) % 2")
-        take_from(edit, view, chain, read_texts(chain, buffers, [f"1 - {turn}"], kernel))
-        edit.after(_last_use(view, chain), fill_text(chain, buffers, [turn], kernel))
-        view.make_sequential(edit, axis)
-
-
-def _initialised(view: PallasCall, axis: int) -> bool:
-    """Whether the accumulator is reset at step 0 of the axis, so that a garbage step before it is harmless."""
-    for when in view.whens:
-        text = view.kernel.code(when.condition).replace(" ", "")
-        if any(text == f"{n}==0" for n, a in view.axis_names.items() if a == axis):
-            return True
-    return False
-
-
-def _last_use(view: PallasCall, chain: Chain) -> cst.CSTNode:
-    """The last top-level statement that reads a value of the chain."""
-    names = {v.name for v in chain.values}
-    last = view.body[chain.first]
-    for statement in view.body:
-        if any(isinstance(n, cst.Name) and n.value in names for n in walk(statement)):
-            last = statement
-    for value in chain.values:
-        if value.loop is not None and value.inline is not None:
-            last = value.loop
-    return last

@@ -1,4 +1,4 @@
-"""Rules on the matrix product and its scales: chunking, where scales are applied, one long dot."""
+"""Rules on the matrix product and its scales: chunks of rows or columns, another order of the scales."""
 
 from __future__ import annotations
 
@@ -147,54 +147,6 @@ class ChunkColumns(_Chunk):
         "Column chunks of the matrix unit's width interleave its work with the vector work on the previous chunk and "
         "shorten the life of the partial product."
     )
-
-
-class DequantiseFirst(CallRule[Accumulate]):
-    """Scale both operands in bfloat16 before the dot instead of the float32 partial after it."""
-
-    name = "pallas_dequantise_first"
-    why = (
-        "Scaling the [rows, columns] partial of every K group costs vector work that grows with the tile. Scaling the "
-        "operands before the dot costs less when groups are short, and lets all groups share one long dot."
-    )
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, Accumulate]]:
-        kernel = view.kernel
-        for item in accumulates(view):
-            split = scaled_dot(kernel, expanded(view, item))
-            if split and split[1] and isinstance(split[0].node, cst.Call) and not split[0].transposed:
-                yield f"scale the operands of the dot added to {_text(item.target)}", item
-
-    def change(self, edit: Edit, view: PallasCall, item: Accumulate) -> bool:
-        kernel = view.kernel
-        split = scaled_dot(kernel, expanded(view, item))
-        if split is None:
-            return False
-        dot, scales = split
-        numpy = edit.ensure_import("jax.numpy", "jnp")
-        helper = kernel.fresh("scaled")
-        edit.before(
-            kernel.statement(view.function),
-            f"\n\ndef {helper}(x, axis, scales):\n"
-            f'    """x times the scales that vary along axis only (single numbers with axis 0), in bfloat16."""\n'
-            f"    y = x.astype({numpy}.float32)\n"
-            f"    for scale in scales:\n"
-            f"        single = scale.size == 1 and axis == 0\n"
-            f"        if single or (scale.size > 1 and scale.shape[axis] == scale.size):\n"
-            f"            y = y * scale\n"
-            f"    return y.astype({numpy}.bfloat16)",
-        )
-        listed = ", ".join(_text(s) for s in scales)
-        call = dot.node
-        assert isinstance(call, cst.Call)
-        arguments = list(call.args)
-        for position, axis in ((0, 0), (1, 1)):
-            text = f"{helper}({_text(arguments[position].value)}, {axis}, ({listed},))"
-            arguments[position] = arguments[position].with_changes(value=cst.parse_expression(text))
-        edit.replace(item.value, call.with_changes(args=arguments, lpar=[], rpar=[]))
-        for statement in absorbed(view, item):
-            edit.remove(statement)
-        return True
 
 
 class ReassociateScale(CallRule[Accumulate]):

@@ -1,4 +1,4 @@
-"""Rules on the grid: a whole reduction per step, axis order, and specialised first and last steps."""
+"""The rule that reduces within one grid step, and what takes an axis out of a launch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from tilewright.evolve.proposers.rewrite.base import (
     Unsupported,
     walk,
 )
-from tilewright.evolve.proposers.rewrite.dataflow import dedented, reads_of, resolve, target_names
+from tilewright.evolve.proposers.rewrite.dataflow import resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
     PallasCall,
     Spec,
-    When,
     block_text,
     num_programs_axis,
     program_axis,
@@ -201,128 +200,3 @@ def _inline_whens(edit: Edit, view: PallasCall, axis: int) -> None:
             edit.remove(when.node)
         else:
             raise Unsupported("an ordering condition on the reduction axis")
-
-
-class SwapGridAxes(CallRule[tuple[int, int]]):
-    """Exchange two grid axes that both move the output."""
-
-    name = "pallas_swap_grid_axes"
-    why = (
-        "The order of the grid decides which operand stays in VMEM between steps and which is read again; the best "
-        "order depends on the shapes."
-    )
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[int, int]]]:
-        kernel = view.kernel
-        if not _literal_maps(view) or not isinstance(view.grid_node, cst.Tuple | cst.List):
-            return
-        fixed = {a for w in view.whens for a in view.axis_reads(view.kernel.code(w.condition))}
-        moving = set.intersection(*(r.spec.grid_axes(kernel) for r in view.outputs if r.spec))
-        free = sorted(moving - fixed)
-        for i, first in enumerate(free):
-            for second in free[i + 1 :]:
-                yield f"exchange grid axes {first} and {second}", (first, second)
-
-    def change(self, edit: Edit, view: PallasCall, payload: tuple[int, int]) -> None:
-        kernel = view.kernel
-        first, second = payload
-        a, b = view.grid[first], view.grid[second]
-        edit.replace(a, kernel.code(b))
-        edit.replace(b, kernel.code(a))
-        for spec in _specs(view):
-            edit.transform(_map_parameters(spec), partial(_swapped, first=first, second=second))
-        elements = view.semantics()
-        if elements:
-            left, right = elements[first].value, elements[second].value
-            edit.replace(left, kernel.code(right))
-            edit.replace(right, kernel.code(left))
-        turn = {first: second, second: first}
-        for node in walk(view.function):
-            for found in (program_axis(kernel, node), num_programs_axis(kernel, node)):
-                if found in turn:
-                    assert isinstance(node, cst.Call)
-                    edit.replace(node.args[0].value, str(turn[found]))
-
-
-def _swapped(node: cst.Parameters, first: int, second: int) -> cst.Parameters:
-    listed = list(node.params)
-    a, b = listed[first], listed[second]
-    listed[first] = a.with_changes(name=b.name)
-    listed[second] = b.with_changes(name=a.name)
-    return node.with_changes(params=listed)
-
-
-class SpecialiseSteps(CallRule[tuple[When, When]]):
-    """Straight-line code for the first, middle and last step instead of conditional blocks around one body."""
-
-    name = "pallas_specialise_steps"
-    why = (
-        "A conditional block is a barrier for the scheduler. Specialised steps put the zero fill and the final store "
-        "into the same block as the dot, and leave the steady state without any condition inside."
-    )
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[When, When]]]:
-        ends = _ends(view)
-        if ends is not None:
-            yield "specialise first, middle and last step", ends
-
-    def change(self, edit: Edit, view: PallasCall, payload: tuple[When, When]) -> None:
-        kernel = view.kernel
-        first, last = payload
-        numpy = edit.ensure_import("jax.numpy", "jnp")
-        body = list(view.body)
-        start, end = body.index(first.node), body.index(last.node)
-        names = {w: kernel.fresh(w) for w in ("steady", "at_first", "at_last")}
-        main = block_text(kernel, body[start + 1 : end])
-        lines = [f"def {names['steady']}():", *("    " + line for line in main.splitlines())]
-        for when in (first, last):
-            edit.transform(when.node, _undecorated)
-        for statement in body[start + 1 : end]:
-            edit.remove(statement)
-        begin, finish = first.node.name.value, last.node.name.value
-        if begin == finish:
-            raise Unsupported("two conditional blocks of one name")
-        lines.append(f"{names['at_first']} = {kernel.code(first.condition)}")
-        lines.append(f"{names['at_last']} = {kernel.code(last.condition)}")
-        for label, is_first, is_last in (
-            ("only_step", True, True),
-            ("first_step", True, False),
-            ("middle_step", False, False),
-            ("last_step", False, True),
-        ):
-            one = names["at_first"] if is_first else f"{numpy}.logical_not({names['at_first']})"
-            two = names["at_last"] if is_last else f"{numpy}.logical_not({names['at_last']})"
-            lines.append(f"@{view.pallas}.when({numpy}.logical_and({one}, {two}))")
-            lines.append(f"def {kernel.fresh(label)}():")
-            calls = [begin] * is_first + [names["steady"]] + [finish] * is_last
-            lines += [f"    {c}()" for c in calls]
-        edit.after(last.node, "\n".join(lines))
-
-
-def _undecorated(node: cst.FunctionDef) -> cst.FunctionDef:
-    return node.with_changes(decorators=[])
-
-
-def _ends(view: PallasCall) -> tuple[When, When] | None:
-    """The first and the last top-level conditional block, if one axis decides both and code lies between."""
-    body = list(view.body)
-    tops = [w for w in view.whens if w.node in body]
-    if len(tops) < 2:
-        return None
-    first, last = tops[0], tops[-1]
-    text = view.kernel.code
-    axes = [view.axis_reads(text(w.condition)) for w in (first, last)]
-    start, end = body.index(first.node), body.index(last.node)
-    if axes[0] != axes[1] or len(axes[0]) != 1 or end - start < 2 or body[end + 1 :]:
-        return None
-    between = body[start + 1 : end]
-    bound = {n for s in between for n in _bound(s)}
-    if bound & reads_of(dedented(view.kernel, last.node)):
-        return None
-    return first, last
-
-
-def _bound(statement: cst.CSTNode) -> list[str]:
-    return [
-        n for node in walk(statement) if isinstance(node, cst.AssignTarget) for n in target_names(node.target)
-    ]

@@ -1,4 +1,4 @@
-"""Rules on what the launch tells the compiler: semantics, buffers, memory limit, parameter ranges."""
+"""Rules on the bounds of a launch: its memory limit, and the ranges of its parameters."""
 
 from __future__ import annotations
 
@@ -12,92 +12,7 @@ from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Rew
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule, pallas_calls
-from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall, Spec
-
-
-class DimensionSemantics(CallRule[int | None]):
-    """Declare a grid axis parallel or sequential."""
-
-    name = "pallas_dimension_semantics"
-    why = (
-        "A parallel axis may be split over cores and reordered; a sequential one lets buffers carry over. Only axes "
-        "without state between their steps may be parallel."
-    )
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, int | None]]:
-        kernel = view.kernel
-        elements = view.semantics()
-        if elements is None:
-            yield "declare the grid's semantics", None
-            return
-        kinds = ["parallel" in kernel.code(e.value).lower() for e in elements]
-        first = kinds.index(False) if False in kinds else len(kinds)
-        for axis, parallel in enumerate(kinds):
-            # parallel axes come first: one ends where the other begins
-            if axis == first - 1 if parallel else axis == first and self._stateless(view, axis):
-                word = "sequential" if parallel else "parallel"
-                yield f"make grid axis {axis} {word}", axis
-
-    def _stateless(self, view: PallasCall, axis: int) -> bool:
-        """Whether every output moves with the axis and no scratch outlives a step."""
-        moved = all(r.spec and axis in r.spec.grid_axes(view.kernel) for r in view.outputs)
-        used = {a for w in view.whens for a in view.axis_reads(view.kernel.code(w.condition))}
-        return moved and axis not in used
-
-    def change(self, edit: Edit, view: PallasCall, axis: int | None) -> bool:
-        kernel = view.kernel
-        if axis is None:
-            words = ["parallel" if self._stateless(view, a) else "arbitrary" for a in range(len(view.grid))]
-            add_compiler_parameter(edit, view, "dimension_semantics", repr(tuple(words)))
-            return True
-        elements = view.semantics()
-        assert elements is not None
-        value = elements[axis].value
-        text = kernel.code(value)
-        for old, new in (("parallel", "arbitrary"), ("PARALLEL", "ARBITRARY")):
-            if old in text:
-                edit.replace(value, text.replace(old, new))
-                return True
-            if new in text:
-                edit.replace(value, text.replace(new, old))
-                return True
-        return False
-
-
-def add_compiler_parameter(edit: Edit, view: PallasCall, keyword: str, text: str) -> None:
-    """Add a keyword to the launch's compiler parameters, creating them if there are none."""
-    argument = view.args.get("compiler_params")
-    if argument is None:
-        tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
-        view.add_launch_argument(edit, "compiler_params", f"{tpu}.CompilerParams({keyword}={text})")
-        return
-    value = resolve(view.kernel, argument.value)
-    if isinstance(value, cst.Call):
-        edit.transform(value, partial(with_keyword, keyword=keyword, text=text))
-
-
-class BufferCount(CallRule[tuple[str, Spec]]):
-    """Make the number of pipeline buffers of an input a parameter."""
-
-    name = "pallas_buffer_count"
-    why = (
-        "Inputs are double buffered by default. An input that seldom changes wastes the second buffer; with one buffer "
-        "the VMEM can go to larger blocks."
-    )
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[str, Spec]]]:
-        kernel = view.kernel
-        for r in view.inputs:
-            if r.spec is not None and "pipeline_mode" not in kernel.code(r.spec.node):
-                yield f"choose the buffers of {r.name}", (r.name, r.spec)
-
-    def change(self, edit: Edit, view: PallasCall, place: tuple[str, Spec]) -> None:
-        kernel = view.kernel
-        name, spec = place
-        parameter = edit.add_parameter(f"{name.removesuffix('_ref')}_buffers", (1, 2), 1)
-        access = parameter_access(kernel, view.call, parameter)
-        text = f"{view.pallas}.Buffered({access})"
-        edit.transform(spec.node, partial(with_keyword, keyword="pipeline_mode", text=text))
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall
 
 
 class VmemLimit(CallRule[None]):
@@ -126,10 +41,17 @@ class VmemLimit(CallRule[None]):
         parameter = edit.add_parameter("vmem_limit_mib", (32, 40, 48, 56, 60), 56)
         text = f"{parameter_access(kernel, view.call, parameter)} * 1048576"
         given = self._limit_of(view)
+        argument = view.args.get("compiler_params")
         if given is not None:
             edit.replace(given, text)
+        elif argument is None:
+            tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
+            view.add_launch_argument(
+                edit, "compiler_params", f"{tpu}.CompilerParams(vmem_limit_bytes={text})"
+            )
         else:
-            add_compiler_parameter(edit, view, "vmem_limit_bytes", text)
+            value = resolve(kernel, argument.value)
+            edit.transform(value, partial(with_keyword, keyword="vmem_limit_bytes", text=text))
 
 
 class WidenSpace:

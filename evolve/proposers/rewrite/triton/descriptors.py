@@ -344,33 +344,3 @@ class DescriptorLoad(NodeRule[tuple[cst.Call, Address, bool]]):
         first, second = (address.rows, address.columns) if last else (address.columns, address.rows)
         tile = f"{name}.load([{_offset(kernel, first.start)}, {_offset(kernel, second.start)}])"
         edit.replace(call, tile if last else f"{kernel.tl}.trans({tile})")
-
-
-class DescriptorStore(NodeRule[tuple[cst.Call, Address]]):
-    """Store a tile through a tensor descriptor."""
-
-    name = "triton_descriptor_store"
-    launched = True
-    why = (
-        "One bulk store from shared memory frees the warps that would otherwise compute addresses and masks."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, Address]]]:
-        for call in device_calls(kernel.source, kernel.function, "store"):
-            if len(call.args) < 2:
-                continue
-            try:
-                address = address_of(kernel, call.args[0].value, call)
-                last = address is not None and address.contiguous_columns(kernel)
-            except Unsupported:
-                continue
-            if address is not None and last:
-                yield f"descriptor for {short(kernel.source, call)}", (call, address)
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, Address]) -> None:
-        call, address = payload
-        name = _declare(edit, kernel, address, True)
-        value = kernel.source.code(call.args[1].value)
-        value = value if value.isidentifier() else f"({value})"
-        offsets = f"{_offset(kernel, address.rows.start)}, {_offset(kernel, address.columns.start)}"
-        edit.replace(call, f"{name}.store([{offsets}], {value}.to({name}.dtype))")

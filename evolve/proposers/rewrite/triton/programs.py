@@ -1,4 +1,4 @@
-"""Rules on how programs map to tiles and loops: order, persistence, split-K, loop and launch options."""
+"""Rules on how programs map to tiles and loops: a persistent grid, options of loops and launches."""
 
 from __future__ import annotations
 
@@ -8,62 +8,23 @@ from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Language, Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import Language, walk
 from tilewright.evolve.proposers.rewrite.dataflow import (
-    assigned_value,
     definitions,
     parameter_access,
     parameters,
     small,
-    statements,
 )
 from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
-from tilewright.evolve.proposers.rewrite.triton.dots import accumulation, is_dot
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
     TritonKernel,
-    argument,
     device_calls,
-    device_name,
     range_of,
 )
 
-Reduction = tuple[cst.For, tuple[str, str, str], cst.Call, str, tuple[str, cst.Call, str]]
-"""A reduction: loop, its bounds, the store, the sum's name, (name, allocation, dtype) of the output."""
-
 LoopOption = tuple[cst.Call, str, tuple[int | bool, ...], int | bool]
 """An option of a loop: the call of ``range``, its keyword, values and default."""
-
-
-def program_axis(kernel: TritonKernel, node: cst.CSTNode) -> int | None:
-    if isinstance(node, cst.Call) and device_name(kernel.source, node.func) == "program_id":
-        axis = argument(node, "axis", 0)
-        return int(axis.value) if isinstance(axis, cst.Integer) else None
-    return None
-
-
-class SwapProgramAxes(NodeRule[list[cst.BaseExpression]]):
-    """Exchange the two axes of a two-dimensional grid."""
-
-    name = "triton_swap_program_axes"
-    launched = True
-    why = (
-        "The first grid axis runs fastest: exchanging the axes changes which operand neighbours share in L2."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, list[cst.BaseExpression]]]:
-        grid = kernel.grid()
-        if len(grid) == 2:
-            yield "exchange the grid's axes", grid
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: list[cst.BaseExpression]) -> None:
-        first, second = payload
-        edit.replace(first, kernel.source.code(second))
-        edit.replace(second, kernel.source.code(first))
-        for call in device_calls(kernel.source, kernel.function, "program_id", "num_programs"):
-            axis = argument(call, "axis", 0)
-            if isinstance(axis, cst.Integer) and axis.value in ("0", "1"):
-                edit.replace(axis, "1" if axis.value == "0" else "0")
 
 
 class PersistentGrid(NodeRule[cst.BaseExpression]):
@@ -132,127 +93,6 @@ def _in_loop(block: cst.IndentedBlock, header: str, own: Mapping[str, str]) -> c
     return block.with_changes(
         body=[*docs, loop.with_changes(body=loop.body.with_changes(body=[*begin, *renamed]))]
     )
-
-
-class SplitK(NodeRule[Reduction]):
-    """Share a tile's reduction between several programs that add their parts atomically."""
-
-    name = "triton_split_k"
-    launched = True
-    why = (
-        "A small output with a long reduction leaves most of the device idle. Splitting the reduction multiplies the "
-        "programs, at the price of a float32 output that parts are added to."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Reduction]]:
-        stores = device_calls(kernel.source, kernel.function, "store")
-        if len(kernel.grid()) != 1 or len(stores) != 1 or len(kernel.loops) != 1:
-            return
-        loop, store = kernel.loops[0], stores[0]
-        bounds = range_of(kernel.source, loop)
-        value = _plain(kernel, argument(store, "value", 1))
-        sums = {a[0] for s in statements(loop.body) if (a := accumulation(kernel, s))}
-        moved = {
-            kernel.source.code(line.target)
-            for s in statements(loop.body)
-            if isinstance(line := small(s), cst.AugAssign)
-        }
-        holds = any(is_dot(kernel, n) for n in walk(loop))
-        output = _allocation(kernel, store)
-        if bounds and bounds[0] == "0" and holds and output and value in sums and moved <= sums | {value}:
-            yield "split the reduction", (loop, bounds, store, value, output)
-
-    def change(
-        self,
-        edit: Edit,
-        kernel: TritonKernel,
-        payload: Reduction,
-    ) -> None:
-        loop, (_, stop, step), store, value, (name, allocation, dtype) = payload
-        parameter = edit.add_parameter("split_k", (1, 2, 4, 8), 2)
-        access = parameter_access(kernel.source, kernel.launch(), parameter)
-        edit.transform(_grid_tuple(kernel), partial(_with_element, text=access))
-        tl, code = kernel.tl, kernel.source.code
-        first = f"{tl}.program_id(1)" if step == "1" else f"{tl}.program_id(1) * ({step})"
-        stride = f"{tl}.num_programs(1)" if step == "1" else f"{tl}.num_programs(1) * ({step})"
-        edit.replace(loop.iter, f"range({first}, {stop}, {stride})")
-        mask = argument(store, "mask", 2)
-        masked = f", mask={code(mask)}" if mask is not None else ""
-        edit.replace(store, f"{tl}.atomic_add({code(store.args[0].value)}, {value}{masked})")
-        edit.replace(allocation.func, code(allocation.func).replace("empty", "zeros"))
-        for item in allocation.args:
-            if item.keyword is not None and item.keyword.value == "dtype":
-                edit.replace(item.value, code(item.value).rpartition(".")[0] + ".float32")
-        _convert_result(edit, kernel, name, dtype)
-
-
-def _plain(kernel: TritonKernel, node: cst.BaseExpression | None) -> str:
-    """The accumulator behind ``acc.to(...)`` and names bound to it."""
-    while node is not None:
-        if (
-            isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
-            and node.func.attr.value == "to"
-        ):
-            node = node.func.value
-        elif isinstance(node, cst.Name):
-            value = kernel.value_of(node.value)
-            is_cast = isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute)
-            if not is_cast or value.func.attr.value != "to":  # type: ignore[union-attr]
-                return node.value
-            node = value
-        else:
-            return ""
-    return ""
-
-
-def _allocation(kernel: TritonKernel, store: cst.Call) -> tuple[str, cst.Call, str] | None:
-    """(name, allocation, dtype text) of the output a store writes, if ``launch`` allocates it with empty."""
-    names = kernel.definition_closure(store.args[0].value)
-    source = kernel.source
-    for name in sorted(names):
-        given = kernel.given(name) if name in [p.name.value for p in kernel.function.params.params] else None
-        if not isinstance(given, cst.Name):
-            continue
-        scope = source.enclosing(kernel.launch(), cst.FunctionDef)
-        for statement in statements(scope.body) if scope else ():
-            found = assigned_value(statement)
-            if found and found[0] == [given.value] and isinstance(found[1], cst.Call):
-                call = found[1]
-                dtype = next(
-                    (source.code(a.value) for a in call.args if a.keyword and a.keyword.value == "dtype"), ""
-                )
-                if source.qualified(call.func) == "torch.empty" and dtype:
-                    return given.value, call, dtype
-    return None
-
-
-def _grid_tuple(kernel: TritonKernel) -> cst.CSTNode:
-    """The tuple of a grid, or the subscript of one written without parentheses."""
-    node = kernel.source.parents[kernel.grid()[0]]
-    while not isinstance(node, cst.Tuple | cst.List | cst.Subscript):
-        node = kernel.source.parents[node]
-    return node
-
-
-def _with_element(node: Any, text: str) -> Any:
-    comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-    value = cst.parse_expression(text)
-    if isinstance(node, cst.Subscript):
-        first = node.slice[0].with_changes(comma=comma)
-        return node.with_changes(slice=[first, cst.SubscriptElement(cst.Index(value))])
-    return node.with_changes(elements=[node.elements[0].with_changes(comma=comma), cst.Element(value)])
-
-
-def _convert_result(edit: Edit, kernel: TritonKernel, name: str, dtype: str) -> None:
-    scope = kernel.source.enclosing(kernel.launch(), cst.FunctionDef)
-    for node in walk(scope) if scope else ():
-        if isinstance(node, cst.Return) and node.value is not None:
-            for inner in walk(node.value):
-                if isinstance(inner, cst.Name) and inner.value == name:
-                    edit.replace(inner, f"{name}.to({dtype})")
-                    return
-    raise Unsupported("an output that launch does not return by name")
 
 
 _OPTIONS: tuple[tuple[str, tuple[int | bool, ...], int | bool], ...] = (

@@ -76,6 +76,7 @@ WRITTEN = {
         ("float(\"-inf\"))", "0.0)"),
         ("p = tl.exp(qk - m_ij[:, None])", "p = qk"),
     ],
+    "a factor below zero, which no row's largest score outlives": [("q.shape[2] ** -0.5", "-(q.shape[2] ** -0.5)")],
     "two loops, of whole tiles and of those on the diagonal": [
         (CASE.source[CASE.source.index("    for start_n") : CASE.source.index("    acc = acc / l_i")], "LOOPS"),
         ("LOOPS", "".join(
@@ -104,7 +105,10 @@ POINTS = [
 def test_every_parameter_and_way_of_writing_keeps_the_meaning() -> None:
     source = lowered(CASE.source)
     assert check(source, entry="launch") == []
-    assert "    if (1 + BLOCK_M * program_0" in source, "tiles below the diagonal are not masked"
+    assert "whole = min(whole, max(1 + BLOCK_M * program_0" in source, (
+        "tiles below the diagonal are not masked"
+    )
+    assert "gl.max(qk, 1) * sm_scale" in source and "tma.async_copy_shared_to_global(o_desc" in source
     cases, trials = [CASE], [trial(str(point), source, **point) for point in POINTS]
     for name, pairs in WRITTEN.items():
         parent = changed(*pairs)
@@ -118,6 +122,10 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning() -> None:
 
 
 RIGHT = lowered(CASE.source)
+ALONE = RIGHT.replace('min(tiles * others, params["programs"])', "1")
+"""With one program for all tiles."""
+
+RELEASE = "mbarrier.arrive(q_empty.index(GROUP), count=1)"
 TAIL = "mbarrier.wait(v_ready.index(held), held_phase)"
 
 PLANTED = {
@@ -134,10 +142,10 @@ PLANTED = {
     ),
     "values are given back while the second product still reads them": (
         RIGHT.replace(
-            "mbarrier.arrive(k_empty.index(stage), count=1)\n                    qk",
-            "mbarrier.arrive(k_empty.index(stage), count=1)\n                    "
-            "mbarrier.arrive(v_empty.index(held), count=1)\n                    qk",
-        ).replace("deps=(acc, operand))\n                    mbarrier.arrive(v_empty.index(held), count=1)", "deps=(acc, operand))"),  # noqa: E501
+            "mbarrier.arrive(k_empty.index(stage), count=1)\n                        qk",
+            "mbarrier.arrive(k_empty.index(stage), count=1)\n                        "
+            "mbarrier.arrive(v_empty.index(held), count=1)\n                        qk",
+        ).replace("deps=(acc, operand))\n                        mbarrier.arrive(v_empty.index(held), count=1)", "deps=(acc, operand))"),  # noqa: E501
         "over shared memory that a product may still read",
     ),
     "scores are used before their product is waited for": (
@@ -148,10 +156,18 @@ PLANTED = {
         RIGHT.replace("mbarrier.arrive(turns_2.index((GROUP + 1) % CONSUMERS), count=1)", "pass"), "deadlock",
     ),
     "the left operand is overwritten for the next tile": (
-        RIGHT.replace("mbarrier.wait(q_empty.index(each), q_phase)", "pass").replace(
-            'min(tiles * others, params["programs"])', "1"
-        ),
+        ALONE.replace("mbarrier.wait(q_empty.index(each), q_phase)", "pass"),
         "over shared memory that a product may still read|arrivals|by a copy",
+    ),
+    "the left operand is given back before the last product that reads it": (
+        ALONE.replace(RELEASE, "pass").replace("start_n_first = own_first", f"start_n_first = own_first\n{' ' * 16}{RELEASE}"),  # noqa: E501
+        "over shared memory that a product may still read|that a copy .* may still write",
+    ),
+    "sums overwrite those that are still being stored": (
+        ALONE.replace("tma.store_wait(0)", "pass"), "over shared memory that a copy .*may still read",
+    ),
+    "sums are stored before the copy engine sees them": (
+        RIGHT.replace("fence_async_shared()\n        tma", "pass\n        tma"), "wrote, without fen",
     ),
 }  # fmt: skip
 

@@ -17,7 +17,6 @@ GIB = 1 << 30
 LIMITS = Limits(trace=ChildLimits(120.0, 8 * GIB), compile=ChildLimits(180.0, 12 * GIB))
 STEPS = (
     "pallas_whole_reduction_block",
-    "pallas_drop_accumulator_scratch",
     "pallas_reassociate_scale",
     "pallas_cache_across_axis",
 )

@@ -14,6 +14,7 @@ from itertools import pairwise
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
+from tilewright.evolve.proposers.rewrite.gluon.chain.scale import unscaled
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
@@ -54,6 +55,12 @@ class Chain:
     tiles: frozenset[str]
     """Names of what is loaded for the products."""
 
+    scale: str = ""
+    """The factor that the scores are still to be multiplied by where they are used."""
+
+    positive: str = ""
+    """What the host must find true of that factor."""
+
     @property
     def body(self) -> tuple[Statement, ...]:
         return (*self.early, self.first, *self.middle, *self.late)
@@ -76,9 +83,6 @@ class Chains:
     kernel: TritonKernel
     query: Box
     query_name: str
-    changed: tuple[Statement, ...]
-    """What is done to the left operand before the loops."""
-
     loops: tuple[Chain, ...]
     between: tuple[tuple[Statement, ...], ...]
     after: tuple[Statement, ...]
@@ -106,8 +110,12 @@ class Chains:
         return self.loops[0].value.columns
 
     @property
+    def scale(self) -> str:
+        return self.loops[0].scale
+
+    @property
     def everything(self) -> list[Statement]:
-        found = list(self.changed)
+        found = list[Statement]()
         for before, loop in zip(self.between, self.loops, strict=True):
             found += [*before, *loop.body]
         return [*found, *self.after]
@@ -162,22 +170,18 @@ def read(kernel: TritonKernel) -> Chains:
         or len({(c.sums, c.key.extents, c.value.extents, c.key.tensor, c.value.tensor) for c in loops}) != 1
     ):
         raise Unsupported("loops of different operands")
+    elsewhere = {n for i, s in enumerate(body) if i not in places for n in s.reads}
+    loops = [unscaled(loop, kernel, bound, elsewhere) for loop in loops]
     before = body[: places[0]]
-    name, query, changed = _query(kernel, left.pop(), before, bound)
-    between = [
-        tuple(
-            s
-            for s in before
-            if s not in changed and not (s.writes & {name} and calls(s.node, kernel.tl, "load"))
-        )
-    ]
+    name = left.pop()
+    query = _query(kernel, name, before, bound)
+    between = [tuple(s for s in before if not (s.writes & {name} and calls(s.node, kernel.tl, "load")))]
     between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
     sums = SumReader(kernel.tl, bound, {})
     found = Chains(
         kernel,
         query,
         name,
-        tuple(changed),
         tuple(loops),
         tuple(between),
         tuple(body[places[-1] + 1 :]),
@@ -480,28 +484,20 @@ def _held(
 
 def _query(
     kernel: TritonKernel, left: str, before: Sequence[Statement], bound: Mapping[str, ast.expr]
-) -> tuple[str, Box, list[Statement]]:
-    """(name, box, statements that change it) of the first product's left operand."""
+) -> Box:
+    """The box of the first product's left operand."""
     if not left.isidentifier():
         raise Unsupported(f"an operand computed by {left[:40]}")
-    tl = kernel.tl
-    boxes = BoxReader(kernel, SumReader(tl, bound, {}), None)
-    name, changed = left, list[Statement]()
-    while True:
-        writers = [s for s in before if name in s.writes]
-        if not writers:
-            raise Unsupported(f"operand {name}, which is loaded in the loop")
-        loads = [c for s in writers for c in calls(s.node, tl, "load")]
-        direct = all(
-            isinstance(n, ast.Assign) and device_call(n.value, tl) == "load"
-            for s in writers
-            for n in ast.walk(s.node)
-            if isinstance(n, ast.Assign)
-        )
-        if direct and loads:
-            box = [_loaded(boxes, load) for load in sorted(loads, key=lambda n: len(ast.unparse(n)))][-1]
-            return name, box, changed
+    boxes = BoxReader(kernel, SumReader(kernel.tl, bound, {}), None)
+    writers = [s for s in before if left in s.writes]
+    if not writers:
+        raise Unsupported(f"operand {left}, which is loaded in the loop")
+    loads = [n.value for s in writers for n in ast.walk(s.node) if isinstance(n, ast.Assign)]
+    if not loads or any(device_call(n, kernel.tl) != "load" for n in loads):
         raise Unsupported(f"an operand computed by {writers[-1].text[:40]}")
+    return [
+        _loaded(boxes, n) for n in sorted(loads, key=lambda n: len(ast.unparse(n))) if isinstance(n, ast.Call)
+    ][-1]
 
 
 def _shared_axis(chains: Chains, body: Sequence[Statement]) -> int:

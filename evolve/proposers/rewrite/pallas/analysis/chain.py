@@ -210,7 +210,7 @@ def _work(node: cst.CSTNode) -> bool:
     return any(isinstance(n, cst.BinaryOperation | cst.Call) for n in walk(node))
 
 
-def find_chain(view: PallasCall, refs: Sequence[str], numbered: str = "cached") -> Chain | None:
+def find_chain(view: PallasCall, refs: Sequence[str]) -> Chain | None:
     """The chain over ``refs``, None if there is none worth moving.
 
     Raises Unsupported when its values sit in loops that cannot be numbered.
@@ -219,7 +219,7 @@ def find_chain(view: PallasCall, refs: Sequence[str], numbered: str = "cached") 
     links = finder.links()
     computed = [s for s in links if not finder.is_load(s)]
     rest = [s for _, s, _ in finder.levels if s not in set(links)]
-    values = _named_values(finder, computed, rest) + _inline_values(finder, rest, numbered)
+    values = _named_values(finder, computed, rest) + _inline_values(finder, rest)
     if not values:
         return None
     kernel = view.kernel
@@ -262,7 +262,7 @@ def _named_values(
     return values
 
 
-def _inline_values(finder: ChainFinder, rest: Sequence[cst.CSTNode], numbered: str) -> list[ChainValue]:
+def _inline_values(finder: ChainFinder, rest: Sequence[cst.CSTNode]) -> list[ChainValue]:
     values = []
     for statement in rest:
         if isinstance(statement, cst.For) or when_of(finder.kernel, statement):
@@ -271,7 +271,7 @@ def _inline_values(finder: ChainFinder, rest: Sequence[cst.CSTNode], numbered: s
             continue
         loop = finder.placed[statement][1]
         for expression in finder.inline(statement):
-            name = finder.kernel.fresh(f"{numbered}_value")
+            name = finder.kernel.fresh("cached_value")
             values.append(ChainValue(name, loop, expression, statement))
     return values
 
@@ -358,9 +358,8 @@ def _body(finder: ChainFinder, needed: Sequence[cst.CSTNode], values: Sequence[C
     return "\n".join(lines)
 
 
-def take_from(edit: Edit, view: PallasCall, chain: Chain, read: dict[str, str]) -> None:
+def take_from(edit: Edit, chain: Chain, read: dict[str, str]) -> None:
     """Drop the chain from the kernel and bind its values to ``read[name]`` (text) instead."""
-    kernel = view.kernel
     bound: dict[cst.CSTNode, list[str]] = {}
     for value in chain.values:
         assert value.at is not None
@@ -376,4 +375,3 @@ def take_from(edit: Edit, view: PallasCall, chain: Chain, read: dict[str, str]) 
             edit.remove(statement)
     for statement, lines in bound.items():
         edit.replace_statement(statement, "\n".join(lines))
-    del kernel

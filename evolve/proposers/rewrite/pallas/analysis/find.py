@@ -174,7 +174,7 @@ def _spec(kernel: KernelSource, node: cst.BaseExpression, rank: int) -> Spec | N
         body, holder = _returned_value(function), function
     if not isinstance(body, cst.Tuple) or len(axes) != rank:
         return None
-    return Spec(value, _elements(kernel, shape), shape, axes, _elements(kernel, body), holder)
+    return Spec(value, _elements(kernel, shape), axes, _elements(kernel, body), holder)
 
 
 def _returned_value(function: cst.FunctionDef) -> cst.BaseExpression | None:

@@ -32,7 +32,6 @@ class Spec:
 
     node: cst.Call
     shape: list[cst.BaseExpression]
-    shape_node: cst.CSTNode
     axes: list[str]
     index: list[cst.BaseExpression]
     map_node: cst.CSTNode
