@@ -35,6 +35,9 @@ SEVERAL_TILES = (
 LEAST_TILE = 16
 """Side of the smallest tile that a matrix unit takes: below it a tile of a product does not compile."""
 
+MOST_REPEATED = 4
+"""Repetitions of a number up to which each is tried alone."""
+
 Space = dict[str, tuple[Any, ...]]
 Tensors = Mapping[str, torch.Tensor]
 
@@ -131,7 +134,8 @@ def _moved_together(
     nearest = [value for below, above in [sides] for value in (*below[-1:], *above[:1])]
     found: tuple[tuple[str, ...], list[int]] | None = None
     # alone, with one repetition or all, and with other parameters of its value, which then are no knobs of their own
-    ways = [(), *((name,) for name in echoes), tuple(echoes), tuple(k.name for k in free)]
+    ones = [(name,) for name in echoes if len(echoes) <= MOST_REPEATED]
+    ways = [(), *ones, tuple(echoes), tuple(k.name for k in free)]
     for way in dict.fromkeys(ways):
         points = [dict.fromkeys((knob.name, *way), value) for value in nearest]
         passed = [all(some) for some in trials.passed_at(points, [wide] * len(points))]
