@@ -6,6 +6,7 @@ import ast
 import re
 import types
 from collections.abc import Callable
+from typing import Any
 
 _TUNER = "tilewright_tuner"
 
@@ -23,7 +24,7 @@ def unwrapped(node: ast.FunctionDef, why: str, module: types.ModuleType, define:
     """
     from triton.runtime import autotuner, interpreter, jit
 
-    found = module.__dict__.get(node.name)
+    found: Any = module.__dict__.get(node.name)
     while type(found) in (autotuner.Autotuner, autotuner.Heuristics):
         found = found.fn
     launched = why or isinstance(found, jit.KernelInterface)  # with a grid

@@ -263,21 +263,14 @@ class Recording(TorchFunctionMode):
     def _computed(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """torch computes something: by a kernel of ours where one can say it."""
         result = func(*args, **_meta(options))
-        plain = torch_kernels.SAME_AS.get(name, name)
-        made = torch_kernels.COMPOSED.get(plain)
-        dims = args[1] if len(args) > 1 else options.get("dim", options.get("axis"))
-        if (
-            plain in torch_kernels.REDUCTIONS
-            and not isinstance(dims, int)
-            and isinstance(result, torch.Tensor)
-        ):
-            made = functools.partial(torch_kernels.over_axes, plain)
+        made = _put_together(torch_kernels.SAME_AS.get(name, name), args, options, result)
         if made is not None and isinstance(args[0], torch.Tensor) and self._var(args[0]) is not None:
-            with (
-                self,
-                contextlib.suppress(KeyError, TypeError),
-            ):  # another power, an option of another version
-                return made(*args, **options)
+            with self, contextlib.suppress(KeyError, TypeError):  # another power or option
+                found = made(*args, **options)
+                if isinstance(result, tuple):  # and the places, which torch alone knows
+                    foreign(self._trace, name, result[1])
+                    return type(result)((found, result[1]))
+                return found
         values = [self._var(a) if isinstance(a, torch.Tensor) else self._unread(a) for a in args]
         sound = all(
             v is not None and not (isinstance(v, Var) and (v.foreign or v.kind == "foreign")) for v in values
@@ -329,6 +322,18 @@ def _sizes_given(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> 
 def _meta(options: Mapping[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in options.items() if k not in ("device", "pin_memory")}
     return {**kept, "device": "meta"} if "device" in options else kept
+
+
+def _put_together(
+    name: str, args: Sequence[Any], options: Mapping[str, Any], result: Any
+) -> Callable[..., Any] | None:
+    """What torch computes as a function of other tensors' functions; None where it is none."""
+    if name not in torch_kernels.REDUCTIONS:
+        return torch_kernels.COMPOSED.get(name)
+    dims = args[1] if len(args) > 1 else options.get("dim", options.get("axis"))
+    if isinstance(result, tuple):  # ``max`` along an axis
+        return torch.Tensor.amax if name == "amax" else torch.Tensor.amin
+    return None if isinstance(dims, int) else functools.partial(torch_kernels.over_axes, name)
 
 
 def record(
