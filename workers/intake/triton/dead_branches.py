@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,24 +26,22 @@ class NotNone:
     def _unknown(self, *_: object) -> bool:
         raise TypeError("a tensor's values are not known")
 
-    __bool__ = __eq__ = __ne__ = _unknown  # type: ignore[assignment]
+    __bool__ = __eq__ = __ne__ = _unknown
 
 
 NOT_NONE = NotNone()
 
 
-def constants_of(
-    launches: Sequence[Mapping[str, Any]], selects: Callable[[str], bool] = lambda name: False
-) -> dict[str, Any]:
+def constants_of(launches: Sequence[Mapping[str, Any]], selecting: Collection[str] = ()) -> dict[str, Any]:
     """Parameters that every launch gives the same constant, by name: plain values, or NOT_NONE for a tensor.
 
-    A number may become a parameter of the search and is none, unless the caller gave it or it ``selects`` a branch.
+    A number may become a parameter of the search and is none, unless the caller gave it or its parameter is ``selecting`` a branch.
     """
     found: dict[str, Any] = {}
     for place, arguments in enumerate(launches):
         here = {
             name: _constant(value) for name, value in arguments.items()
-            if _is_constant(value) and (type(value) is not int or value < 2 or selects(name))
+            if _is_constant(value) and (type(value) is not int or value < 2 or name in selecting)
         }  # fmt: skip
         found = here if place == 0 else {n: v for n, v in found.items() if n in here and _same(v, here[n])}
     return found

@@ -57,7 +57,8 @@ class _ModuleWriter:
         for launch in launches:
             by_kernel.setdefault(launch.kernel.fn, []).append(launch.arguments)
         for kernel, given in by_kernel.items():
-            self._kernels.given[id(kernel)] = constants_of(given, lambda name, fn=kernel: selects(fn, name))
+            selecting = [name for name in given[0] if selects(kernel, name)]
+            self._kernels.given[id(kernel)] = constants_of(given, selecting)
         results = results_of(self._trace, types, self._origin.keeps_arguments)
         self._kernels.refusals += results.refusals
         body = self._statements(launches, results.chosen, results.replaced)
