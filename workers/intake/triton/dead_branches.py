@@ -35,7 +35,8 @@ NOT_NONE = NotNone()
 def constants_of(launches: Sequence[Mapping[str, Any]], selecting: Collection[str] = ()) -> dict[str, Any]:
     """Parameters that every launch gives the same constant, by name: plain values, or NOT_NONE for a tensor.
 
-    A number may become a parameter of the search and is none, unless the caller gave it or its parameter is ``selecting`` a branch.
+    A number may become a parameter of the search: it is no constant unless the caller gave it, or it is of those
+    that are ``selecting`` a branch.
     """
     found: dict[str, Any] = {}
     for place, arguments in enumerate(launches):
