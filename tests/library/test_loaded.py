@@ -108,9 +108,10 @@ def test_served_tells_kernel_time_and_interval_for_every_shipped_family() -> Non
 
 @pytest.mark.parametrize("operator", ["gemm_nt", "gemm_nt_rows"])
 def test_kernels_that_copy_scales_by_tma_serve_rows_in_multiples_of_4(operator: str) -> None:
-    """A copy begins at a multiple of 16 bytes; of another one an H200 reports an illegal instruction."""
+    """A copy begins at a multiple of 16 bytes; of another one an H200 reports an illegal instruction. Kernels for few
+    rows (``teams``) load scales otherwise where they lie so."""
     regions = store.load_table(f"gemm_fp8_blockwise/{operator}", "cuda:9.0").regions
-    many_rows = [r for r in regions if "teams" not in r.kernel.params]  # those for few rows load them otherwise
+    many_rows = [r for r in regions if "teams" not in r.kernel.params]
     assert many_rows and all("M % 4 == 0" in region.legality.constraints for region in many_rows)
 
 
