@@ -47,8 +47,8 @@ COMMON = '''
 @gluon.jit
 def {place_of}(lap, tiles, others, heads):
     """Tile of rows, what else numbers a program, and whether there is such a tile, of this program in a lap of all.
-    Laps go through ``heads`` at a time, so that what they load stays in L2, from the last rows to the first. Every other
-    lap is dealt backwards, so that who had a long tile gets a short one."""
+    Laps go through ``heads`` at a time, so that what they load stays in L2, from the last rows to the first. Every
+    other lap is dealt backwards, so that who had a long tile gets a short one."""
     number = gl.where(lap % 2 == 1, gl.num_programs(0) - 1 - gl.program_id(0), gl.program_id(0))
     laps = gl.cdiv(heads * tiles, gl.num_programs(0))
     begun = lap // laps * heads
@@ -66,7 +66,7 @@ def {exponent}(x, scale, y):
 PRODUCER = '''
 @gluon.jit
 def {kernel}_producer(
-    q_desc, k_desc, v_desc, {tiles}, {others}, {last}, {heads}, {all_laps}, {sizes}{q_stages}, {k_stages}, {v_stages}, {bars},
+    q_desc, k_desc, v_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, {bars},
     {producer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr
 ):
     """Keep the ring full with what the loops load; bring each group's left operand before them."""
@@ -106,7 +106,7 @@ for {turn} in range({count}):
 CONSUMER = '''
 @gluon.jit
 def {kernel}_consumer(
-    o_desc, {tiles}, {others}, {last}, {heads}, {all_laps}, {sizes}{q_stages}, {k_stages}, {v_stages}, {o_stages}, {bars}, {turns},
+    o_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, {o_stages}, {bars}, {turns},
     {consumer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr,
     GROUP: gl.constexpr
 ):
@@ -251,10 +251,9 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
 
 @gluon.jit
 def {kernel}(
-    q_desc, k_desc, v_desc, o_desc, {tiles}, {others}, {last}, {heads}, {all_laps}, {sizes}{entry_parameters}STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr,
-    TURNS: gl.constexpr, REGISTERS: gl.constexpr, Q_LAYOUT: gl.constexpr,
-    K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr
+    q_desc, k_desc, v_desc, o_desc, {numbers}{entry_parameters}STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    Q_LAYOUT: gl.constexpr, K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr
 ):
     {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_ones}{q_box}], Q_LAYOUT)
     {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_ones}{k_box}], K_LAYOUT)
@@ -275,11 +274,11 @@ def {kernel}(
 """
 
 _CONSUME = (
-    "({kernel}_consumer, (o_desc, {tiles}, {others}, {last}, {heads}, {all_laps}, {sizes}{q_stages}, {k_stages}, {v_stages}, "
+    "({kernel}_consumer, (o_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, "
     "{o_stages}, {bars}, {turns}, {consumer_arguments}STAGES, CONSUMERS, OVERLAP, TURNS, NUMBER)),"
 )
 _PRODUCE = (
-    "({kernel}_producer, (q_desc, k_desc, v_desc, {tiles}, {others}, {last}, {heads}, {all_laps}, {sizes}{q_stages}, {k_stages}, "
+    "({kernel}_producer, (q_desc, k_desc, v_desc, {numbers}{q_stages}, {k_stages}, "
     "{v_stages}, {bars}, {producer_arguments}STAGES, CONSUMERS)),"
 )
 

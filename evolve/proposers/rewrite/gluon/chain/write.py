@@ -31,8 +31,8 @@ from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 
 NAMES = (
     "tiles others last lap row other stage phase q_phase turn_phase q_stages k_stages v_stages bars turns "
-    "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count heads all_laps many there "
-    "own_first own skipped whole masked o_stages"
+    "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
+    "heads all_laps many there own_first own skipped whole masked o_stages"
 )
 """That the new kernel binds."""
 
@@ -227,7 +227,9 @@ class ChainText:
             "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
             "mine": program(chains.axis),
             "programs_of_other": split,
-            "sizes": listed(self.sizes),
+            "numbers": listed(
+                [names[n] for n in ("tiles", "others", "last", "heads", "all_laps")] + self.sizes
+            ),
             "ROWS": chains.rows,
             "COLUMNS": chains.columns,
             "WIDTH": chains.width,
