@@ -33,7 +33,6 @@ from tilewright.workers.intake.pallas.original import Original, function_in, on_
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
 from tilewright.workers.intake.pallas.trial import Module, judge
 from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
-from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
 
@@ -53,7 +52,7 @@ def answer_to(request: Request) -> Answer:
     assert chip is not None
     device = {"kind": chip.device_kind, "cores": chip.cores}
     with on_chip(device):
-        module, loader = load(path, request["function"], Literals(), traced=False)
+        module, loader = load(path, request["function"], traced=False)
         if not request["function"]:
             return _surveyed(module, loader.missing)
         try:
