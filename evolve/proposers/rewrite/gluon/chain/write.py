@@ -445,21 +445,8 @@ class ChainText:
 
     def _hides(self, node: ast.expr, axis: int | None) -> Sum | None:
         """What is below zero where a comparison fails somewhere in a tile; None where that is not known."""
-        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-            return None
-        sums = self.chains.sums
-        sides = [sums.read(n) for n in (node.left, node.comparators[0])]
-        if axis is not None:
-            sides = [s.along(axis) for s in sides]
-        op = node.ops[0]
-        if isinstance(op, ast.Gt | ast.GtE):
-            sides.reverse()
-        elif not isinstance(op, ast.Lt | ast.LtE):
-            return None
-        spare = sides[1] - sides[0]
-        if isinstance(op, ast.Lt | ast.Gt):
-            spare += constant(-1)
-        return spare.least(self.kernel.tl)
+        sides = self.chains.sums.less(node, axis)
+        return None if sides is None else (sides[1] - sides[0] + constant(-1)).least()
 
     def _last_whole(self, spare: Sum, loop: Chain) -> Sum | None:
         """The last value of the loop's variable at which ``spare`` is not below zero; None where there is no such."""
