@@ -251,7 +251,6 @@ def _chain(kernel: TritonKernel, loop: ast.For, bound: Mapping[str, ast.expr]) -
     body = [Statement(node) for node in loop.body]
     body = [s for s in body if not is_idle(s, tl)]
     body, running = _without_advances(body, variable, start, step, bound, tl)
-    body = _with_products_apart(body, tl)
     dots = [(s, calls(s.node, tl, "dot")[0]) for s in body if calls(s.node, tl, "dot")]
     if len(dots) != 2 or any(not isinstance(s.node, ast.Assign | ast.AugAssign) for s, _ in dots):
         raise Unsupported("products that are not statements of their loop")
@@ -340,46 +339,6 @@ def _tried(reader: SumReader, node: ast.expr) -> Sum | None:
         return reader.read(node)
     except Unsupported:
         return None
-
-
-def _with_products_apart(body: Sequence[Statement], tl: str) -> list[Statement]:
-    """A product that is bound to a name and read once, in the statement that reads it."""
-    found = list(body)
-    for statement in body:
-        node = statement.node
-        alone = (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and device_call(node.value, tl) == "dot"
-        )
-        if not alone or statement is next(s for s in body if calls(s.node, tl, "dot")):
-            continue
-        assert isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        name, value = node.targets[0].id, node.value
-        assert isinstance(value, ast.Call)
-        if len(value.args) > 2 or value.keywords:
-            continue
-        users = [s for s in found if name in s.reads and s is not statement]
-        if (
-            len(users) == 1
-            and sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(users[0].node)) == 1
-        ):
-            made = _Put(name, value).visit(ast.parse(users[0].text).body[0])
-            found[found.index(users[0])] = Statement(
-                ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0]
-            )
-            found.remove(statement)
-    return found
-
-
-class _Put(ast.NodeTransformer):
-    """Puts an expression where a name is read."""
-
-    def __init__(self, name: str, value: ast.expr) -> None:
-        self.name, self.value = name, value
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self.value if node.id == self.name and isinstance(node.ctx, ast.Load) else node
 
 
 def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) -> tuple[str, Box]:
