@@ -21,6 +21,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
     calls,
     device_call,
     is_idle,
+    names_in,
     sliced,
 )
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
@@ -129,14 +130,13 @@ class _Programs(ast.NodeTransformer):
     """Names the numbers of a program."""
 
     def __init__(self, tl: str) -> None:
-        self.tl, self.axes = tl, set[int]()
+        self.tl = tl
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if device_call(node, self.tl) == "program_id":
             given = [*node.args, *(k.value for k in node.keywords)]
             if len(given) != 1 or not isinstance(given[0], ast.Constant):
                 raise Unsupported("a program's number along an axis that is computed")
-            self.axes.add(int(given[0].value))  # type: ignore[arg-type]
             return ast.Name(program(int(given[0].value)), ast.Load())  # type: ignore[arg-type]
         return self.generic_visit(node)
 
@@ -177,19 +177,9 @@ def read(kernel: TritonKernel) -> Chains:
     query = _query(kernel, name, before, bound)
     between = [tuple(s for s in before if not (s.writes & {name} and calls(s.node, kernel.tl, "load")))]
     between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
+    after, axis = tuple(body[places[-1] + 1 :]), _shared_axis(loops, query, body)
     sums = SumReader(kernel.tl, bound, {})
-    found = Chains(
-        kernel,
-        query,
-        name,
-        tuple(loops),
-        tuple(between),
-        tuple(body[places[-1] + 1 :]),
-        0,
-        bound,
-        sums,
-    )
-    return replace(found, axis=_shared_axis(found, body))
+    return Chains(kernel, query, name, tuple(loops), tuple(between), after, axis, bound, sums)
 
 
 def _refuse(body: Sequence[Statement], tl: str) -> None:
@@ -459,15 +449,14 @@ def _query(
     ][-1]
 
 
-def _shared_axis(chains: Chains, body: Sequence[Statement]) -> int:
+def _shared_axis(loops: Iterable[Chain], query: Box, body: Sequence[Statement]) -> int:
     """The grid's axis that the loops' operands do not depend on and the query does."""
     wanted = set[str]()
-    for loop in chains.loops:
-        wanted |= (loop.key.reads | loop.value.reads) - {loop.variable}
-        wanted |= {n.id for n in ast.walk(ast.parse(loop.step)) if isinstance(n, ast.Name)}
+    for loop in loops:
+        wanted |= (loop.key.reads | loop.value.reads) - {loop.variable} | names_in(loop.step)
     shared = _dependencies(body, wanted)
-    query = _dependencies(body, chains.query.reads)
-    axes = [a for a in range(3) if program(a) in query and program(a) not in shared]
+    rows = _dependencies(body, query.reads)
+    axes = [a for a in range(3) if program(a) in rows and program(a) not in shared]
     if len(axes) != 1:
         raise Unsupported("no axis of the grid along which programs share what their loops load")
     return axes[0]
