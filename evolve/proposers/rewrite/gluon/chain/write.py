@@ -291,9 +291,8 @@ class ChainText:
         }
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
-        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in "".join(
-            s.text for s in self._scalars(box.reads)
-        )
+        scalars = "".join(s.text for s in self._scalars(box.reads))
+        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
         carrier = self._carrier(renamed)
         places = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
         return ", ".join(
