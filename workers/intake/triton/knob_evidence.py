@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -297,42 +299,39 @@ PROGRAMS = (5, 3, 1)
 def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
     """Floating-point operations of matrix products in the kernel, by a sample of its programs over zeros; 0 where that
     is not known, as after ``WORK_SECONDS``."""
-    run, dot, builder = GridExecutor.__call__, InterpreterBuilder.create_dot, InterpreterBuilder
+    run, builder = GridExecutor.__call__, InterpreterBuilder
     place, tell = builder.set_grid_idx, builder.set_grid_dim
-    end, total = time.thread_time() + WORK_SECONDS, 0.0
+    end, total, share, some, whole = time.thread_time() + WORK_SECONDS, 0.0, 0.0, [[0]], (0,)
 
     def sampled(executor: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal share, some, whole
         grid = executor.grid(kwargs) if callable(executor.grid) else executor.grid
         whole = (*grid, 1, 1)[:3]
-        some = [
-            [int((i + 0.5) * n / min(n, most)) for i in range(min(n, most))]
-            for n, most in zip(whole, PROGRAMS, strict=True)
-        ]
-        share = float(np.prod([n / len(at) for n, at in zip(whole, some, strict=True)]))
-
-        def count(_: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
-            nonlocal total
-            if time.thread_time() > end:
-                raise TimeoutError
-            total += 2.0 * share * a.data.size * b.data.shape[-1]
-            return sums
-
-        builder.create_dot = count
-        builder.set_grid_dim = lambda self, *_: tell(self, *whole)
-        builder.set_grid_idx = lambda self, *at: place(self, *(of[i] for of, i in zip(some, at, strict=True)))
-        executor.grid, executor._restore_args_dev = tuple(map(len, some)), lambda *_: None
+        most = [min(n, m) for n, m in zip(whole, PROGRAMS, strict=True)]
+        some = [[int((i + 0.5) * n / m) for i in range(m)] for n, m in zip(whole, most, strict=True)]
+        share = math.prod(whole) / math.prod(most)
+        executor.grid, executor._restore_args_dev = tuple(most), lambda *_: None
         run(executor, *args, **kwargs)
 
-    GridExecutor.__call__ = sampled
+    def count(_: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
+        nonlocal total
+        if time.thread_time() > end:
+            raise TimeoutError
+        total += 2.0 * share * a.data.size * b.data.shape[-1]
+        return sums
+
+    kinds = {o.name: getattr(torch, o.dtype) for o in seed.site.operands}
+    if not all(kind.is_floating_point for kind in kinds.values()):
+        return 0  # numbers may say how long a loop is
+    changed: dict[str, Any] = {
+        "create_dot": count,
+        "set_grid_dim": lambda self, *_: tell(self, *whole),
+        "set_grid_idx": lambda self, *at: place(self, *(of[i] for of, i in zip(some, at, strict=True))),
+    }
     try:
-        kinds = {o.name: getattr(torch, o.dtype) for o in seed.site.operands}
-        if not all(kind.is_floating_point for kind in kinds.values()):
-            return 0  # numbers may say how long a loop is
         tensors = {o.name: torch.zeros(o.sizes(dims), dtype=kinds[o.name]) for o in seed.site.operands}
-        seed.module.launch(tensors, dict(seed.defaults))
+        with mock.patch.object(GridExecutor, "__call__", sampled), mock.patch.multiple(builder, **changed):
+            seed.module.launch(tensors, dict(seed.defaults))
     except Exception:  # noqa: BLE001 - programs that want other data, or take long
         return 0
-    finally:
-        GridExecutor.__call__, builder.create_dot = run, dot
-        builder.set_grid_idx, builder.set_grid_dim = place, tell
     return int(total)
