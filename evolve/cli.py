@@ -402,9 +402,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.doctor import examine, examine_target
 
     target, healthy = arguments.target, True
+    usable: list[str] = []
     for finding in examine(home_folder(arguments.home)) if target is None else [examine_target(target)]:
         healthy = healthy and (finding.good or not finding.needed)
+        usable += [finding.part.removeprefix("target ")] * (
+            finding.good and finding.part.startswith("target ")
+        )
         _say(f"{'ok  ' if finding.good else 'no  '} {finding.part}: {finding.sentence}")
+    if target is None:
+        _say(f"targets that work here: {', '.join(usable) or 'none yet; install an extra'}")
     return 0 if healthy else 2
 
 
