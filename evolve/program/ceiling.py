@@ -40,12 +40,8 @@ class Ceiling:
         return self.wall / max(self.wall - source.saving, 1e-12)
 
 
-TRITON, GENERATED, FP8, GAPS = (
-    "Triton kernels",
-    "Inductor's kernels",
-    "linear layers in FP8",
-    "gaps between kernels",
-)
+TRITON, GENERATED = "Triton kernels", "Inductor's kernels"
+FP8, GAPS = "linear layers in FP8", "gaps between kernels"
 
 
 def ceiling(record: Mapping[str, Any]) -> Ceiling:

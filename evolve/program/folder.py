@@ -45,12 +45,8 @@ def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str,
     kernels = []
     for row in searched:
         function = f"{row['module']}.{row['name']}"
-        figures = {
-            "us": 1e6 * row["seconds"],
-            "kernel_gain": row["gain"],
-            "tried": row["tried"],
-            "wrong": len(row["wrong"]),
-        }
+        figures = {"us": 1e6 * row["seconds"], "kernel_gain": row["gain"], "tried": row["tried"]}
+        figures["wrong"] = len(row["wrong"])
         if function in kept:
             figures |= {"step_gain": kept[function]["gain"], "step_gain_low": kept[function]["interval"][0]}
         said = {"function": function, "arguments": row["arguments"]}
@@ -60,14 +56,8 @@ def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str,
         })  # fmt: skip
     files = [str(folder / name) for name in (RECORD, PAGE, RECEIPT, FASTER) if (folder / name).is_file()]
     params = {name: str(device[name]) for name in ("product", "torch", "triton")}
-    return {
-        "uid": uid,
-        "name": record["name"],
-        "params": params,
-        "metrics": metrics,
-        "files": files,
-        "kernels": kernels,
-    }
+    facts = {"uid": uid, "name": record["name"], "params": params, "metrics": metrics}
+    return {**facts, "files": files, "kernels": kernels}
 
 
 def _key(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -114,13 +115,14 @@ class Program:
 
         command = [sys.executable, "-m", "tilewright.evolve.mlflow_mirror.program_runs"]
         command += ["--uri", store_uri(self.home), "--artifacts", str((self.home / ARTIFACTS).resolve())]
+        content = json.dumps(mlflow_content(self.folder, self.ceiling(), self.answer.get("found", ())))
         done = subprocess.run(
             command,
             env=mirror_environment(os.environ),
             capture_output=True,
             text=True,
             check=False,
-            input=json.dumps(mlflow_content(self.folder, self.ceiling(), self.answer.get("found", ()))),
+            input=content,
         )
         if done.returncode == 0:
             return ""
@@ -144,15 +146,12 @@ class Program:
             given = {"path": str(self.path.resolve()), "step": self.step, "setup": self.setup, **request}
             given["kept"] = str((self.folder / KEPT).resolve())
             asked.write_text(json.dumps(given), encoding="utf-8")
-            environment = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-            }  # fmt: skip
+            modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
             command = [sys.executable, "-m", CHILD, str(asked), str(answered)]
             try:
                 done = subprocess.run(
-                    command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=environment,
-                    timeout=LEAST_WALL + 4 * budget, check=False,
+                    command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
+                    env={**os.environ, "PYTHONPATH": modules}, timeout=LEAST_WALL + 4 * budget, check=False,
                 )  # fmt: skip
             except KeyboardInterrupt:
                 if (self.folder / KEPT).is_file():
@@ -161,8 +160,10 @@ class Program:
             except subprocess.TimeoutExpired as error:
                 raise UserError(f"{self.name}: took more than {LEAST_WALL + 4 * budget:.0f} s.") from error
             if not answered.is_file():
-                last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-                raise UserError(f"{self.name}: its process ended without an answer: {last}")
+                said = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.MULTILINE) or [
+                    "no reason given"
+                ]
+                raise UserError(f"{self.name}: its process ended without an answer: {said[-1]}")
             answer = json.loads(answered.read_text(encoding="utf-8"))
         if "why" in answer:
             raise UserError(f"{answer['why']}.")

@@ -75,10 +75,6 @@ def ceiling_lines(found: Ceiling) -> Iterator[str]:
             most = found.wall / max(found.wall - k["seconds"] + k["floor"], 1e-12)
             left = f"  not replaced: {k['left']}" if k["left"] else ""
             yield f"  {most:7.3f} x  {k['name'][:60]}{left}"
-    small = [k["name"] for k in found.kernels if k["seconds"] - k["floor"] < WORTH * found.wall]
-    if small:
-        names = ", ".join(dict.fromkeys(small))
-        yield f"  not worth touching: {_shortened(names, 100)}"
 
 
 def bar(found: Ceiling, at_best: bool) -> str:

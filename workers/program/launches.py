@@ -33,9 +33,10 @@ class Values:
 
     def tensors(self, storages: Sequence[torch.Tensor]) -> dict[int | str, torch.Tensor]:
         """The arguments as views of such copies."""
+        bases = {at: storages[n].view(dtype) for at, (n, dtype, *_) in self.views.items()}
         return {
-            at: storages[n].view(dtype).as_strided(size, stride, offset)
-            for at, (n, dtype, size, stride, offset) in self.views.items()
+            at: bases[at].as_strided(size, stride, bases[at].storage_offset() + offset)
+            for at, (_, _, size, stride, offset) in self.views.items()
         }
 
 

@@ -46,15 +46,14 @@ def search_options(recorded: Recorded, kept: Outcomes, say: Callable[[str], None
 
 
 def _best(candidate: Option, recorded: Recorded) -> tuple[int, float]:
-    best = (candidate.value, 1.0)
-    for number, factor in enumerate(FACTORS):
-        option = replace(candidate, value=candidate.value * factor)
-        gain = recorded.turns.gain(Installation([option]), 1)
-        if gain > best[1]:
-            best = (option.value, gain)
-        if not number and gain < LEAST_GAIN:
+    gains = {candidate.value: 1.0}
+    for factor in FACTORS:
+        value = candidate.value * factor
+        gains[value] = recorded.turns.gain(Installation([replace(candidate, value=value)]), 1)
+        if factor == FACTORS[0] and gains[value] < LEAST_GAIN:
             break
-    return best if best[1] > LEAST_GAIN else (candidate.value, 1.0)
+    best = max(gains, key=lambda value: gains[value])
+    return (best, gains[best]) if gains[best] > LEAST_GAIN else (candidate.value, 1.0)
 
 
 def candidates(recorded: Recorded) -> list[Option]:

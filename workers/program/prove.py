@@ -222,9 +222,6 @@ class Proof:
             arms[self.layers.label] = self._installation(self.kept, None)
         rounds = self.recorded.turns.rounds(arms, seconds)
         parts = {name: ratio(rounds, name, "*") for name in arms if name not in ("", "*")}
-        if self.layers is not None:
-            alone = ratio(rounds, "", self.layers.label)
-            self.notes.append(f"without the FP8 layers the rest gives {_range(alone)}")
         before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
         return parts, ratio(rounds, "", "*"), before, after
 

@@ -13,6 +13,9 @@ from tilewright.workers.intake.judge.bounds import CAP, EXPECTED_DB, PRODUCTS_DB
 from tilewright.workers.program.launches import Launch
 
 NARROW = ("bfloat16", "float16", "float32", "float64")
+GUARD, CANARY = 1 << 16, 0xA5
+"""Bytes on either side of each storage, and what they hold."""
+
 NOISE_ROOM_DB = 6.0
 """A kernel that adds in an order of its own differs from itself; another one may differ by so much more."""
 
@@ -36,6 +39,7 @@ class Replay:
         self._outputs: list[int | str] = []
         self._expected: list[torch.Tensor] = []
         self._bound = 0.0
+        self._guards: list[torch.Tensor] = []
 
     def call(self, configuration: Configuration, warmup: bool = False, original: bool = False) -> None:
         """Launch with a configuration over what the program's own tuner had chosen."""
@@ -55,7 +59,11 @@ class Replay:
 
     def learn(self) -> None:
         """Run the original: which storages it writes, which tensors it fills whatever they held, what it answers."""
-        self.storages = [s.clone() for s in self._given]
+        around = [
+            torch.full((s.numel() + 2 * GUARD,), CANARY, dtype=s.dtype, device=s.device) for s in self._given
+        ]
+        self._guards = [edge for buffer in around for edge in (buffer[:GUARD], buffer[-GUARD:])]
+        self.storages = [buffer[GUARD:-GUARD].copy_(s) for buffer, s in zip(around, self._given, strict=True)]
         self.tensors = self.values.tensors(self.storages)
         first = self._answers(None, original=True)
         self._written = [
@@ -99,12 +107,16 @@ class Replay:
 
     def wrong(self, configuration: Configuration) -> str:
         """Why a configuration's answers are not the original's; empty where they are. ``learn`` comes first."""
+        for guard in self._guards:
+            guard.fill_(CANARY)
         try:
             found = self._answers(configuration)
             if self.storages[0].is_cuda:
                 torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001 - a compiler or a launch may raise anything
             return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        if not bool((torch.cat(self._guards) == CANARY).all()):
+            return "it writes beyond its tensors"
         for n, (answer, given) in enumerate(zip(found, self._given, strict=True)):
             if n not in self._written and not torch.equal(answer, given):
                 return "it writes a tensor that the original does not write"

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -28,6 +29,7 @@ SCREEN_CALLS, ROUNDS, ROUND_CALLS = 5, 8, 4
 WARPS, STAGES = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5)
 DEFAULTS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
 LEAST_TILE, MOST_TILE = 16, 65536
+TILE = re.compile(r"^[XYR]?(BLOCK|TILE)|_(BLOCK|TILE)$", re.IGNORECASE)
 LEAST_TRIED = 4
 COMPILE_SECONDS = 2.5
 """What one configuration takes to compile, about."""
@@ -102,6 +104,10 @@ class Outcomes:
         self.rows[_identity(found.launch)] = found.row()
         self._save()
 
+    def drop(self, launch: Launch) -> None:
+        del self.rows[_identity(launch)]
+        self._save()
+
     def mark(self, option: str, noted: Any) -> None:
         """Note what was found of an option, or that it is being tried."""
         self.options[option] = noted
@@ -146,10 +152,15 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
         remaining = max(0.0, seconds - (time.monotonic() - began))
         share = remaining * job.weight / max(left, 1e-12)
         left -= job.weight
-        replay = Replay(job.launch)
-        replay.learn()
-        timer = clock(replay, job.seconds)
-        outcome = found[job.launch.number] = _searched(replay, plan, timer, time.monotonic() + share)
+        kept.add(Found(job.launch, job.seconds, why="the process ended while it was searched"))
+        try:
+            replay = Replay(job.launch)
+            replay.learn()
+            timer = clock(replay, job.seconds)
+            outcome = found[job.launch.number] = _searched(replay, plan, timer, time.monotonic() + share)
+        except KeyboardInterrupt:
+            kept.drop(job.launch)
+            raise
         kept.add(outcome)
         say(
             f"  {job.launch.kernel}: {1e6 * outcome.seconds:.1f} us, {outcome.tried} tried, "
@@ -166,26 +177,26 @@ def _compile(pairs: Sequence[tuple[Replay, Configuration]]) -> None:
 
 
 def current(launch: Launch, configuration: Configuration) -> Configuration:
-    """Options and tile sizes of a launch with a configuration over what it has."""
+    """Options and tile sizes of a launch with a configuration over what it has.
+
+    Tile sizes are what the kernel's own tuner sets, or what is named like one: with another value of another constant,
+    a width or a number of heads, a kernel reads and writes beyond its tensors.
+    """
     kernel = innermost(launch.outer)
     given = {
         **dict(zip(kernel.arg_names, launch.args, strict=False)), **launch.kwargs, **launch.chosen, **configuration
     }  # fmt: skip
     found = {name: int(given.get(name) or default) for name, default in DEFAULTS.items()}
-    for name in _constants(kernel):
+    tuner = tuner_of(launch.outer)
+    if tuner is None:
+        names = {name for name in kernel.arg_names if TILE.search(name)}
+    else:
+        names = {name for config in tuner.configs for name in config.kwargs}
+    for name in names - set(OPTIONS):
         value = given.get(name)
-        if type(value) is int and value >= LEAST_TILE and value & (value - 1) == 0 and name not in OPTIONS:
+        if type(value) is int and value >= LEAST_TILE and value & (value - 1) == 0:
             found[name] = value
     return found
-
-
-def _constants(kernel: Any) -> list[str]:
-    """Parameters that are compiled in."""
-    parameters = getattr(kernel, "params", None)
-    if parameters is not None:
-        return [p.name for p in parameters if p.is_constexpr]
-    notes = getattr(kernel.fn, "__annotations__", {})
-    return [name for name in kernel.arg_names if "constexpr" in str(notes.get(name, ""))]
 
 
 def neighbours(launch: Launch, start: Configuration) -> Iterator[Configuration]:

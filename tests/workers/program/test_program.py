@@ -125,9 +125,10 @@ def wrong(out, x, factor, n, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < tl.minimum(n, 100))
 
 
-class Case:
-    def __init__(self, name, winner, block):
-        self.module, self.name, self.winner, self.block = "program", name, winner, block
+@triton.jit
+def beyond(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < 2 * n)
 
 
 def tensor(n):
@@ -144,6 +145,7 @@ CASES = {
     "own": ('Replacement("program", "scale_kernel", launches(128), same)', ""),
     "slower": ('Replacement("program", "scale_kernel", launches(16), slower)', "gives 0."),
     "wrong": ('Replacement("program", "scale_kernel", launches(128), wrong)', "wrong at out=float32[4, 32]"),
+    "beyond": ('Replacement("program", "scale_kernel", launches(512), beyond)', "writes beyond its tensors"),
     "idle": ('Replacement("program", "idle_kernel", launches(128))', "never launches"),
 }
 
@@ -296,7 +298,7 @@ def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> N
     assert "waits for the device (1 times a step)" in answers["waits"]["record"]["faults"]
 
 
-def scale(x: Any, BLOCK: tl.constexpr) -> None:  # type: ignore[name-defined]  # noqa: F821
+def scale(x: Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[name-defined]  # noqa: F821
     """The kernel of the next test, which is not run."""
 
 
