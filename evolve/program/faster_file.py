@@ -40,9 +40,8 @@ def faster_text(
     rows = "".join(f"    {text},\n" for text in replacements)
     layers = "LAYERS = None"
     if fp8_shapes:
-        listed = [tuple(shape) for shape in fp8_shapes]
-        layers = (
-            "from tilewright_library.torch_linear_replacement import LinearLayers\n\n"
-            f"LAYERS = LinearLayers({listed!r})  # blockwise FP8: changes numerics"
+        layers = "from tilewright_library.torch_linear_replacement import LinearLayers\n\n"
+        layers += (
+            f"LAYERS = LinearLayers({list(map(tuple, fp8_shapes))!r})  # blockwise FP8: changes numerics"
         )
     return note + body + _END.format(replacements=rows, device=device, layers=layers)

@@ -20,9 +20,8 @@ LETTERS: Mapping[str, str] = {
 
 def figure_kind(record: Mapping[str, Any]) -> str:
     """Where a record's times come from."""
-    return (
-        f"{record['device']['product']}, measured" if record["device"]["product"] else "no device: no times"
-    )
+    product = record["device"]["product"]
+    return f"{product}, measured" if product else "no device: no times"
 
 
 def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
