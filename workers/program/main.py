@@ -156,8 +156,7 @@ def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:
 def main() -> None:
     """Answer one request."""
     request, answer = map(Path, sys.argv[1:3])
-    found = answer_to(json.loads(request.read_text(encoding="utf-8")))
-    answer.write_text(json.dumps(found), encoding="utf-8")
+    answer.write_text(json.dumps(answer_to(json.loads(request.read_text("utf-8")))), "utf-8")
 
 
 if __name__ == "__main__":
