@@ -72,7 +72,7 @@ def test_several_threads_have_children_of_one_template(others, template, tmp_pat
         outcome = other.run(Frame("no such job"), JobLimits(20.0, 20.0))
         assert "pallas.no such job" in outcome.log and not hanging.done()
         assert hanging.result().ending is Ending.TIMEOUT
-    assert one.cpu_seconds > 0.5 > other.cpu_seconds, "each counts its own children's"
+    assert one.cpu_seconds > other.cpu_seconds, "each counts its own children's"
     assert template.cpu_seconds > one.cpu_seconds
     assert len(set(templates()) - others) == 1
     other.close()
