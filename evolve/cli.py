@@ -376,7 +376,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     if ended == "finished":
         _say(*closing_lines(folder / JOURNAL))
     elif ended is not None:
-        _say(f"stopped; resume with: tilewright resume {folder.name}")
+        _say(f"{'killed' if ended == 'killed' else 'stopped'}; resume with: tilewright resume {folder.name}")
     return 0
 
 
@@ -401,9 +401,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.doctor import examine, examine_target
 
     target, healthy = arguments.target, True
+    usable: list[str] = []
     for finding in examine(home_folder(arguments.home)) if target is None else [examine_target(target)]:
         healthy = healthy and (finding.good or not finding.needed)
+        usable += [finding.part.removeprefix("target ")] * (
+            finding.good and finding.part.startswith("target ")
+        )
         _say(f"{'ok  ' if finding.good else 'no  '} {finding.part}: {finding.sentence}")
+    if target is None:
+        _say(f"targets that work here: {', '.join(usable) or 'none yet; install an extra'}")
     return 0 if healthy else 2
 
 

@@ -92,7 +92,7 @@ def check(source: str, *, entry: str = "build") -> list[Violation]:
     except SyntaxError as error:
         return [Violation(error.lineno or 0, f"not Python: {error.msg}")]
     checker = _Checker(tree, held, products=entry == "build")
-    if (code := _device_code(tree)) is not None:
+    if (code := device_code(tree)) is not None:
         if entry != "launch":
             return [Violation(code.lineno, "CUDA C++ on a target that it is not compiled for")]
         checker.device_code = code
@@ -135,7 +135,7 @@ def is_cuda(source: str) -> bool:
     return f"\n{names.DEVICE_CODE} = " in f"\n{source}"
 
 
-def _device_code(tree: ast.Module) -> ast.Constant | None:
+def device_code(tree: ast.Module) -> ast.Constant | None:
     """The text of a module in CUDA C++, which Python never runs: the constant ``CUDA``."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):

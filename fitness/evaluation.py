@@ -162,6 +162,11 @@ class Evaluation(BaseModel):
     outside: tuple[str, ...] = ()
 
     @property
+    def failed(self) -> bool:
+        """Whether something is wrong: not with the repetition of another candidate, nor with one that lost a race."""
+        return self.verdict not in (Verdict.OK, Verdict.DUPLICATE, Verdict.OUTPACED)
+
+    @property
     def model_version(self) -> int | None:
         """Version of the time model that the fitness is of; None of what is not modelled."""
         return self.workloads[0].model_version if self.workloads else None

@@ -5,11 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -100,44 +96,8 @@ def _module(folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _former_names():
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
-
-
-class _FormerNames(MetaPathFinder):
-    """Finds ``seeds`` and ``fitness`` as the parts of ``tilewright`` that they are: the same modules."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] not in ("seeds", "fitness"):
-            return None
-        return spec_from_loader(fullname, _Former())
-
-
-class _Former(Loader):
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(f"tilewright.{spec.name}")
-        self._spec = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """The module is there; only its own spec is put back."""
-        module.__spec__ = self._spec
-
-
-@contextmanager
-def _former_names() -> Iterator[None]:
-    """An operator written before version 0.2 imports ``seeds.operator``; it works as it did."""
-    finder = _FormerNames()
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("seeds", "fitness")]:
-            del sys.modules[name]

@@ -103,11 +103,11 @@ class SearchConfig(_Section):
     def _known_rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if not names:
             return names
-        from tilewright.evolve.proposers.rewrite.registry import rule_names
+        from tilewright.evolve.proposers.rewrite.registry import RETIRED, rule_names
 
         for name in names:
             if name not in rule_names():
-                close = difflib.get_close_matches(name, rule_names(), n=1)
+                close = difflib.get_close_matches(name, rule_names() - RETIRED, n=1)
                 raise ValueError(f"names no rewrite rule{f'; did you mean {close[0]!r}?' if close else ''}")
         return names
 

@@ -10,7 +10,7 @@ Which entry serves a shape outside the table is the library's own rule (``librar
 what is promoted serves as it did here.
 
 The file (``dispatch.json``, ``format`` 3; in format 2 there are no shares of the roofline, in format 1 no constants
-either, and every genome counts as legal)::
+either)::
 
     {"format": 3, "operator": "family/recipe", "target": "h200", "target_kind": "measured", "suite": "...",
      "toolchain": {"torch": "...", "triton": "...", "device": "..."},
@@ -37,7 +37,6 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.space.genome import Genome
-from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.gpus import Gpu
 from tilewright.fitness.score import matrix_kind, rate, rate_unit, roofline_seconds
@@ -166,24 +165,6 @@ def table(
         "margin": MARGIN,
         "control": comparison.control(),
     }
-
-
-def lookup(dispatch: Mapping[str, Any], dims: Mapping[str, int]) -> str:
-    """The genome id that serves a shape. Raises KeyError for a missing dimension, ``rule.Unserved`` for no genome."""
-    recorded = dispatch["rule"]
-    legalities = {name: _legality(dispatch, genome) for name, genome in dispatch["genomes"].items()}
-    entries = [(entry["workload"], legalities[entry["genome"]]) for entry in dispatch["entries"]]
-    wanted = {name: dims[name] for name in recorded["dims"]}
-    shares = rule.all_told([entry.get("figure", {}).get("share") for entry in dispatch["entries"]])
-    number = rule.nearest(entries, wanted, float(recorded.get("reach", rule.REACH)), shares)
-    return str(dispatch["entries"][number]["genome"])
-
-
-def _legality(dispatch: Mapping[str, Any], genome: Mapping[str, Any]) -> rule.Legality:
-    if dispatch["format"] == 1:
-        return rule.Legality((), {})
-    constraints = tuple(read_declarations(genome["source"]).constraints)
-    return rule.Legality(constraints, {**dispatch["constants"], **genome["params"]})
 
 
 def write(dispatch: Mapping[str, Any], path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +20,11 @@ class Disagreement(UserError):
 
 @dataclass(frozen=True)
 class PromotedKernel:
-    """One kernel: ``module`` is its name as a Python module, ``data`` the promoted file."""
+    """One kernel: ``module`` is its name as a Python module."""
 
     name: str
     module: str
-    data: bytes
+    source: str
     params: Mapping[str, Any]
     constraints: tuple[str, ...]
 
@@ -55,30 +54,6 @@ class PromotedTable:
         """Where the receipt lies below a package's folder; its SHA-256 begins with the version."""
         return f"kernels/{self.operator}/versions/{self.version}/{store.RECEIPT}"
 
-    @property
-    def receipt_of_target(self) -> Mapping[str, Any]:
-        """The receipt's section on this target."""
-        return json.loads(self.receipt)["targets"][self.target]
-
-    def device(self) -> str | None:
-        """The name of the device that measured the figures."""
-        names = {c.get("toolchain", {}).get("device") for c in self.receipt_of_target["candidates"]} - {None}
-        return str(min(names)) if names else None
-
-    def row(self, workload: str) -> dict[str, Any]:
-        """Provenance of a row: the receipt, and its time with interval, unit, target and kind."""
-        found: dict[str, Any] = {
-            "receipt": self.receipt_name,
-            "operator": self.operator,
-            "target": self.target,
-            "workload": workload,
-        }
-        shape = next((s for s in self.receipt_of_target["shapes"] if s["workload"] == workload), None)
-        if shape is not None:
-            low, high = (1e6 * s for s in shape["seconds_interval"])
-            found |= {"kind": shape["kind"], "time_us": 1e6 * shape["seconds"], "interval_us": [low, high]}
-        return found
-
 
 def promoted(writer: LibraryWriter, operator: str, target: str | None) -> PromotedTable:
     """The current version's table for ``target``; None: its only one. Raises UserError."""
@@ -92,9 +67,9 @@ def promoted(writer: LibraryWriter, operator: str, target: str | None) -> Promot
     entry, dimensions = targets[name], tuple(dispatch["dimensions"])
     kernels = {}
     for genome, kernel in entry["kernels"].items():
-        data = writer.file(operator, version, kernel["file"], kernel["sha256"])
+        source = writer.source(operator, version, kernel)
         constraints = tuple(kernel["constraints"])
-        kernels[genome] = PromotedKernel(genome, f"kernel_{genome}", data, kernel["params"], constraints)
+        kernels[genome] = PromotedKernel(genome, f"kernel_{genome}", source, kernel["params"], constraints)
     return PromotedTable(
         operator,
         name,

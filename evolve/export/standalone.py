@@ -131,7 +131,7 @@ def modules(table: PromotedTable) -> dict[str, str]:
     }
     return {
         "main.py": _HEAD.format(**fields) + (_JAX if pallas else _TORCH).format(**fields),
-        **{f"{kernel.module}.py": kernel.data.decode("utf-8") for kernel in kernels},
+        **{f"{kernel.module}.py": kernel.source for kernel in kernels},
         "dispatch_rule.py": _source("dispatch_rule.py"),
         "operands.py": _source("operands.py"),
         "receipt.json": table.receipt.decode("utf-8"),

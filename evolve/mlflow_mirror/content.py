@@ -48,7 +48,10 @@ _UNSAFE = re.compile(r"[^\w\-. :/]")
 
 @dataclass(frozen=True)
 class RunContent:
-    """One MLflow run. ``files`` maps artifact names to text; a name says how MLflow previews it."""
+    """One MLflow run. ``passed``: whether it ends as finished rather than failed.
+
+    ``files`` maps artifact names to text; a name says how MLflow previews it.
+    """
 
     name: str
     passed: bool
@@ -114,7 +117,7 @@ def candidate_run(
     tags.update({f"descriptor.{k}": v for k, v in evaluation.descriptors.items()})
     return RunContent(
         name=f"{candidate.index:04d} {mutation.detail}"[:120].strip(),
-        passed=evaluation.verdict is Verdict.OK,
+        passed=not evaluation.failed,
         params=_params(candidate.genome.params),
         metrics={**evaluation_metrics(evaluation, str(facts.get("target_kind"))), **progress},
         tags=_tags(tags),
@@ -194,7 +197,7 @@ class CampaignProgress:
     def add(self, evaluation: Evaluation, is_seed: bool) -> dict[str, float]:
         """Metrics of this evaluation's run: its number, best and failures so far, its gain over the seed."""
         self.evaluations += 1
-        self.failed += evaluation.verdict is not Verdict.OK
+        self.failed += evaluation.failed
         metrics: dict[str, float] = {EVALUATION: self.evaluations, FAILED: self.failed}
         if evaluation.fitness is not None:
             self.best = max(self.best or 0.0, evaluation.fitness)
@@ -263,7 +266,7 @@ def campaign_note(data: CampaignData, state: str, artifacts: str, *, ended: bool
     facts, unit = data.facts, f"{data.target_text}, {data.kind}"
     counts = Counter(point.evaluation.verdict.value for point in data.points)
     verdicts = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) or "none yet"
-    best = max((point.evaluation.fitness or 0.0 for point in data.points), default=0.0)
+    best = (data.best and data.best.fitness) or 0.0
     rows = [row for row in data.ranking(Scope.FINAL) if row.evaluation.fitness is not None]
     paragraphs = [
         " ".join(filter(None, (_headline(data), _report_links(artifacts) if ended else ""))),

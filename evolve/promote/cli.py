@@ -46,7 +46,7 @@ def add_commands(commands: Commands, register: Register) -> None:
     listing = actions.add_parser("list", help="list the promoted operators")
     listing.set_defaults(run=_list)
     verify = actions.add_parser(
-        "verify", help="check files and toolchain, run generated tests and receipts again"
+        "verify", help="check files and toolchain, run the kernels and receipts again"
     )
     verify.add_argument("operator", nargs="?", help="family/recipe (default: all)")
     verify.add_argument("--files", action="store_true", help="check files and toolchain only")

@@ -187,8 +187,8 @@ def _write(promotion: Promotion, writer: LibraryWriter, current: Current | None)
     before = None
     if current is not None:
         version, receipt, held = current
-        kernels = {k["file"]: k["sha256"] for e in held["targets"].values() for k in e["kernels"].values()}
-        files = {name: writer.file(operator, version, name, sha256) for name, sha256 in kernels.items()}
+        kernels = [k for e in held["targets"].values() for k in e["kernels"].values()]
+        files = {n: data for k in kernels for n, data in writer.kernel_files(operator, version, k).items()}
         before = (receipt, held, files)
     files, receipt = version_files.build(promotion, before)
     note: dict[str, Any] = {

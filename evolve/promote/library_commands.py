@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from tilewright.evolve.campaign.targets import require_usable
 from tilewright.evolve.errors import UserError
@@ -53,7 +52,7 @@ def check(
     make: MakeEvaluator,
     say: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """Every finding on the current versions: files against hashes, toolchain, generated tests, receipts run again."""
+    """Every finding on the current versions: files against hashes, toolchain, checks, receipts run again."""
     names = [operator] if operator else writer.operators()
     if not writer.operators():
         raise _nothing(writer)
@@ -98,7 +97,7 @@ def _check_operator(
         elif not files_only:
             yield from _run_again(writer, operator, target, make, say)
     if not files_only:
-        yield _run_test(operator, folder)
+        yield _run_checks(writer, operator)
 
 
 def _runs_here(target: str) -> bool:
@@ -110,26 +109,28 @@ def _runs_here(target: str) -> bool:
     return True
 
 
-def _run_test(operator: str, folder: Path) -> Finding:
-    command = [sys.executable, str(folder / store.TEST)]
+def _run_checks(writer: LibraryWriter, operator: str) -> Finding:
+    command = [sys.executable, "-m", f"{writer.package}.checks", operator]
+    paths = (str(writer.library.absolute()), os.environ.get("PYTHONPATH"))
     environment = {
         **os.environ,
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "TRITON_INTERPRET": "1",
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TEST_SECONDS, env=environment, check=False
     )
+    lines = done.stdout.splitlines()
     if done.returncode == 0:
-        lines = done.stdout.splitlines()
-        skipped = sum(line.startswith("skipped") for line in lines)
+        skipped = sum(": skipped: " in line for line in lines)
         rest = f", {skipped} need another device" if skipped else ""
         return Finding(
-            True, f"{operator}: the generated test passes here ({len(lines) - skipped} cases{rest})."
+            True, f"{operator}: its kernels keep the recipe here ({len(lines) - skipped} checks{rest})."
         )
-    last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    return Finding(False, f"{operator}: the generated test fails: {last}.")
+    faults = [line for line in lines if ": failed: " in line] or done.stderr.strip().splitlines()[-1:]
+    return Finding(False, f"{operator}: a check fails: {(faults or ['no reason given'])[0]}.")
 
 
 def _run_again(

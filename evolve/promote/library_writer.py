@@ -26,8 +26,9 @@ from tilewright.library import store
 
 RUNTIME = "tilewright.library"
 TEMPORARY = ".writing-"
-MAKING = ("promote", "warm", "recheck")
-"""Actions in a history that make a version."""
+MAKING = ("promote", "warm", "recheck", "layout", "restrict")
+"""Actions in a history that make a version. ``layout``: the same kernels in other files; ``restrict``: a kernel got a
+constraint that it lacked."""
 
 LOCK_SECONDS = 60.0
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -106,6 +107,15 @@ class LibraryWriter:
         """A file of a version, hash checked. Raises LibraryError."""
         path = self.place(operator) / "versions" / version / name
         return _sound(lambda p: store.read_checked(p, sha256), path)
+
+    def source(self, operator: str, version: str, kernel: Mapping[str, Any]) -> str:
+        """The text of a kernel that a version's table names, hashes checked. Raises LibraryError."""
+        return _sound(lambda p: store.source(p, kernel), self.place(operator) / "versions" / version)
+
+    def kernel_files(self, operator: str, version: str, kernel: Mapping[str, Any]) -> dict[str, bytes]:
+        """The files of such a kernel, hashes checked. Raises LibraryError."""
+        told = store.kernel_files(kernel)
+        return {name: self.file(operator, version, name, sha256) for name, sha256 in told.items()}
 
     # -- writing -------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from tilewright.evolve.promote.version_files import (
     Files,
     device_key,
     device_names,
+    files_named,
     json_bytes,
     toolchain_ranges,
     what_was_verified,
@@ -222,8 +223,8 @@ def _genomes(
     genomes = {}
     for name, entry in kernels.items():
         try:
-            data = writer.file(found.operator, found.version, entry["file"], entry["sha256"])
-            genomes[name] = Genome(data.decode("utf-8"), entry["params"])
+            source = writer.source(found.operator, found.version, entry)
+            genomes[name] = Genome(source, entry["params"])
         except LibraryError as error:
             found.failed[name] = str(error).rstrip(".")
     return genomes
@@ -351,12 +352,9 @@ def _version_files(
         receipts[name] = _receipt(found, receipt["targets"][name])
         targets[name] = _entry(found, dispatch["targets"][name], receipts[name]["shapes"])
     files = _kept_files(writer, found, receipt, targets)
-    files[store.DISPATCH] = json_bytes(
-        {**dispatch, "rule": rule.TEXT, "targets": dict(sorted(targets.items()))}
-    )
-    if not found.served:
-        lines = files[store.TEST].decode().splitlines(keepends=True)
-        files[store.TEST] = "".join(line for line in lines if not line.startswith(f'    ("{name}",')).encode()
+    checks = [check for check in dispatch.get("checks", ()) if check["target"] in targets]
+    told = {**dispatch, "rule": rule.TEXT, "targets": dict(sorted(targets.items())), "checks": checks}
+    files[store.DISPATCH] = json_bytes(told)
     plans = {n: told for n, told in receipt.get("plans", {}).items() if n in files}
     told = {k: v for k, v in receipt.items() if k not in ("files", "plans")}
     return files, {**told, "targets": receipts, **({"plans": plans} if plans else {})}
@@ -367,10 +365,7 @@ def _kept_files(
 ) -> Files:
     """Files of the version before that hold still: no kernel without a table, no plans of another compiler."""
     _, _, dispatch = writer.version(found.operator, found.version)
-    before, now = (
-        {k["file"] for entry in tables.values() for k in entry["kernels"].values()}
-        for tables in (dispatch["targets"], targets)
-    )
+    before, now = (files_named(tables.values()) for tables in (dispatch["targets"], targets))
     compiler = toolchain_ranges(found.verified.values()).get("triton", ("", ""))[0]
     kept = {}
     for name, sha256 in receipt["files"].items():

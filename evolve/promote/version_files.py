@@ -1,4 +1,4 @@
-"""Files of a version: kernels, dispatch table, receipt, generated test. Made here, written by the writer."""
+"""Files of a version: kernels, dispatch table, receipt. Made here, written by the writer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.genome import normalise
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.chips import Chip
-from tilewright.fitness.dialect import is_cuda
+from tilewright.fitness.dialect import device_code, is_cuda
 from tilewright.fitness.targets import Target
 from tilewright.library import checks, operands, oracle, store
 from tilewright.library import dispatch_rule as rule
@@ -73,7 +73,7 @@ def build(
     if lost := getattr(promotion.nomination.resolved.operator, "left_out", ()):
         told = {**told, "left_out": list(lost)}
     targets = {**old_dispatch["targets"], target: entry}
-    used = {k["file"] for e in targets.values() for k in e["kernels"].values()}
+    used = files_named(targets.values())
     files = {**{n: d for n, d in old_files.items() if n in used}, **kernels}
     operator = promotion.nomination.resolved.operator
     dimensions = list(next(iter(promotion.judgement.shapes)).dims)
@@ -88,14 +88,14 @@ def build(
     shapes = fitted_operands(operator, dimensions)
     if shapes is not None:
         dispatch["operands"] = shapes.data()
-    files[store.DISPATCH] = json_bytes(dispatch)
     reference = packed_reference(operator, promotion.nomination.resolved.config.operator)
     if reference is not None:
         files[oracle.FILE] = reference
     golden = None if checks.draws(promotion.operator) else _golden(operator)
     if golden is not None:
         files["golden.npz"] = golden[1]
-    files[store.TEST] = _test(promotion, targets, golden[0] if golden else None)
+    dispatch["checks"] = _checks(promotion, targets, golden[0] if golden else None)
+    files[store.DISPATCH] = json_bytes(dispatch)
     receipt = {
         "format": store.FORMAT,
         "operator": promotion.operator,
@@ -113,11 +113,10 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
     kernels, files = {}, {}
     for candidate in promotion.nomination.candidates:
         genome = candidate.genome
-        name, data = kernel_file(promotion.operator, resolved.target.name, genome.source)
-        files[name] = data
+        told, made = kernel_files(promotion.operator, resolved.target.name, genome.source)
+        files.update(made)
         kernels[genome.id] = {
-            "file": name,
-            "sha256": store.digest(data),
+            **told,
             "params": dict(genome.params),
             "constraints": [
                 *read_declarations(genome.source).constraints,
@@ -192,13 +191,44 @@ def toolchain_ranges(checked: Iterable[Verified]) -> dict[str, tuple[str, str]]:
     return ranges
 
 
-def kernel_file(operator: str, target: str, source: str) -> tuple[str, bytes]:
-    """(name, text) of a promoted source: formatted, under a header, the same for every kernel that is made of it."""
-    formatted = _format_source(source)
-    if normalise(formatted) != normalise(source):
-        raise AssertionError("formatting changed a kernel")
-    data = (_HEADER.format(operator=operator, target=target) + formatted).encode("utf-8")
-    return f"{target}_{store.digest(data)[: store.ID_LENGTH]}.py", data
+def files_named(entries: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The kernel files that targets' tables name."""
+    return {name for entry in entries for k in entry["kernels"].values() for name in store.kernel_files(k)}
+
+
+def kernel_files(operator: str, target: str, source: str) -> tuple[dict[str, Any], Files]:
+    """(what a table says of a source's files, the files): the same for every kernel that is made of it.
+
+    A formatted module under a header; device code, which it names, lies beside it.
+    """
+    text, code = _apart(_format_source(source))
+    header, files, told = _HEADER.format(operator=operator, target=target), Files(), dict[str, Any]()
+
+    def add(text: str, suffix: str) -> tuple[str, str]:
+        data = text.encode("utf-8")
+        name = f"{target}_{store.digest(data)[: store.ID_LENGTH]}{suffix}"
+        files[name] = data
+        return name, store.digest(data)
+
+    if code:
+        name, sha256 = add(code, ".cu")
+        text, told["device_code"] = text.replace(_PLACE, f'"{name}"'), {name: sha256}
+    told["file"], told["sha256"] = add(header + text, ".py")
+    return told, files
+
+
+_PLACE = '"device code"'
+
+
+def _apart(source: str) -> tuple[str, str]:
+    """A module with its device code taken out, and that code; empty where there is none, or none that stands alone."""
+    node = device_code(ast.parse(source))
+    literal = ast.get_source_segment(source, node) if node is not None else None
+    if node is None or not literal or source.count(literal) != 1:
+        return source, ""
+    text, code = source.replace(literal, _PLACE), str(node.value)
+    same = normalise(text.replace(_PLACE, f'r"""{code}"""')) == normalise(source)
+    return (text, code) if same else (source, "")
 
 
 _HEADER = """\
@@ -357,67 +387,15 @@ def _shape(shape: Any, judgement: Judgement) -> dict[str, Any]:
     }
 
 
-# -- the generated test ------------------------------------------------------------------------------
-
-_TEST = '''"""Generated when {operator} was promoted: its kernels against the recipe, on the device here or interpreted.
-
-Run with pytest, or as a program. Needs the package beside it, numpy, and torch or JAX; not tilewright.
-"""
-
-import importlib
-import sys
-from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[5]))
-checks = importlib.import_module(f"{{HERE.parents[4].name}}.checks")
-store = importlib.import_module(f"{{HERE.parents[4].name}}.store")
-
-CASES = [
-{cases}
-]
+# -- what shows that the kernels keep their recipe ---------------------------------------------------
 
 
-def run(target, dims, kind):
-    try:
-        return checks.check(HERE, target, dims, kind)
-    except store.UnsoundLibrary:
-        raise
-    except store.NotServed as error:
-        return str(error)
-
-
-def pytest_generate_tests(metafunc):
-    metafunc.parametrize(("target", "dims", "kind"), CASES)
-
-
-def test_promoted_kernel_keeps_its_recipe(target, dims, kind):
-    found = run(target, dims, kind)
-    if isinstance(found, str):
-        import pytest
-
-        pytest.skip(found)
-
-
-if __name__ == "__main__":
-    for case in CASES:
-        answer = run(*case)
-        print("skipped" if isinstance(answer, str) else "passed", *case, answer)
-'''
-
-
-def _test(promotion: Promotion, targets: Mapping[str, Any], golden: Workload | None) -> bytes:
-    operator = promotion.nomination.resolved.operator
-    suite = promotion.nomination.resolved.suite
-    smallest = min(suite.check, key=operator.flops)
-    cases = []
-    for target in targets:
-        if golden is not None:
-            cases.append((target, dict(golden.dims), "golden"))
-        else:
-            cases += [(target, dict(smallest.dims), kind) for kind in checks.KINDS]
-    lines = "\n".join(f"    {case!r}," for case in cases).replace("'", '"')
-    return _TEST.format(operator=promotion.operator, cases=lines).encode()
+def _checks(promotion: Promotion, targets: Iterable[str], golden: Workload | None) -> list[dict[str, Any]]:
+    """What ``checks`` of the library runs: each target at a small shape, on recorded inputs or all kinds."""
+    operator, suite = promotion.nomination.resolved.operator, promotion.nomination.resolved.suite
+    shape = golden or min(suite.check, key=operator.flops)
+    kinds = ("golden",) if golden else checks.KINDS
+    return [{"target": t, "dims": dict(shape.dims), "kind": kind} for t in targets for kind in kinds]
 
 
 def _golden(operator: Operator) -> tuple[Workload, bytes] | None:

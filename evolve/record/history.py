@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Protocol
 
 import numpy as np
 
 from tilewright.evolve.record.duplicates import DuplicateModel, is_verified
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
-
-T = TypeVar("T")
-
 
 POINTS = "points"
 """Proposer of the points that are given with a seed."""
@@ -66,24 +61,8 @@ class Proposal:
     mutation: Mutation
 
 
-class Recall(Protocol):
-    """Reads what a history no longer holds: the journal. Both methods raise JournalError for a damaged file."""
-
-    def candidate(self, index: int) -> Candidate: ...
-
-    def evaluation(self, index: int) -> Evaluation:
-        """Of the candidate ``index``."""
-        ...
-
-
 LOG_CHARACTERS = 2000
 """Characters at the end of each log that stay in memory, for a question to a language model; the journal has all."""
-
-HELD = 4096
-"""Candidates, and evaluations, that stay in memory; search looks at older ones rarely."""
-
-RECALLED = 512
-"""Older ones that stay in memory after they were read again."""
 
 
 def in_memory(evaluation: Evaluation) -> Evaluation:
@@ -93,107 +72,56 @@ def in_memory(evaluation: Evaluation) -> Evaluation:
     return evaluation.model_copy(update={"log": evaluation.log[-LOG_CHARACTERS:]})
 
 
-class LatestHeld(Generic[T]):
-    """Items by index. The latest are held; with ``recall``, older ones are read again when asked for."""
-
-    def __init__(self, recall: Callable[[int], T] | None, held: int = HELD) -> None:
-        self._recall = lru_cache(RECALLED)(recall) if recall is not None else None
-        self._limit = held
-        self._held: OrderedDict[int, T] = OrderedDict()
-
-    def put(self, index: int, item: T) -> None:
-        self._held[index] = item
-        if self._recall is not None and len(self._held) > self._limit:
-            # a plain dict's first key is found by walking over all that were deleted before it
-            self._held.popitem(last=False)
-
-    def get(self, index: int) -> T:
-        """The item of an index. Raises KeyError where neither ``put`` nor ``recall`` knows it."""
-        if index in self._held or self._recall is None:
-            return self._held[index]
-        return self._recall(index)
-
-
-class Rows(Sequence[T]):
-    """A read-only sequence whose items are computed when asked for."""
-
-    def __init__(self, count: Callable[[], int], item: Callable[[int], T]) -> None:
-        self._count = count
-        self._item = item
-
-    def __len__(self) -> int:
-        return self._count()
-
-    @overload
-    def __getitem__(self, place: int) -> T: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[T]: ...
-
-    def __getitem__(self, place: int | slice) -> T | list[T]:
-        if isinstance(place, slice):
-            return [self._item(n) for n in range(*place.indices(len(self)))]
-        return self._item(range(len(self))[place])
-
-
 class History:
     """Every candidate in proposal order, and evaluations in the order they were integrated.
 
-    Proposers read it and never change it; only the campaign calls ``propose`` and ``integrate``. With ``recall`` the
-    latest ``held`` of either stay in memory; an older one takes some two hundred bytes, and the rest of it is read
-    again when asked for. Without ``recall`` everything stays in memory.
+    Proposers read it and never change it; only the campaign calls ``propose`` and ``integrate``.
     """
 
-    def __init__(self, recall: Recall | None = None, held: int = HELD) -> None:
-        self._candidates: LatestHeld[Candidate] = LatestHeld(recall.candidate if recall else None, held)
-        self._evaluations: LatestHeld[Evaluation] = LatestHeld(
-            (lambda index: in_memory(recall.evaluation(index))) if recall else None, held
-        )
-        self._places: dict[str, int] = {}
-        self._order = array("q")
-        self._fitness = array("d")
-        self._pending: dict[int, None] = {}
+    def __init__(self) -> None:
+        self.candidates: list[Candidate] = []
+        self.evaluated: list[tuple[Candidate, Evaluation]] = []
+        self.verdicts: Counter[Verdict] = Counter()
+        self._by_genome: dict[str, Candidate] = {}
+        self._evaluations: dict[str, Evaluation] = {}
+        self._successes: list[tuple[Candidate, Evaluation]] = []
+        self._pending: dict[str, Candidate] = {}
         self._best: tuple[Candidate, Evaluation] | None = None
         self._rewritten: dict[str, set[str]] = {}
         self._duplicates = DuplicateModel()
-        self.verdicts: Counter[Verdict] = Counter()
-        self.candidates: Sequence[Candidate] = Rows(lambda: len(self._places), self._candidates.get)
-        self.evaluated: Sequence[tuple[Candidate, Evaluation]] = Rows(lambda: len(self._order), self._pair)
 
     def propose(self, candidate: Candidate) -> None:
-        place = len(self._places)
-        self._candidates.put(place, candidate)
-        self._places[candidate.genome.id] = place
-        self._pending[place] = None
-        self._duplicates.note_tried(candidate.genome)
+        genome = candidate.genome
+        self.candidates.append(candidate)
+        self._by_genome[genome.id] = self._pending[genome.id] = candidate
+        self._duplicates.note_tried(genome)
         if candidate.mutation.kind is MutationKind.REWRITE:
             for parent in candidate.parents:
                 source = self.candidate(parent).genome.source_id
                 self._rewritten.setdefault(source, set()).add(candidate.mutation.detail)
 
     def integrate(self, candidate: Candidate, evaluation: Evaluation) -> None:
-        place = self._places[candidate.genome.id]
-        del self._pending[place]
-        self._order.append(place)
-        self._evaluations.put(place, evaluation)
-        self._fitness.append(math.nan if evaluation.fitness is None else evaluation.fitness)
+        del self._pending[candidate.genome.id]
+        self.evaluated.append((candidate, evaluation))
+        self._evaluations[candidate.genome.id] = evaluation
         self.verdicts[evaluation.verdict] += 1
         if evaluation.artefact is not None:
             self._note_compiled(candidate, evaluation.artefact)
         if evaluation.fitness is None:
             return
+        self._successes.append((candidate, evaluation))
         if self._best is None or evaluation.fitness > (self._best[1].fitness or 0.0):
             self._best = (candidate, evaluation)
 
     def __contains__(self, genome_id: str) -> bool:
-        return genome_id in self._places
+        return genome_id in self._by_genome
 
     def tried(self, genome: Genome, rewritten: tuple[Genome, str] | None = None) -> bool:
         """Whether it was proposed before, or is presumed to compile to what something proposed before did.
 
         ``rewritten``: the parent it was rewritten from, and the line that names the edits.
         """
-        if genome.id in self._places:
+        if genome.id in self._by_genome:
             return True
         if is_verified(genome):
             return False
@@ -201,23 +129,21 @@ class History:
         return idle or self._duplicates.presumed(genome)
 
     def candidate(self, genome_id: str) -> Candidate:
-        return self._candidates.get(self._places[genome_id])
+        return self._by_genome[genome_id]
 
     def evaluation(self, genome_id: str) -> Evaluation | None:
-        place = self._places.get(genome_id)
-        return None if place is None or place in self._pending else self._evaluations.get(place)
+        return self._evaluations.get(genome_id)
 
     def pending(self) -> Iterator[Candidate]:
         """Proposed, not yet integrated."""
-        return (self._candidates.get(place) for place in self._pending)
+        return iter(self._pending.values())
 
     def successes(self) -> Sequence[tuple[Candidate, Evaluation]]:
-        return [self._pair(n) for n, fitness in enumerate(self._fitness) if not math.isnan(fitness)]
+        return self._successes
 
     def fittest(self, most: int) -> Sequence[tuple[Candidate, Evaluation]]:
         """The fittest, at most so many, the earlier integrated first on a tie."""
-        ranked = np.argsort(-np.array(self._fitness), kind="stable")  # NaN, which is none, comes last
-        return [self._pair(int(n)) for n in ranked[:most] if not math.isnan(self._fitness[n])]
+        return heapq.nlargest(most, self._successes, key=lambda ce: ce[1].fitness or 0.0)
 
     def rewritten(self, source_id: str) -> Collection[str]:
         """Details of the rewrites that were applied to a source, at any parameters."""
@@ -233,10 +159,6 @@ class History:
         if candidate.mutation.kind is MutationKind.REWRITE and len(candidate.parents) == 1:
             parent = self.candidate(candidate.parents[0]).genome
             self._duplicates.note_rewritten(parent, candidate.genome, candidate.mutation.detail)
-
-    def _pair(self, number: int) -> tuple[Candidate, Evaluation]:
-        place = self._order[number]
-        return self._candidates.get(place), self._evaluations.get(place)
 
 
 class Proposer(Protocol):

@@ -228,24 +228,6 @@ class Journal:
             for row in self._db.execute(f"{_CANDIDATES} WHERE idx >= ? ORDER BY idx", (start,)):
                 yield self._candidate(*row)
 
-    def candidate(self, index: int) -> Candidate:
-        """One candidate. Raises KeyError for one that is not there."""
-        with self._reading():
-            row = self._db.execute(f"{_CANDIDATES} WHERE idx = ?", (index,)).fetchone()
-        if row is None:
-            raise KeyError(index)
-        with self._reading():
-            return self._candidate(*row)
-
-    def evaluation(self, index: int) -> Evaluation:
-        """What was found for one candidate. Raises KeyError while nothing is."""
-        with self._reading():
-            row = self._db.execute("SELECT evaluation FROM evaluations WHERE idx = ?", (index,)).fetchone()
-        if row is None:
-            raise KeyError(index)
-        with self._reading():
-            return Evaluation.model_validate_json(row[0])
-
     def _candidate(
         self, idx: int, source: str, params: str, parents: str, kind: str, proposer: str, detail: str,
         generation: int, island: int, seen: int,

@@ -1,4 +1,4 @@
-"""The bill of a campaign: what it took of devices, processors and language models, and where its workers' time went."""
+"""The bill of a campaign: what it took of devices, processors and language models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
-from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.text import duration_text, gain_text, money_text, number_text, percent_text
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
+from tilewright.fitness.evaluation import FigureKind, Verdict
 from tilewright.fitness.targets import UnknownTarget, load_target, target_text
 from tilewright.seeds.operator import Scope
 
@@ -19,73 +19,8 @@ SPENT = "spent"
 """The event with which a run records its process's CPU time and the device time of the last comparison."""
 
 _HOUR = 3600.0
-_DEVICE = "device"
 _SHORT = ("wall clock", "device", "tokens", "money", "gain")
 """Rows of the bill for whoever does not ask for more."""
-
-_ON_DEVICE = (Stage.CHECK.value, Stage.MEASURE.value)
-_STAGES = {"dialect": "reading", "compile": "compiling", "check": "checking", "measure": "measuring"}
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Seconds of workers from the begin of the first evaluation to the end of the last one.
-
-    ``starting``: from the campaign's start to that begin. ``workers``: most evaluations that ran at once.
-    ``stages`` are without ``waiting``, which is for a device that others held. ``silent``: wall clock during which
-    nothing was evaluated, ``span`` all of it. ``wanted``: wall clock during which a candidate used the device or waited
-    for it; ``held`` of it by evaluations.
-    """
-
-    starting: float = 0.0
-    span: float = 0.0
-    silent: float = 0.0
-    workers: int = 0
-    waiting: float = 0.0
-    wanted: float = 0.0
-    held: float = 0.0
-    stages: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def idle(self) -> float:
-        """Seconds of workers without an evaluation."""
-        return max(0.0, self.workers * self.span - sum(self.stages.values()) - self.waiting)
-
-    def rows(self) -> dict[str, str]:
-        """Names and texts for a table."""
-        if not self.workers or self.span <= 0.0:
-            return {}
-        total = self.workers * self.span
-        parts = {_STAGES.get(name, name): seconds for name, seconds in self.stages.items()}
-        parts |= {"waiting for the device": self.waiting} if self.waiting else {}
-        shares = (
-            f"{name} {percent_text(part / total)}" for name, part in (parts | {"idle": self.idle}).items()
-        )
-        workers = f"{self.workers} worker" + "s" * (self.workers > 1)
-        rows = {
-            "starting": f"{duration_text(self.starting)} until the first evaluation began",
-            f"time of {workers}": f"{', '.join(shares)} of {duration_text(total)}",
-            "no evaluation": f"{duration_text(self.silent)} of the {duration_text(self.span)} after that",
-        }
-        if self.wanted:
-            share = percent_text(min(1.0, self.held / self.wanted))
-            rows["device used"] = (
-                f"{share} of the {duration_text(self.wanted)} in which a candidate wanted it"
-            )
-        return rows
-
-    def metrics(self) -> dict[str, float]:
-        """Figures by name, units within the names."""
-        if not self.workers:
-            return {}
-        return {
-            **{f"profile/{name}_seconds": seconds for name, seconds in self.stages.items()},
-            "profile/starting_seconds": self.starting,
-            "profile/waiting_for_device_seconds": self.waiting,
-            "profile/idle_seconds": self.idle,
-            "profile/nothing_evaluated_seconds": self.silent,
-            "profile/device_wanted_seconds": self.wanted,
-        }
 
 
 @dataclass(frozen=True)
@@ -129,7 +64,7 @@ class ModelUse:
 class Bill:
     """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
-    Seconds and tokens are counted, whatever the target. ``gain`` is the best fitness over the best seed's, ``None``
+    Seconds and tokens are counted, whatever the target. ``gain`` is the winner's fitness over the best seed's, ``None``
     before there are both and where times mean nothing; ``target`` and ``kind`` are what it holds for.
     ``first_verdict`` in seconds from the start.
     """
@@ -146,7 +81,6 @@ class Bill:
     target: str = ""
     kind: str = ""
     first_verdict: float | None = None
-    profile: Profile = field(default_factory=Profile)
     prices: Mapping[str, float | str] = field(default_factory=dict)
     model: ModelUse = field(default_factory=ModelUse)
 
@@ -197,7 +131,6 @@ class Bill:
             rows["device busy"] = f"{percent_text(self.device_seconds / self.wall_seconds)} of the wall clock"
         if self.first_verdict is not None:
             rows["first verdict"] = f"after {duration_text(self.first_verdict)}"
-        rows |= self.profile.rows()
         money = self.money
         if money is not None:
             each = ", ".join(f"{name} {money_text(part)}" for name, part in self.parts.items())
@@ -233,7 +166,7 @@ class Bill:
         }
         used |= {} if money is None else {f"money_{self.currency}": money}
         found = {f"bill/{name}": spent for name, spent in used.items()}
-        found |= {"bill/wall_seconds": self.wall_seconds, **self.profile.metrics()}
+        found |= {"bill/wall_seconds": self.wall_seconds}
         if self.first_verdict is not None:
             found["bill/first_verdict_seconds"] = self.first_verdict
         if self.gain is not None:
@@ -271,11 +204,12 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
         wall_seconds=clock(last),
         evaluations=len(rows),
         duplicates=sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows),
-        gain=_gain(journal) if kind != FigureKind.COMPILED.value and timed(facts.get("target")) else None,
+        gain=_gain(journal, events)
+        if kind != FigureKind.COMPILED.value and timed(facts.get("target"))
+        else None,
         target=target_text(facts.get("target", "")),
         kind=kind,
         first_verdict=clock(rows[0][3]) if rows else None,
-        profile=profile_of(ended, clock),
         prices={k: v for k, v in (config.get("prices") or {}).items() if v is not None},
         model=_model_use(journal, exchanges),
     )
@@ -299,39 +233,15 @@ def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
     )
 
 
-def profile_of(ended: Sequence[tuple[Evaluation, float]], clock: Callable[[float], float]) -> Profile:
-    """``ended``: evaluations with the Unix seconds they ended at. ``clock`` maps these to campaign time."""
-    spans = sorted((max(0.0, clock(at) - e.wall_seconds), clock(at)) for e, at in ended)
-    if not spans:
-        return Profile()
-    stages: dict[str, float] = defaultdict(float)
-    waiting = held = wanted = 0.0
-    device_spans: list[tuple[float, float]] = []
-    for evaluation, at in ended:
-        mine = {name: seconds for name, seconds in evaluation.spent.items() if name in _STAGES}
-        if _DEVICE in evaluation.spent:
-            asked = sum(mine.get(name, 0.0) for name in _ON_DEVICE)
-            wait = max(0.0, asked - evaluation.spent[_DEVICE])
-            waiting += wait
-            held += evaluation.spent[_DEVICE]
-            device_spans.append((clock(at) - asked, clock(at)))
-            for name in set(mine) & set(_ON_DEVICE):
-                mine[name] *= 1.0 - wait / asked if asked else 1.0
-        for name, seconds in mine.items():
-            stages[name] += seconds
-    begin, end = spans[0][0], max(last for _, last in spans)
-    most, silent = _overlap(spans)
-    if device_spans:
-        wanted = max(e for _, e in device_spans) - min(b for b, _ in device_spans) - _overlap(device_spans)[1]
-    return Profile(begin, end - begin, silent, most, waiting, wanted, held, dict(stages))
-
-
-def _gain(journal: Journal) -> float | None:
-    """The best fitness over that of the best seed."""
-    seeds = {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.SEED}
-    passed = [(index, e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
-    best = max((fitness for index, fitness in passed if index in seeds), default=None)
-    return max(fitness for _, fitness in passed) / best if best else None
+def _gain(journal: Journal, events: Sequence[Event]) -> float | None:
+    """The winner's fitness over that of the best seed; of a campaign that goes on, the best one's."""
+    names = {c.index: c for c in journal.candidates()}
+    passed = [(names[index], e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
+    seeds = [fitness for c, fitness in passed if c.mutation.kind is MutationKind.SEED]
+    for event in events:
+        if event.kind == "finished":
+            passed = [(c, fitness) for c, fitness in passed if c.genome.id == event.detail.get("winner")]
+    return max(fitness for _, fitness in passed) / max(seeds) if seeds and passed else None
 
 
 def timed(target: object) -> bool:
@@ -347,15 +257,3 @@ def count_text(evaluations: int, duplicates: int) -> str:
     same = "a duplicate" if duplicates == 1 else "duplicates"
     free = f", {duplicates} of them {same}" if duplicates else ""
     return f"{evaluations} evaluation{'' if evaluations == 1 else 's'}{free}"
-
-
-def _overlap(spans: Sequence[tuple[float, float]]) -> tuple[int, float]:
-    """Most spans that cover a moment, and the time between the first and the last that none covers."""
-    marks = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
-    most = held = 0
-    silent, before = 0.0, marks[0][0]
-    for at, change in marks:
-        silent += at - before if held == 0 else 0.0
-        held, before = held + change, at
-        most = max(most, held)
-    return most, silent

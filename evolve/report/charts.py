@@ -10,7 +10,6 @@ from enum import StrEnum
 from tilewright.evolve.report.data import CampaignData, Point
 from tilewright.evolve.report.page import chart, drawing, label, tag, title
 from tilewright.evolve.report.text import duration_text, rate_text
-from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
 
 WIDTH, HEIGHT = 860, 400
@@ -160,7 +159,7 @@ def _axes(data: CampaignData, area: PlotArea) -> str:
 def _failure_ticks(data: CampaignData, area: PlotArea) -> str:
     """One tick below the axis for every evaluation that failed."""
     top = HEIGHT - BOTTOM + 3
-    failed = [p for p in data.points if p.evaluation.verdict is not Verdict.OK]
+    failed = [p for p in data.points if p.evaluation.failed]
     path = "".join(f"M{area.x(area.axis.of(p)):.1f} {top}v{TICK}" for p in failed)
     if not path:
         return ""

@@ -38,8 +38,10 @@ class Credit:
     def count(self, data: CampaignData, point: Point) -> None:
         """Add the outcome of one candidate."""
         gain = gain_over_parents(data, point.candidate) or 1.0
-        if point.evaluation.verdict is not Verdict.OK:
+        if point.evaluation.failed:
             self.failed += 1
+        elif point.evaluation.verdict is Verdict.OUTPACED:
+            self.slower += 1
         elif abs(gain - 1) <= EQUAL:
             self.equal += 1
         elif gain > 1:
@@ -95,7 +97,7 @@ def credit_table(data: CampaignData, rows: Sequence[Credit], what: str) -> str:
     ]
     if len(rows) > MOST_ROWS:
         body.append(text_row(f"{len(rows) - MOST_ROWS} more"))
-    outcomes = ("tried", "faster than parent", "equal (0.1 %)", "slower", "failed")
+    outcomes = ("tried", "faster than parent", "equal (0.1 %) or a duplicate", "slower", "failed")
     head = head_row(what, *outcomes, "records", "share of the gain")
     return table(f"Candidates by {what} ({data.target_text}, {data.kind})", head, body)
 

@@ -14,7 +14,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.mlflow_mirror.process import read_progress
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.home import JOURNAL
-from tilewright.evolve.record.journal import Event, Journal
+from tilewright.evolve.record.journal import Event, Journal, is_running
 from tilewright.evolve.report.data import CampaignClock
 from tilewright.evolve.report.text import duration_text
 from tilewright.evolve.show.display import Display, Snapshot
@@ -23,7 +23,7 @@ from tilewright.seeds.operator import Scope
 
 POLL_SECONDS = 1.0
 QUIET_SECONDS = 60.0
-"""After so long without a new row the display shows a note: a journal cannot show whether its process runs."""
+"""After so long without a new row the display shows a note."""
 ENDS = ("finished", "interrupted")
 
 
@@ -96,7 +96,7 @@ class JournalView:
 
 
 def watch(folder: Path, display: Display, sleep: Callable[[float], None] = time.sleep) -> str | None:
-    """Show a campaign until it ends; ``finished`` or ``interrupted``, None after Ctrl-C.
+    """Show a campaign until it ends; ``finished``, ``interrupted`` or ``killed``, None after Ctrl-C.
 
     Raises UserError when its folder disappears, JournalError for a journal that cannot be read.
     """
@@ -115,8 +115,9 @@ def _follow(view: JournalView, folder: Path, display: Display, sleep: Callable[[
     shown = ""
     while True:
         try:
+            running = is_running(folder / JOURNAL)  # before the rows: its last ones come before it lets go
             view.refresh()
-            snapshot, ended = view.snapshot(), view.ended
+            snapshot, ended = view.snapshot(), view.ended or (None if running else "killed")
             problem = _silence(view)
             display.update(replace(snapshot, activity=[]) if ended else snapshot)
             if ended:
@@ -137,4 +138,4 @@ def _silence(view: JournalView) -> str:
     if quiet < QUIET_SECONDS:
         return ""
     minutes = duration_text(quiet // QUIET_SECONDS * QUIET_SECONDS)
-    return f"no new row for {minutes}: the campaign is in a long step, or was killed"
+    return f"no new row for {minutes}: the campaign is in a long step"

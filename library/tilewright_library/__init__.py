@@ -29,12 +29,9 @@ _EXPORTS = {
     "linear_fp8_fused": ".jax_operators",
     "quantise_weights": ".jax_operators",
     "Linear": ".torch_modules",
-    "GroupedExperts": ".torch_modules",
     "convert": ".torch_modules",
     "gain_table": ".torch_modules",
     "kept_weights": ".torch_modules",
-    "activation_bytes": ".torch_modules",
-    "expected_gains": ".torch_modules",
     "load": ".loaded",
 }
 """Name to the module that has it. A confined child may read ``plans`` and ``torch_record`` alone."""

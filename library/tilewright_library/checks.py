@@ -1,13 +1,15 @@
-"""What the generated tests run: a version's kernels against their recipe, on the device here or interpreted.
+"""A version's kernels against their recipe, on the device here or interpreted.
 
-Inputs are made with numpy, the reference is a float64 product of the dequantised operands (or, for quantisers,
-the recipe's own bits). Families the package does not know are held against recorded answers in golden.npz.
+``python -m <package>.checks [OPERATOR]`` needs NumPy, and torch or JAX. What to check stands in ``dispatch.json``.
+Inputs are made with numpy, the reference is a float64 product of the dequantised operands (or, for quantisers, the
+recipe's own bits). Families the package does not know are held against recorded answers in golden.npz.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +214,28 @@ def _same_codes(found: tuple[Any, ...], wanted: tuple[Any, ...], key: str, what:
             share, _require(equal, least, f"{what}, share of equal {'scales' if scales else 'codes'}")
         )
     return share
+
+
+# -- the command -------------------------------------------------------------------------------------
+
+
+def main(operators: Sequence[str]) -> int:
+    """A line for each check of the current versions: passed, failed, or skipped where nothing here can run it."""
+    failed = False
+    for operator in operators or store.operators():
+        version = store.current_version(operator)
+        for case in store.read_version(version)[1].get("checks", ()):
+            try:
+                said = f"passed ({check(version, **case):.4g})"
+            except AssertionError as error:
+                said, failed = f"failed: {error}", True
+            except store.UnsoundLibrary:
+                raise
+            except store.NotServed as error:
+                said = f"skipped: {error}"
+            sys.stdout.write(f"{operator} {case['target']} {case['dims']} {case['kind']}: {said}\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ import importlib
 from typing import Any
 
 from . import store
-from .operands import NoFit, Operands
+from .operands import NoFit, Operands, read
 from .serving import Service, served
 from .store import NotServed
 
@@ -105,12 +105,5 @@ def operands_of(operator: str) -> Operands:
     dispatch = store.current_dispatch(operator)
     told = dispatch.get("operands")
     if told:
-        from .operands import read
-
         return read(told, dispatch["dimensions"])
-    family = operator.partition("/")[0]
-    if family == "gemm_fp8_blockwise":
-        from .torch_contract import OPERANDS
-
-        return OPERANDS[operator]
     raise NotServed(f"{operator}: its version does not tell the shapes of its operands")

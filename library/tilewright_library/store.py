@@ -3,7 +3,7 @@
 Standard library only. Layout of a package:
 
     kernels/<family>/<recipe>/index.json            which version is current, and every change of that
-    kernels/<family>/<recipe>/versions/<id>/        receipt.json, dispatch.json, test_promoted.py, kernel sources
+    kernels/<family>/<recipe>/versions/<id>/        receipt.json, dispatch.json, kernel sources, plans
 
 <id> begins the SHA-256 of its receipt.json, and the receipt lists the SHA-256 of every other file. A file edited
 by hand, cut short or lost therefore shows before anything of it is used.
@@ -24,13 +24,14 @@ from typing import Any
 from . import operands as operand_shapes
 from .dispatch_rule import Legality, Unserved, all_told, nearest
 
-FORMAT = 2
-READS = (1, 2)
-"""In format 1 no table says shares of the roofline, and its rule of dispatch is distance alone."""
+FORMAT = 3
+READS = (1, 2, 3)
+"""In format 1 no table says shares of the roofline, and its rule of dispatch is distance alone. Before format 3 the
+device code of a kernel in CUDA C++ is part of its Python file, and a generated test holds what ``checks`` says here."""
 
 ID_LENGTH = 16
 KERNELS = Path(__file__).parent / "kernels"
-INDEX, RECEIPT, DISPATCH, TEST = "index.json", "receipt.json", "dispatch.json", "test_promoted.py"
+INDEX, RECEIPT, DISPATCH = "index.json", "receipt.json", "dispatch.json"
 
 PACK = "plans_"
 """Beginning of the names of files that hold launch plans (``plan_shelf``)."""
@@ -49,17 +50,47 @@ class UnsoundLibrary(NotServed):
 
 @dataclass(frozen=True)
 class Kernel:
-    """One promoted kernel: its source file, that file's SHA-256, and the values of its parameters."""
+    """One promoted kernel: its entry in a table, and the folder of its version."""
 
     name: str
-    path: Path
-    sha256: str
-    params: Mapping[str, Any]
+    version: Path
+    entry: Mapping[str, Any]
     language: str
+
+    @property
+    def path(self) -> Path:
+        """Its Python file."""
+        return self.version / self.entry["file"]
+
+    @property
+    def sha256(self) -> str:
+        """Of its Python file, which names its device code by hash."""
+        return str(self.entry["sha256"])
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The values of its parameters."""
+        found: Mapping[str, Any] = self.entry["params"]
+        return found
 
     def source(self) -> str:
         """The text, once it is known to be what was promoted. Raises UnsoundLibrary."""
-        return read_checked(self.path, self.sha256).decode("utf-8")
+        return source(self.version, self.entry)
+
+
+def kernel_files(entry: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of every file of a kernel that a table names, by file."""
+    return {entry["file"]: entry["sha256"], **entry.get("device_code", {})}
+
+
+def source(version: Path, entry: Mapping[str, Any]) -> str:
+    """A kernel's text, with its device code where the Python file names that. Raises UnsoundLibrary."""
+    text, *codes = (
+        read_checked(version / name, sha256).decode("utf-8") for name, sha256 in kernel_files(entry).items()
+    )
+    for name, code in zip(entry.get("device_code", {}), codes, strict=True):
+        text = text.replace(f'"{name}"', f'r"""{code}"""')
+    return text
 
 
 @dataclass(frozen=True)
@@ -256,10 +287,7 @@ def table(
 ) -> Table:
     """One target's part of a dispatch.json whose hash has been checked, for the version in that folder."""
     entry, dimensions = dispatch["targets"][target], dispatch["dimensions"]
-    kernels = {
-        name: Kernel(name, version / k["file"], k["sha256"], k["params"], entry["language"])
-        for name, k in entry["kernels"].items()
-    }
+    kernels = {name: Kernel(name, version, k, entry["language"]) for name, k in entry["kernels"].items()}
     legalities = {
         name: Legality(tuple(k["constraints"]), {**entry["constants"], **k["params"]})
         for name, k in entry["kernels"].items()

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from .operands import Operand, Operands
-
 BLOCK = 128
 FP8_MAX = 448.0
 AMAX_FLOOR = 1e-4
@@ -106,35 +104,3 @@ REFERENCES: dict[str, Callable[[Named], Tensors]] = {
     f"{FAMILY}/quant_128x128_dual": lambda inputs: _dual(quantise_blocks, inputs["x"]),
 }
 """Operator to a function of its operands by name: what any promoted kernel of it must compute."""
-
-
-def _operands(dims: str, inputs: str, outputs: str) -> Operands:
-    """From lines of ``name dtype size,size``."""
-
-    def part(text: str) -> tuple[Operand, ...]:
-        words = [line.split() for line in text.split(";")]
-        return tuple(Operand(name, dtype, tuple(shape.split(","))) for name, dtype, shape in words)
-
-    return Operands(tuple(dims), part(inputs), part(outputs))
-
-
-_A = "a_q float8_e4m3fn M,K; a_s float32 K//128,M; b_q float8_e4m3fn N,K"
-_ROWS = "q float8_e4m3fn M,K; s float32 K//128,M"
-_BLOCKS = "q float8_e4m3fn M,K; s float32 M//128,K//128"
-_X = "x bfloat16 M,K"
-OPERANDS: dict[str, Operands] = {
-    f"{FAMILY}/gemm_nt": _operands("MNK", f"{_A}; b_s float32 -(-N//128),K//128", "c bfloat16 M,N"),
-    f"{FAMILY}/gemm_nt_rows": _operands("MNK", f"{_A}; b_s float32 K//128,N", "c bfloat16 M,N"),
-    f"{FAMILY}/linear": _operands(
-        "MNK",
-        f"{_X}; w_q float8_e4m3fn N,K; w_s float32 -(-N//128),K//128",
-        "y bfloat16 M,N",
-    ),
-    f"{FAMILY}/quant_1x128": _operands("MK", _X, _ROWS),
-    f"{FAMILY}/quant_128x128": _operands("MK", _X, _BLOCKS),
-    f"{FAMILY}/quant_dual": _operands("MK", _X, f"{_ROWS}; q_t float8_e4m3fn K,M; s_t float32 M//128,K"),
-    f"{FAMILY}/quant_128x128_dual": _operands(
-        "MK", _X, f"{_BLOCKS}; q_t float8_e4m3fn K,M; s_t float32 K//128,M//128"
-    ),
-}
-"""Shapes of each operator's operands, for versions that do not say them."""

@@ -69,7 +69,6 @@ class Launcher:
         dims: tuple[int, ...],
         device: torch.device,
         reference: Call,
-        operands: Operands | None = None,
         rows: int | None = None,
     ) -> Served:
         """What runs an operator at a shape; its reference, with one warning, where no promoted kernel does.
@@ -83,7 +82,7 @@ class Launcher:
             with self._lock:
                 found = self._served.get(key)
                 if found is None:
-                    found = self._served[key] = self._resolve(operator, dims, device, reference, operands)
+                    found = self._served[key] = self._resolve(operator, dims, device, reference)
                     if rows is not None:
                         found = self._served[key] = self._with_rows(found, rows, device)
         return found
@@ -113,20 +112,12 @@ class Launcher:
         ready = Ready(plan, device.index or 0, self._device_codes(device.index or 0))
         return Served("plan", _planned(ready, device), ready)
 
-    def _resolve(
-        self,
-        operator: str,
-        dims: tuple[int, ...],
-        device: torch.device,
-        reference: Call,
-        operands: Operands | None,
-    ) -> Served:
+    def _resolve(self, operator: str, dims: tuple[int, ...], device: torch.device, reference: Call) -> Served:
         try:
             table = self.dispatcher.table(operator, device_key(device))
             region = table.choose(dims)
-            shapes = table.operands or operands
-            if device.type == "cuda" and shapes is not None:
-                plan = self._plan(table, region.kernel, shapes, dims, device)
+            if device.type == "cuda" and table.operands is not None:
+                plan = self._plan(table, region.kernel, table.operands, dims, device)
                 if plan is not None:
                     ready = Ready(plan, device.index or 0, self._device_codes(device.index or 0))
                     return Served("plan", _planned(ready, device), ready)

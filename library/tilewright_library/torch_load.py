@@ -68,7 +68,7 @@ class Caller:
             raise ValueError(f"{self.operator} takes {error}") from error
         device = inputs[0].device
         reference = reference_of(self.operator, self.operands, dims)
-        served = LAUNCHER.serve(self.operator, dims, device, reference, self.operands)
+        served = LAUNCHER.serve(self.operator, dims, device, reference)
         if served.plan is not None:
             run = runner(served.plan, device)
         else:

@@ -1,4 +1,4 @@
-"""Modules for programs that train or serve: a drop-in for ``nn.Linear``, experts of a mixture, whole models converted.
+"""Modules for programs that train or serve: a drop-in for ``nn.Linear``, and whole models converted.
 
     model = convert(model)                       # every nn.Linear whose sizes the recipe takes, parameters shared
     with kept_weights(model):                    # quantise each weight once for all micro-batches of a step
@@ -16,23 +16,21 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from .layer_rows import gains, is_faster, takes_rows
-from .torch_contract import BLOCK, dequantise_blocks, dequantise_rows
+from .torch_contract import BLOCK
 from .torch_launch import device_key
-from .torch_layer import LAUNCHER, both_weight_bytes, kept_bytes, kept_weight_bytes, run
 from .torch_operators import (
     KEPT,
-    KeptCall,
     KeptWeight,
+    ServedCall,
     gemm_fp8_blockwise,
     infer_kept,
-    kept_call,
     multiply_kept,
+    served_call,
     unwatched,
 )
 
@@ -49,8 +47,8 @@ class Linear(nn.Linear):
 
     _kept: KeptWeight | None = None
     _keeping: bool = False
-    _calls: dict[torch.Size, KeptCall | None] | None = None
-    """What serves an input of a shape without a gradient while weights are kept; None: nothing so simple."""
+    _calls: dict[tuple[torch.Size, bool, bool], tuple[Way, Way]] | None = None
+    """What serves an input of a shape, with or without a gradient, eagerly and in a graph."""
     only_faster: bool = True
 
     @classmethod
@@ -65,44 +63,54 @@ class Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features] in bfloat16."""
-        y = self._straight(input) if self._calls is not None and not torch.compiler.is_compiling() else None
-        if y is None:
-            y = multiply(input, self.weight, self)
         bias = self._parameters["bias"]
+        y = None if torch.compiler.is_compiling() else self._straight(input, bias)
+        if y is not None:
+            return y
+        y = multiply(input, self.weight, self)
         return y if bias is None else y + bias.to(y.dtype)
 
-    def _straight(self, x: torch.Tensor) -> torch.Tensor | None:
-        """What ``multiply`` gives, for a shape it has served with a kept weight; None where anything else is at stake.
+    def _straight(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """What ``forward`` gives, for a shape it has served; None where anything else is at stake.
 
-        A call costs the host little more than a result and a launch.
+        A call costs the host little more than a result and its launches.
         """
-        calls, kept = self._calls, self._kept
         weight = self._parameters["weight"]
-        if calls is None or kept is None or weight is None or torch.is_grad_enabled():
-            return None
-        if kept.weight is not weight or kept.version != weight._version or not unwatched(x, weight):
+        if weight is None or not unwatched(x, weight):
             return None
         if x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
             return None
+        trains = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
+        calls, key = self._calls, (x.shape, trains, self.only_faster)
+        if calls is None or len(calls) > MOST_CALLS:
+            calls = self._calls = {}
         try:
-            call = calls[x.shape]
+            eager, graph = calls[key]
         except KeyError:
-            call = calls[x.shape] = self._call(x)
+            eager, graph = calls[key] = self._ways(x, weight, trains)
+        call = eager if eager is graph or not torch.cuda.is_current_stream_capturing() else graph
         if call is None or x.get_device() != call.index or torch.is_autocast_enabled("cuda"):
             return None
-        return call(x)
+        return call(x, weight, bias)
 
-    def _call(self, x: torch.Tensor) -> KeptCall | None:
-        """What serves inputs of x's shape, if FP8 does in graphs and eagerly."""
-        assert self._kept is not None
-        n, k = self._kept.weight.shape
+    def _ways(self, x: torch.Tensor, weight: torch.Tensor, trains: bool) -> tuple[Way, Way]:
+        """What serves inputs of x's shape eagerly, and in graphs; None for what ``multiply`` has to see."""
+        n, k = weight.shape
         m = x.numel() // k if k else 0
-        if not x.is_cuda or x.shape[-1:] != (k,) or not takes_rows(m, False):
-            return None
-        key = _device_key(x.get_device())
-        if self.only_faster and not all(is_faster("kept", way, m, n, k, key) for way in ("graph", "eager")):
-            return None
-        return kept_call(x, n, self._kept.copies())
+        if not x.is_cuda or x.shape[-1:] != (k,) or not takes(self) or not takes_rows(m, trains):
+            return None, None
+        index, mode = x.get_device(), "train" if trains else "kept" if self._keeping else "infer"
+        kept = self._kept if self._keeping else None
+        here = not trains and (not self._keeping or (kept is not None and kept.weight is weight))
+        fast = served_call(x, weight, kept) if here else None
+        plain = PlainCall(index)
+
+        def chosen(way: str) -> Way:
+            if self.only_faster and not is_faster(mode, way, m, n, k, _device_key(index)):
+                return plain
+            return fast
+
+        return chosen("eager"), chosen("graph")
 
     def quantised_weight(self) -> torch.Tensor | None:
         """Both quantised copies of the weight, made once while ``kept_weights`` is open; None outside of it."""
@@ -113,6 +121,30 @@ class Linear(nn.Linear):
             kept = self._kept = KeptWeight(self.weight)
             self._calls = {}
         return kept.copies()
+
+
+MOST_CALLS = 4096
+"""Shapes of inputs for which a layer keeps what serves them."""
+
+
+class PlainCall:
+    """The product in bf16, where that is faster."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """y + bias; None for operands that torch would not take as they are."""
+        if bias is not None and bias.dtype is not x.dtype:
+            return None
+        return torch.nn.functional.linear(x, weight, bias)
+
+
+Way = ServedCall | PlainCall | None
 
 
 def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> torch.Tensor:
@@ -158,18 +190,6 @@ def _device_key(index: int) -> str:
 
 
 _device_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def expected_gains(model: nn.Module, rows: int, mode: str = "train", way: str = "eager") -> dict[str, float]:
-    """By layer: the gain over bf16 measured at the nearest layer and rows, as ``layer_rows`` tells modes and ways."""
-    found = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Linear):
-            key = device_key(module.weight.device)
-            known = gains(mode, way, module.out_features, module.in_features, key)
-            if known:
-                found[name] = known[_nearest(known, rows)]
-    return found
 
 
 def _nearest(known: Iterable[int], rows: int) -> int:
@@ -268,137 +288,3 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
                 del KEPT[address]
         for layer in layers:
             layer._keeping, layer._kept, layer._calls = False, None, None
-
-
-class GroupedExperts(nn.Module):
-    """The linear layers of a mixture's experts: ``weight`` [experts, out_features, in_features] in bfloat16.
-
-    ``forward(x [T, K], counts)``: rows of x in the order of the experts, ``counts`` whole numbers that add up to T. A
-    tensor of counts stays on its device and nothing waits for it (``grouped_linear``); numbers of the host, a list say,
-    are one FP8 product an expert.
-    """
-
-    def __init__(self, experts: int, in_features: int, out_features: int, **options: Any) -> None:
-        super().__init__()
-        options.setdefault("dtype", torch.bfloat16)
-        self.weight = nn.Parameter(torch.empty(experts, out_features, in_features, **options))
-        nn.init.uniform_(self.weight, -(in_features**-0.5), in_features**-0.5)
-
-    def forward(self, x: torch.Tensor, counts: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        """[T, K] -> [T, out_features]. Raises ValueError for counts of the host that do not fit x."""
-        if isinstance(counts, torch.Tensor):
-            return self._on_device(x, counts)
-        sizes = [int(n) for n in counts]
-        if len(sizes) != self.weight.shape[0] or sum(sizes) != x.shape[0] or min(sizes, default=0) < 0:
-            raise ValueError(
-                f"counts must be {self.weight.shape[0]} sizes that add up to {x.shape[0]}, not {sizes}"
-            )
-        parts = []
-        for number, rows in enumerate(x.split(sizes)):
-            if rows.shape[0]:
-                short = (
-                    -rows.shape[0] % BLOCK
-                )  # gradients come in whole blocks of rows; rows of zeros add nothing
-                padded = torch.nn.functional.pad(rows, (0, 0, 0, short)) if short else rows
-                parts.append(multiply(padded, self.weight[number])[: rows.shape[0]])
-        return torch.cat(parts) if parts else x.new_empty((0, self.weight.shape[1]))
-
-    def _on_device(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        w = self.weight
-        if counts.shape != w.shape[:1] or counts.is_floating_point():
-            raise ValueError(
-                f"counts must be {w.shape[0]} whole numbers, not {counts.dtype} {list(counts.shape)}"
-            )
-        if w.shape[1] % BLOCK or w.shape[2] % BLOCK:
-            raise ValueError(
-                f"counts on the device need sizes in multiples of {BLOCK}, not {list(w.shape[1:])}"
-            )
-        kind = x.device.type
-        wanted = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.bfloat16
-        return grouped_linear(x.to(wanted), w.to(wanted), counts.to(x.device, non_blocking=True))
-
-
-def activation_bytes(model: nn.Module, rows: int) -> dict[str, tuple[int, int]]:
-    """By layer: bytes kept for the backward pass of ``rows`` rows, and what bf16 would keep (its input alone).
-
-    Ours are the FP8 copies of the input and of the weight; bf16 keeps the input and refers to the weight.
-    """
-    found = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Linear):
-            n, k = module.out_features, module.in_features
-            weight = both_weight_bytes(n, k) if module._keeping else kept_weight_bytes(n, k)
-            found[name] = (kept_bytes(rows, k) + weight, 2 * rows * k)
-    return found
-
-
-# -- group sizes on the device -----------------------------------------------------------------------
-
-_REASON = "no grouped kernel has been promoted for group sizes on the device"
-
-
-def grouped_linear(x: torch.Tensor, w: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """``x`` [T, K], rows sorted by expert, ``w`` [E, N, K], ``counts`` [E] whole numbers on x's device -> [T, N] bf16.
-
-    The host reads no size, so that CUDA graphs and queues go on: rows are moved to where every expert begins at a
-    multiple of 128, in a buffer whose size depends on the number of rows and experts alone. Operands are rounded as the
-    recipe says, by the promoted quantisers where there are any; the three grouped products are torch's, in bf16.
-
-    Differentiable in x and w. K and N are multiples of 128. Counts that do not add up to T, or are negative, fail on
-    the device (RuntimeError at the next synchronisation).
-    """
-    LAUNCHER.dispatcher.warn("grouped", _REASON)
-    place, ends, rows = layout(counts, x.shape[0])
-    padded = x.new_zeros((rows, x.shape[1])).index_copy(0, place, x)
-    return _Grouped.apply(padded, w, ends).index_select(0, place)
-
-
-def layout(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Of a padded buffer: the place of each of ``total`` rows, ends [E] int32 of the experts' blocks, its rows."""
-    counts = counts.to(torch.int64)
-    torch._assert_async((counts.sum() == total) & (counts >= 0).all())
-    ends = counts.cumsum(0)
-    blocks = ((counts + BLOCK - 1) // BLOCK * BLOCK).cumsum(0)
-    number = torch.arange(total, device=counts.device)
-    expert = torch.searchsorted(ends, number, right=True).clamp_max(counts.shape[0] - 1)
-    padded_ends = torch.cat((blocks.new_zeros(1), blocks))
-    place = number - (ends - counts)[expert] + padded_ends[expert]
-    rows = -(-total // BLOCK) * BLOCK + BLOCK * counts.shape[0]
-    return place, blocks.to(torch.int32), rows
-
-
-def _both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [R, C] rounded in blocks along its rows, and along its columns, in bf16."""
-    q, s, q_t, s_t = run("quant_dual", (x.shape[0], x.shape[1]), {"x": x})
-    return dequantise_rows(q, s).bfloat16(), dequantise_rows(q_t, s_t).t().bfloat16()
-
-
-class _Grouped(torch.autograd.Function):
-    """y, dx and dw of rows in blocks by expert; every operand rounded to FP8 along what it is summed over."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        experts, n, k = w.shape
-        along_k, along_rows = _both(x)
-        rounded = dequantise_blocks(
-            *run("quant_128x128", (experts * n, k), {"x": w.reshape(experts * n, k).contiguous()})
-        ).bfloat16()
-        rounded = rounded.reshape(experts, n, k)
-        ctx.save_for_backward(along_rows, rounded, ends)
-        return _product(along_k, rounded.transpose(1, 2), ends)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        along_rows, rounded, ends = ctx.saved_tensors
-        along_n, dy_along_rows = _both(gradients[0].contiguous())
-        dx = _product(along_n, rounded, ends) if ctx.needs_input_grad[0] else None
-        dw = None
-        if ctx.needs_input_grad[1]:
-            dw = _product(dy_along_rows.t().contiguous(), along_rows.contiguous(), ends)
-        return dx, dw, None
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """torch's grouped product: rows of a, or columns of a and rows of b, end where ``ends`` says."""
-    product: torch.Tensor = torch._grouped_mm(a, b, offs=ends)
-    return product

@@ -89,7 +89,7 @@ def warm(
     """Make plans for a CUDA device key; how many shapes got none. ``packs``: where to write packs."""
     import torch
 
-    from . import torch_contract, torch_launch, torch_record
+    from . import torch_launch, torch_record
 
     architecture = int(device.removeprefix("cuda:").replace(".", ""))
     if not torch.cuda.is_available():
@@ -102,7 +102,7 @@ def warm(
             table = store.load_table(operator, device, folder)
             if table.fault is not None:
                 raise store.NotServed(f"{operator}: {table.fault}")
-            operands = table.operands or torch_contract.OPERANDS.get(operator)
+            operands = table.operands
             if operands is None:
                 raise store.NotServed(f"{operator}: its version does not tell the shapes of its operands")
             kernel = table.choose(dims).kernel

@@ -8,8 +8,8 @@ write *transposed* copies, and all three products are NT:
     dgrad    dx [M, K] = dy [M, N]   . w^T [K, N]^T    rows x blocks     ``gemm_nt``
     wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
 
-``step`` is all of it at once (``step.py``), ``step_mixed`` with x^T in blocks, whose wgrad is a ``gemm_nt`` too;
-``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a layer that serves.
+``step`` is all of it at once (``step.py``), ``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a
+layer that serves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 )
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
 from tilewright.seeds.gemm_fp8_blockwise.linear import ServingLinear, serving
-from tilewright.seeds.gemm_fp8_blockwise.points import FEW_ROWS, FP8_ROWS, FP8_TILES
+from tilewright.seeds.gemm_fp8_blockwise.points import FP8_ROWS, FP8_TILES
 from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
 from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
 from tilewright.seeds.inlined import inlined
@@ -137,10 +137,7 @@ class BlockwiseGemm(Product):
 
 @dataclass(frozen=True)
 class Quantiser(Shaped):
-    """bf16 ``x`` [M, K] -> e4m3 copies and scales. ``rows``/``blocks``: one copy; ``*_dual``: a transposed one too.
-
-    ``mixed_dual``: rows as it lies, blocks transposed.
-    """
+    """bf16 ``x`` [M, K] -> e4m3 copies and scales. ``rows``/``blocks``: one copy; ``*_dual``: a transposed one too."""
 
     name: str
     shape: str
@@ -239,13 +236,13 @@ def operators() -> dict[str, Operators]:
             f"{family}/gemm_nt",
             0,
             gemm_suites(),
-            _seeds("pointer", "tma", "gluon_ws", "gluon_skew", "split_k", "few_rows", "fp8_block"),
+            _seeds("pointer", "gluon_skew", "fp8_block"),
         ),
         "gemm_nt_rows": BlockwiseGemm(
             f"{family}/gemm_nt_rows",
             1,
             wgrad_suites(),
-            _seeds("gluon_ws", "gluon_skew", "pointer", gluon_ws={"slots": 1}),
+            _seeds("gluon_skew", "pointer"),
         ),
     }
     quantisers = {
@@ -255,36 +252,26 @@ def operators() -> dict[str, Operators]:
         for recipe, shape, kernels in (
             ("quant_1x128", "rows", ("quant_rows",)),
             ("quant_128x128", "blocks", ("quant_blocks",)),
-            ("quant_dual", "rows_dual", ("quant_dual_plain", "quant_dual", "quant_dual_tma")),
+            ("quant_dual", "rows_dual", ("quant_dual_plain", "quant_dual_tma")),
             ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual_plain", "quant_blocks_dual")),
-            ("quant_mixed_dual", "mixed_dual", ("quant_mixed_dual",)),
         )
     }
-    steps = {
-        "step": TrainingStep(f"{family}/step", step_suites(gemm_suites())),
-        "step_mixed": TrainingStep(f"{family}/step_mixed", step_suites(gemm_suites()), mixed=True),
-    }
+    steps = {"step": TrainingStep(f"{family}/step", step_suites(gemm_suites()))}
     experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
     layers = serving(family, _seeds("fp8_rows", "fp8_tiles"))
     return {**products, **quantisers, **steps, **layers, **experts}
 
 
 _POINTS: Mapping[str, tuple[Mapping[str, object], ...]] = {
-    "few_rows": FEW_ROWS,
     "fp8_rows": FP8_ROWS,
     "fp8_tiles": FP8_TILES,
 }
 
 
-def _seeds(*names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:
+def _seeds(*names: str) -> Mapping[str, SeedKernel]:
     """Seed kernels by name from this family's ``kernels`` folder."""
     found = {
-        name: SeedKernel(
-            name,
-            inlined(_KERNELS / f"{name}.py"),
-            overrides.get(name, {}),
-            points=_POINTS.get(name, ()),
-        )
+        name: SeedKernel(name, inlined(_KERNELS / f"{name}.py"), points=_POINTS.get(name, ()))
         for name in names
     }
     return MappingProxyType(found)

@@ -4,9 +4,6 @@
     dx [M, K] = q(dy)   . q(w^T)^T      w in 128 x 128 blocks
     dw [N, K] = q(dy^T) . q(x^T)^T
 
-A ``mixed`` step has x^T in 128 x 128 blocks instead, a coarser recipe: one number then scales a tile's product where
-otherwise every column has its own, which takes the weight gradient's product to the forward one's speed.
-
 One candidate is all of it, so that evolution can trade a quantiser's layout against a product's loads. The seeds are
 composed from the family's kernels (``seeds.composition``): each product and quantiser keeps genes of its own.
 """
@@ -68,21 +65,18 @@ PARTS: Mapping[str, Mapping[str, str | int]] = {
 
 SEEDS = {
     "plain": ("quant_dual_plain", "quant_dual_plain", "quant_blocks_dual_plain", "pointer", "pointer"),
-    "gluon": ("quant_dual", "quant_dual", "quant_blocks_dual", "gluon_ws", "gluon_skew"),
+    "gluon": ("quant_dual_tma", "quant_dual_tma", "quant_blocks_dual", "gluon_skew", "gluon_skew"),
 }
 """Seed to its modules: quantisers of x, of dy, of w; product of forward and dgrad, of wgrad."""
-
-MIXED_SEEDS = {"gluon": ("quant_mixed_dual", "quant_dual_tma", "quant_blocks_dual", "gluon_ws", "gluon_ws")}
-"""The same of a mixed step."""
 
 _KERNELS = Path(__file__).parent / "kernels"
 
 
-def _step_seed(name: str, modules: Mapping[str, str], mixed: bool) -> SeedKernel:
+def _step_seed(name: str, modules: Mapping[str, str]) -> SeedKernel:
     """A seed whose parts are the family's modules named by ``modules``, part to module."""
-    dims = {**PARTS, "wgrad": {**PARTS["wgrad"], "columns": int(not mixed)}}
     parts = [
-        Part(part, module, inlined(_KERNELS / f"{module}.py"), dims[part]) for part, module in modules.items()
+        Part(part, module, inlined(_KERNELS / f"{module}.py"), PARTS[part])
+        for part, module in modules.items()
     ]
     used = ", ".join(dict.fromkeys(modules.values()))
     doc = f"The training step of a linear layer in blockwise FP8.\n\nComposed of {used}.\n"
@@ -98,16 +92,15 @@ class TrainingStep(Product):
     gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
     input_kinds: tuple[str, ...] = INPUT_KINDS
     matrix_kind: str = "f8"
-    mixed: bool = False
 
     @cached_property
     def kernels(self) -> Mapping[str, SeedKernel]:
         """Plain Triton throughout, and the family's fastest kernels; composed when first asked for."""
         seeds = {}
-        for name, (x, dy, w, product, wgrad) in (MIXED_SEEDS if self.mixed else SEEDS).items():
+        for name, (x, dy, w, product, wgrad) in SEEDS.items():
             modules = {"activations": x, "weights": w, "gradients": dy}
             modules |= {"forward": product, "dgrad": product, "wgrad": wgrad}
-            seeds[name] = _step_seed(name, modules, self.mixed)
+            seeds[name] = _step_seed(name, modules)
         return MappingProxyType(seeds)
 
     @property
@@ -140,7 +133,7 @@ class TrainingStep(Product):
         """``exact``: float64 products of what the contract's quantisers make of the inputs."""
         x, w, dy = inputs["x"], inputs["w"], inputs["dy"]
         weights = dequantise_blocks(*quantise_blocks(w))
-        turned = _turned_rows(dy).T @ self._turned(x)
+        turned = _turned_rows(dy).T @ _turned_rows(x)
         y = dequantise_rows(*quantise_rows(x)) @ weights.T
         dx = dequantise_rows(*quantise_rows(dy)) @ weights
         return {"exact": {"y": y, "dx": dx, "dw": turned}}
@@ -161,19 +154,15 @@ class TrainingStep(Product):
         w_columns = dequantise_blocks(*quantise_blocks(elements.at("w", all_n, k_blocks)))[:, k_at]
         y = dequantise_rows(*quantise_rows(elements.at("x", rows, all_k))) @ w_rows.T
         dx = dequantise_rows(*quantise_rows(elements.at("dy", rows, all_n))) @ w_columns
-        n_any, k_any = spread_picks(n, SAMPLED, rng), deep if self.mixed else spread_picks(k, SAMPLED, rng)
-        columns = self._turned(elements.at("x", all_m, k_blocks if self.mixed else k_any))
-        dw = _turned_rows(elements.at("dy", all_m, n_any)).T @ (columns[:, k_at] if self.mixed else columns)
+        n_any, k_any = spread_picks(n, SAMPLED, rng), spread_picks(k, SAMPLED, rng)
+        columns = _turned_rows(elements.at("x", all_m, k_any))
+        dw = _turned_rows(elements.at("dy", all_m, n_any)).T @ columns
         where = {"y": (rows, wide), "dx": (rows, deep), "dw": (n_any, k_any)}
         return Sample(where, {"exact": {"y": y, "dx": dx, "dw": dw}})
 
     def flops(self, workload: Workload) -> int:
         """6 M N K: three products."""
         return 3 * super().flops(workload)
-
-    def _turned(self, x: np.ndarray) -> np.ndarray:
-        """``x`` as the weight gradient has it, float64."""
-        return dequantise_blocks(*quantise_blocks(x)) if self.mixed else _turned_rows(x)
 
 
 def step_suites(suites: Mapping[str, Suite]) -> Mapping[str, Suite]:

@@ -225,9 +225,9 @@ def operators() -> dict[str, GridQuant | GridGemm]:
     """The family's operators by recipe name."""
     found: dict[str, GridQuant | GridGemm] = {}
     for edge in (256, 128):
-        quant = _seeds(edge, "two_pass", "held", "whole", whole={"num_warps": 16})
+        quant = _seeds(edge, "held", "whole", whole={"num_warps": 16})
         found[f"quant_{edge}"] = GridQuant(f"gridquant/quant_{edge}", edge, _matrix_suites(), quant)
-        product = _seeds(edge, "persistent", "persistent_ws", "splitk")
+        product = _seeds(edge, "persistent", "persistent_ws")
         found[f"gemm_{edge}"] = GridGemm(f"gridquant/gemm_{edge}", edge, _gemm_suites(), product)
     return found
 

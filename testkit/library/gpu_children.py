@@ -290,42 +290,6 @@ def served() -> dict[str, Any]:
     return found
 
 
-def grouped() -> dict[str, Any]:
-    """Experts with group sizes on the device: no synchronisation, a CUDA graph that serves other sizes."""
-    from tilewright_library import GroupedExperts
-
-    torch.manual_seed(0)
-    experts = GroupedExperts(4, 512, 256, device="cuda")
-    x, dy = (torch.randn(1024, n, device="cuda", dtype=torch.bfloat16) for n in (512, 256))
-    cases = ([256, 256, 256, 256], [700, 0, 324, 0], [1, 2, 1020, 1])
-    counts = torch.tensor(cases[0], device="cuda")
-
-    def once(sizes: Any) -> tuple[torch.Tensor, ...]:
-        given = x.detach().requires_grad_()
-        y = experts(given, sizes)
-        return y.detach(), *torch.autograd.grad(y, (given, experts.weight), dy)
-
-    once(counts)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    once(counts)
-    torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        once(counts)
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        captured = once(counts)
-    found = []
-    for sizes in cases:
-        counts.copy_(torch.tensor(sizes))
-        graph.replay()
-        torch.cuda.synchronize()
-        found += [db(a, b) for a, b in zip(captured, once(sizes), strict=True)]
-    return {"db": found}
-
-
 def storm() -> dict[str, Any]:
     """Calls from 8 threads on 4 streams with shapes at random: every result has the bits of a lone call."""
     from tilewright_library import gemm_fp8_blockwise
@@ -382,8 +346,8 @@ def loaded() -> dict[str, Any]:
     from tilewright_library import load, operators, torch_contract
 
     found = {}
-    for name in sorted(set(operators()) & set(torch_contract.OPERANDS)):
-        operand_shapes = torch_contract.OPERANDS[name]
+    for name in sorted(set(operators()) & set(torch_contract.REFERENCES)):
+        operand_shapes = load(name).operands
         dims = operand_shapes.named((256, 512, 1024) if len(operand_shapes.dimensions) == 3 else (256, 1024))
         inputs = []
         for operand in operand_shapes.inputs:

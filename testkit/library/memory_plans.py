@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from tilewright.library.loaded import operands_of
 from tilewright.library.plans.format import DTYPE_BYTES, Output, Tensor
-from tilewright.library.torch_contract import FAMILY, OPERANDS, REFERENCES
+from tilewright.library.torch_contract import FAMILY, REFERENCES
 from tilewright.library.torch_launch import Served
 
 SCRATCH_BYTES = 320
@@ -24,7 +25,7 @@ class _Shape:
     """As much of a plan as a chain looks at: operands, buffers, one of them scratch."""
 
     def __init__(self, operator: str, dims: Sequence[int], scratch: bool) -> None:
-        operands = OPERANDS[operator]
+        operands = operands_of(operator)
         named = operands.named(dims)
         self.inputs = [Tensor(o.name, o.dtype, o.sizes(named)) for o in operands.inputs]
         sizes = [math.prod(o.sizes(named)) * DTYPE_BYTES[o.dtype] for o in operands.outputs]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.promote.version_files import kernel_file, language
+from tilewright.evolve.promote.version_files import fitted_operands, kernel_files, language
 from tilewright.evolve.space.space import read_declarations
 from tilewright.library import store
 from tilewright.seeds.catalogue import load_operator
@@ -29,14 +29,11 @@ def put(
     source = known.kernels[seed].source
     declared = read_declarations(source)
     point = {**declared.defaults, **known.kernels[seed].overrides, **(params or {})}
-    data = kernel_file(operator, target, source)[1]
+    told, files = kernel_files(operator, target, source)
+    files["kernel.py"] = files.pop(told["file"])
+    told["file"] = "kernel.py"
     names = ("M", "N", "K") if len(shapes[0]) == 3 else ("M", "K")
-    kernel = {
-        "file": "kernel.py",
-        "sha256": store.digest(data),
-        "params": point,
-        "constraints": list(declared.constraints),
-    }
+    kernel = {**told, "params": point, "constraints": list(declared.constraints)}
     entry = {
         "kind": "measured",
         "serves": [serves],
@@ -60,7 +57,9 @@ def put(
         "dimensions": list(names),
         "targets": {target: entry},
     }
-    files = {"kernel.py": data, store.DISPATCH: json.dumps(dispatch).encode(), store.TEST: b""}
+    if (operands := fitted_operands(known, names)) is not None:
+        dispatch["operands"] = operands.data()
+    files = {**files, store.DISPATCH: json.dumps(dispatch).encode()}
     receipt = {"format": store.FORMAT, "operator": operator, "targets": {target: {"test": True}}}
     with writer.writing():
         return writer.add(operator, files, receipt, {"action": "promote"})

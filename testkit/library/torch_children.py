@@ -91,8 +91,8 @@ def compiled() -> dict[str, Any]:
 
 
 def modules() -> dict[str, Any]:
-    """What needs no device of ``Linear`` and ``GroupedExperts``: autocast, checkpointing, state dicts, kept weights."""
-    from tilewright_library import GroupedExperts, convert, kept_weights
+    """What needs no device of ``Linear``: autocast, checkpointing, state dicts, kept weights."""
+    from tilewright_library import convert, kept_weights
     from torch.utils.checkpoint import checkpoint
 
     torch.manual_seed(3)
@@ -125,30 +125,6 @@ def modules() -> dict[str, Any]:
     with kept_weights(half):
         kept = accumulated()
 
-    experts, counts = GroupedExperts(3, 128, 256), [70, 0, 131]
-    rows, dy = torch.randn(201, 128).bfloat16(), torch.randn(201, 256).bfloat16()
-
-    def grouped(sizes: Any) -> tuple[torch.Tensor, ...]:
-        given = rows.clone().requires_grad_()
-        y = experts(given, sizes)
-        return y, *torch.autograd.grad(y, (given, experts.weight), dy)
-
-    reads: list[str] = []
-    for name in ("item", "tolist", "__int__", "__bool__"):
-        setattr(Counts, name, lambda self, *_, name=name: reads.append(name))
-    on_host = grouped(counts)
-    on_device, messages = warned(lambda: grouped(torch.tensor(counts).as_subclass(Counts)))
-    refused = []
-    for bad in (
-        torch.tensor([1.0, 2.0, 198.0]),
-        torch.tensor([201]),
-        torch.tensor([70, 0, 130]),
-        [70, 0, 130],
-    ):
-        try:
-            experts(rows, bad)
-        except (ValueError, RuntimeError) as error:
-            refused.append(type(error).__name__)
     return {
         "autocast": snr(found, wanted),
         "state": [
@@ -159,15 +135,7 @@ def modules() -> dict[str, Any]:
         "gradients": gradients,
         "kept": [snr(a, b) for a, b in zip(kept, without, strict=True)],
         "emptied": half[0]._kept is None,
-        "grouped": [snr(a, b) for a, b in zip(on_device, on_host, strict=True)],
-        "grouped_warnings": messages,
-        "reads": reads,
-        "refused": refused,
     }
-
-
-class Counts(torch.Tensor):
-    """Group sizes that notice being read on the host."""
 
 
 def fallbacks() -> dict[str, Any]:

@@ -67,7 +67,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "tilewright.evolve.mlflow_mirror.registry.register", lambda *arguments: "MLflow: left out"
     )
     monkeypatch.setattr(
-        "tilewright.evolve.promote.library_commands._run_test", lambda operator, folder: _passed()
+        "tilewright.evolve.promote.library_commands._run_checks", lambda writer, operator: _passed()
     )
     return tmp_path
 
@@ -75,7 +75,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _passed() -> Any:
     from tilewright.evolve.promote.library_commands import Finding
 
-    return Finding(True, "the generated test is run by test_shipped.")
+    return Finding(True, "the checks are run by test_shipped.")
 
 
 def test_every_command_of_the_readme_does_what_it_says(

@@ -91,10 +91,6 @@ def test_a_layer_that_keeps_its_weight_serves_whatever_comes(home: Path) -> None
     assert all(value >= 45.0 for values in found.values() for value in values), found
 
 
-def test_group_sizes_on_the_device_cost_no_synchronisation(home: Path) -> None:
-    assert min(child("grouped", home)["db"]) >= 45.0
-
-
 def test_ten_thousand_calls_from_many_threads(home: Path) -> None:
     found = child("storm", home)
     assert not found["wrong"] and not found["errors"], found

@@ -117,14 +117,6 @@ def test_modules_under_autocast_checkpointing_and_accumulation(answers: dict[str
     assert all(value > 100.0 for value in (*found["kept"], *found["gradients"])) and found["emptied"]
 
 
-def test_group_sizes_on_the_device_are_never_read_on_the_host(answers: dict[str, Any]) -> None:
-    found = answers["modules"]
-    assert not found["reads"]
-    assert all(value >= 45.0 for value in found["grouped"]), "the same roundings, summed in another order"
-    assert sum("no grouped kernel" in text for text in found["grouped_warnings"]) == 1
-    assert found["refused"] == ["ValueError", "ValueError", "RuntimeError", "ValueError"]
-
-
 def test_the_pages_examples_run(answers: dict[str, Any]) -> None:
     assert answers["pages"] == {"ran": len(python_blocks())}
 

@@ -43,19 +43,16 @@ def station() -> Iterator[LocalStation]:
 SCALED = Workload("w", {"M": 40, "N": 72, "K": 256})
 TILES = {"block_m": 64, "block_n": 64}
 TAILS = Workload("w", {"M": 200, "N": 384, "K": 640})
+RAGGED_TILES = Workload("w", {"M": 37, "N": 320, "K": 384})
 SMALL = {**TILES, "num_warps": 4, "num_stages": 2, "group_m": 4}
 
 RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     *((CASTS[recipe], "", shape_of(recipe), "edges", {}) for recipe in CASTS),
-    *(
-        (GRIDS["quant_128"], kernel, MATRIX, "spread", {"sub_m": 64})
-        for kernel in ("two_pass", "held", "whole")
-    ),
+    *((GRIDS["quant_128"], kernel, MATRIX, "spread", {}) for kernel in ("held", "whole")),
     (GRIDS["gemm_256"], "", PRODUCT, "spread", {"scaling": "step"}),
     (GRIDS["gemm_256"], "", PRODUCT, "spread", {"scaling": "ratio"}),
     (GRIDS["gemm_256"], "", PRODUCT, "spread", {"scaling": "ratio", "block_m": 16, **SWAPPED}),
     (GRIDS["gemm_256"], "", PRODUCT, "spread", {"scaling": "step", "block_m": 32, **SWAPPED}),
-    (GRIDS["gemm_256"], "splitk", PRODUCT, "spread", {"block_m": 64, "block_n": 128, "split": 2}),
     (FUSED["normal"], "fused", ONE, "edges", {}),
     (FUSED["normal"], "fused", ONE, "spread", {}),
     (FUSED["grouped4"], "fused", MANY, "randn", {}),
@@ -63,9 +60,7 @@ RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     *((FUSED["kgrouped4"], "k_grouped", DEEP, kind, {}) for kind in ("spread", "edges")),
     (BLOCKWISE["gemm_nt"], "pointer", TAILS, "spread", {**SMALL, "skew": True}),
     (BLOCKWISE["gemm_nt"], "pointer", TAILS, "outliers", {**SMALL, "skew": False}),
-    (BLOCKWISE["gemm_nt"], "tma", TAILS, "spread", {**SMALL, "store": "descriptor", "programs": 132}),
-    (BLOCKWISE["gemm_nt"], "tma", TAILS, "spread", {**SMALL, "store": "pointer", "programs": 132}),
-    (BLOCKWISE["gemm_nt"], "split_k", Workload("w", {"M": 40, "N": 128, "K": 768}), "spread", {"split": 4}),
+    (BLOCKWISE["gemm_nt"], "pointer", RAGGED_TILES, "spread", SMALL),
     (BLOCKWISE["gemm_nt_rows"], "pointer", TAILS, "spread", {**SMALL, "skew": True}),
     (BLOCKWISE["quant_1x128"], "quant_rows", Workload("w", {"M": 200, "K": 384}), "spread", {}),
     (BLOCKWISE["quant_128x128"], "quant_blocks", Workload("w", {"M": 256, "K": 384}), "zero_blocks", {}),
@@ -119,7 +114,7 @@ WRONG: list[tuple[Operator, str, Workload, str, dict[str, Any], str, str, str]] 
     (CASTS["mxfp4"], "", RAGGED["rows"], "edges", {}, "(scaled >= 0.75)", "(scaled > 0.75)", ""),
     (CASTS["nvfp4"], "", RAGGED["rows"], "edges", {}, "tl.div_rn(tl.div_rn(amax, 6.0), tensor_scale)",
      "tl.div_rn(amax, 6.0)", ""),
-    *((GRIDS["quant_128"], kernel, MATRIX, "spread", {}, *INVERSE, "") for kernel in ("two_pass", "held", "whole")),
+    *((GRIDS["quant_128"], kernel, MATRIX, "spread", {}, *INVERSE, "") for kernel in ("held", "whole")),
     # the published draft: right only when all scales are equal
     (GRIDS["gemm_256"], "persistent", PRODUCT, "randn", {"scaling": "step"}, *DRAFT, "gate"),
     (FUSED["normal"], "fused", ONE, "edges", {}, BY_BITS, LOGARITHM, "gate accumulator"),

@@ -6,7 +6,8 @@ candidate's own comparisons name (``k == 192`` in its text), each in some dimens
 so that the operator's answers cost little. A promotion serves nothing outside what was drawn (``evolve.promote``).
 
 What does not compile there is not served there. Where a candidate is wrong and a seed of the operator is, too, the
-shape lies outside of what the operator's kernels are for, and is left out.
+shape lies outside of what the operator's kernels are for, and is left out. So is one at which a seed's own text is
+wrong with other parameters, if nothing serves a shape that was not verified: blocks that do not divide it, say.
 """
 
 from __future__ import annotations
@@ -366,8 +367,9 @@ class DrawnStage:
 
     stage = Stage.CHECK
 
-    def __init__(self, *lots: tuple[Lot, Run]) -> None:
-        self._lots = lots
+    def __init__(self, *lots: tuple[Lot, Run], exact: bool = False) -> None:
+        """``exact``: what wins here serves verified shapes alone, and those that promotion allows for."""
+        self._lots, self._exact = lots, exact
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """All shapes of a lot together, since most kernels pass; one by one where they do not."""
@@ -393,7 +395,11 @@ class DrawnStage:
             return None
         if failure.verdict is Verdict.INFRA_ERROR:
             return failure
-        if failure.verdict in NOT_SERVED or self._own_fails(request, found, shapes, run):
+        only_parameters = self._exact and any(
+            kernel.source == request.source for kernel in request.operator.kernels.values()
+        )
+        aside = failure.verdict in NOT_SERVED or only_parameters
+        if aside or self._own_fails(request, found, shapes, run):
             found.outside.append(shapes[0].id)
             return None
         return dataclasses.replace(failure, reason=f"{shapes[0].id}: {failure.reason}")

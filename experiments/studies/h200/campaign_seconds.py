@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.bill import profile_of
 from tilewright.fitness.evaluation import Evaluation
 
 Row = tuple[float, Evaluation]
@@ -58,20 +57,17 @@ def _busiest(rows: Sequence[Row], window: float = 10.0) -> dict[str, float]:
 
 def _shares(rows: Sequence[Row]) -> dict[str, Any]:
     """What the device and the workers did in the span of these evaluations."""
-    profile = profile_of([(e, at) for at, e in rows], lambda at: at)
-    if not profile.span:
+    span = rows[-1][0] - rows[0][0] if rows else 0.0
+    if not span:
         return {}
-    whole = profile.workers * profile.span
-    shares = {name: spent / whole for name, spent in profile.stages.items()}
-    shares |= {"waiting_for_device": profile.waiting / whole, "idle": profile.idle / whole}
+    parts: dict[str, float] = defaultdict(float)
+    for _, evaluation in rows:
+        for name, spent in evaluation.spent.items():
+            parts[name] += spent
     return {
-        "span_s": round(profile.span, 2),
-        "device_held_share": round(profile.held / profile.span, 3),
-        "device_held_share_while_wanted": round(profile.held / profile.wanted, 3) if profile.wanted else None,
-        "most_at_once": profile.workers,
-        "nothing_evaluated_s": round(profile.silent, 2),
-        "share_of_workers_time": {name: round(share, 3) for name, share in shares.items()},
-        "cpu_s": round(sum(e.spent.get("cpu", 0.0) for _, e in rows), 1),
+        "span_s": round(span, 2),
+        "device_held_share": round(parts["device"] / span, 3),
+        "seconds_spent": {name: round(spent, 1) for name, spent in sorted(parts.items())},
     }
 
 

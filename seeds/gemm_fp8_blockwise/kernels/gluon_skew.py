@@ -1,8 +1,10 @@
 """Blockwise FP8 GEMM (NT) in Gluon for Hopper, with the promotion skewed behind the next wgmma.
 
-As in ``gluon_ws`` one producer warp feeds two consumer warpgroups of 64 rows, but a warpgroup keeps two partials
-of a 64 x 128 tile: the wgmma of the next step of K is queued before the previous partial is promoted, so the
-tensor cores wait for one promotion in two steps. The scales of B are per 128 x 128 block, or per column.
+One producer warp fills a ring of stages by TMA: A in two 64 x 128 pieces with their 1 x 128 scales, and a 128 x 128
+piece of B. Two consumer warpgroups own 64 rows each of a 128 x 128 tile and keep two partials: the wgmma of the next
+step of K is queued before the previous partial is promoted, so the tensor cores wait for one promotion in two steps.
+Programs are persistent, so the producer runs ahead into the next tile during the epilogue, which stores 64 x 64 pieces
+through a ring of ``slots`` by TMA. The scales of B are per 128 x 128 block, or per column.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Blockwise FP8 products in groups of rows in Gluon for Hopper: ``gluon_ws``'s schedule over the tiles of all groups.
+"""Blockwise FP8 products in groups of rows in Gluon for Hopper: one schedule over the tiles of all groups.
 
 A [M, K]: rows are dealt to groups in order, ``count[g]`` to group g. A [G, M, K]: the first ``count[g]`` of the M rows
 of group g count. One launch; the host reads no count. B may also be [N, G K], groups beside one another, as a

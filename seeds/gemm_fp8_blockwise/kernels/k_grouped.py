@@ -1,9 +1,9 @@
 """Blockwise FP8 products of groups of steps in Gluon for Hopper: an expert's weight gradient each, in one launch.
 
 A [M, K] has 1 x 128 scales, B [N, K] too or 128 x 128 ones; group g is the next ``count[g]`` steps of 128 along K, and
-C [G, M, N] holds every group's product over its own steps, zeros for a group of none. The host reads no count. The
-schedule is ``gluon_ws``'s; programs walk over the tiles of all groups, the deepest work not first. Scales by column are
-read once the product is there (``column_scales`` "late") or while it is under way.
+C [G, M, N] holds every group's product over its own steps, zeros for a group of none. The host reads no count. One
+producer warp feeds two consumer warpgroups; programs walk over the tiles of all groups, the deepest work not first.
+Scales by column are read once the product is there (``column_scales`` "late") or while it is under way.
 """
 
 import torch

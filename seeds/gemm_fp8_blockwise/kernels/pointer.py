@@ -20,7 +20,7 @@ SPACE = {
 DEFAULTS = {"block_m": 64, "block_n": 128, "num_warps": 4, "num_stages": 4, "group_m": 8, "skew": True}
 CONSTRAINTS = {
     "(block_m + block_n) * 128 * num_stages <= 229376": "the stages share 227 KB of shared memory",
-    "N % 128 == 0": "B's scales come in whole 128 x 128 blocks",
+    "N % block_n == 0": "tiles are whole along N",
     "K % 128 == 0": "a step of K is one scale block",
     "block_m >= 64 or num_warps == 4": "a small tile has work for four warps",
 }

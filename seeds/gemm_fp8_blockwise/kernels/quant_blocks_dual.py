@@ -9,7 +9,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tilewright.seeds.gemm_fp8_blockwise.kernels.quant_tile import place, store_turned
+from tilewright.seeds.gemm_fp8_blockwise.kernels.quant_tile import CONSTRAINTS, place, store_turned
 from tilewright.seeds.shared.kernels.layouts import layouts
 
 SPACE = {
@@ -29,14 +29,6 @@ DEFAULTS = {
     "num_warps": 4,
     "walk": "rows",
     "maxnreg": 0,
-}
-CONSTRAINTS = {
-    "M % 128 == 0": "a block is 128 rows",
-    "K % 128 == 0": "a block is 128 columns",
-    "warps_m <= num_warps": "the warps along M are some of the program's warps",
-    "maxnreg * num_warps <= 2048": "a program has 64 Ki registers",
-    "piece_m * lanes_m * warps_m <= 128": "the warps together cover at most a tile's rows",
-    "piece_k * (32 // lanes_m) * (num_warps // warps_m) <= 128": "the warps together cover at most a tile's columns",
 }
 
 

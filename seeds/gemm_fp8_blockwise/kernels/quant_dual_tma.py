@@ -53,7 +53,7 @@ def fetch(x_desc, bufs, ready, t, slot, tiles, M, K, BY_COLUMNS: gl.constexpr):
 @gluon.jit
 def dual_kernel(
     x_desc, q_ptr, s_ptr, qt_ptr, st_ptr, M, K,
-    TILE: gl.constexpr, TURNED: gl.constexpr, STAGES: gl.constexpr, BY_COLUMNS: gl.constexpr, MIXED: gl.constexpr,
+    TILE: gl.constexpr, TURNED: gl.constexpr, STAGES: gl.constexpr, BY_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     bufs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 128, 128], gl.NVMMASharedLayout(128, 16))
     ready = ring(STAGES, 1)
@@ -71,14 +71,13 @@ def dual_kernel(
         x = bufs.index(slot).load(TILE).to(gl.float32)
         fetch(x_desc, bufs, ready, t + STAGES * step, slot, tiles, M, K, BY_COLUMNS)
         slot, phase = advance(slot, phase, STAGES)
-        store_both(x, pm, pk, q_ptr, s_ptr, qt_ptr, st_ptr, M, K, TILE, TURNED, MIXED)
+        store_both(x, pm, pk, q_ptr, s_ptr, qt_ptr, st_ptr, M, K, TILE, TURNED)
 
 
-def dual_launch(inputs, params, mixed):
-    """The transposed copy has a scale for each 128 x 128 block if ``mixed``, else one for each 128 of a column."""
+def launch(inputs, params):
     x = inputs["x"]
     m, k = x.shape
-    q, s, qt, st = copies(m, k, mixed)
+    q, s, qt, st = copies(m, k)
     tile, turned = layouts(params)
     dual_kernel[(min(params["programs"], (m // 128) * (k // 128)),)](
         TensorDescriptor(x, [m, k], [k, 1], [128, 128], gl.NVMMASharedLayout(128, 16)),
@@ -92,12 +91,7 @@ def dual_launch(inputs, params, mixed):
         turned,
         params["stages"],
         params["walk"] == "columns",
-        mixed,
         num_warps=params["num_warps"],
         maxnreg=params["maxnreg"] or None,
     )
     return (q, s, qt, st)
-
-
-def launch(inputs, params):
-    return dual_launch(inputs, params, False)

@@ -1,6 +1,6 @@
 """What the dual quantisers do with one 128 x 128 tile (see ``seeds.inlined``).
 
-A row copy with a scale per row, and a transposed copy with one per column, or with one for all of the tile (MIXED).
+A row copy with a scale per row, and a transposed copy with one per column.
 """
 
 import torch
@@ -50,7 +50,6 @@ def store_both(
     K,
     TILE: gl.constexpr,
     TURNED: gl.constexpr,
-    MIXED: gl.constexpr,
 ):
     """Quantise tile (pm, pk) of float32 and store both copies with their scales."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
@@ -62,28 +61,21 @@ def store_both(
     row_size = gl.convert_layout(gl.max(size, axis=1), one)
     row_once = gl.div_rn(448.0, gl.maximum(row_size, 1e-4))
     gl.store(s_ptr + pk.to(gl.int64) * M + pm * 128 + lane, gl.div_rn(1.0, row_once))
-    if MIXED:
-        block_once = gl.div_rn(448.0, gl.maximum(gl.max(row_size, axis=0), 1e-4))
-        gl.store(st_ptr + pk * (M // 128) + pm, gl.div_rn(1.0, block_once))
-    else:
-        col_size = gl.convert_layout(gl.max(size, axis=0), one)
-        col_once = gl.div_rn(448.0, gl.maximum(col_size, 1e-4))
-        gl.store(st_ptr + pm.to(gl.int64) * K + pk * 128 + lane, gl.div_rn(1.0, col_once))
+    col_size = gl.convert_layout(gl.max(size, axis=0), one)
+    col_once = gl.div_rn(448.0, gl.maximum(col_size, 1e-4))
+    gl.store(st_ptr + pm.to(gl.int64) * K + pk * 128 + lane, gl.div_rn(1.0, col_once))
     row_scale = gl.convert_layout(row_once, gl.SliceLayout(1, TILE))
     corner = pm.to(gl.int64) * 128 * K + pk * 128
     gl.store(q_ptr + corner + (row[:, None] * K + col[None, :]), (x * row_scale[:, None]).to(gl.float8e4nv))
     # scaled only now: a second tile that lives from the scales on spills
-    if MIXED:
-        store_turned(qt_ptr, x * block_once, pm, pk, M, TURNED)
-    else:
-        col_scale = gl.convert_layout(col_once, gl.SliceLayout(0, TILE))
-        store_turned(qt_ptr, x * col_scale[None, :], pm, pk, M, TURNED)
+    col_scale = gl.convert_layout(col_once, gl.SliceLayout(0, TILE))
+    store_turned(qt_ptr, x * col_scale[None, :], pm, pk, M, TURNED)
 
 
-def copies(m, k, mixed):
+def copies(m, k):
     """Memory for both copies and their scales."""
     q = torch.empty((m, k), dtype=torch.float8_e4m3fn)
     s = torch.empty((k // 128, m), dtype=torch.float32)
     qt = torch.empty((k, m), dtype=torch.float8_e4m3fn)
-    st = torch.empty((k // 128, m // 128) if mixed else (m // 128, k), dtype=torch.float32)
+    st = torch.empty((m // 128, k), dtype=torch.float32)
     return q, s, qt, st

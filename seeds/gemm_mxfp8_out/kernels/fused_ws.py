@@ -1,7 +1,7 @@
 """Blockwise FP8 GEMM (NT) in Gluon for Hopper that quantises its accumulators to MXFP8 in the epilogue.
 
-One producer warp fills a ring of stages by TMA, two consumer warpgroups of 64 rows each multiply and promote, as the
-blockwise family's ``gluon_ws`` does (128 x block_n tiles, persistent). Payloads leave as 64 x 128 tiles by TMA,
+One producer warp fills a ring of stages by TMA, two consumer warpgroups of 64 rows each multiply and promote (128 x
+block_n tiles, persistent). Payloads leave as 64 x 128 tiles by TMA,
 exponents by plain stores. Where M is no multiple of 4, A's scales lie where TMA may not begin (16 bytes), and consumers
 load them. For few rows ``split`` programs share a tile's steps and leave float32 parts, which a second kernel adds and
 quantises. With ``grouped`` B is [groups x N, K], and every 128 rows of A, a tile's, say whose rows

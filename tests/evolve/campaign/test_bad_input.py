@@ -60,6 +60,12 @@ def answer(tmp_path, capsys, text):
         ("budget: {evaluations: true}", "must be a number, not true"),
         ("workers: {memory_gib: 1e300}", "workers.memory_gib"),
         (f"operator: {'x' * 5000}/good", "neither a known family"),
+        ("operator: gemm_fp9/x", "gemm_fp9"),
+        (f"operator: {SMALL}/better", "better"),
+        ("target: tpu9", "tpu7x"),
+        ("suite: huge", "tiny"),
+        ("budgets: {}", "did you mean 'budget'"),
+        ("seeds: [nope]", "tiled"),
     ],
 )
 def test_a_configuration_is_refused_in_one_sentence(tmp_path, capsys, change, named):

@@ -56,7 +56,10 @@ GOOD: dict[str, Any] = {
         ({"workers": {"memory_gib": -2}}, ["workers.memory_gib"]),
         ({"operator": ...}, ["key 'operator' is missing"]),
         ({"target": ..., "tagret": "tpu7x"}, ["unknown key 'tagret'; did you mean 'target'"]),
-        ({"search": {"without_rules": ["pallas_skew_lop"]}}, ["search.without_rules", "'pallas_skew_loop'"]),
+        (
+            {"search": {"without_rules": ["pallas_chunk_row"]}},
+            ["search.without_rules", "'pallas_chunk_rows'"],
+        ),
     ],
 )
 def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
@@ -70,8 +73,8 @@ def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
 
 def test_a_rule_of_an_earlier_version_may_be_left_out() -> None:
     """The configuration of an old journal names rules that are gone since."""
-    config = parse_config({**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_skew_loop"]}})
-    assert config.search.without_rules == ("pallas_manual_copy", "pallas_skew_loop")
+    config = parse_config({**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_chunk_rows"]}})
+    assert config.search.without_rules == ("pallas_manual_copy", "pallas_chunk_rows")
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
@@ -152,17 +155,17 @@ def test_the_page_on_campaigns_names_every_key_with_its_default() -> None:
 
 
 def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_suite() -> None:
-    """A recheck names none, and of the kernels for many rows none takes 2112 columns."""
+    """A recheck names none, and of the kernels for Hopper none takes a single row."""
     told = {"name": "few", "operator": "gemm_fp8_blockwise/gemm_nt", "target": "h200", "suite": "few-rows"}
     known = parse_config({**told, "budget": {"evaluations": 1}})
-    assert [start.name for start in resolve(known).starts] == ["few_rows"]
-    with pytest.raises(UserError, match="kernel pointer: the space is empty"):
-        resolve(known.model_copy(update={"seeds": ("pointer", "few_rows")}))
+    assert [start.name for start in resolve(known).starts] == ["pointer"]
+    with pytest.raises(UserError, match="kernel gluon_skew: the space is empty"):
+        resolve(known.model_copy(update={"seeds": ("pointer", "gluon_skew")}))
 
 
 @functools.cache
 def counted(target: str) -> Resolved:
-    told = {"operator": "gemm_fp8_blockwise/gemm_nt", "suite": "primus-core", "seeds": ["gluon_ws"]}
+    told = {"operator": "gemm_fp8_blockwise/gemm_nt", "suite": "primus-core", "seeds": ["gluon_skew"]}
     return resolve(parse_config({**GOOD, **told, "target": target}))
 
 

@@ -23,7 +23,6 @@ from tilewright.evolve.mlflow_mirror.content import RunContent, candidate_run
 from tilewright.evolve.mlflow_mirror.writer import Mirror
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.journal import Journal
-from tilewright.fitness.evaluation import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def check_whole(uri: str, journal_path: Path) -> tuple[Any, dict[int, Any]]:
     by_genome = {c.genome.id: children[i].info.run_id for i, c in candidates.items() if i in children}
     for _, index, evaluation, at in rows:
         run, candidate = children[index], candidates[index]
-        assert run.info.status == ("FINISHED" if evaluation.verdict is Verdict.OK else "FAILED")
+        assert run.info.status == ("FAILED" if evaluation.failed else "FINISHED")
         assert run.info.end_time == int(at * 1000)
         assert run.data.tags["verdict"] == evaluation.verdict.value
         assert run.data.metrics.get("tflops_modelled") == (
@@ -154,7 +153,7 @@ def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
     assert text_of(uri, parent.info.run_id, "lineage.svg", tmp_path).startswith("<svg")
     assert "def build" in text_of(uri, parent.info.run_id, "winner.py", tmp_path)
     child = next(c for c in children.values() if c.data.tags["mutation"] == "parameter")
-    passed = [c for c in children.values() if c.info.status == "FINISHED"]
+    passed = [c for c in children.values() if c.data.tags["verdict"] == "ok"]
     for workload in ("1024x2048x2048", "2048x2048x2048"):
         assert all(f"us_modelled/{workload}" in run.data.metrics for run in passed)
     diff = text_of(uri, child.info.run_id, "mutation.diff.txt", tmp_path)

@@ -33,8 +33,8 @@ def test_the_view_fits_a_tag_however_many_genes(genes: list[str]) -> None:
 
 
 def test_a_candidate_carries_the_progress_of_its_campaign() -> None:
-    def evaluation(fitness: float | None) -> Evaluation:
-        verdict, reason = (Verdict.OK, "") if fitness else (Verdict.INCORRECT, "gate exact reads 3 dB")
+    def evaluation(fitness: float | None, verdict: Verdict = Verdict.INCORRECT) -> Evaluation:
+        verdict, reason = (Verdict.OK, "") if fitness else (verdict, "gate exact reads 3 dB")
         common = {"genome": "g", "target": "tpu7x", "suite": "s", "stage": Stage.MEASURE}
         return Evaluation(**common, verdict=verdict, reason=reason, fitness=fitness)
 
@@ -50,6 +50,8 @@ def test_a_candidate_carries_the_progress_of_its_campaign() -> None:
         300,
     ]
     assert (added[3]["progress/evaluation"], added[3]["progress/failed"]) == (4, 1)
+    progress.add(evaluation(None, Verdict.DUPLICATE), is_seed=False)
+    progress.add(evaluation(None, Verdict.OUTPACED), is_seed=False)
     assert progress.campaign_metrics() == {
         "campaign/evaluations_failed": 2,
         "campaign/best_tflops_modelled": 300.0,

@@ -70,7 +70,7 @@ def test_a_winner_is_verified_on_ten_times_the_inputs_and_written_whole(
     assert len(entry["candidates"][0]["gate_seeds"]) == len(mine)
     assert entry["forced"] is None and entry["overruled"] is None
     kernel = dispatch["targets"]["tpu7x"]["kernels"][CHILD.id]
-    text = writer.file(OPERATOR, version, kernel["file"], kernel["sha256"]).decode()
+    text = writer.source(OPERATOR, version, kernel)
     assert normalise(text) == normalise(CHILD.source)
     assert entry["campaign"]["id"] == "tiny-001"
     assert entry["candidates"][0]["lineage"][0] == "#0 seed: seed kernel tiled"

@@ -1,4 +1,4 @@
-"""One promotion with nothing made up: real kernels, the real cascade, and the generated test of what was written."""
+"""One promotion with nothing made up: real kernels, the real cascade, and the checks of what was written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testkit.promote_campaign import CHILD, FormulaPool, quick_child, write_camp
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.promote.command import Options, promote
-from tilewright.evolve.promote.library_commands import _run_test
+from tilewright.evolve.promote.library_commands import _run_checks
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.workers.cascade.modelled import ModelledCascade
@@ -44,10 +44,9 @@ def test_a_kernel_is_verified_written_and_still_right_without_tilewright(tmp_pat
     folder, writer = write_campaign(tmp_path / "home"), LibraryWriter(tmp_path / "library", "small")
     options = Options(rounds=1, force_reason="its speed is not the point here")
     outcome = promote(folder, writer, options, lambda line: None, CascadePool)
-    version, receipt, _ = writer.version(OPERATOR)
+    _, receipt, _ = writer.version(OPERATOR)
     (candidate,) = receipt["targets"]["tpu7x"]["candidates"]
     assert candidate["genome"] == CHILD.id and candidate["gates"]["exact"]["worst"] >= 45.0
     assert candidate["artefacts"] and all(shape.seconds > 0 for shape in outcome.judgement.shapes)
-    place = writer.place(OPERATOR) / "versions" / version
-    finding = _run_test(OPERATOR, place)
+    finding = _run_checks(writer, OPERATOR)
     assert finding.good, finding.sentence

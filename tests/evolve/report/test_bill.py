@@ -12,7 +12,7 @@ from tilewright.evolve.mlflow_mirror.content import cost_line, cost_metrics, mod
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.bill import SPENT, Bill, profile_of
+from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.report.data import load
 from tilewright.evolve.show.summary import status_lines
 from tilewright.evolve.space.genome import Genome
@@ -64,7 +64,6 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
     data = load(journal)
     bill = data.bill
     assert (bill.device_seconds, bill.cpu_seconds, bill.tokens) == (5.0, 20.0, 1_000_000)
-    assert dict(bill.profile.stages) == {"compile": 2.0, "measure": 3.0}
     assert bill.gain == 2.0 and bill.percents == pytest.approx(100.0)
     assert bill.money == pytest.approx(5.0 + 2.0 + 10.0)
     assert {
@@ -107,22 +106,3 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
         "(mean of workloads; h200, times measured, floors modelled)",
         "  w  66.7 %, ×2.00, at most ×2.00 left",
     ]
-
-
-def test_the_profile_says_where_the_workers_time_went() -> None:
-    """Two workers: one evaluates from 2 to 12 s, four of which it waits for the device; the other from 14 to 20 s."""
-    genome = Genome("kernel", {})
-    first = evaluation(genome, 1.0, compile=3.0, check=2.0, measure=5.0, device=3.0)
-    beside = evaluation(genome, 1.0, compile=4.0)
-    last = evaluation(genome, 1.0, compile=6.0)
-    ended = [
-        (e.model_copy(update={"wall_seconds": wall}), at)
-        for e, wall, at in ((first, 10.0, 112.0), (beside, 4.0, 108.0), (last, 6.0, 120.0))
-    ]
-    profile = profile_of(ended, lambda at: at - 100.0)
-    assert (profile.starting, profile.span, profile.silent, profile.workers) == (2.0, 18.0, 2.0, 2)
-    assert profile.waiting == 4.0 and sum(profile.stages.values()) == pytest.approx(16.0)
-    assert profile.idle == pytest.approx(2 * 18.0 - 20.0)
-    assert (profile.wanted, profile.held) == (7.0, 3.0), "while it was used and while it was waited for"
-    assert "idle 44.4 %" in profile.rows()["time of 2 workers"]
-    assert Bill(profile=profile).metrics()["profile/idle_seconds"] == pytest.approx(16.0)

@@ -51,7 +51,7 @@ def test_every_ancestor_has_a_row_and_every_failure_a_tick(data: CampaignData) -
     picture = lineage_svg(data, data.winner)
     for candidate in ancestry(data, data.winner):
         assert f"#{candidate.index}  " in picture
-    failed = sum(point.evaluation.fitness is None for point in data.points)
+    failed = sum(point.evaluation.failed for point in data.points)
     path = re.search(r'<path d="([^"]*)" class="fails"', convergence_svg(data))
     assert path is not None and path[1].count("M") == failed > 0
 

@@ -97,6 +97,12 @@ def test_the_command_prints_how_it_ended(folder: Path, capsys: pytest.CaptureFix
     assert cli.main(["--home", home, "watch", "nobody"]) == 2
 
 
+def test_a_killed_campaign_is_no_running_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sample(folder / JOURNAL, 6, finish=False)
+    assert cli.main(["--home", str(folder.parent.parent), "watch"]) == 0
+    assert "killed; resume with: tilewright resume quickstart-001" in capsys.readouterr().out
+
+
 def test_ctrl_c_on_a_terminal_ends_it_whole(folder: Path) -> None:
     sample = SampleCampaign(folder / JOURNAL)
     sample.grow(8)

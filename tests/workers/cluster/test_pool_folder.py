@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -69,3 +70,19 @@ def test_what_a_killed_driver_left_is_removed_by_the_next_one(base: Path) -> Non
     finally:
         mine.close()
     assert not list(base.iterdir())
+
+
+def test_a_head_that_is_gone_for_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = "{}:{}".format(*listener.getsockname())
+        now = 100.0
+        monkeypatch.setattr(ray_start.time, "monotonic", lambda: now)
+        head = ray_start.Head(address)
+        head.require()
+    now += ray_start.HEAD_SECONDS
+    head.require()  # it may come back
+    now += ray_start.ASK_SECONDS
+    with pytest.raises(PoolUnavailable, match=f"the head of the Ray cluster at {address} is gone"):
+        head.require()

@@ -18,9 +18,9 @@ from tilewright.workers.child.launch import ROOT
 STYLES = Path(__file__).with_name("styles.py")
 CALLS = {
     "shared": "f32[30, 20], i64[30] < 5", "kept_rows": "f32[30, 20], i64[30] < 5", "cubed": "f32[30, 50]",
-    "halved": "f32[30, 20]", "increased": "f32[30, 20]",
-    "tripled": "f32[30, 20]", "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
-    "maker(factor=3)": "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]",
+    "halved": "f32[30, 20]", "tripled": "f32[30, 20]",
+    "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
+    "maker(factor=3)": "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
 }  # fmt: skip
 
 CHILD = """
@@ -28,6 +28,7 @@ import json, sys
 import numpy as np, torch
 from tilewright.workers.intake.judge.input_kinds import inputs_of
 from tilewright.workers.intake.triton import program
+from tilewright.workers.intake.triton.knob_evidence import product_work
 from tilewright.workers.intake.triton.interpreter_run import run
 from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
@@ -56,7 +57,8 @@ for name, call in calls.items():
         kept = program.keeping_arguments(site, taken)
         answer["notes"] = kept.notes
         (made,) = run(load_module(kept.source), defaults, inputs)
-    (wanted,) = program.seed_of(site, taken).reference(inputs)
+    seed = program.seed_of(site, taken)
+    (wanted,), answer["work"] = seed.reference(inputs), [*product_work(seed).values()]
     answer["error"] = float(np.abs(made - wanted).max() / np.abs(wanted).max())
 print(json.dumps(answers))
 """
@@ -99,6 +101,12 @@ def test_modules_are_as_the_call_has_them(answers: dict[str, Any]) -> None:
     """Branches that it rules out are left out, whole powers keep their sign, a threshold is no knob."""
     source = answers["cubed"]["source"]
     assert "column" not in source and "x * x * x" in source and "exp2" not in source
-    assert answers["cubed"]["knobs"] == {"BLOCK": 512, "num_warps": 4}
-    assert answers["increased"]["knobs"].get("BLOCK") == 64, "of a module that the package writes"
+    knobs = answers["cubed"]["knobs"]
+    assert (knobs["BLOCK"], knobs["num_warps"]) == (512, 4) and "LARGE" not in knobs
     assert any("cache is changed in place" in note for note in answers["filled"]["notes"])
+
+
+def test_products_that_a_mask_leaves_out_are_no_work(answers: dict[str, Any]) -> None:
+    """Of 4 x 4 tiles those on the diagonal and below; the sample's mean over four programs is exact."""
+    assert answers["lower"]["work"] == [10 * 2 * 16 * 16 * 32]
+    assert answers["halved"]["work"] == [0]

@@ -76,6 +76,7 @@ WRITTEN = {
         ("float(\"-inf\"))", "0.0)"),
         ("p = tl.exp(qk - m_ij[:, None])", "p = qk"),
     ],
+    "a factor below zero, which no row's largest score outlives": [("q.shape[2] ** -0.5", "-(q.shape[2] ** -0.5)")],
     "two loops, of whole tiles and of those on the diagonal": [
         (CASE.source[CASE.source.index("    for start_n") : CASE.source.index("    acc = acc / l_i")], "LOOPS"),
         ("LOOPS", "".join(
@@ -94,9 +95,9 @@ WRITTEN = {
 """The kernel as others write it."""
 
 POINTS = [
-    {"consumers": 1, "programs": 132, "stages": 3},
-    {"consumers": 3, "turns": True, "heads": 1, "columns": 32},
-    {"overlap": False, "longest_first": False, "base_two": False, "turns": True},
+    {"consumers": 1, "stages": 3, "laps": 1},
+    {"consumers": 3, "turns": True, "laps": 8, "columns": 32},
+    {"overlap": False, "turns": True},
     {"rows": 128, "columns": 128, "stages": 1, "consumers": 1},
 ]
 
@@ -104,7 +105,10 @@ POINTS = [
 def test_every_parameter_and_way_of_writing_keeps_the_meaning() -> None:
     source = lowered(CASE.source)
     assert check(source, entry="launch") == []
-    assert "    if (1 + BLOCK_M * program_0" in source, "tiles below the diagonal are not masked"
+    assert "whole = min(whole, max(1 + BLOCK_M * program_0" in source, (
+        "tiles below the diagonal are not masked"
+    )
+    assert "gl.max(qk, 1) * sm_scale" in source and "tma.async_copy_shared_to_global(o_desc" in source
     cases, trials = [CASE], [trial(str(point), source, **point) for point in POINTS]
     for name, pairs in WRITTEN.items():
         parent = changed(*pairs)
@@ -118,6 +122,17 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning() -> None:
 
 
 RIGHT = lowered(CASE.source)
+ALONE = RIGHT.replace("min(tiles * others, 132)", "1")
+"""With one program for all tiles."""
+
+
+def put(source: str, line: str, new: str) -> str:
+    """``new`` in front of every such line."""
+    return re.sub(rf"(?m)^( *){re.escape(line)}$", lambda found: f"{found[1]}{new}\n{found[0]}", source)
+
+
+GIVEN_BACK = "mbarrier.arrive(v_empty.index(held), count=1)"
+RELEASE = "mbarrier.arrive(q_empty.index(GROUP), count=1)"
 TAIL = "mbarrier.wait(v_ready.index(held), held_phase)"
 
 PLANTED = {
@@ -133,11 +148,7 @@ PLANTED = {
         "over shared memory that a (product|copy) .*may still (read|write)|over shared memory that a product|arrivals",
     ),
     "values are given back while the second product still reads them": (
-        RIGHT.replace(
-            "mbarrier.arrive(k_empty.index(stage), count=1)\n                    qk",
-            "mbarrier.arrive(k_empty.index(stage), count=1)\n                    "
-            "mbarrier.arrive(v_empty.index(held), count=1)\n                    qk",
-        ).replace("deps=(acc, operand))\n                    mbarrier.arrive(v_empty.index(held), count=1)", "deps=(acc, operand))"),  # noqa: E501
+        put(RIGHT.replace(f"{GIVEN_BACK}\n{' ' * 28}operand =", "operand ="), "qk = partial", GIVEN_BACK),
         "over shared memory that a product may still read",
     ),
     "scores are used before their product is waited for": (
@@ -148,10 +159,18 @@ PLANTED = {
         RIGHT.replace("mbarrier.arrive(turns_2.index((GROUP + 1) % CONSUMERS), count=1)", "pass"), "deadlock",
     ),
     "the left operand is overwritten for the next tile": (
-        RIGHT.replace("mbarrier.wait(q_empty.index(each), q_phase)", "pass").replace(
-            'min(tiles * others, params["programs"])', "1"
-        ),
+        ALONE.replace("mbarrier.wait(q_empty.index(each), q_phase)", "pass"),
         "over shared memory that a product may still read|arrivals|by a copy",
+    ),
+    "the left operand is given back before the last product that reads it": (
+        put(ALONE.replace(RELEASE, "pass"), "start_n_first = own_first", RELEASE),
+        "over shared memory that a product may still read|that a copy .* may still write",
+    ),
+    "sums overwrite those that are still being stored": (
+        ALONE.replace("tma.store_wait(0)", "pass"), "over shared memory that a copy .*may still read",
+    ),
+    "sums are stored before the copy engine sees them": (
+        re.sub(r"fence_async_shared\(\)(?=\n *tma)", "pass", RIGHT), "wrote, without fen",
     ),
 }  # fmt: skip
 

@@ -10,20 +10,10 @@ from dataclasses import dataclass
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters
 from tilewright.evolve.proposers.rewrite.edit import Edit
-from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, described
+from tilewright.evolve.proposers.rewrite.gluon.chain import texts
+from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader, described
 from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, program
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import conjuncts, constant, expanded
-from tilewright.evolve.proposers.rewrite.gluon.chain.texts import (
-    COMMON,
-    CONSUMER,
-    CONSUMER_LOOP,
-    ENTRY,
-    HOST,
-    PRODUCER,
-    PRODUCER_LOOP,
-    SKIP,
-    STEPS,
-)
+from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
 from tilewright.evolve.proposers.rewrite.gluon.host import spare_launch
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
@@ -32,57 +22,35 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
     affected,
     calls,
     device_call,
+    names_in,
     sliced,
 )
-from tilewright.evolve.proposers.rewrite.gluon.texts import filled, listed
+from tilewright.evolve.proposers.rewrite.gluon.texts import filled, listed, only
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 
-NAMES = [
-    "tiles",
-    "others",
-    "last",
-    "tile",
-    "row",
-    "other",
-    "stage",
-    "phase",
-    "q_phase",
-    "turn_phase",
-    "q_stages",
-    "k_stages",
-    "v_stages",
-    "bars",
-    "turns",
-    "q_now",
-    "nothing",
-    "scores",
-    "out",
-    "operand_layout",
-    "stored",
-    "partial",
-    "operand",
-    "held",
-    "held_phase",
-    "wrapped",
-    "turn",
-    "first",
-    "count",
-    "own_first",
-    "own",
-    "skipped",
-]
+NAMES = (
+    "tiles others last lap row other stage phase q_phase turn_phase q_stages k_stages v_stages bars turns "
+    "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
+    "heads all_laps many there own_first own skipped whole masked o_stages"
+)
+"""That the new kernel binds."""
 
 
 @dataclass(frozen=True)
 class Step:
     """The statements of a loop's step in the order they run in. ``hidden``: by a statement of ``middle``, under which
-    condition its mask hides anything, what only the mask needs, and the statement where nothing is hidden."""
+    conditions (numbers below zero) its mask hides anything, what only the mask needs, and the statement where nothing
+    is hidden."""
 
     early: tuple[Statement, ...]
     middle: tuple[Statement, ...]
     late: tuple[Statement, ...]
-    hidden: Mapping[Statement, tuple[str, tuple[Statement, ...], Statement]]
+    hidden: Mapping[Statement, tuple[tuple[Sum, ...], tuple[Statement, ...], Statement]]
+
+    @property
+    def conditions(self) -> list[Sum]:
+        return [one for some, _, _ in self.hidden.values() for one in some]
 
 
 class ChainCarrier(Carrier):
@@ -110,19 +78,27 @@ class ChainCarrier(Carrier):
         ):
             inner = node.args[0]
             if isinstance(inner.op, ast.Sub):
-                sides = [self.visit(inner.left), self.visit(inner.right)]
-                return ast.Call(
-                    ast.Name(self.names["exponent"], ast.Load()),
-                    [*sides, ast.Name("BASE_TWO", ast.Load())],
-                    [],
-                )
-        if device_call(node, self.tl) == "store" and self.sums:
-            node = ast.parse(ast.unparse(node), mode="eval").body  # type: ignore[assignment]
-            made = super().visit_Call(node)
-            assert isinstance(made, ast.Call)
-            made.args[1] = _call("gl.convert_layout", made.args[1], self.names["stored"])
-            return made
+                left, scale = inner.left, self.chains.scale
+                if scale and isinstance(left, ast.BinOp) and ast.unparse(left.right) == scale:
+                    left = left.left
+                else:
+                    scale = "1.0"
+                sides = [self.visit(n) for n in (left, ast.parse(scale, mode="eval").body, inner.right)]
+                return ast.Call(ast.Name(self.names["exponent"], ast.Load()), sides, [])
         return super().visit_Call(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Sums over a row's number as their product with its inverse: one division a row in place of one an element."""
+        row = node.right
+        if (
+            self.sums
+            and isinstance(node.op, ast.Div)
+            and isinstance(row, ast.Subscript)
+            and expanded(row) == 0
+        ):
+            row.value = ast.BinOp(ast.Constant(1.0), ast.Div(), row.value)
+            node.op = ast.Mult()
+        return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         reads = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
@@ -150,8 +126,9 @@ class ChainText:
         self.kernel, self.source = chains.kernel, chains.kernel.source
         self.entry = self.source.fresh(f"{self.kernel.name}_lowered")
         taken = {n for s in chains.everything for n in s.reads | s.writes}
-        self.names = {name: self._fresh(name, taken) for name in NAMES}
-        self.names |= {name: self.source.fresh(name) for name in ("place_of", "exponent", "ring_of")}
+        self.names = {name: self._fresh(name, taken) for name in NAMES.split()}
+        functions = ("place_of", "exponent", "ring_of")
+        self.names |= {name: self.source.fresh(name) for name in functions}
         self.grid = [self.source.code(e) for e in self.kernel.grid()]
         if chains.axis >= len(self.grid):
             raise Unsupported("a grid with fewer axes than the kernel asks for")
@@ -161,6 +138,9 @@ class ChainText:
         }
         outer = [s for part in chains.between for s in part] + list(chains.after)
         self.dependent = affected(outer, self.results)
+        self.stored = self._stored()
+        loop = chains.loops[0]
+        self.boxes = {"q": chains.query, "k": loop.key, "v": loop.value, "o": self.stored[2]}
         self.of_sums = (
             affected([Statement(n.node) for n in outer], {chains.loops[0].sums}) - self._rows_of_scores()
         )
@@ -199,18 +179,17 @@ class ChainText:
 
     @staticmethod
     def _reads(statements: Iterable[Statement], *texts: str) -> set[str]:
-        found = {n for s in statements for n in s.reads}
-        for text in texts:
-            found |= {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-        return found
+        return {n for s in statements for n in s.reads}.union(*map(names_in, texts))
 
     # -- texts --------------------------------------------------------------------------------------------
 
     def functions(self) -> str:
         self.table = self._table()
-        parts = [filled(COMMON, self.table)]
-        parts += [filled(STEPS, {**self.table, **self._steps(i)}) for i in range(len(self.chains.loops))]
-        parts += [filled(text, self.table) for text in (PRODUCER, CONSUMER, ENTRY)]
+        parts = [filled(texts.COMMON, self.table)]
+        parts += [
+            filled(texts.STEPS, {**self.table, **self._steps(i)}) for i in range(len(self.chains.loops))
+        ]
+        parts += [filled(text, self.table) for text in (texts.PRODUCER, texts.CONSUMER, texts.ENTRY)]
         return "\n\n\n".join(["", *parts])
 
     def _carrier(self, renamed: Mapping[str, str] | None = None) -> ChainCarrier:
@@ -240,25 +219,23 @@ class ChainText:
         loop = chains.loops[0]
         table = {
             **names,
+            "advance": filled(texts.ADVANCE, names),
             "kernel": self.entry,
             "programs": self._programs(),
             "programs_next": self._programs("following"),
             "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
             "mine": program(chains.axis),
             "programs_of_other": split,
-            "sizes": listed(self.sizes),
+            "numbers": listed(
+                [names[n] for n in ("tiles", "others", "last", "heads", "all_laps")] + self.sizes
+            ),
             "ROWS": chains.rows,
             "COLUMNS": chains.columns,
             "WIDTH": chains.width,
             "DEPTH": chains.depth,
             "q_at": self._at(chains.query),
             "query_scalars": self._lines(self._scalars(chains.query.reads)),
-            "q_ones": "1, " * len(chains.query.outer),
-            "k_ones": "1, " * len(loop.key.outer),
-            "v_ones": "1, " * len(loop.value.outer),
-            "q_box": f"{chains.query.rows}, {chains.query.columns}",
-            "k_box": f"{loop.key.rows}, {loop.key.columns}",
-            "v_box": f"{loop.value.rows}, {loop.value.columns}",
+            **{f"{n}_box": "1, " * len(b.outer) + f"{b.rows}, {b.columns}" for n, b in self.boxes.items()},
         }
         self.table = table
         producing = self._reads(self._scalars(chains.query.reads)) | chains.query.reads
@@ -269,7 +246,7 @@ class ChainText:
             producing |= self._reads(scalars) | wanted | self._step_names(number)
             loops.append(
                 filled(
-                    PRODUCER_LOOP,
+                    texts.PRODUCER_LOOP,
                     {
                         **table,
                         **self._steps(number),
@@ -286,29 +263,26 @@ class ChainText:
         producing |= {chains.rows, chains.columns, chains.width, chains.depth}
         boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
         made = {}
-        for kind, wanted in (
-            ("producer", producing),
-            ("consumer", consuming),
-            ("entry", producing | consuming | boxes),
-        ):
+        names_of = {"producer": producing, "consumer": consuming, "entry": producing | consuming | boxes}
+        for kind, wanted in names_of.items():
             made[f"{kind}_parameters"], made[f"{kind}_arguments"] = self._parameters(wanted)
-        self.passed = [n for n in self.order if n in producing | consuming | boxes]
-        return {**table, **made, "loops": "\n".join(loops), "after": after, **{"consumer_loops": consumed}}
+        self.passed = [n for n in self.order if n in names_of["entry"]]
+        return {**table, **made, "loops": "\n".join(loops), "after": after, "consumer_loops": consumed}
 
     def _step_names(self, number: int) -> set[str]:
         loop = self.chains.loops[number]
-        texts = (loop.start, loop.stop, loop.step)
-        scalars = self._scalars(self._reads((), *texts))
-        return self._reads(scalars, *texts)
+        bounds = (loop.start, loop.stop, loop.step)
+        scalars = self._scalars(self._reads((), *bounds))
+        return self._reads(scalars, *bounds)
 
     def _steps(self, number: int) -> dict[str, str]:
         loop = self.chains.loops[number]
-        texts = (loop.start, loop.stop, loop.step)
+        bounds = (loop.start, loop.stop, loop.step)
         declared, passed = self._parameters(self._step_names(number))
-        start, stop, step = (self._plain(t) for t in texts)
+        start, stop, step = (self._plain(t) for t in bounds)
         return {
             "number": str(number),
-            "scalars": self._lines(self._scalars(self._reads((), *texts))),
+            "scalars": self._lines(self._scalars(self._reads((), *bounds))),
             "step_parameters": declared,
             "step_arguments": passed,
             "start": start,
@@ -316,13 +290,13 @@ class ChainText:
             "step": step,
         }
 
-    def _at(self, box: Box) -> str:
-        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in "".join(
-            s.text for s in self._scalars(box.reads)
-        )
-        texts = [self._plain(t) for t in (*(index for index, _ in box.outer), box.start)]
+    def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
+        scalars = "".join(s.text for s in self._scalars(box.reads))
+        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
+        carrier = self._carrier(renamed)
+        places = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
         return ", ".join(
-            [*(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in texts), "0"]
+            [*(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in places), "0"]
         )
 
     def _lines(self, statements: Iterable[Statement], renamed: Mapping[str, str] | None = None) -> str:
@@ -336,7 +310,7 @@ class ChainText:
 
     def _consumer_loops(self) -> tuple[set[str], str]:
         """(names they need, text)."""
-        chains, wanted, texts = self.chains, set[str](), []
+        chains, wanted, made = self.chains, set[str](), []
         for number, loop in enumerate(chains.loops):
             step = self._step(loop)
             later = self._reads(chains.after) | {
@@ -347,12 +321,13 @@ class ChainText:
             before = self._between(number, kept, later)
             own = {n for s in kept for n in s.writes} - loop.carried - later
             first = {n: f"{n}_first" for n in sorted(own | ({loop.variable} - later))}
-            conditions = [c for c, _, _ in step.hidden.values()]
+            conditions = [c.text() for c in step.conditions]
             wanted |= self._reads([*kept, *before], *conditions, loop.operand) | self._step_names(number)
             table = {
                 **self.table,
                 **self._steps(number),
                 "before": self._lines(before),
+                **self._phases(number, step, loop),
                 "variable": loop.variable,
                 "variable_first": first.get(loop.variable, loop.variable),
                 "sums": loop.sums,
@@ -361,17 +336,23 @@ class ChainText:
                 "k_now": self._stage("k", loop.key, "stage", loop.key.turned),
                 "v_now": self._stage("v", loop.value, "stage", False),
                 "v_held": self._stage("v", loop.value, "held", False),
+                "release": "",
             }
+            if loop is chains.loops[-1]:
+                table["release"] = "mbarrier.arrive(q_empty.index(GROUP), count=1)"
+            table["release_none"] = only(f"{self.names['own']} <= 0", table["release"])
+            table["begin_scores"] = filled(texts.BEGIN_SCORES, table)
+            table["scores_alone"] = f"{table['begin_scores']}\n{filled(texts.END_SCORES, table)}"
             for name, renamed in (("", None), ("_first", first)):
                 table[f"early{name}"] = self._lines(step.early, renamed)
                 table[f"middle{name}"] = self._middle(step, loop, renamed)
                 table[f"late{name}"] = self._lines(step.late, renamed)
             skip = {**table, "how_many": self.names["skipped"]}
-            table["skip_first"] = filled(SKIP, skip)
+            table["skip_first"] = filled(texts.SKIP, skip)
             rest = f"{self.names['count']} - {self.names['skipped']} - {self.names['own']}"
-            table["skip_last"] = filled(SKIP, {**skip, "how_many": rest})
-            texts.append(filled(CONSUMER_LOOP, table))
-        return wanted, "\n".join(texts)
+            table["skip_last"] = filled(texts.SKIP, {**skip, "how_many": rest})
+            made.append(filled(texts.CONSUMER_LOOP, table))
+        return wanted, "\n".join(made)
 
     def _stage(self, which: str, box: Box, stage: str, turned: bool) -> str:
         view = f"{self.names[which + '_stages']}.index({self.names[stage]})"
@@ -394,7 +375,7 @@ class ChainText:
 
     def _condition_names(self, number: int) -> set[str]:
         step = self._step(self.chains.loops[number])
-        return self._reads((), *(c for c, _, _ in step.hidden.values()))
+        return self._reads((), *(c.text() for c in step.conditions))
 
     def _step(self, loop: Chain) -> Step:
         """A step without statements that the results do not need; masks by the condition they hide something."""
@@ -406,7 +387,7 @@ class ChainText:
         bare = Statement(with_product(loop.first, "0", tl).node)
         body = [*loop.early, bare, *loop.middle, *loop.late]
         needed = {body[i] for i in sliced(body, roots, ())}
-        open_: dict[Statement, tuple[str, Statement]] = {}
+        open_: dict[Statement, tuple[tuple[Sum, ...], Statement]] = {}
         for statement in loop.middle:
             found = self._unmasked(statement) if statement in needed else None
             if found is not None:
@@ -414,10 +395,10 @@ class ChainText:
         plain = [open_[s][1] if s in open_ else s for s in body]
         seen = {body[i] for i in sliced(plain, roots, ())}
         hidden = {}
-        for statement, (condition, visible) in open_.items():
+        for statement, (conditions, visible) in open_.items():
             among = [s for s in body[: body.index(statement)] if s in needed and s not in seen]
             only = self._slice(statement.reads, among)
-            hidden[statement] = (condition, tuple(only), visible)
+            hidden[statement] = (conditions, tuple(only), visible)
         kept = seen | set(open_)
         return Step(
             tuple(s for s in loop.early if s in kept),
@@ -426,8 +407,8 @@ class ChainText:
             hidden,
         )
 
-    def _unmasked(self, statement: Statement) -> tuple[str, Statement] | None:
-        """(condition under which a mask hides something, the statement where it does not)."""
+    def _unmasked(self, statement: Statement) -> tuple[tuple[Sum, ...], Statement] | None:
+        """(numbers of which one is below zero where a mask hides something, the statement where it does not)."""
         tl = self.kernel.tl
         found = calls(statement.node, tl, "where")
         if (
@@ -436,42 +417,45 @@ class ChainText:
             or not isinstance(statement.node, ast.Assign | ast.AugAssign)
         ):
             return None
-        parts = []
         try:
-            for node, axis in conjuncts(found[0].args[0], self.chains.bound):
-                parts.append(self._hides(node, axis))
+            parts = [self._hides(*one) for one in conjuncts(found[0].args[0], self.chains.bound)]
         except Unsupported:
             return None
-        if not parts or any(p is None for p in parts):
+        spares = tuple(p for p in parts if p is not None)
+        if not spares or len(spares) != len(parts):
             return None
-        text = ast.unparse(found[0])
+        open_ = statement.text.replace(ast.unparse(found[0]), f"({ast.unparse(found[0].args[1])})")
+        return spares, Statement(ast.parse(open_).body[0])
 
-        class Open(ast.NodeTransformer):
-            def visit_Call(self, node: ast.Call) -> ast.AST:
-                return node.args[1] if ast.unparse(node) == text else self.generic_visit(node)
+    def _hides(self, node: ast.expr, axis: int | None) -> Sum | None:
+        """What is below zero where a comparison fails somewhere in a tile; None where that is not known."""
+        sides = self.chains.sums.less(node, axis)
+        return None if sides is None else (sides[1] - sides[0] + constant(-1)).least()
 
-        made = Open().visit(ast.parse(statement.text).body[0])
-        visible = Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
-        return " | ".join(f"({p})" for p in parts), visible
+    def _last_whole(self, spare: Sum, loop: Chain) -> Sum | None:
+        """The last value of the loop's variable at which ``spare`` is not below zero; None where there is no such."""
+        last = spare + Sum({(loop.variable,): 1})
+        changing = {n for s in loop.body for n in s.writes} | {loop.variable}
+        return None if self._reads((), last.text()) & changing else last
 
-    def _hides(self, node: ast.expr, axis: int | None) -> str | None:
-        """The condition under which a comparison fails somewhere in a tile; None where that is not known."""
-        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-            return None
-        sums = self.chains.sums
-        sides = [sums.read(n) for n in (node.left, node.comparators[0])]
-        if axis is not None:
-            sides = [s.along(axis) for s in sides]
-        op = node.ops[0]
-        if isinstance(op, ast.Gt | ast.GtE):
-            sides.reverse()
-        elif not isinstance(op, ast.Lt | ast.LtE):
-            return None
-        spare = sides[1] - sides[0]
-        if isinstance(op, ast.Lt | ast.Gt):
-            spare += constant(-1)
-        least = spare.least(self.kernel.tl)
-        return f"{least.text()} < 0" if least is not None else None
+    def _phases(self, number: int, step: Step, loop: Chain) -> dict[str, str]:
+        """The loop in two: first the steps in whose tiles masks hide nothing, then the others."""
+        names, by = self.names, f"({self._steps(number)['step']})"
+        lasts = [last for c in step.conditions if (last := self._last_whole(c, loop)) is not None]
+        if not lasts:
+            bounds = {"begin": "0", "begin_first": "1", "end": names["own"]}
+            return {"phases": "1", "whole_steps": "", **bounds}
+        whole, masked, start = names["whole"], names["masked"], names["own_first"]
+        lines = [f"{whole} = {names['own']}"]
+        for text in dict.fromkeys(self._carrier().expression(one.text()) for one in lasts):
+            lines.append(f"{whole} = min({whole}, max({text} - {start} + {by}, 0) // {by})")
+        return {
+            "phases": "2",
+            "whole_steps": "\n".join(lines),
+            "begin": f"{whole} if {masked} else 0",
+            "begin_first": f"max({whole}, 1) if {masked} else 1",
+            "end": f"{names['own']} if {masked} else {whole}",
+        }
 
     def _middle(self, step: Step, loop: Chain, renamed: Mapping[str, str] | None) -> str:
         partial, tl = self.names["partial"], self.kernel.tl
@@ -480,8 +464,11 @@ class ChainText:
             if statement not in step.hidden:
                 lines.append(self._carried(statement, renamed))
                 continue
-            condition, only, visible = step.hidden[statement]
-            text = self._carrier(renamed).expression(condition)
+            conditions, only, visible = step.hidden[statement]
+            rest = [c for c in conditions if renamed is not None or self._last_whole(c, loop) is None]
+            text = " | ".join(f"({self._carrier(renamed).expression(c.text())} < 0)" for c in rest)
+            if len(rest) < len(conditions):
+                text = " | ".join([f"({self.names['masked']} == 1)", *([text] if text else [])])
             inside = self._lines([*only, statement], renamed)
             lines.append(f"if {text}:\n" + _indented(inside))
             shown = self._carried(visible, renamed)
@@ -495,42 +482,64 @@ class ChainText:
     def _after(self) -> tuple[set[str], str]:
         """(names it needs, text): each result's places are computed anew, in the layout of what is stored there."""
         lines, wanted = [], set[str]()
+        root, value, box = self.stored
         roots = [s for s in self.chains.after if calls(s.node, self.kernel.tl, "store")]
-        if not roots:
-            raise Unsupported("sums that are never stored")
         needed = set(map(id, self._slice({n for s in roots for n in s.reads}, list(self.chains.after))))
         for number, statement in enumerate(self.chains.after):
             is_root = any(statement is r for r in roots)
             if not is_root and (id(statement) not in needed or not statement.writes & self.dependent):
                 continue
-            places = self._scalars(statement.reads - self.dependent)
+            copied = statement is root
+            reads = self._reads((), value) | box.reads if copied else statement.reads
+            places = self._scalars(reads - self.dependent)
             renamed = {n: f"{n}_at_{number}" for s in places for n in s.writes}
             lines += [self._carried(s, renamed) for s in places]
-            lines.append(self._carried(statement, renamed))
-            wanted |= self._reads([*places, statement])
+            if copied:
+                stored = self._carried(Statement(ast.parse(f"stored = {value}").body[0]), renamed)
+                slot = {"o_at": self._at(box, renamed), "value": stored.partition(" = ")[2]}
+                lines.append(filled(texts.STORE, {**self.table, **slot}))
+            else:
+                lines.append(self._carried(statement, renamed))
+            wanted |= self._reads(places) | reads
         return wanted, "\n".join(lines)
+
+    def _stored(self) -> tuple[Statement, str, Box]:
+        """(statement, value, box) of the store of sums, which a bulk copy does."""
+        of_sums = affected(self.chains.after, {self.chains.loops[0].sums})
+        for statement in self.chains.after:
+            call = statement.node.value if isinstance(statement.node, ast.Expr) else None
+            if not isinstance(call, ast.Call) or device_call(call, self.kernel.tl) != "store":
+                continue
+            given = {str(k.arg): k.value for k in call.keywords}
+            given |= dict(zip(("pointer", "value", "mask"), call.args, strict=False))
+            value = ast.unparse(given["value"])
+            try:
+                box = BoxReader(self.kernel, self.chains.sums, None).read(given["pointer"], given.get("mask"))
+            except Unsupported:
+                continue
+            fits = not box.turned and box.extents == (self.chains.rows, self.chains.width)
+            if fits and names_in(value) & of_sums and not box.reads & self.dependent:
+                return statement, value, box
+        raise Unsupported("sums that are not stored as a tile of a tensor")
 
     # -- the host -----------------------------------------------------------------------------------------
 
     def launches(self) -> str:
         chains, names = self.chains, self.names
-        loop = chains.loops[0]
-        boxes = (chains.query, loop.key, loop.value)
-        fits = []
-        for box in boxes:
-            strides = [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
-            fits += [f"{box.tensor}.element_size() == 2", *strides, *box.conditions]
+        fits = [f"{box.tensor}.element_size() == 2" for n, box in self.boxes.items() if n != "o"]
+        fits += [each.positive for each in chains.loops if each.positive]
+        for box in self.boxes.values():
+            fits += [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
+            fits += box.conditions
             if not box.bound:
                 fits.append(f"{box.stride} in {box.tensor}.stride()")
         others = [a for a in range(len(self.grid)) if a != chains.axis]
         host = {n: self._extent(getattr(chains, n)) for n in ("rows", "columns", "depth", "width")}
-        made = {
-            f"{which}_desc": described(
-                box, [self._extent(e) for e in (box.rows, box.columns)], f"{which}_layout"
-            )
-            for which, box in zip("qkv", boxes, strict=True)
-        }
-        ranks = {f"{which}_rank": str(len(box.outer) + 2) for which, box in zip("qkv", boxes, strict=True)}
+        made = {}
+        for which, box in self.boxes.items():
+            extents = [self._extent(e) for e in (box.rows, box.columns)]
+            made[f"{which}_desc"] = described(box, extents, f"{which}_layout")
+            made[f"{which}_rank"] = str(len(box.outer) + 2)
         given = "".join(f"{n}={self._given(n)}, " for n in self.passed)
         access = {key: self._param(key) for key in self.tunables}
         table = {
@@ -538,20 +547,18 @@ class ChainText:
             **{k: v for k, v in access.items() if k != "turns"},
             **host,
             **made,
-            **ranks,
             "turns_given": access["turns"],
+            "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
             "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
             "grid_of_others": " * ".join(f"({self._resized(self.grid[a])})" for a in others) or "1",
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
         }
-        clash = {"q_layout", "k_layout", "v_layout", "room", "stages"} & self.source.identifiers - set(
-            self.source.space
-        )
-        if clash - set(self.tunables.values()):
-            raise Unsupported(f"a launch that already uses the name {min(clash)}")
-        new = _indented(filled(HOST, table))
+        taken = {"room", "stages", *(f"{which}_layout" for which in self.boxes)} & self.source.identifiers
+        if taken := taken - set(self.source.space) - set(self.tunables.values()):
+            raise Unsupported(f"a launch that already uses the name {min(taken)}")
+        new = _indented(filled(texts.HOST, table))
         statement = self.source.statement(self.kernel.launch())
         old = _indented(spare_launch(self.source, statement))
         condition = " and ".join(dict.fromkeys(fits))

@@ -1,0 +1,103 @@
+# gemm_fp8_blockwise/linear for cuda-NVIDIA_H100_80GB_HBM3-90-132-232448-52428800. Promoted by tilewright: do not edit,
+# a file whose hash differs from its receipt is not used.
+# dispatch.json has the parameters and shapes of the kernels that are made of this source,
+# receipt.json has their campaigns, lineages and gains.
+#
+"""x . w^T in blockwise FP8 from x in bf16, in CUDA C++ for Hopper: x is quantised by a launch that the product does not
+wait for to fetch weights. The product is ``fp8_block``'s, where a tile has rows of x and columns of w (see
+``fp8_block.cu``).
+"""
+
+CUDA = "cuda-NVIDIA_H100_80GB_HBM3-90-132-232448-52428800_458298bba10047d9.cu"
+
+
+SPACE = {
+    "WGS": (1, 2),
+    "WAVES": ("one", "down", "across"),
+    "WN": (32, 48, 64, 80, 96, 112, 128, 160, 192),
+    "STAGES": (3, 4, 5, 6, 7, 8, 10, 12),
+    "SHARE": ("none", "a", "b"),
+    "GROUP": (2, 4, 8, 16, 32),
+    "AXIS": (0, 1),
+    "UNR": (1, 2),
+    "OUTCS": (0, 1),
+    "CTAS": (132, 264),
+}
+DEFAULTS = {
+    "WGS": 1,
+    "WAVES": "one",
+    "WN": 64,
+    "STAGES": 8,
+    "SHARE": "none",
+    "GROUP": 8,
+    "AXIS": 0,
+    "UNR": 2,
+    "OUTCS": 0,
+    "CTAS": 132,
+}
+CONSTRAINTS = {
+    "STAGES * (WGS * (64 + 64 * (WAVES == 'down')) * 132 + WN * (1 + (WAVES == 'across')) * 128 + 32)"
+    " + WGS * 64 * 144 + 1280 <= 232448 * 132 // CTAS": "the ring and the stores' pieces share the shared memory",
+    "WAVES != 'down' or WN <= 128": "a thread keeps 256 numbers",
+    "WAVES != 'across' or WN <= 128 and (WN % 128 == 0 or 64 % WN == 0)": (
+        "a copy brings 256 rows of w, and waves keep to granules of its scales"
+    ),
+    "CTAS == 132 or WGS == 1 and WN <= 64 and WAVES == 'one'": "two CTAs of a multiprocessor share its registers",
+    "N % 8 == 0": "rows of y begin at 16 bytes",
+    "K % 128 == 0": "a step of K is one scale block",
+}
+
+
+def launch(inputs, params):
+    (m, k), n = inputs["x"].shape, inputs["w_q"].shape[0]
+    wgs = params["WGS"]
+    down, across = (2 if params["WAVES"] == way else 1 for way in ("down", "across"))
+    rows, columns = 64 * wgs * down, params["WN"] * across
+    shares_a, shares_b = (params["SHARE"] == operand for operand in ("a", "b"))
+    stages, cluster = params["STAGES"], 2 if shares_a or shares_b else 1
+    ring = stages * (rows * 132 + columns * 128 + 32)
+    high, wide = rows * (2 if shares_b else 1), columns * (2 if shares_a else 1)
+    whole = (
+        -(-m // high) * high
+    )  # copies of rows that are not there cost more than those of rows nobody wrote
+    units = whole // high * -(-n // wide)
+    return {
+        "options": {"default_device": True},
+        "defines": {
+            "AHEAD": 1,
+            "MW": down,
+            "NW": across,
+            "CL": cluster,
+            "MCB": 1 if shares_b else 0,
+            "BLOCKS": params["CTAS"] // 132,
+            "CREG": 240 if wgs == 2 else 232 if params["CTAS"] == 132 else 208,
+            "PREG": 24 if wgs == 2 else 40,
+        },
+        "scratch": {"q": ("float8_e4m3fn", (whole, k)), "s": ("float32", (k // 128, whole))},
+        "steps": (
+            {
+                "kernel": "quantise",
+                "grid": -(-m // 4) * -(-k // 512),
+                "block": 256,
+                "arguments": ("x", "q", "s", {"i32": m}, {"i32": k}, {"i32": whole}),
+            },
+            {
+                "kernel": "fp8_block",
+                "grid": min(units, params["CTAS"] // cluster) * cluster,
+                "block": 128 * (wgs + 1),
+                "cluster": cluster,
+                "shared": -(-ring // 128) * 128 + wgs * 64 * 144,
+                "programmatic": True,
+                "arguments": (
+                    {"map": "q", "box": (rows // (2 if shares_a else 1), 128), "swizzle": 128},
+                    {"map": "w_q", "box": (columns // (2 if shares_b else 1), 128), "swizzle": 128},
+                    {"map": "s", "box": (1, rows)},
+                    "w_s",
+                    "y",
+                    {"i32": m},
+                    {"i32": n},
+                    {"i32": k},
+                ),
+            },
+        ),
+    }

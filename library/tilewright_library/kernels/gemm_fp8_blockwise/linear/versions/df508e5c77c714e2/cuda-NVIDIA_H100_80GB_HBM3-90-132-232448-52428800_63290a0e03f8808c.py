@@ -1,0 +1,120 @@
+# gemm_fp8_blockwise/linear for cuda-NVIDIA_H100_80GB_HBM3-90-132-232448-52428800. Promoted by tilewright: do not edit,
+# a file whose hash differs from its receipt is not used.
+# dispatch.json has the parameters and shapes of the kernels that are made of this source,
+# receipt.json has their campaigns, lineages and gains.
+#
+"""x . w^T in blockwise FP8 from x in bf16, in CUDA C++ for Hopper: x is quantised within the product, or ahead of it by
+a launch that the product does not wait for to fetch weights (see ``fp8_rows.cu``).
+
+A tile has 64 x WGS rows of w and as many rows of x as fill the fewest tiles of at most MOST; its depth is shared by a
+cluster of at most SPLIT, where there are too few tiles for FILL hundredths of the CTAS of each multiprocessor. So a
+genome serves many sizes, and sizes that share tiles share code.
+"""
+
+SPACE = {
+    "MOST": (16, 32, 64, 128, 192, 256),
+    "WGS": (1, 2),
+    "KB": (1, 2, 4),
+    "STAGES": (2, 3, 4, 6, 8, 12),
+    "SPLIT": (1, 2, 4, 8),
+    "FILL": (75, 100, 125, 150),
+    "CN": (1, 2),
+    "QUANT": (0, 1),
+    "QW": (4, 8),
+    "CTAS": (1, 2, 3),
+}
+DEFAULTS = {
+    "MOST": 64,
+    "WGS": 1,
+    "KB": 2,
+    "STAGES": 12,
+    "SPLIT": 4,
+    "FILL": 100,
+    "CN": 1,
+    "QUANT": 1,
+    "QW": 4,
+    "CTAS": 2,
+}
+CONSTRAINTS = {
+    "QUANT == 0 or MOST <= 64 and CN == 1": "rows of a tile are quantised where they are multiplied",
+    "SPLIT * CN <= 8": "CTAs of a cluster",
+    "2 * KB * (WGS * 8192 + MOST * 132) + 2048 * WGS * (MOST // 8 // SPLIT + 1) * (SPLIT - 1)"
+    " + 1280 <= 232448 // CTAS": "two stages and the sums of the others lie in shared memory",
+    "MOST * 3 // 4 + 40 <= min(255, 65536 // CTAS // (128 * WGS + 64)) or MOST > 128 and WGS == 2 and CTAS == 1": (
+        "sums and partials lie in registers"
+    ),
+    "QUANT == 0 or 65536 // CTAS // (128 * WGS + 32 + 32 * QW) >= 96": "blocks on their way lie in registers",
+    "N % 8 == 0": "rows of y begin at 16 bytes",
+    "K % 128 == 0": "a step of K is one scale block",
+}
+
+
+def schedule(m, n, k, params):
+    """Sizes of a tile of x and of its waves, CTAs along K, stages, partials at once, registers of consumers."""
+    wgs, kb, cn, ctas, quant = (params[name] for name in ("WGS", "KB", "CN", "CTAS", "QUANT"))
+    need = -(-m // -(-m // params["MOST"]))
+    tiles = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+    rows = min(size for size in tiles if size >= need and size % (8 * cn) == 0)
+    wave = rows if rows <= 128 else rows // 2
+    units = -(-m // rows) * -(-n // (64 * wgs * cn)) * cn
+    split = params["SPLIT"]
+    while split > 1 and (units * split * 100 > 132 * ctas * params["FILL"] or k // 128 < 2 * kb * split):
+        split //= 2
+    helpers = 32 + 32 * params["QW"] if quant else 64
+    registers = min(255, 65536 // ctas // (wgs * 128 + helpers) // 8 * 8)
+    creg = 240 if not quant and wgs == 2 and (rows + wave) // 2 > 120 else 0
+    free = (creg or registers) - 48 - rows // 2
+    parts = max(p for p in (1, 2, 4) if p == 1 or (kb * (rows // wave) % p == 0 and p * wave // 2 <= free))
+    sums = -(-rows // 8 // split) * (split - 1) * wgs * 2048
+    stage = kb * (wgs * 8192 + rows * 132) + 16
+    stages = min(params["STAGES"], (232448 // ctas - 1280 - sums) // stage)
+    return rows, wave, split, stages, parts, creg, -(-stages * stage // 128) * 128 + sums
+
+
+def launch(inputs, params):
+    (m, k), n = inputs["x"].shape, inputs["w_q"].shape[0]
+    wgs, cn, quant = params["WGS"], params["CN"], params["QUANT"]
+    rows, wave, split, stages, parts, creg, shared = schedule(m, n, k, params)
+    cluster = split * cn
+    whole = (
+        -(-m // rows) * rows
+    )  # copies of rows that are not there cost more than those of rows nobody wrote
+    numbers = ({"i32": m}, {"i32": n}, {"i32": k})
+    ahead = {
+        "kernel": "quantise",
+        "grid": -(-m // 4) * -(-k // 512),
+        "block": 256,
+        "arguments": ("x", "q", "s", {"i32": m}, {"i32": k}, {"i32": whole}),
+    }
+    codes = {"map": "q", "box": (rows // cn, 128), "swizzle": 128}
+    product = {
+        "kernel": "product",
+        "grid": -(-m // rows) * -(-n // (64 * wgs * cn)) * cluster,
+        "block": wgs * 128 + (32 + 32 * params["QW"] if quant else 128 if creg else 64),
+        "cluster": cluster,
+        "shared": shared,
+        "programmatic": not quant,
+        "arguments": (
+            {"map": "w_q", "box": (64 * wgs, 128), "swizzle": 128},
+            *(("x",) if quant else (codes, "s", {"i32": whole})),
+            "w_s",
+            "y",
+            *numbers,
+        ),
+    }
+    return {
+        "options": {"default_device": True},
+        "defines": {
+            "ROWS": rows,
+            "WAVE": wave,
+            "DEPTHS": split,
+            "RING": stages,
+            "PARTS": parts,
+            "CREG": creg,
+        },
+        "scratch": {} if quant else {"q": ("float8_e4m3fn", (whole, k)), "s": ("float32", (k // 128, whole))},
+        "steps": (product,) if quant else (ahead, product),
+    }
+
+
+CUDA = "cuda-NVIDIA_H100_80GB_HBM3-90-132-232448-52428800_4bc53306c08760d6.cu"
