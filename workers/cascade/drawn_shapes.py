@@ -338,7 +338,7 @@ class _Truth:
             value = self._of(node.operand)
             return {ast.Not: np.logical_not, ast.USub: np.negative, ast.Invert: np.invert}[type(node.op)](
                 value
-            )  # type: ignore[index]
+            )
         if isinstance(node, ast.BoolOp):
             parts = [np.asarray(self._of(value)).astype(np.bool_) for value in node.values]
             return (np.logical_and if isinstance(node.op, ast.And) else np.logical_or).reduce(parts)
