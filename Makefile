@@ -25,6 +25,7 @@ setup: $(VENV)/.run-installed
 
 quickstart: setup
 	$(BIN)/tilewright run quickstart
+	@echo "for further commands: source $(BIN)/activate"
 
 test: $(VENV)/.dev-installed lint browser
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

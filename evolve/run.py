@@ -186,9 +186,13 @@ class _Run:
             campaign.begin()  # seeds first, baselines beside them
         for kernel, genome in self.resolved.baselines:
             references.request(kernel.name, Scope.SUITE, genome, kernel.name)
-        with _workers_errors():
-            reason = campaign.run()
-        return self._conclude(campaign, references, reason, pool)
+        try:
+            return self._conclude(campaign, references, campaign.run(), pool)
+        except PoolUnavailable as error:
+            self._note_spent()
+            self.journal.add_event("interrupted", reason=str(error))
+            name = self.folder.name
+            raise InfrastructureFault(f"workers: {error}; resume with 'tilewright resume {name}'.") from error
 
     @property
     def _interrupted(self) -> bool:

@@ -285,5 +285,16 @@ def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: 
     refuse(tmp_path, "wrong fails its own gate: incorrect", "run", campaign_file(tmp_path, **changes))
 
 
-def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    refuse(tmp_path, "workers", "run", campaign_file(tmp_path), "--address", "127.0.0.1:1")
+def test_a_cluster_that_is_not_there_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = "127.0.0.1:1"
+    refuse_here(
+        tmp_path,
+        capsys,
+        "workers: the Ray cluster at",
+        "run",
+        str(campaign_file(tmp_path)),
+        "--address",
+        address,
+    )

@@ -521,8 +521,8 @@ def _campaign_of(
     request: Request, original: Callable[..., Any] | None, budget: Budget, target: str | None,
     out: str | Path | None, overwrite: bool, home: str | Path | None, overrides: Mapping[str, Any], process: Intake,
 ) -> Tuned:  # fmt: skip
+    from tilewright.evolve.intake import child, winner
     from tilewright.evolve.intake import tune as intake
-    from tilewright.evolve.intake import winner
     from tilewright.evolve.record.home import home_folder
     from tilewright.workers.device.warm_device import device_for
 
@@ -532,16 +532,17 @@ def _campaign_of(
     changes.update({"budget.evaluations": budget.evaluations, "budget.wall_seconds": budget.seconds})
     intake.config_of(request, chosen, where, changes)
     folder = home_folder(None if home is None else str(home))
-    with device_for(chosen) as device:
-        answer = intake.prepare(request, chosen, where, _noted, process, changes)
-        from tilewright.evolve.run import run as run_campaign
-        from tilewright.evolve.show.display import make_display
+    with child.started_trial(chosen) as trial:
+        with device_for(chosen) as device:
+            answer = intake.prepare(request, chosen, where, _noted, process, changes)
+            from tilewright.evolve.run import run as run_campaign
+            from tilewright.evolve.show.display import make_display
 
-        outcome = run_campaign(
-            intake.config_of(request, chosen, where, changes), folder, make_display(), device
-        )
-    campaign = open_campaign(outcome.campaign, home=home)
-    module = intake.export(campaign, request, answer, where, chosen)
+            outcome = run_campaign(
+                intake.config_of(request, chosen, where, changes), folder, make_display(), device
+            )
+        campaign = open_campaign(outcome.campaign, home=home)
+        module = intake.export(campaign, request, answer, where, chosen, trial)
     return winner.Tuned(campaign, original, module, request.name)
 
 

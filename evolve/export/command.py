@@ -28,8 +28,8 @@ def add_command(commands: Commands, say: Callable[[str], None]) -> None:
         "what",
         nargs="?",
         metavar="OPERATOR|CAMPAIGN",
-        help="a promoted operator, family/recipe; for flashinfer-bench also a campaign's id or folder (default: "
-        "the newest)",
+        help="for standalone: a promoted operator, family/recipe; for flashinfer-bench: the id or folder of a campaign "
+        "that tuned a function (default: the newest)",
     )
     export.add_argument(
         "--out", type=Path, default=Path("exported"), help="output folder (default: ./exported)"
@@ -43,10 +43,7 @@ def add_command(commands: Commands, say: Callable[[str], None]) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    what = arguments.what
-    names_operator = what is not None and "/" in what and not Path(what).exists()
-    promoted = arguments.format == "standalone" or names_operator
-    files = _of_operator(arguments) if promoted else _of_campaign(arguments)
+    files = _of_operator(arguments) if arguments.format == "standalone" else _of_campaign(arguments)
     for path, text in files.items():
         place = arguments.out / path
         _write(place, text)
@@ -61,7 +58,7 @@ def _of_campaign(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _of_operator(arguments: argparse.Namespace) -> dict[str, str]:
-    from tilewright.evolve.export import flashinfer_bench, standalone
+    from tilewright.evolve.export import standalone
     from tilewright.evolve.export.promoted import promoted
     from tilewright.evolve.promote.library_writer import LibraryWriter
 
@@ -69,10 +66,7 @@ def _of_operator(arguments: argparse.Namespace) -> dict[str, str]:
     if arguments.what is None:
         known = ", ".join(writer.operators()) or "none"
         raise UserError(f"export {arguments.format}: name a promoted operator (promoted: {known}).")
-    table = promoted(writer, arguments.what, arguments.target)
-    if arguments.format == "standalone":
-        return standalone.of_operator(table)
-    return flashinfer_bench.of_operator(table)
+    return standalone.of_operator(promoted(writer, arguments.what, arguments.target))
 
 
 def _write(place: Path, text: str) -> None:

@@ -1,23 +1,18 @@
-"""Solutions of flashinfer-bench with the Definitions that they solve: a promoted operator's, or a tuned function's.
+"""Solutions of flashinfer-bench with the Definitions that they solve, of functions that ``tilewright tune`` took in.
 
-A Definition brings its reference along, as the text of a Python module with a function ``run``. A promoted operator
-can be exported when the library computes its recipe in torch; its Solution's sources are the standalone package. The
-Definition of a tuned function is the one that judged its campaign, or is made from the operator's operands, results
-and reference.
+A Definition brings its reference along, as the text of a Python module with a function ``run``. It is the one that
+judged the campaign, or is made from the operator's operands, results and reference.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.export import standalone
-from tilewright.evolve.export.promoted import Disagreement, PromotedTable
+from tilewright.evolve.export.promoted import Disagreement
 from tilewright.evolve.intake.winner import plain_module
 from tilewright.evolve.promote.reference_files import judge_of
 from tilewright.evolve.record.journal import Journal
@@ -29,67 +24,6 @@ AUTHOR = "tilewright"
 TUNED = "tuned"
 """The ``op_type`` of functions that ``tilewright tune`` took in."""
 
-REFERENCES = {
-    "gemm_fp8_blockwise/gemm_nt": "product(inputs)[0]",
-    "gemm_fp8_blockwise/gemm_nt_rows": "product_rows(inputs)[0]",
-    "gemm_fp8_blockwise/quant_1x128": 'quantise_rows(inputs["x"])',
-    "gemm_fp8_blockwise/quant_128x128": 'quantise_blocks(inputs["x"])',
-    "gemm_fp8_blockwise/quant_dual": '_dual(quantise_rows, inputs["x"])',
-    "gemm_fp8_blockwise/quant_128x128_dual": '_dual(quantise_blocks, inputs["x"])',
-}
-"""What each operator computes, in functions of the library's torch contract."""
-
-
-def of_operator(table: PromotedTable) -> dict[str, str]:
-    """Path below a trace set's folder to text. Raises Disagreement."""
-    if table.operator not in REFERENCES:
-        raise Disagreement(
-            f"a flashinfer-bench definition needs its reference in torch, which {table.operator} has not "
-            f"(those that have: {', '.join(REFERENCES)})."
-        )
-    if table.language == "pallas":
-        raise Disagreement("flashinfer-bench runs torch programs; a Pallas kernel is none.")
-    name = re.sub(r"\W", "_", table.operator)
-    inputs = [operand.name for operand in table.operands.inputs]
-    definition = _definition(
-        name,
-        "gemm" if "gemm_nt" in table.operator else "quantization",
-        [(o.name, o.dtype, o.shape) for o in table.operands.inputs],
-        [(o.name, o.dtype, o.shape) for o in table.operands.outputs],
-        reference(table.operator, inputs),
-        table.dimensions,
-    )
-    definition["description"] = f"{table.operator} of tilewright, block-scaled FP8."
-    times = []
-    for workload, _, _ in table.regions:
-        row = table.row(workload)
-        if "time_us" in row:
-            low, high = row["interval_us"]
-            times.append(f"{workload} {row['time_us']:.2f} us [{low:.2f}, {high:.2f}]")
-    kind = table.receipt_of_target["target"]["kind"]
-    measured = f" Times ({table.target}, {kind}): {'; '.join(times)}." if times else ""
-    return _files(
-        definition,
-        f"tilewright_{name}_{table.version}",
-        table.device() or table.target,
-        f"Promoted by tilewright; receipt {table.receipt_name}, also among the sources.{measured}",
-        standalone.modules(table),
-    )
-
-
-def reference(operator: str, inputs: list[str]) -> str:
-    """The functions of the library's torch contract, with ``run`` at the end."""
-    text = resources.files("tilewright.library").joinpath("torch_contract.py").read_text("utf-8")
-    lines, kept = text.splitlines(), []
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FAMILY":
-            break  # what follows serves the library's dispatch, not the arithmetic
-        if not (isinstance(node, ast.ImportFrom) and node.level):
-            kept.append("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-    given = ", ".join(f'"{name}": {name}' for name in inputs)
-    run = f"def run({', '.join(inputs)}):\n    inputs = {{{given}}}\n    return {REFERENCES[operator]}"
-    return "\n\n".join([*kept, run]) + "\n"
-
 
 def of_campaign(journal: Path) -> dict[str, str]:
     """The winner of a campaign that tuned a function: path below a trace set's folder to text. Raises Disagreement."""
@@ -99,7 +33,7 @@ def of_campaign(journal: Path) -> dict[str, str]:
     operator = load_operator(str(data.facts["operator"]))
     if not isinstance(operator, TakenOperator):
         raise Disagreement(
-            f"flashinfer-bench: {campaign} tunes no function; promote it, and name the operator instead."
+            f"flashinfer-bench: {campaign} tunes no function; name a campaign of 'tilewright tune'."
         )
     if data.winner is None:
         raise Disagreement(f"flashinfer-bench: {campaign} has no winner to export; let it find one first.")
@@ -113,9 +47,7 @@ def of_campaign(journal: Path) -> dict[str, str]:
     target = str(data.facts["target"])
     run = f"def run({', '.join(definition['inputs'])}):\n    return tuned({', '.join(tensors)})\n"
     solution = f"{AUTHOR}_{definition['name']}_{campaign}"
-    return _files(
-        definition, solution, target, f"{note} Target {target}.", {"main.py": f"{module}\n\n{run}"}, TUNED
-    )
+    return _files(definition, solution, target, f"{note} Target {target}.", {"main.py": f"{module}\n\n{run}"})
 
 
 def _judging_definition(operator: TakenOperator, campaign: str) -> dict[str, Any]:
@@ -145,7 +77,6 @@ def _judging_definition(operator: TakenOperator, campaign: str) -> dict[str, Any
     inputs = ", ".join(operand.name for operand in operator.operands)
     return _definition(
         re.sub(r"\W+", "_", operator.name.rpartition("/")[0] or operator.name),
-        TUNED,
         [(o.name, o.dtype, o.shape) for o in operator.operands],
         [(r.name, r.dtype, r.shape) for r in operator.results],
         f"{text}\n\ndef run({inputs}):\n    return {function}({operator.call})\n",
@@ -158,13 +89,11 @@ Tensor = tuple[str, str, Sequence[int | str]]
 
 def _definition(
     name: str,
-    kind: str,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     reference: str,
-    dimensions: Sequence[str] = (),
 ) -> dict[str, Any]:
-    axes: dict[str, dict[str, Any]] = {dimension: {"type": "var"} for dimension in dimensions}
+    axes: dict[str, dict[str, Any]] = {}
     constraints: list[str] = []
 
     def axis_of(size: str) -> str:
@@ -186,7 +115,7 @@ def _definition(
 
     found = {
         "name": name,
-        "op_type": kind,
+        "op_type": TUNED,
         "axes": axes,
         "inputs": described(inputs),
         "outputs": described(outputs),
@@ -200,7 +129,6 @@ def _files(
     hardware: str,
     description: str,
     sources: Mapping[str, str],
-    kind: str = "",
 ) -> dict[str, str]:
     solution = {
         "name": name,
@@ -216,8 +144,7 @@ def _files(
         },
         "sources": [{"path": path, "content": text} for path, text in sources.items()],
     }
-    place = kind or definition["op_type"]
     return {
-        f"definitions/{place}/{definition['name']}.json": json.dumps(definition, indent=2) + "\n",
-        f"solutions/{AUTHOR}/{place}/{definition['name']}/{name}.json": json.dumps(solution, indent=2) + "\n",
+        f"definitions/{TUNED}/{definition['name']}.json": json.dumps(definition, indent=2) + "\n",
+        f"solutions/{AUTHOR}/{TUNED}/{definition['name']}/{name}.json": json.dumps(solution, indent=2) + "\n",
     }

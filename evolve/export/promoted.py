@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,30 +53,6 @@ class PromotedTable:
     def receipt_name(self) -> str:
         """Where the receipt lies below a package's folder; its SHA-256 begins with the version."""
         return f"kernels/{self.operator}/versions/{self.version}/{store.RECEIPT}"
-
-    @property
-    def receipt_of_target(self) -> Mapping[str, Any]:
-        """The receipt's section on this target."""
-        return json.loads(self.receipt)["targets"][self.target]
-
-    def device(self) -> str | None:
-        """The name of the device that measured the figures."""
-        names = {c.get("toolchain", {}).get("device") for c in self.receipt_of_target["candidates"]} - {None}
-        return str(min(names)) if names else None
-
-    def row(self, workload: str) -> dict[str, Any]:
-        """Provenance of a row: the receipt, and its time with interval, unit, target and kind."""
-        found: dict[str, Any] = {
-            "receipt": self.receipt_name,
-            "operator": self.operator,
-            "target": self.target,
-            "workload": workload,
-        }
-        shape = next((s for s in self.receipt_of_target["shapes"] if s["workload"] == workload), None)
-        if shape is not None:
-            low, high = (1e6 * s for s in shape["seconds_interval"])
-            found |= {"kind": shape["kind"], "time_us": 1e6 * shape["seconds"], "interval_us": [low, high]}
-        return found
 
 
 def promoted(writer: LibraryWriter, operator: str, target: str | None) -> PromotedTable:

@@ -18,19 +18,6 @@ from tilewright.library.launch_replacement import names_of
 
 
 @dataclass(frozen=True)
-class CapturedLaunch:
-    """A kernel as it was launched: grid, and arguments by name, tensors by dtype, shape and strides."""
-
-    kernel: str
-    grid: tuple[int, ...]
-    arguments: dict[str, str]
-
-    def __str__(self) -> str:
-        given = ", ".join(f"{name}={said}" for name, said in self.arguments.items())
-        return f"{self.kernel}[{', '.join(map(str, self.grid))}]({given})"
-
-
-@dataclass(frozen=True)
 class KeptCall:
     """A call as text, with the values of its tensors as they were before it (see ``kept_values``)."""
 
@@ -40,7 +27,7 @@ class KeptCall:
 
 @dataclass
 class CapturedCalls:
-    """A function with its distinct calls, as texts, their values, and the launches of each.
+    """A function with its distinct calls, as texts with their values.
 
     ``seconds``: time of all calls, of the device where there is one, else of the host.
     """
@@ -49,10 +36,6 @@ class CapturedCalls:
     calls: list[str] = field(default_factory=list)
     kept: list[KeptCall] = field(default_factory=list)
     seconds: float = 0.0
-    backwards: int = 0
-    """Backward passes that launched kernels."""
-
-    launches: list[list[CapturedLaunch]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What of a call can not be kept, such as gaps in a tensor."""
 
@@ -69,8 +52,6 @@ class Captured:
         self._modules = _with_parts(modules)
         self._names = ", ".join(module.__name__ for module in modules)
         self._stack = contextlib.ExitStack()
-        self._timing = False
-        """Whether Triton's own tuner tries configurations."""
         self._frames: list[_Frame] = []
         self.functions: dict[str, CapturedCalls] = {}
 
@@ -81,6 +62,9 @@ class Captured:
         return sorted(self.functions.values(), key=lambda found: -found.seconds)
 
     def __enter__(self) -> Captured:
+        from triton.runtime.interpreter import InterpretedFunction
+        from triton.runtime.jit import JITFunction
+
         from tilewright.workers.toolchains.triton import gpu_count
 
         with contextlib.ExitStack() as stack:
@@ -88,7 +72,8 @@ class Captured:
                 from tilewright.workers.runners.triton.live_launch import interpreted
 
                 stack.enter_context(interpreted())
-            stack.callback(self._watch_launches())
+            for kernels in (JITFunction, InterpretedFunction):
+                self._replace(stack, kernels, "run", self._noting(kernels.run))
             for module in self._modules:
                 for name, value in list(vars(module).items()):
                     if inspect.isfunction(value) and value.__module__ == module.__name__:
@@ -122,38 +107,14 @@ class Captured:
             if inspect.isfunction(value) and (not method.startswith("_") or method == "__call__"):
                 self._replace(stack, owner, method, self._watched(_Kind.METHOD, f"{name}.{method}", value))
 
-    def _watch_launches(self) -> Callable[[], None]:
-        from triton.runtime.autotuner import Autotuner
-        from triton.runtime.interpreter import InterpretedFunction
-        from triton.runtime.jit import JITFunction
+    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def noting(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._frames and not kwargs.get("warmup"):
+                self._frames[-1].launched = True
+            return run(kernel, *args, **kwargs)
 
-        kept: list[tuple[Any, str, Any]] = [
-            (kind, "run", kind.run) for kind in (JITFunction, InterpretedFunction)
-        ]
-        for kind, _, run in kept:
-
-            def noting(kernel: Any, *args: Any, _run: Any = run, **kwargs: Any) -> Any:
-                if self._frames and not (self._timing or kwargs.get("warmup")):
-                    self._frames[-1].launched.append(_launch(kernel, args, kwargs))
-                return _run(kernel, *args, **kwargs)
-
-            kind.run = noting
-        kept.append((Autotuner, "_bench", Autotuner._bench))
-
-        def timing(tuner: Any, *args: Any, _bench: Any = Autotuner._bench, **kwargs: Any) -> Any:
-            self._timing = True
-            try:
-                return _bench(tuner, *args, **kwargs)
-            finally:
-                self._timing = False
-
-        Autotuner._bench = timing
-
-        def restore() -> None:
-            for owner, name, value in kept:
-                setattr(owner, name, value)
-
-        return restore
+        return noting
 
     def _watched(self, kind: _Kind, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         from tilewright.workers.intake.calls.call_values import call_text
@@ -176,18 +137,17 @@ class Captured:
                 seconds = clock.seconds()
                 self._frames.pop()
                 if kind is _Kind.BACKWARD and name in self.functions and frame.launched:
-                    self.functions[name].backwards += 1
                     self.functions[name].seconds += seconds
                 elif counts and frame.launched:
-                    self._keep(name, function, call, frame.launched, seconds, args, kwargs)
+                    self._keep(name, function, call, seconds, args, kwargs)
                 elif self._frames:
-                    self._frames[-1].launched += frame.launched
+                    self._frames[-1].launched |= frame.launched
 
         return watched
 
     def _keep(
-        self, name: str, function: Callable[..., Any], call: KeptCall, launched: list[CapturedLaunch], seconds: float,
-        args: tuple[Any, ...], kwargs: dict[str, Any],
+        self, name: str, function: Callable[..., Any], call: KeptCall, seconds: float, args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:  # fmt: skip
         from tilewright.evolve.intake.winner import gaps_of
 
@@ -197,7 +157,6 @@ class Captured:
             return
         found.calls.append(call.text)
         found.kept.append(call)
-        found.launches.append(launched)
         named = {**{str(n): value for n, value in enumerate(args)}, **kwargs}
         found.notes += [said for key, value in named.items() if (said := gaps_of(key, value))]
 
@@ -214,7 +173,7 @@ class _Kind(enum.IntEnum):
 @dataclass
 class _Frame:
     kind: _Kind
-    launched: list[CapturedLaunch] = field(default_factory=list)
+    launched: bool = False
 
 
 class _Clock:
@@ -249,21 +208,3 @@ def _with_parts(modules: Sequence[ModuleType]) -> list[ModuleType]:
         if isinstance(module, ModuleType) and any(known.startswith(f"{name}.") for name in names)
     ]
     return list(dict.fromkeys([*modules, *below]))
-
-
-def _launch(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedLaunch:
-    names = list(kernel.arg_names)
-    named = {**dict(zip(names, args, strict=False)), **{k: v for k, v in kwargs.items() if k in names}}
-    grid = kwargs.get("grid", ())
-    try:
-        grid = grid(named) if callable(grid) else grid
-        sizes = tuple(int(n) for n in (grid if isinstance(grid, tuple | list) else (grid,)))
-    except Exception:  # noqa: BLE001 - a grid that cannot be asked is the program's own, and it will be
-        sizes = ()
-    return CapturedLaunch(kernel.fn.__name__, sizes, {k: _said(v) for k, v in named.items()})
-
-
-def _said(value: Any) -> str:
-    if not (hasattr(value, "dtype") and hasattr(value, "stride")):
-        return repr(value)
-    return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)} strides {list(value.stride())}"

@@ -50,7 +50,7 @@ class Intake:
     Close it; it answers one request.
     """
 
-    def __init__(self, program: str = MAIN, interpreted: bool = True) -> None:
+    def __init__(self, program: str = MAIN, interpreted: bool = True, *imported: str) -> None:
         self.program = program
         environment = {
             **os.environ, **({"TRITON_INTERPRET": "1"} if interpreted else {}), "OMP_NUM_THREADS": "1",
@@ -58,7 +58,7 @@ class Intake:
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         }  # fmt: skip
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"tilewright.workers.intake.{program}"],
+            [sys.executable, "-m", f"tilewright.workers.intake.{program}", *imported],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
         )  # fmt: skip
 
@@ -142,11 +142,21 @@ TRIAL_SECONDS = 120.0
 """Most that the recorded calls of a winner's module may take, in Triton's interpreter, too."""
 
 
-def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Target) -> str:
+@contextlib.contextmanager
+def started_trial(target: Target) -> Iterator[Intake]:
+    """The process of ``try_winner``, to be started before a campaign: its imports take seconds."""
+    imported = ("jax",) if target.entry == "build" else ("torch", "triton")
+    trial = Intake(TRIAL, target.interpreted or target.compile_only or target.entry == "build", *imported)
+    try:
+        yield trial
+    finally:
+        trial.close()
+
+
+def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Target, trial: Intake) -> str:
     """Why a winner's module fails on a recorded call; empty where it does not. Where the interpreter is the device, one
     small shape will do."""
     slow = target.interpreted or target.compile_only
-    intake = Intake(TRIAL, slow or target.entry == "build")
     question = {
         "path": str(path.resolve()), "function": request.name, "calls": list(request.calls),
         "operands": answer["operands"], "dims": [*(answer["check"] if slow else ()), *answer["dims"]],
@@ -154,14 +164,12 @@ def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Targ
     }  # fmt: skip
     err = b""
     try:
-        out, err = intake.answer(question, TRIAL_SECONDS, lambda: None)
+        out, err = trial.answer(question, TRIAL_SECONDS, lambda: None)
         return str(json.loads(out)["why"])
     except subprocess.TimeoutExpired:
         return f"it takes more than {TRIAL_SECONDS:.0f} s"
     except (ValueError, KeyError):
         return " ".join(err.decode(errors="replace").strip().splitlines()[-1:]) or "its process ended"
-    finally:
-        intake.close()
 
 
 def calls_of_file(place: str, of: Path, values: Path | None = None) -> list[str]:

@@ -27,7 +27,7 @@ def add_commands(commands: Any, tell: Tell) -> None:
     tune.add_argument(
         "place",
         metavar="FILE:FUNCTION",
-        help="the function that launches the kernel, or a file of KernelBench, JAXBench or flashinfer-bench",
+        help="the function that launches the kernel, or an answer of KernelBench, or a task's folder of GPU MODE",
     )
     _add_call(tune)
     tune.add_argument(
@@ -136,6 +136,7 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
 
 def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Target, plan: Plan) -> int:
     import tilewright
+    from tilewright.evolve.intake import child
     from tilewright.evolve.intake.problems import write_files
     from tilewright.evolve.intake.tune import config_of, export, output_folder, prepare
     from tilewright.evolve.record.home import home_folder, require_writable
@@ -152,19 +153,20 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     config_of(request, target, where, overrides)  # reports bad numbers before anything is done
     for folder, key in ((where, "--out"), (home, "home")):
         require_writable(folder, key)
-    with device_for(target) as device:
-        answer = prepare(request, target, where, _say, intake, overrides)
-        write_files(plan, where)
-        from tilewright.evolve.run import run
-        from tilewright.evolve.show.display import make_display
+    with child.started_trial(target) as trial:
+        with device_for(target) as device:
+            answer = prepare(request, target, where, _say, intake, overrides)
+            write_files(plan, where)
+            from tilewright.evolve.run import run
+            from tilewright.evolve.show.display import make_display
 
-        config = config_of(request, target, where, overrides)
-        outcome = run(config, home, make_display(), device, process_ends=True)
-    code = tell(outcome, arguments)
-    if code == 0:
-        campaign = tilewright.open_campaign(outcome.campaign, home=home)
-        module = export(campaign, request, answer, where, target)
-        _say(f"winner: {module} (a plain module: {request.name})")
+            config = config_of(request, target, where, overrides)
+            outcome = run(config, home, make_display(), device, process_ends=True)
+        code = tell(outcome, arguments)
+        if code == 0:
+            campaign = tilewright.open_campaign(outcome.campaign, home=home)
+            module = export(campaign, request, answer, where, target, trial)
+            _say(f"winner: {module} (a plain module: {request.name})")
     return code
 
 
@@ -189,16 +191,12 @@ def _check(arguments: argparse.Namespace) -> int:
             for line in str(error).splitlines():
                 _say(line)
             return 2
-        judged = (
-            target.entry == "launch"
-        )  # a Pallas seed is lowered by the intake, and simulated by its campaign alone
-        if judged and (why := seed_failure(request, answer, target, device)):
+        if why := seed_failure(request, answer, target, device):
             _say(
                 f"{request.path.name}:{request.function} cannot be tuned: a campaign refuses it as it stands: it {why}"
             )
             return 2
-        passes = ": it passes as a campaign's seed" if judged else ""
-        _say(f"{arguments.place} can be tuned{passes}")
+        _say(f"{arguments.place} can be tuned: it passes as a campaign's seed")
         for line in preflight.screen(answer, request.reference, target.label):
             _say(line)
     return 0

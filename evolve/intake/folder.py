@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tilewright.workers.intake.calls.dtypes import is_float
 from tilewright.workers.intake.calls.kept_values import FILE, renamed
 from tilewright.workers.intake.calls.sizes import label_of, size_of
 from tilewright.workers.intake.judge.self_reference import SELF
-from tilewright.workers.intake.operator import LARGE
+from tilewright.workers.intake.operator import LARGE, Operand
 
 RECIPE = "taken"
 SEED = "seed"
@@ -143,13 +144,14 @@ def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
 
 
 def _operand(row: Any) -> str:
-    name, dtype, shape, below, total, size, form, longest, edge, least, most, values = row
-    bound = (f", below={below!r}" if below else "") + (f", total={total!r}" if total else "")
-    bound += f", size={size!r}" if size != 1.0 else ""
-    bound += (f", form={form!r}" if form else "") + (f", longest={longest}" if longest else "")
-    bound += (f", edge={edge!r}" if edge else "") + (f", least={least!r}" if least is not None else "")
-    bound += (f", most={most!r}" if most is not None else "") + (", values=VALUES" if values else "")
-    return f"Operand({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bound})".replace("'", '"')
+    operand = Operand(row[0], row[1], tuple(row[2]), *row[3:])
+    given = {f.name: getattr(operand, f.name) for f in fields(Operand)[3:]}
+    said = {f.name: repr(given[f.name]) for f in fields(Operand)[3:] if given[f.name] != f.default}
+    said |= {"values": "VALUES"} if operand.values else {}
+    bound = "".join(f", {name}={text}" for name, text in said.items())
+    return f"Operand({_text(operand.name)}, {_text(operand.dtype)}, {operand.shape!r}{bound})".replace(
+        "'", '"'
+    )
 
 
 def _result(row: Any) -> str:

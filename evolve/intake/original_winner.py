@@ -69,36 +69,33 @@ def named(path):
 """
 
 
-def original_module(
-    data: Mapping[str, Any], params: Mapping[str, Any], function: str, operands: Sequence[str], note: str
+def original_text(
+    data: Mapping[str, Any], params: Mapping[str, Any], function: str, entry: str, operands: Sequence[str]
 ) -> str:
-    """A module with ``function(*operands)``. ``data``: see ``fitness.original.data_of``; what the user's file imports
-    must be installed, as for that file."""
+    """The text of a module with ``entry(*operands)``, whose ``function`` is free to be defined. ``data``: see
+    ``fitness.original.data_of``; what the user's file imports must be installed, as for that file."""
     texts = texts_of(data["files"], data["sites"], params)
     path = data["path"]
     others = {_module(p): text for p, text in texts.items() if p != path and text != data["files"][p]}
     package = _module(path).rpartition(".")[0] if f"{PurePosixPath(path).parent}/__init__.py" in texts else ""
-    tree = ast.parse(texts[path])
-    called = str(data["function"])
-    if called.partition(".")[0] == function:
-        _Renamed(function).visit(tree)
-        called = called.replace(function, f"{function}_original", 1)
+    tree = Renamed(function, f"{function}_original").visit(ast.parse(texts[path]))
+    first, _, rest = str(data["function"]).partition(".")
+    called = ".".join(filter(None, (f"{function}_original" if first == function else first, rest)))
     last = max((n.end_lineno or 0 for n in tree.body if _is_head(n)), default=0)
     head = [n for n in tree.body if (n.lineno <= last and _is_head(n)) and not _is_text(n)]
-    rest = [n for n in tree.body if n not in head and not (_is_text(n) and n is tree.body[0])]
-    parts = [f'"""{note}"""', ast.unparse(ast.Module(head, []))]
+    body = [n for n in tree.body if n not in head and not (_is_text(n) and n is tree.body[0])]
+    parts = [ast.unparse(ast.Module(head, []))]
     if others:
         parts += [_OTHERS, f"FILES = tuned_files({others!r})"]
     if package:
         parts.append(f"__package__ = {package!r}")
-    parts.append(ast.unparse(ast.fix_missing_locations(ast.Module(rest, []))))
+    parts.append(ast.unparse(ast.fix_missing_locations(ast.Module(body, []))))
     parts += ["original_files(FILES)"] if others else []
-    given = ", ".join(operands)
     if "named(" in data["call"]:
         own = (_module(path), PurePosixPath(path).stem)
         parts.append(f"import sys\n{_NAMED.replace('{own!r}', repr(own))}{inspect.getsource(made_of)}")
     parts.append(
-        f"import jax\nimport jax.numpy as jnp\n\nPARAMS = {dict(params)!r}\n\n\ndef {function}({given}):\n"
+        f"import jax\nimport jax.numpy as jnp\n\nPARAMS = {dict(params)!r}\n\n\ndef {entry}({', '.join(operands)}):\n"
         f"    params = PARAMS\n    return {called}({data['call']})\n"
     )
     return "\n\n".join(part for part in parts if part)
@@ -116,22 +113,30 @@ def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-class _Renamed(ast.NodeTransformer):
-    """Gives the user's function another name wherever its file says it: the new one calls it."""
+class Renamed(ast.NodeTransformer):
+    """Gives a function of a module, where it has one of that name, another wherever its file says it: the winner's own
+    takes the name, and would call itself."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, before: str, after: str) -> None:
+        self._before, self._after = before, after
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        bound = {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
+        bound |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return self.generic_visit(node) if self._before in bound else node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id == self._name:
-            node.id = f"{self._name}_original"
+        node.id = self._after if node.id == self._before else node.id
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self.generic_visit(node)
-        if node.name == self._name:
-            node.name = f"{self._name}_original"
-        return node
+        given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if any(a.arg == self._before for a in given):
+            return node
+        node.name = self._after if node.name == self._before else node.name
+        return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        for part in node.body:  # its methods have names of their own
+            self.generic_visit(part) if isinstance(part, ast.FunctionDef) else self.visit(part)
         return node

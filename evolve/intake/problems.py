@@ -1,17 +1,17 @@
-"""Benchmarks' files at the command line: the function, its calls and its reference, as each format gives them.
+"""Benchmarks' files at the command line: function, calls and reference, as KernelBench and GPU MODE give them.
 
-KernelBench's problems and the Definitions of flashinfer-bench have no kernel: a template's is used, where one fits.
-Solutions of flashinfer-bench, and JAXBench's files that launch a kernel, are used as they are.
+A KernelBench problem holds a ``Model`` and its inputs, an answer a ``ModelNew``. A folder of GPU MODE holds a task:
+``reference.py`` (``ref_kernel``, ``generate_input``), ``submission.py`` (``custom_kernel``), and ``task.yml`` with its
+benchmarks and the other files that it needs.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import yaml
 
@@ -19,8 +19,9 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
 from tilewright.evolve.intake.tune import Request, resolve_reference, unreadable
 from tilewright.fitness.targets import Target
-from tilewright.workers.intake.formats import flashinfer, inductor
-from tilewright.workers.intake.judge.self_reference import SELF
+
+MODEL, ANSWER = "Model", "ModelNew"
+TASK = ("reference.py", "submission.py", "task.yml")
 
 
 @dataclass(frozen=True)
@@ -35,202 +36,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line gives beside the file; empty where it does not."""
+    """What the command line gives beside the file; empty where it does not. ``values``: see ``tune.Request``."""
 
     function: str = ""
     reference: str = ""
     calls: tuple[str, ...] = ()
     values: str = ""
-    """The file of the calls' own values, see ``tune.Request``."""
 
-
-class Format(Protocol):
-    """A benchmark's format of files. ``judge``: the name of the reference in a file; ``pallas``: whether its kernels
-    are Pallas functions, else they are Triton's."""
-
-    name: str
-    judge: str
-    pallas: bool
-
-    def holds(self, path: Path) -> bool:
-        """Whether a file is of the format. Raises UserError where it cannot be read."""
-        ...
-
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
-        """What to tune; new files are written to ``folder``. Raises UserError."""
-        ...
-
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
-        """The calls that a file gives. Raises UserError."""
-        ...
-
-
-class KernelBench:
-    """A problem holds a ``Model`` and its inputs, an answer a ``ModelNew``."""
-
-    name, judge, pallas = "KernelBench", "Model", False
-    answer = "ModelNew"
-
-    def holds(self, path: Path) -> bool:
-        return path.suffix == ".py" and {"Model", "get_inputs"} <= _defined(path)
-
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
-        reference = options.reference or f"{path}:{self.judge}"
-        if self.answer in _defined(path):
-            return _plan_of_function(path, Options(self.answer, reference, options.calls), target)
-        return _plan_of_template(self, path, reference, options.calls, "", target, folder)
-
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
-        return _calls_by("formats.template", path, target)
-
-
-class JAXBench:
-    """A kernel in a function ``workload``; ``baseline.py`` beside it computes the same plainly."""
-
-    name, judge, pallas = "JAXBench", "workload", True
-    baseline = "baseline.py"
-
-    def holds(self, path: Path) -> bool:
-        return path.suffix == ".py" and {"workload", "create_inputs"} <= _defined(path)
-
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
-        if "pallas_call" not in path.read_text(encoding="utf-8"):
-            raise UserError(_without_kernel(self, path, "there is no template for it"))
-        plain = path.with_name(self.baseline)
-        if not options.reference and (path.name == self.baseline or not plain.is_file()):
-            raise UserError(
-                f"{path.name} is a kernel of {self.name}, and no {self.baseline} beside it gives the right answer: "
-                "add --reference FILE.py:workload."
-            )
-        reference = options.reference or f"{plain}:{self.judge}"
-        return _plan_of_function(path, Options(self.judge, reference, options.calls), target)
-
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
-        return tuple(child.calls_of_file(f"{path}:create_inputs", path))
-
-
-class FlashinferBench:
-    """A Definition of what to compute, or a Solution with its sources, as JSON."""
-
-    name, judge, pallas = "flashinfer-bench", "run", False
-
-    def holds(self, path: Path) -> bool:
-        return path.suffix == ".json"
-
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
-        try:
-            solution = flashinfer.read_solution(path) if flashinfer.is_solution(path) else None
-            at = path if solution is None else flashinfer.definition_of(solution)
-            if at is None:
-                assert solution is not None
-                raise UserError(
-                    f"{path.name} solves {solution.definition}, but no folder definitions above it holds that "
-                    "Definition: lay both out as a trace set does."
-                )
-            definition = flashinfer.read_definition(at)
-            calls = options.calls or tuple(flashinfer.calls_of(definition))
-            reference = options.reference or f"{at}:{self.judge}"
-            if solution is None:
-                return _plan_of_template(self, path, reference, calls, calls[0], target, folder)
-            name = _name(definition.name)
-            files = {**solution.sources, solution.file: flashinfer.entry_text(solution, definition, name)}
-        except (flashinfer.NoTrace, OSError) as error:
-            raise UserError(f"{unreadable(path, error)}.") from error
-        _write(folder, files)
-        return Plan(Request(folder / solution.file, name, resolve_reference(reference), calls), name, files)
-
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
-        try:
-            return tuple(flashinfer.calls_of(flashinfer.read_definition(path)))
-        except (flashinfer.NoTrace, OSError) as error:
-            raise UserError(f"{unreadable(path, error)}.") from error
-
-
-class GpuMode:
-    """A task's folder: ``reference.py`` (``ref_kernel``, ``generate_input``), ``submission.py``, and ``task.yml`` with
-    its benchmarks and the other files that it needs."""
-
-    name, judge, pallas = "GPU MODE", "ref_kernel", False
-    entry = "custom_kernel"
-    files = ("reference.py", "submission.py", "task.yml")
-
-    def holds(self, path: Path) -> bool:
-        folder = path if path.is_dir() else path.parent
-        return (path.is_dir() or path.name == "submission.py") and all(
-            (folder / f).is_file() for f in self.files
-        )
-
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
-        task = path if path.is_dir() else path.parent
-        files = {name: _text_of(task / name) for name in self.files[:2]}
-        data = self._task(task)
-        for row in data.get("files") or ():
-            source = str(row.get("source", ""))
-            if source.endswith(".py"):
-                files[Path(str(row.get("name"))).name] = _text_of(task / source)
-        specs = [dict(row) for row in (data.get("benchmarks") or data.get("tests") or ())]
-        if not specs and not options.calls:
-            raise UserError(f"{task}/task.yml lists no benchmarks and no tests: add --args.")
-        few = (
-            specs
-            if len(specs) <= flashinfer.MOST_WORKLOADS
-            else [specs[0], specs[len(specs) // 2], specs[-1]]
-        )
-        files["task_calls.py"] = (
-            "from reference import generate_input\n\n\ndef calls():\n"
-            f"    return [(generate_input(**spec),) for spec in {few!r}]\n"
-        )
-        _write(folder, files)
-        values = folder / "task_values.npz"
-        calls = options.calls or tuple(
-            child.calls_of_file(str(folder / "task_calls.py"), folder / "submission.py", values)
-        )
-        reference = options.reference or f"{folder / 'reference.py'}:{self.judge}"
-        request = Request(
-            folder / "submission.py", self.entry, resolve_reference(reference), calls,
-            "" if options.calls else str(values), str(folder),
-        )  # fmt: skip
-        return Plan(request, _name(task.resolve().name), files)
-
-    def _task(self, task: Path) -> dict[str, Any]:
-        try:
-            data = yaml.safe_load(re.sub(r"!\w+", "", _text_of(task / "task.yml")))
-        except yaml.YAMLError as error:
-            raise UserError(f"{task}/task.yml is not YAML.") from error
-        if not isinstance(data, dict):
-            raise UserError(f"{task}/task.yml must hold a mapping with benchmarks or tests.")
-        return data
-
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
-        raise UserError(f"{path}: name the task's folder alone.")
-
-
-class Inductor:
-    """What Inductor writes of a compiled function (``output_code.py``)."""
-
-    name, judge, pallas = "Inductor", inductor.FUNCTION, False
-
-    def holds(self, path: Path) -> bool:
-        return path.suffix == ".py" and inductor.is_output(_text_of(path))
-
-    def plan(self, path: Path, options: Options, target: Target, folder: Path) -> Plan:
-        try:
-            text, call = inductor.plain(_text_of(path))
-        except (inductor.NoOutput, SyntaxError) as error:
-            raise UserError(f"{path.name} is Inductor's output, but {error}.") from error
-        file = f"{path.stem}_plain.py"
-        _write(folder, {file: text})
-        reference = resolve_reference(options.reference or SELF)
-        request = Request(
-            folder / file, inductor.FUNCTION, reference, options.calls or (call,), made=str(folder)
-        )
-        return Plan(request, _name(path.stem), {file: text})
-
-    def calls(self, path: Path, target: Target) -> tuple[str, ...]:
-        return (inductor.plain(_text_of(path))[1],)
-
-
-FORMATS: tuple[Format, ...] = (KernelBench(), JAXBench(), FlashinferBench(), GpuMode(), Inductor())
 
 LANGUAGES = {
     "tilelang": "TileLang", "cutlass": "CuTe DSL", "cupy": "CuPy", "numba": "Numba", "warp": "Warp",
@@ -269,75 +81,87 @@ def language_of(path: Path) -> str:
     )
 
 
-def format_of(path: Path) -> Format | None:
-    """The format of a file; None of any other file. Raises UserError where it cannot be read."""
-    return next((known for known in FORMATS if known.holds(path)), None)
-
-
 def is_problem(path: Path, options: Options) -> bool:
     """Whether the file, or its reference's, has to give what the command line does not."""
-    if path.suffix == ".json" or path.is_dir():
-        return True
     if options.function:
-        return not options.calls and any(format_of(p) for p in _files_with_calls(path, options))
-    return format_of(path) is not None
+        return not options.calls and any(map(_is_kernelbench, _files_with_calls(path, options)))
+    return _is_task(path) or path.is_dir() or _is_kernelbench(path)
+
+
+def judge_in(path: Path) -> str:
+    """What a problem calls its reference, for a file that is named alone; empty for any other file."""
+    return "run" if path.suffix == ".json" else MODEL if _is_kernelbench(path) else ""
 
 
 def plan(path: Path, options: Options, target: Target, folder: Path) -> Plan:
     """What to tune; new files are written to ``folder``. Raises UserError."""
-    if options.function:
-        return _plan_of_function(path, options, target)
-    known = format_of(path)
-    if known is None:
-        raise UserError(f"{path} is a folder without {', '.join(GpuMode.files)}: write FILE.py:function.")
-    if (target.entry == "build") is not known.pallas:
-        language, targets = ("JAX", "tpu7x") if known.pallas else ("torch", "cuda or interpreter")
-        raise UserError(f"{known.name} is for {language}, and {target.name} is not: use --target {targets}.")
-    return known.plan(path, options, target, folder)
-
-
-def _plan_of_function(path: Path, options: Options, target: Target) -> Plan:
-    """A function of the file; its calls are of the command line, else of the first file that gives any."""
-    reference = resolve_reference(options.reference) if options.reference else ""
+    if not options.function:
+        task = _is_task(path)
+        if path.is_dir() and not task:
+            raise UserError(f"{path} is a folder without {', '.join(TASK)}: write FILE.py:function.")
+        if target.entry == "build":
+            raise UserError(
+                f"{path.name} is for torch, and {target.name} is not: use --target cuda or interpreter."
+            )
+        if task:
+            return _plan_of_task(path if path.is_dir() else path.parent, options, folder)
+        if ANSWER not in _defined(path):
+            raise UserError(
+                f"{path.name} is a problem of KernelBench: it gives what to compute, but no kernel to begin with. "
+                "Write a kernel, or let a language model, and tune that: "
+                f"tilewright tune KERNELS.py:FUNCTION --reference {path}:{MODEL}"
+            )
+        options = Options(ANSWER, options.reference or f"{path}:{MODEL}", options.calls)
     calls = options.calls
-    for file in _files_with_calls(path, options) if not calls else ():
-        if (known := format_of(file)) is not None:
-            calls = known.calls(file, target)
-            break
-    generic = options.function in (KernelBench.answer, *(known.judge for known in FORMATS))
-    name = _name(path.stem if generic else options.function)
+    problem = next(filter(_is_kernelbench, _files_with_calls(path, options)), None) if not calls else None
+    if problem is not None:
+        calls = tuple(child.calls_of_file(f"{problem}:get_inputs", problem))
+    reference = resolve_reference(options.reference) if options.reference else ""
+    name = _name(path.stem if options.function in (MODEL, ANSWER) else options.function)
     return Plan(Request(path, options.function, reference, calls), name, {})
 
 
-def _plan_of_template(
-    known: Format, path: Path, reference: str, calls: Sequence[str], call: str, target: Target, folder: Path
-) -> Plan:
-    """A plain kernel to begin with. ``call``: for a reference that does not give its own."""
-    answer = child.ask(path, None, "", [call] if call else [], target, "formats.template")
-    if refusals := answer.get("refusals"):
-        raise UserError(
-            _without_kernel(known, path, f"there is no template for it, since {refusals[0]['what']}")
-        )
-    name = str(answer["function"])
-    files = {f"{name}_plain.py": str(answer["source"])}
+def _plan_of_task(task: Path, options: Options, folder: Path) -> Plan:
+    files = {name: _text_of(task / name) for name in TASK[:2]}
+    try:
+        data = yaml.safe_load(re.sub(r"!\w+", "", _text_of(task / "task.yml")))
+    except yaml.YAMLError as error:
+        raise UserError(f"{task}/task.yml is not YAML.") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{task}/task.yml must hold a mapping with benchmarks or tests.")
+    for row in data.get("files") or ():
+        source = str(row.get("source", ""))
+        if source.endswith(".py"):
+            files[Path(str(row.get("name"))).name] = _text_of(task / source)
+    specs = [dict(row) for row in (data.get("benchmarks") or data.get("tests") or ())]
+    if not specs and not options.calls:
+        raise UserError(f"{task}/task.yml lists no benchmarks and no tests: add --args.")
+    few = specs if len(specs) <= 3 else [specs[0], specs[len(specs) // 2], specs[-1]]
+    files["task_calls.py"] = (
+        "from reference import generate_input\n\n\ndef calls():\n"
+        f"    return [(generate_input(**spec),) for spec in {few!r}]\n"
+    )
     _write(folder, files)
-    given = tuple(calls) or (str(answer["call"]),)
-    return Plan(Request(folder / f"{name}_plain.py", name, resolve_reference(reference), given), name, files)
+    submission, values = folder / "submission.py", "" if options.calls else str(folder / "task_values.npz")
+    calls = options.calls or child.calls_of_file(str(folder / "task_calls.py"), submission, Path(values))
+    reference = resolve_reference(options.reference or f"{folder / 'reference.py'}:ref_kernel")
+    request = Request(submission, "custom_kernel", reference, tuple(calls), values, str(folder))
+    return Plan(request, _name(task.resolve().name), files)
 
 
-def _calls_by(program: str, path: Path, target: Target) -> tuple[str, ...]:
-    answer = child.ask(path, None, "", (), target, program)
-    if "call" not in answer:
-        raise UserError(f"{path.name} gives no call, since {answer['refusals'][0]['what']}: add --args.")
-    return (str(answer["call"]),)
+def _is_kernelbench(path: Path) -> bool:
+    return path.suffix == ".py" and {MODEL, "get_inputs"} <= _defined(path)
+
+
+def _is_task(path: Path) -> bool:
+    folder = path if path.is_dir() else path.parent
+    return (path.is_dir() or path.name == "submission.py") and all((folder / f).is_file() for f in TASK)
 
 
 def _files_with_calls(path: Path, options: Options) -> Iterator[Path]:
     """Files that may give the function's calls: its reference's, then its own."""
     named, colon, _ = options.reference.rpartition(":")
-    for candidate in (Path(named if colon else options.reference), path):
-        if candidate.suffix in (".py", ".json") and candidate.is_file():
-            yield candidate
+    yield from (p for p in (Path(named if colon else options.reference), path) if p.is_file())
 
 
 def _text_of(path: Path) -> str:
@@ -371,11 +195,3 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 def write_files(plan: Plan, folder: Path) -> None:
     """Write the plan's files into the operator's folder. Raises UserError."""
     _write(folder, plan.files)
-
-
-def _without_kernel(known: Format, path: Path, why: str) -> str:
-    return (
-        f"{path.name} is a problem of {known.name}: it gives what to compute, but no kernel to begin with; {why}. "
-        f"Write a kernel, or let a language model, and tune that: "
-        f"tilewright tune KERNELS.py:FUNCTION --reference {path}:{known.judge}"
-    )

@@ -1,6 +1,8 @@
 """Which calls a winner serves. The text of this module stands in every winner's, which depends on no tilewright.
 
-A winner's module holds ``SERVED`` (data), ``tilewright_fits`` (conditions on sizes) and the names of this one.
+A winner's module holds ``SERVED`` and the names of this one: data, and as functions of a call's values by parameter
+``taken``, the operands by name, and of those ``fits``, conditions on sizes. What is decided of a call is kept by all
+that decides it (``known``), so that the next call alike costs microseconds.
 """
 
 import enum
@@ -9,7 +11,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable
 from typing import Any
 
 
@@ -21,6 +24,8 @@ class TilewrightDefault:
 
 
 TILEWRIGHT_DEFAULT = TilewrightDefault()
+TILEWRIGHT_TORCH = sys.modules.get("torch")
+TILEWRIGHT_KIND = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
 def tilewright_text(value: Any) -> str:
@@ -43,60 +48,103 @@ def tilewright_text(value: Any) -> str:
     return f"{kind.__name__}{tilewright_text(dict(vars(value)))}"
 
 
-def tilewright_is_plain(tensors: list[Any], writes: bool, gradients: bool = False) -> bool:
+def tilewright_key(value: Any) -> Any:
+    """All of a value that decides whether a call is served. Raises LookupError where its type does not say what that
+    is, such as of an object that may change."""
+    kind = type(value)
+    if kind is int or kind is bool or kind is str or value is None:
+        return kind, value
+    if hasattr(value, "requires_grad"):
+        return kind, value.dtype, value.shape, value.stride(), value.device, value.requires_grad
+    if kind is tuple or kind is list:
+        return kind, *map(tilewright_key, value)
+    if kind is dict:
+        return kind, *[(key, tilewright_key(part)) for key, part in value.items()]
+    if kind is float:  # of which two that are equal may differ
+        return kind, repr(value)
+    if isinstance(value, enum.Enum | types.FunctionType | TilewrightDefault) or kind.__module__ == "torch":
+        return kind, value
+    raise LookupError(kind)
+
+
+def tilewright_mode(torch: Any) -> tuple[Any, ...]:
+    """What torch is asked for beside the call; empty within a transformation of functions."""
+    if (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    ):
+        return ()
+    place = torch.cuda.current_device() if TILEWRIGHT_KIND == "cuda" and torch.cuda.is_initialized() else None
+    return torch.is_grad_enabled(), torch.is_autocast_enabled(TILEWRIGHT_KIND), place
+
+
+def tilewright_is_plain(tensors: list[Any], gradients: bool) -> bool:
     """Whether tensors are of no other kind than those that were tuned with, and no gradient is asked for, unless the
     backward was tuned too."""
-    torch = sys.modules.get("torch")
+    torch: Any = TILEWRIGHT_TORCH
     if torch is None or not isinstance(tensors[0], torch.Tensor):
         return all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer", "ndarray") for t in tensors)
-    place = tensors[0].device
-    kind = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    place, mode = tensors[0].device, tilewright_mode(torch)
     return (
         all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
-        and place.type == kind
-        and (kind == "cpu" or place.index == torch.cuda.current_device())
-        and all(t.device == place and t.is_contiguous() for t in tensors)
-        and (gradients or not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)))
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch.is_autocast_enabled(kind)
-        and not (writes and len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors))
+        and place.type == TILEWRIGHT_KIND
+        and len(mode) == 3
+        and not mode[1]
+        and mode[2] in (None, place.index)
+        and all(t.device == place and t.layout == torch.strided and t.is_contiguous() for t in tensors)
+        and (gradients or not (mode[0] and any(t.requires_grad for t in tensors)))
     )
 
 
-def tilewright_operands(
-    served: dict[str, Any], fits: Callable[..., bool], given: dict[str, Any]
-) -> dict[str, Any] | None:
-    """The operands by name, of a call that the winner serves; None of any other."""
-    if {name: tilewright_text(value) for name, value in given.items()} not in served["settled"]:
+def tilewright_operands(served: dict[str, Any], *given: Any) -> dict[str, Any] | None:
+    """The operands by name, of a call that the winner serves; None of any other. ``given``: a value by parameter."""
+    known, key, serves = served["known"], None, None
+    if TILEWRIGHT_TORCH is not None:
+        try:
+            key = (*map(tilewright_key, given), tilewright_mode(TILEWRIGHT_TORCH))
+            serves = known.get(key)
+        except (LookupError, AttributeError, RuntimeError, TypeError):
+            key = None
+    if serves is None:
+        serves = tilewright_serves(served, given)
+        if key is not None:
+            if len(known) >= 1024:
+                known.clear()
+            known[key] = serves
+    if not serves:
         return None
-    found = {}
-    for name, place, dtype, order, largest in served["operands"]:
-        tensor: Any = given
-        for part in place:
-            plain = isinstance(tensor, dict | list | tuple) and not hasattr(tensor, "_fields")
-            tensor = tensor[part] if plain else getattr(tensor, str(part))
+    found: dict[str, Any] = served["taken"](*given)
+    if served["writes"] and len({t.untyped_storage().data_ptr() for t in found.values()}) < len(found):
+        return None
+    return found
+
+
+def tilewright_serves(served: dict[str, Any], given: tuple[Any, ...]) -> bool:
+    """Whether the winner serves a call, but for tensors that share memory."""
+    if list(map(tilewright_text, given)) not in served["settled"]:
+        return False
+    found = served["taken"](*given)
+    for (dtype, largest), tensor in zip(served["operands"], found.values(), strict=True):
         if str(tensor.dtype).rpartition(".")[2] != dtype or len(tensor.shape) != len(largest):
-            return None
-        tensor = tensor.permute([order.index(n) for n in range(len(order))]) if order else tensor
+            return False
         if not all(0 < size <= most for size, most in zip(tensor.shape, largest, strict=True)):
-            return None
-        found[name] = tensor
-    plain = tilewright_is_plain(list(found.values()), served["writes"], served["gradients"])
-    return found if plain and fits(**found) else None
-
-
-def tilewright_modules_of(file: str) -> Iterator[Any]:
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == file:
-            yield module
+            return False
+    return tilewright_is_plain(list(found.values()), served["gradients"]) and served["fits"](**found)
 
 
 def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:
     """The function that serves every other call. Raises RuntimeError where it cannot be imported."""
-    file, root, module, name = served["original"]
+    if "function" not in served:
+        served["function"] = tilewright_imported(*served["original"])
+    function: Callable[..., Any] = served["function"]
+    return function
+
+
+def tilewright_imported(file: str, root: str, module: str, name: str) -> Any:
+    """The original, of a module that is loaded already or of its file. Raises RuntimeError."""
     try:
-        found: Any = next(tilewright_modules_of(file), None)
+        loaded = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file]
+        found: Any = loaded[0] if loaded else None
         if found is None and "." in module:
             sys.path.append(root)
             found = importlib.import_module(module)

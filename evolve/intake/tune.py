@@ -22,7 +22,6 @@ from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.intake.calls.kept_values import FILE
-from tilewright.workers.intake.formats import flashinfer
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.toolchains import libtpu_simulator
 
@@ -72,8 +71,6 @@ class Request:
 
 def unreadable(path: Path, error: Exception) -> str:
     """Why a file cannot be used, as a sentence without its end."""
-    if isinstance(error, flashinfer.NoTrace):
-        return str(error)
     if isinstance(error, OSError):
         return f"{path} cannot be read: {error.strerror}"
     if isinstance(error, SyntaxError):
@@ -82,7 +79,7 @@ def unreadable(path: Path, error: Exception) -> str:
 
 
 def parse_place(text: str) -> tuple[Path, str | None]:
-    """``FILE:function`` or ``FILE``, of Python or of flashinfer-bench's JSON. Raises UserError."""
+    """``FILE:function``, ``FILE``, or a folder. Raises UserError."""
     file, colon, function = text.rpartition(":")
     if not colon:
         file, function = text, ""
@@ -93,40 +90,33 @@ def parse_place(text: str) -> tuple[Path, str | None]:
         return path, None
     if other := language_of(path):
         raise UserError(f"{path.name} is {other}.")
-    if path.suffix not in (".py", ".json"):
+    if path.suffix != ".py":
         raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
     if not path.is_file():
         raise UserError(f"{path} does not exist; write FILE.py:function.")
-    if path.suffix == ".py":
-        try:
-            ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, OSError, RecursionError) as error:
-            raise UserError(f"{unreadable(path, error)}.") from error
-    return path, None if path.suffix == ".json" else function or None
+    try:
+        ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError, RecursionError) as error:
+        raise UserError(f"{unreadable(path, error)}.") from error
+    return path, function or None
 
 
 def resolve_reference(text: str) -> str:
     """With the file's path made absolute. Raises UserError for a file that is not there."""
     if text == SELF:
         return text
+    from tilewright.evolve.intake.problems import judge_in
+
     file, colon, name = text.rpartition(":")
     if not colon and Path(text).suffix in (".py", ".json"):
-        file, name = text, _judge_in(Path(text))
+        file, name = text, judge_in(Path(text))
+        if not name:
+            raise UserError(f"--reference: which function of {text}? Write {text}:FUNCTION.")
     elif not colon:
         return text
     if not Path(file).is_file():
         raise UserError(f"--reference: {file} does not exist.")
     return f"{Path(file).resolve()}:{name}"
-
-
-def _judge_in(path: Path) -> str:
-    """What a benchmark's problem calls its reference, for a file that is named alone. Raises UserError."""
-    from tilewright.evolve.intake.problems import format_of
-
-    known = format_of(path)
-    if known is None:
-        raise UserError(f"--reference: which function of {path}? Write {path}:FUNCTION.")
-    return known.judge
 
 
 def ask_intake(
@@ -276,10 +266,11 @@ def prepare(
 
 
 def export(
-    campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], where: Path, target: Target
-) -> Path:
+    campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], where: Path, target: Target,
+    trial: child.Intake,
+) -> Path:  # fmt: skip
     """Write the winner (where nothing won, the seed) as a plain module beside the operator, import it and make the
-    recorded calls; its path. Raises UserError where a call fails."""
+    recorded calls in the process ``trial``; its path. Raises UserError where a call fails."""
     from tilewright.evolve.intake.winner import winner_module
 
     winner = campaign.winner
@@ -290,7 +281,7 @@ def export(
     text = winner_module(source, params, request, answer, note_of(campaign, request, answer, target))
     try:
         part.write_text(text, encoding="utf-8")
-        why = child.try_winner(part, request, answer, target)
+        why = child.try_winner(part, request, answer, target, trial)
         if why:
             raise UserError(f"{part}: the winner's module fails on a recorded call: {why}.")
         os.replace(part, path)

@@ -277,21 +277,18 @@ class Layer:
 
     def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """y alone."""
-        chain, size = self._chain("infer")
-        y = self._results(self.m, self.n)
-        self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0))
-        return y
+        return self.infer_at("infer", x.data_ptr(), w.data_ptr(), (self.m, self.n))
 
     def infer_kept(self, x: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
         """y alone; ``kept_w`` holds both copies of w."""
-        return self.infer_at(x.data_ptr(), kept_w.data_ptr(), (self.m, self.n))
+        return self.infer_at("infer_kept", x.data_ptr(), kept_w.data_ptr(), (self.m, self.n))
 
-    def infer_at(self, x: int, kept_w: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """As ``infer_kept``, of addresses; y in a shape of as many elements."""
-        found = self._chains.get("infer_kept")
-        chain, size = self._chain("infer_kept") if found is None else found
+    def infer_at(self, name: str, x: int, w: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """As ``infer`` or ``infer_kept``, of addresses; y in a shape of as many elements."""
+        found = self._chains.get(name)
+        chain, size = self._chain(name) if found is None else found
         y = self._results(shape)
-        self._queue(chain, size, (x, 0, y.data_ptr(), 0, kept_w))
+        self._queue(chain, size, (x, w, y.data_ptr(), 0, w))
         return y
 
     def backward(

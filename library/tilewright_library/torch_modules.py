@@ -25,12 +25,12 @@ from .torch_contract import BLOCK
 from .torch_launch import device_key
 from .torch_operators import (
     KEPT,
-    KeptCall,
     KeptWeight,
+    ServedCall,
     gemm_fp8_blockwise,
     infer_kept,
-    kept_call,
     multiply_kept,
+    served_call,
     unwatched,
 )
 
@@ -47,8 +47,8 @@ class Linear(nn.Linear):
 
     _kept: KeptWeight | None = None
     _keeping: bool = False
-    _calls: dict[tuple[torch.Size, bool], KeptCall | PlainCall | None] | None = None
-    """What serves an input of a shape without a gradient; None: nothing so simple."""
+    _calls: dict[tuple[torch.Size, bool, bool], tuple[Way, Way]] | None = None
+    """What serves an input of a shape, with or without a gradient, eagerly and in a graph."""
     only_faster: bool = True
 
     @classmethod
@@ -71,39 +71,46 @@ class Linear(nn.Linear):
         return y if bias is None else y + bias.to(y.dtype)
 
     def _straight(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-        """What ``forward`` gives, for a shape it has served without a gradient; None where anything else is at stake.
+        """What ``forward`` gives, for a shape it has served; None where anything else is at stake.
 
-        A call costs the host little more than a result and a launch.
+        A call costs the host little more than a result and its launches.
         """
         weight = self._parameters["weight"]
-        if torch.is_grad_enabled() or weight is None or not unwatched(x, weight):
+        if weight is None or not unwatched(x, weight):
             return None
         if x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
             return None
-        calls, key = self._calls, (x.shape, self.only_faster)
+        trains = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
+        calls, key = self._calls, (x.shape, trains, self.only_faster)
         if calls is None or len(calls) > MOST_CALLS:
             calls = self._calls = {}
         try:
-            call = calls[key]
+            eager, graph = calls[key]
         except KeyError:
-            call = calls[key] = self._call(x, weight)
+            eager, graph = calls[key] = self._ways(x, weight, trains)
+        call = eager if eager is graph or not torch.cuda.is_current_stream_capturing() else graph
         if call is None or x.get_device() != call.index or torch.is_autocast_enabled("cuda"):
             return None
         return call(x, weight, bias)
 
-    def _call(self, x: torch.Tensor, weight: torch.Tensor) -> KeptCall | PlainCall | None:
-        """What serves inputs of x's shape, in graphs and eagerly."""
+    def _ways(self, x: torch.Tensor, weight: torch.Tensor, trains: bool) -> tuple[Way, Way]:
+        """What serves inputs of x's shape eagerly, and in graphs; None for what ``multiply`` has to see."""
         n, k = weight.shape
         m = x.numel() // k if k else 0
-        if not x.is_cuda or x.shape[-1:] != (k,) or not takes(self) or not takes_rows(m, False):
-            return None
-        key, mode = _device_key(x.get_device()), "kept" if self._keeping else "infer"
-        faster = {is_faster(mode, way, m, n, k, key) for way in ("graph", "eager")}
-        if self.only_faster and faster == {False}:
-            return PlainCall(x.get_device())
-        if self._kept is None or self._kept.weight is not weight or (self.only_faster and faster != {True}):
-            return None
-        return kept_call(x, self._kept)
+        if not x.is_cuda or x.shape[-1:] != (k,) or not takes(self) or not takes_rows(m, trains):
+            return None, None
+        index, mode = x.get_device(), "train" if trains else "kept" if self._keeping else "infer"
+        kept = self._kept if self._keeping else None
+        here = not trains and (not self._keeping or (kept is not None and kept.weight is weight))
+        fast = served_call(x, weight, kept) if here else None
+        plain = PlainCall(index)
+
+        def chosen(way: str) -> Way:
+            if self.only_faster and not is_faster(mode, way, m, n, k, _device_key(index)):
+                return plain
+            return fast
+
+        return chosen("eager"), chosen("graph")
 
     def quantised_weight(self) -> torch.Tensor | None:
         """Both quantised copies of the weight, made once while ``kept_weights`` is open; None outside of it."""
@@ -135,6 +142,9 @@ class PlainCall:
         if bias is not None and bias.dtype is not x.dtype:
             return None
         return torch.nn.functional.linear(x, weight, bias)
+
+
+Way = ServedCall | PlainCall | None
 
 
 def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> torch.Tensor:

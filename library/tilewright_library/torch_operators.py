@@ -389,36 +389,43 @@ def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
     return y if flat else y.view(*shape[:-1], n)
 
 
-class KeptCall:
-    """y [..., N] of an x of one shape, with a weight quantised before; None where it changed or x needs a copy."""
+class ServedCall:
+    """y [..., N] of an x and a weight of one shape each, w quantised before or in the call; not differentiable."""
 
-    __slots__ = ("_copies", "_kept", "_layer", "_shape", "index")
+    __slots__ = ("_copies", "_kept", "_layer", "_shape", "_weight", "index")
 
-    def __init__(self, layer: Layer, x: torch.Tensor, kept: KeptWeight) -> None:
+    def __init__(self, layer: Layer, x: torch.Tensor, weight: torch.Tensor, kept: KeptWeight | None) -> None:
         self._layer, self._kept, self.index = layer, kept, x.get_device()
-        self._shape, self._copies = (*x.shape[:-1], layer.n), kept.copies().data_ptr()
+        self._shape, self._weight = (*x.shape[:-1], layer.n), weight.shape
+        self._copies = 0 if kept is None else kept.copies().data_ptr()
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Not differentiable."""
+        """None where the weight changed, or an operand needs a copy first."""
         kept, address = self._kept, x.data_ptr()
-        if kept.weight is not weight or kept.version != weight._version:
-            return None
         if address % ALIGNMENT or not x.is_contiguous():
             return None
-        y = self._layer.infer_at(address, self._copies, self._shape)
+        if kept is not None:
+            if kept.weight is not weight or kept.version != weight._version:
+                return None
+            y = self._layer.infer_at("infer_kept", address, self._copies, self._shape)
+        else:
+            at = weight.data_ptr()
+            if weight.shape != self._weight or at % ALIGNMENT or not weight.is_contiguous():
+                return None
+            y = self._layer.infer_at("infer", address, at, self._shape)
         return y if bias is None else y + bias.to(y.dtype)
 
 
-def kept_call(x: torch.Tensor, kept: KeptWeight) -> KeptCall | None:
+def served_call(x: torch.Tensor, weight: torch.Tensor, kept: KeptWeight | None) -> ServedCall | None:
     """What serves x's shape without a copy of x; None where no plans do."""
-    n, k = kept.weight.shape
+    n, k = weight.shape
     m = x.numel() // k
     if m > serving_rows(x.device) and whole_rows(m, False) != m:
         return None
     layer = _entry(x.device, m, n, k, False)
-    return KeptCall(layer, x, kept) if layer is not None else None
+    return ServedCall(layer, x, weight, kept) if layer is not None else None
 
 
 # -- the function ------------------------------------------------------------------------------------

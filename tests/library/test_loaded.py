@@ -106,6 +106,15 @@ def test_served_tells_kernel_time_and_interval_for_every_shipped_family() -> Non
     assert len(families) >= 7
 
 
+@pytest.mark.parametrize("operator", ["gemm_nt", "gemm_nt_rows"])
+def test_kernels_that_copy_scales_by_tma_serve_rows_in_multiples_of_4(operator: str) -> None:
+    """A copy begins at a multiple of 16 bytes; of another one an H200 reports an illegal instruction. Kernels for few
+    rows (``teams``) load scales otherwise where they lie so."""
+    regions = store.load_table(f"gemm_fp8_blockwise/{operator}", "cuda:9.0").regions
+    many_rows = [r for r in regions if "teams" not in r.kernel.params]
+    assert many_rows and all("M % 4 == 0" in region.legality.constraints for region in many_rows)
+
+
 def test_a_library_of_0_1_0_opens_with_a_file_for_each_kernel(tmp_path: Path) -> None:
     writer = LibraryWriter(tmp_path / "library")
     version = put(writer, PRODUCT, "pointer", ((256, 256, 256), (512, 512, 512)), params=SMALL)

@@ -24,7 +24,7 @@ from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Servi
 from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entries_of, request_for
 from tilewright.workers.cluster.placement import missing_resource, worker_resources
 from tilewright.workers.cluster.pool_folder import PoolFolder
-from tilewright.workers.cluster.ray_start import first_line, start_ray
+from tilewright.workers.cluster.ray_start import Head, first_line, start_ray
 from tilewright.workers.cluster.ray_stations import ask_comparison, calibrate, start_stations
 from tilewright.workers.cluster.ray_workers import EvaluatorActor, Worker
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
@@ -49,6 +49,8 @@ class RayPool:
     _workers: list[Worker] = field(default_factory=list)
     _stations: list[ActorHandle] = field(default_factory=list)
     _queue: deque[PoolJob] = field(default_factory=deque)
+    _head: Head | None = None
+    """Of a cluster that was joined."""
     _folder: PoolFolder | None = None
     """Files of a Ray that is this pool's own."""
     _retries: Retries = field(init=False)
@@ -65,6 +67,8 @@ class RayPool:
             except OSError as error:
                 raise PoolUnavailable(f"Ray cannot start: {error}") from error
         start_ray(settings.address, settings.count, settings.gpus, self._folder)
+        if settings.address:
+            self._head = Head.joined()
         scratch = str(self._folder.scratch) if self._folder is not None else None
         if target.measured:
             self._start_stations(target, scratch)
@@ -119,6 +123,9 @@ class RayPool:
         self._queue = deque(job for job in self._queue if job.index not in indices)
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        """Raises PoolUnavailable where the head of the cluster is gone."""
+        if self._head is not None:
+            self._head.require()
         self._assign()
         replies = {w.reply: w for w in self._workers if w.reply is not None}
         probes = [w.health.probe for w in self._workers if w.health.probe is not None]

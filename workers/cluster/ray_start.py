@@ -9,7 +9,9 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -24,6 +26,41 @@ RAY_LOG = "tilewright.evolve.ray"
 
 CONNECT_SECONDS = 5.0
 """How long the head of a cluster may take to accept a connection."""
+
+
+HEAD_SECONDS = 25.0
+"""How long the head of a joined cluster may refuse connections before a campaign ends with a sentence; after 60 s Ray
+would end this process without one."""
+
+ASK_SECONDS = 3.0
+"""Between two looks at the head."""
+
+
+@dataclass
+class Head:
+    """The head of a joined cluster, asked now and then whether it still accepts connections."""
+
+    address: str
+    _answered: float = field(default_factory=time.monotonic)
+    _asked: float = 0.0
+
+    @classmethod
+    def joined(cls) -> Head:
+        """Of the cluster that this process is in."""
+        return cls(str(ray.get_runtime_context().gcs_address))
+
+    def require(self) -> None:
+        """Raise PoolUnavailable once it has been gone for ``HEAD_SECONDS``; rarely more than a look at the clock."""
+        now = time.monotonic()
+        if now - self._asked < ASK_SECONDS:
+            return
+        self._asked = now
+        try:
+            _require_listener(self.address)
+            self._answered = time.monotonic()
+        except PoolUnavailable as error:
+            if time.monotonic() - self._answered > HEAD_SECONDS:
+                raise PoolUnavailable(f"the head of the Ray cluster at {self.address} is gone") from error
 
 
 def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | None = None) -> None:

@@ -6,6 +6,7 @@ that agree but for rounding.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -23,6 +24,9 @@ from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.load import package_of
+
+MOST_COMPARED = 1 << 20
+"""Most elements of a tensor that are compared, or twice as many."""
 
 
 class _NotServed(Exception):
@@ -125,7 +129,7 @@ def _unlike_halves(module: Any, function: Any, call: Call, operands: Mapping[str
     for number, tensor in found.items():
         if tensor is None or tensor.shape != wanted[number].shape:
             return f"result {number} of its halves is not its launch's"
-        arrays = [to_numpy(t.detach().contiguous()) for t in (tensor, wanted[number].to(tensor.dtype))]
+        arrays = [to_numpy(_some(t.detach())) for t in (tensor, wanted[number].to(tensor.dtype))]
         if why := wrong(arrays[:1], [arrays[1].astype(np.float64)]):
             return f"its halves and its launch differ: {why.replace('result 0', f'result {number}')}"
     return ""
@@ -144,10 +148,16 @@ def _unlike(found: Sequence[Any], wanted: Sequence[Any], operands: Sequence[Oper
     for number, (one, other) in enumerate(zip(found, wanted, strict=False)):
         if kind(one) != kind(other):
             return f"value {number} is {kind(one)}, and the original's {kind(other)}"
-    tensors = [([to_numpy(v.contiguous()) for v in side if hasattr(v, "stride")]) for side in (found, wanted)]
+    tensors = [[to_numpy(_some(v)) for v in side if hasattr(v, "stride")] for side in (found, wanted)]
     answers = [a if a.dtype.kind in "iub" else a.astype(np.float64) for a in tensors[1]]
     differ = "" if len(found) == len(wanted) else f"{len(found)} values, and the original's {len(wanted)}"
     return differ or wrong(tensors[0], answers, operands)
+
+
+def _some(tensor: Any) -> Any:
+    """Elements of a tensor, evenly spaced: the campaign has judged every answer, what is compared here is the call."""
+    flat = tensor.contiguous().reshape(-1)
+    return flat[:: flat.numel() // MOST_COMPARED | 1].contiguous()
 
 
 def _flat(value: Any) -> Iterator[Any]:
@@ -173,4 +183,6 @@ def _arguments(call: Call, tensors: Sequence[Any]) -> tuple[list[Any], dict[str,
 
 
 if __name__ == "__main__":
+    for imported in sys.argv[1:]:  # before there is a question: it takes seconds
+        importlib.import_module(imported)
     answer_request(answer_to)

@@ -189,12 +189,15 @@ class _Kernel:
         except AttributeError:  # a driver before CUDA 12.4
             return
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-        sizes: list[int] = []
-        while not ask(self.function, len(sizes), ctypes.byref(offset), ctypes.byref(size)):
-            sizes.append(size.value)
-        wanted = [len(_bytes_of(argument)) for argument in self.launch.arguments]
-        if sizes != wanted:
-            raise ValueError(f"{self.launch.symbol} takes arguments of {sizes} bytes, the plan has {wanted}")
+        for place, argument in enumerate(
+            self.launch.arguments
+        ):  # as many as the code has, says the plan's check
+            found = ask(self.function, place, ctypes.byref(offset), ctypes.byref(size))
+            driver.check(found, f"asking {self.launch.symbol} for its parameters")
+            if size.value != (wanted := len(_bytes_of(argument))):
+                raise ValueError(
+                    f"{self.launch.symbol} takes {size.value} bytes as argument {place}, the plan has {wanted}"
+                )
 
     def _attributes(self, first: bool) -> ctypes.Array[driver.LaunchAttribute]:
         launch = self.launch

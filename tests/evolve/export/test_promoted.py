@@ -1,10 +1,8 @@
-"""Promoted operators for other programs: packages that need no tilewright, and solutions."""
+"""Promoted operators for other programs: packages that need no tilewright."""
 
 from __future__ import annotations
 
-import ast
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -14,13 +12,12 @@ import pytest
 
 from testkit.promote_campaign import one_sentence
 from tilewright.evolve.cli import main
-from tilewright.evolve.export import flashinfer_bench, standalone
-from tilewright.evolve.export.promoted import Disagreement, PromotedTable, promoted
+from tilewright.evolve.export import standalone
+from tilewright.evolve.export.promoted import PromotedTable, promoted
 from tilewright.evolve.promote.library_writer import LibraryWriter
 
 SHIPPED = LibraryWriter(Path(__file__).parents[3] / "library")
 ROWS = "gemm_fp8_blockwise/quant_1x128"
-PRODUCT = "gemm_fp8_blockwise/gemm_nt"
 
 
 @functools.cache
@@ -69,58 +66,6 @@ def test_a_package_of_its_own_computes_without_tilewright(tmp_path: Path) -> Non
     assert done.stdout.split() == ["TypeError", "Unserved", "Unserved"]
 
 
-# -- flashinfer-bench: the fields and rules of its trace schema (Definition, Solution), version 0.1.2 -------------
-
-DTYPES = [
-    "float32",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "bool",
-]
-
-
-def test_a_solution_and_its_definition_follow_the_schema() -> None:
-    made = flashinfer_bench.of_operator(shipped(PRODUCT))
-    (definition_path, definition), (solution_path, solution) = ((p, json.loads(t)) for p, t in made.items())
-    assert definition_path == "definitions/gemm/gemm_fp8_blockwise_gemm_nt.json"
-    name = definition["name"]
-    assert solution_path == f"solutions/tilewright/gemm/{name}/{solution['name']}.json"
-    assert {"name", "op_type", "axes", "inputs", "outputs", "reference"} <= definition.keys()
-    assert all(axis["type"] in ("var", "const") for axis in definition["axes"].values())
-    tensors = {**definition["inputs"], **definition["outputs"]}
-    assert all(
-        set(t["shape"]) <= definition["axes"].keys() and t["dtype"] in DTYPES for t in tensors.values()
-    )
-    for constraint in definition["constraints"]:
-        ast.parse(constraint, mode="eval")
-    assert any(
-        isinstance(n, ast.FunctionDef) and n.name == "run" for n in ast.parse(definition["reference"]).body
-    )
-    assert solution["definition"] == name and solution["author"]
-    spec, sources = solution["spec"], {s["path"]: s["content"] for s in solution["sources"]}
-    file, function = spec["entry_point"].split("::")
-    entry = next(
-        n for n in ast.parse(sources[file]).body if isinstance(n, ast.FunctionDef) and n.name == function
-    )
-    assert [a.arg for a in entry.args.args] == list(definition["inputs"])
-    assert spec["language"] == "triton" and spec["target_hardware"] == ["NVIDIA H200"]
-    assert spec["destination_passing_style"] is False
-    assert all(content and not path.startswith("/") and ".." not in path for path, content in sources.items())
-    assert "receipt kernels/gemm_fp8_blockwise/gemm_nt/versions/" in solution["description"]
-    assert "llama3.1-8b/26" in solution["description"] and "measured" in solution["description"]
-
-
-def test_a_pallas_operator_is_no_torch_solution() -> None:
-    with pytest.raises(Disagreement, match="needs its reference in torch"):
-        flashinfer_bench.of_operator(promoted(SHIPPED, "gemm_fp8_fused/g512", None))
-
-
 # -- the command --------------------------------------------------------------------------------------------------
 
 
@@ -129,8 +74,7 @@ def test_the_command_writes_or_says_why_not(tmp_path: Path, capsys: pytest.Captu
     assert main(["export", "standalone", ROWS, *library]) == 0
     assert (tmp_path / "gemm_fp8_blockwise_quant_1x128_h200" / "main.py").exists()
     for words in (
-        ["vllm", PRODUCT],
-        ["flashinfer-bench", "gemm_fp8_fused/g512"],
+        ["vllm", ROWS],
         ["standalone"],
         ["standalone", ROWS, "--target", "v6e"],
         ["standalone", "a/b"],

@@ -50,7 +50,6 @@ with Captured([noted]) as calls:
 scaled(x[:3])
 json.dump({
     "functions": {name: found.calls for name, found in calls.functions.items()},
-    "launches": [str(launch) for launch in calls.functions["scaled"].launches[0]],
     "notes": calls.functions["scaled"].notes,
     "restored": noted.scaled is kept[0] and scaled is kept[0] and "apply" not in vars(noted.Scale),
 }, sys.stdout)
@@ -75,13 +74,11 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_calls_and_launches_are_noted_and_what_was_watched_is_as_before(noted) -> None:
+def test_calls_are_noted_and_what_was_watched_is_as_before(noted) -> None:
     assert noted["functions"] == {  # under every name that a function has; what launches nothing is not
         "scaled": ["f32[10, 20]", "f32[10, 7], factor=3.0"],
         "Scale.apply": ["f32[10, 20]"],
     }
-    (launch,), (note,) = noted["launches"], noted["notes"]
-    assert launch.startswith("scale_kernel[4](out=float32[10, 20] strides [20, 1]")
-    assert "factor=2.0, n=200, BLOCK=64" in launch
+    (note,) = noted["notes"]
     assert "argument 0 has gaps (shape [10, 7], strides [20, 1])" in note and "go to the original" in note
     assert noted["restored"]

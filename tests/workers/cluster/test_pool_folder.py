@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -96,3 +97,19 @@ os._exit(130)
     assert not list(base.iterdir())
     status = Path("/proc", ended.stdout.decode().strip(), "stat")
     assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_a_head_that_is_gone_for_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = "{}:{}".format(*listener.getsockname())
+        now = 100.0
+        monkeypatch.setattr(ray_start.time, "monotonic", lambda: now)
+        head = ray_start.Head(address)
+        head.require()
+    now += ray_start.HEAD_SECONDS
+    head.require()  # it may come back
+    now += ray_start.ASK_SECONDS
+    with pytest.raises(PoolUnavailable, match=f"the head of the Ray cluster at {address} is gone"):
+        head.require()

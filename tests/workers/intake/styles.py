@@ -1,14 +1,9 @@
 """Functions in the styles of public code, one kind of difficulty each. Taken in by ``test_styles``, never imported."""
 
-import importlib.util
-import os
-import tempfile
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
-from triton.runtime.jit import JITFunction
 
 
 @triton.jit
@@ -69,49 +64,6 @@ def halved(x):
     return torch.ops.tilewright_styles.halved(x)
 
 
-class Buffer:
-    """A tensor under another shape, as some packages hand their kernels."""
-
-    def __init__(self, base):
-        self.base, self.dtype, self.shape = base, base.dtype, (base.numel(),)
-
-    def data_ptr(self):
-        return self.base.data_ptr()
-
-
-WRITTEN = """
-import triton
-import triton.language as tl
-
-@triton.jit
-def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, function(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
-
-def wrapper(x, y, n):
-    kernel[(triton.cdiv(n, 64),)](x, y, n, BLOCK=64)
-"""
-
-
-@triton.jit
-def _plus_one(x):
-    return x + 1
-
-
-def increased(x):
-    assert isinstance(_plus_one, JITFunction) and _plus_one.cache_key
-    path = os.path.join(tempfile.mkdtemp(), "written.py")
-    with open(path, "w") as file:
-        file.write(WRITTEN)
-    spec = importlib.util.spec_from_file_location("written", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.function = _plus_one
-    y = torch.empty_like(x)
-    module.wrapper(Buffer(x), Buffer(y), x.numel())
-    return y
-
-
 @triton.jit
 def _filled(x_ptr, slot_ptr, cache_ptr, cols, BLOCK: tl.constexpr):
     at, slot = tl.arange(0, BLOCK), tl.load(slot_ptr + tl.program_id(0))
@@ -165,10 +117,6 @@ def plain_cubed(x):
 
 def plain_halved(x):
     return x / 2
-
-
-def plain_increased(x):
-    return x + 1
 
 
 def plain_kept_rows(x, labels):

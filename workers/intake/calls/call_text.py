@@ -181,65 +181,28 @@ def parse(text: str) -> Call:
 
 def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-        name = node.value.id
-        if name not in DTYPES:
-            raise BadCall(f"--args: {name!r} is no dtype; known are {', '.join(DTYPES)}")
-        try:
-            sizes = ast.literal_eval(node.slice)
-        except ValueError as error:
-            raise BadCall(f"--args: the shape of {ast.unparse(node)} must be numbers") from error
-        shape = sizes if isinstance(sizes, tuple) else (sizes,)
-        if not all(type(n) is int and n > 0 for n in shape):
-            raise BadCall(f"--args: the sizes of {ast.unparse(node)} must be whole numbers above 0")
-        return TensorArgument(DTYPES[name], shape)
-    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.GtE | ast.In) and len(node.ops) == 1:
-        return _ranged(node)
-    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt) and len(node.ops) == 1:
-        tensor, bound = _value(node.left), _value(node.comparators[0])
-        if not isinstance(tensor, TensorArgument) or type(bound) is not int or bound < 1:
-            raise BadCall(f"--args: {ast.unparse(node)} must be a tensor below a whole number above 0")
-        return replace(tensor, below=bound)
+        return _tensor(node, node.value.id)
+    if (
+        isinstance(node, ast.Compare)
+        and len(node.ops) == 1
+        and isinstance(node.ops[0], ast.Lt | ast.GtE | ast.In)
+    ):
+        return _bounded(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         sides = _value(node.left), _value(node.right)
         tensor, size = sides if isinstance(sides[0], TensorArgument) else sides[::-1]
         floats = isinstance(tensor, TensorArgument) and "float" in tensor.dtype
-        if (
-            not floats
-            or isinstance(size, bool)
-            or not isinstance(size, int | float)
-            or not 0 < size < math.inf
-        ):
-            raise BadCall(f"--args: {ast.unparse(node)} must be a tensor of floats times a number above 0")
+        fits = floats and type(size) in (int, float) and 0 < size < math.inf
+        _require(fits, node, "a tensor of floats times a number above 0")
         return replace(tensor, size=float(size))
     if isinstance(node, ast.Attribute) and node.attr == "T":
         tensor = _value(node.value)
         if isinstance(tensor, TensorArgument) and len(tensor.shape) == 2:
             return replace(tensor, order=(1, 0))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "permute":
-        tensor, order = _value(node.func.value), tuple(_value(a) for a in node.args)
-        if not isinstance(tensor, TensorArgument) or sorted(order) != list(range(len(tensor.shape))):
-            raise BadCall(f"--args: {ast.unparse(node)} must name each dimension of a tensor once")
-        return replace(tensor, order=order)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sums":
-        tensor, total = _value(node.func.value), [_value(a) for a in node.args]
-        if (
-            not isinstance(tensor, TensorArgument)
-            or len(total) != 1
-            or type(total[0]) is not int
-            or total[0] < 1
-        ):
-            raise BadCall(
-                f"--args: {ast.unparse(node)} must be integers that add up to one whole number above 0"
-            )
-        return replace(tensor, total=total[0])
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in (OFFSETS, DISTINCT, SOFTMAX)
-    ):
-        return _formed(node, node.func)
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("device", "torch.device"):
         return Literal('torch.device("cuda")')
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUST:
+        return _formed(node, node.func)
     if isinstance(node, ast.List | ast.Tuple):
         return tuple(_value(part) for part in node.elts)
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
@@ -257,67 +220,82 @@ def _value(node: ast.expr) -> Any:
         raise BadCall(f"--args: {text!r} is neither a tensor such as f32[8, 8] nor a plain value") from None
 
 
+def _require(fits: bool, node: ast.expr, what: str) -> None:
+    if not fits:
+        raise BadCall(f"--args: {ast.unparse(node)} must be {what}")
+
+
 def _may_be_called(name: str) -> bool:
     """Whether a name is of a class or function of the user's; nothing of Python's own library is called."""
     root = name.partition(".")[0]
     return _DOTTED.fullmatch(name) is not None and (root in MODULES or root not in _PYTHON)
 
 
-def _ranged(node: ast.Compare) -> TensorArgument:
-    """``f32[8] >= 0``, ``i32[8] >= 3`` and ``f32[8] in [0, 1]``."""
+def _tensor(node: ast.Subscript, dtype: str) -> TensorArgument:
+    if dtype not in DTYPES:
+        raise BadCall(f"--args: {dtype!r} is no dtype; known are {', '.join(DTYPES)}")
+    try:
+        sizes = ast.literal_eval(node.slice)
+    except ValueError as error:
+        raise BadCall(f"--args: the shape of {ast.unparse(node)} must be numbers") from error
+    shape = sizes if isinstance(sizes, tuple) else (sizes,)
+    if not all(type(n) is int and n > 0 for n in shape):
+        raise BadCall(f"--args: the sizes of {ast.unparse(node)} must be whole numbers above 0")
+    return TensorArgument(DTYPES[dtype], shape)
+
+
+def _bounded(node: ast.Compare) -> TensorArgument:
+    """``i64[8] < 100``, ``f32[8] >= 0``, ``i32[8] >= 3`` and ``f32[8] in [0, 1]``."""
     tensor, said = _value(node.left), _value(node.comparators[0])
+    if isinstance(node.ops[0], ast.Lt):
+        fits = isinstance(tensor, TensorArgument) and type(said) is int and said > 0
+        _require(fits, node, "a tensor below a whole number above 0")
+        return replace(tensor, below=said)
     between = isinstance(node.ops[0], ast.In)
     ends = said if isinstance(said, tuple) else (said,)
-    plain = all(isinstance(n, int | float) and not isinstance(n, bool) for n in ends)
-    if (
-        not isinstance(tensor, TensorArgument)
-        or not plain
-        or len(ends) != 1 + between
-        or tensor.dtype == "bool"
-    ):
-        raise BadCall(
-            f"--args: {ast.unparse(node)} must be a tensor, and a number or, after in, two: in [0, 1]"
-        )
+    fits = isinstance(tensor, TensorArgument) and tensor.dtype != "bool" and len(ends) == 1 + between
+    fits = fits and all(type(n) in (int, float) for n in ends)
+    _require(fits, node, "a tensor, and a number or, after in, two: in [0, 1]")
     whole = "int" in tensor.dtype
-    if (whole and any(type(n) is not int for n in ends)) or (ends[0] >= ends[-1] and between):
-        raise BadCall(
-            f"--args: {ast.unparse(node)} must name the least value and one above it, of integers whole ones"
-        )
+    below = ends[1] if between else tensor.below
+    rising = ends[0] < ends[-1] or not between
+    fits = rising and (not whole or (all(type(n) is int for n in ends) and (not below or ends[0] < below)))
+    _require(fits, node, "between a least value and one above it, of integers whole ones")
     if whole:
-        below = ends[1] if between else tensor.below
-        if below and ends[0] >= below:
-            raise BadCall(f"--args: {ast.unparse(node)} leaves no integer")
         return replace(tensor, least=ends[0], below=below)
     return replace(tensor, least=float(ends[0]), most=float(ends[1]) if between else None)
 
 
+_MUST = {
+    "permute": "a tensor with each dimension named once",
+    "sums": "integers that add up to one whole number above 0",
+    OFFSETS: "integers along one axis, from 0 to one whole number above 0",
+    DISTINCT: "integers, and distinct() takes nothing",
+    SOFTMAX: "a tensor of floats, and softmax() takes nothing",
+}
+"""What is said of a tensor by a method, and what it must be."""
+
+
 def _formed(node: ast.Call, called: ast.Attribute) -> TensorArgument:
-    """``i64[9].offsets(1024)`` and ``i64[8].distinct()``."""
+    """A tensor with a method of ``_MUST``."""
     tensor, given = _value(called.value), [_value(a) for a in node.args]
-    integers = isinstance(tensor, TensorArgument) and "int" in tensor.dtype
-    if called.attr == SOFTMAX:
-        if not isinstance(tensor, TensorArgument) or integers or not tensor.shape or given:
-            raise BadCall(
-                f"--args: {ast.unparse(node)} must be a tensor of floats, and softmax() takes nothing"
-            )
-        return replace(tensor, form=SOFTMAX)
-    if called.attr == DISTINCT:
-        if not integers or given:
-            raise BadCall(
-                f"--args: {ast.unparse(node)} must be a tensor of integers, and distinct() takes nothing"
-            )
-        return replace(tensor, form=DISTINCT)
-    if (
-        not integers
-        or len(tensor.shape) != 1
-        or tensor.shape[0] < 2
-        or len(given) not in (1, 2)
-        or not all(type(n) is int and n > 0 for n in given)
-    ):
-        raise BadCall(
-            f"--args: {ast.unparse(node)} must be integers along one axis, from 0 to one whole number above 0"
-        )
-    return replace(tensor, form=OFFSETS, total=given[0], longest=given[1] if len(given) == 2 else 0)
+    plain = isinstance(tensor, TensorArgument)
+    integers, counts = plain and "int" in tensor.dtype, all(type(n) is int and n > 0 for n in given)
+    rank = len(tensor.shape) if plain else 0
+    fits = {
+        "permute": plain and all(type(n) is int for n in given) and sorted(given) == list(range(rank)),
+        "sums": plain and counts and len(given) == 1,
+        OFFSETS: integers and counts and rank == 1 and tensor.shape[0] > 1 and len(given) in (1, 2),
+        DISTINCT: integers and not given,
+        SOFTMAX: plain and not integers and rank > 0 and not given,
+    }
+    _require(fits[called.attr], node, _MUST[called.attr])
+    if called.attr == "permute":
+        return replace(tensor, order=tuple(given))
+    if called.attr == "sums":
+        return replace(tensor, total=given[0])
+    total, longest = [*given, 0, 0][:2]
+    return replace(tensor, form=called.attr, total=total or tensor.total, longest=longest)
 
 
 def accepted_keywords(function: Callable[..., Any], keywords: Mapping[str, Kept]) -> dict[str, Kept]:

@@ -50,11 +50,10 @@ def function_of(reference: str) -> Callable[..., Any]:
 
 def _file(path: Path, name: str | None) -> types.ModuleType:
     """A file's module, with what ``name`` needs, or all. Raises LookupError where it is not Python."""
-    from tilewright.workers.intake.source.literals import Literals
     from tilewright.workers.intake.source.load import load
 
     try:
-        return load(path, name, Literals(), traced=False)[0]
+        return load(path, name, traced=False)[0]
     except SyntaxError as error:
         raise LookupError(
             f"--reference: line {error.lineno} of {path.name} is not Python: {error.msg}"

@@ -70,18 +70,14 @@ def tiling_knobs(
     shape: CheckedShape,
     results: Sequence[Result],
     outputs_of: Callable[[Mapping[str, int], Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
-    declared: Sequence[Below] = (),
 ) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:
-    """Which knobs only tile, which keep their value and why, which may not be above which, beside those that were
-    ``declared``, and which are equal to another one: both are one size, and only work as such.
-
-    ``outputs_of``: the module's, of a shape, parameters and inputs.
-    """
+    """Which knobs only tile, which keep their value and why, which may not be above which, and which are equal to
+    another one: both are one size, and only work as such. ``outputs_of``: of a shape, parameters and inputs."""
     began = time.monotonic()
     gates = ResultGates((), results)
     space: dict[str, tuple[int, ...]] = {}
     fixed: list[dict[str, Any]] = []
-    below: list[Below] = list(declared)
+    below: list[Below] = []
     tied: dict[str, str] = {}
 
     def late() -> bool:
@@ -90,45 +86,36 @@ def tiling_knobs(
     def good(params: Mapping[str, int]) -> bool:
         try:
             outputs = outputs_of(shape.dims, {**defaults, **params}, shape.inputs)
-            same = (
-                a.shape == b.shape and np.array_equal(a, b)
-                for a, b in zip(outputs, shape.outputs, strict=True)
-            )
-            return all(same) or gates.passed(outputs, shape.answers)
+            pairs = zip(outputs, shape.outputs, strict=True)
+            same = all(a.shape == b.shape and np.array_equal(a, b) for a, b in pairs)
+            return same or gates.passed(outputs, shape.answers)
         except Exception:  # noqa: BLE001 - a value that does not work is no parameter's
             return False
 
-    def outer_of(knob: Knob, value: int) -> str:
-        """The knob that must be as large for this value to work; empty where none is."""
-        others = [k.name for k in knobs if k.name != knob.name and k.default < value and value in k.values]
-        return next((o for o in others if not late() and good({knob.name: value, o: value})), "")
-
-    def working_values(knob: Knob) -> tuple[list[int], int]:
-        """The values that pass, and the number of those tried. New pairs are added to ``below``."""
-        kept, tried = [knob.default], 0
-        for value in sorted(knob.values, key=lambda v: abs(math.log2(v / knob.default))):
-            if value == knob.default:
-                continue
-            if late():
-                kept.append(value)  # untried: the campaign's gates judge it
-                continue
-            tried += 1
-            outer = next((o for n, o in below if n == knob.name), "")
-            raised = {outer: value} if outer and value > defaults[outer] else {}
-            lowered = {n: value for n, o in below if o == knob.name and value < defaults[n]}
-            fits = good({knob.name: value, **raised, **lowered})
-            if not fits and not outer and value > knob.default and (outer := outer_of(knob, value)):
-                below.append((knob.name, outer))
-                fits = True
-            kept += [value] if fits else []
-        return kept, tried
+    def works(knob: Knob, value: int) -> bool:
+        """Whether a value passes, with the blocks that it lies in or that lie in it moved along. Pairs of which one
+        must be as large as the other are added to ``below``."""
+        outer = dict(below).get(knob.name, "")
+        moved = {outer: value} if outer and value > defaults[outer] else {}
+        moved |= {n: value for n, o in below if o == knob.name and value < defaults[n]}
+        if good({knob.name: value, **moved}):
+            return True
+        for other in knobs if value > knob.default and not outer else ():
+            larger = other.name != knob.name and other.default < value and value in other.values
+            if larger and not late() and good({knob.name: value, other.name: value}):
+                below.append((knob.name, other.name))
+                return True
+        return False
 
     for knob in knobs:
         if knob.name in tied:
             why = f"works only as large as {tied[knob.name]}"
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
-        kept, tried = working_values(knob)
+        tried = not late()
+        others = sorted(knob.values, key=lambda v, own=knob.default: abs(math.log2(v / own)))  # type: ignore[misc]
+        # an untried value is judged by the campaign's gates
+        kept = [v for v in others if v == knob.default or late() or works(knob, v)]
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
             continue

@@ -36,7 +36,6 @@ from tilewright.fitness.original import Site, data_of, texts_of
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.source.knobs import with_params
-from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.runners.pallas import jaxpr_names, trace
 
@@ -78,7 +77,7 @@ class Original:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, encoding="utf-8")
         _forget(root)
-        module, _ = load(root / self.path, self.function, Literals(), traced=False)
+        module, _ = load(root / self.path, self.function, traced=False)
         return function_in(module, self.function)
 
     def settled(self, texts: Mapping[str, str]) -> Original:

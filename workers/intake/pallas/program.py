@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 
 from tilewright.fitness import dialect
-from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import Call, parse, python_text, python_value
@@ -35,12 +34,13 @@ from tilewright.workers.intake.pallas.original import Original, function_in, on_
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
 from tilewright.workers.intake.pallas.trial import Module, judge
 from tilewright.workers.intake.source.knobs import Knob, block_values, is_size, with_params
-from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
 from tilewright.workers.runners.pallas.trace import load_build
 
 _COUNTED = re.compile(r"block|tile|page|chunk")
+_MARKS = 15_485_863
+"""The first of the numbers that stand for sizes while a text is read: no function's own."""
 _FEW = (1, 2, 4, 8, 16, 32)
 """Values of a small number that counts what is done at once, such as pages of a block."""
 
@@ -52,8 +52,9 @@ def answer_to(request: Request) -> Answer:
     path = _own_copy(Path(request["path"]).resolve(), folder)
     chip = load_target(request.get("target") or "tpu7x").chip
     assert chip is not None
-    with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
-        module, loader = load(path, request["function"], Literals(), traced=False)
+    device = {"kind": chip.device_kind, "cores": chip.cores}
+    with on_chip(device):
+        module, loader = load(path, request["function"], traced=False)
         if not request["function"]:
             return _surveyed(module, loader.missing)
         try:
@@ -80,19 +81,22 @@ def answer_to(request: Request) -> Answer:
     specs = shaped(_sized(operands, 0), {})
 
     def launched(tried: Original, params: Mapping[str, int]) -> Any:
-        with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
-            closed = jax.make_jaxpr(tried.build(folder)({**defaults, **params}))(*specs)
-        return launches(closed.jaxpr), [str(aval) for aval in closed.out_avals] if not params else None
+        with on_chip(device):
+            return launches(jax.make_jaxpr(tried.build(folder)({**defaults, **params}))(*specs).jaxpr)
 
-    def told(tried: Original, params: Mapping[str, int]) -> Any:
-        return launched(tried, params)[0]
-
-    if not told(original, {}):
+    if not launched(original, {}):
         raise Refusal(f"{request['function']} launches no Pallas kernel in this call")
     places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
-    original, inner = sizes_within(original, places_used, told, {*parameters, *defaults, *RESERVED})
+    original, inner = sizes_within(original, places_used, launched, {*parameters, *defaults, *RESERVED})
     knobs += inner
-    followed, note = _followed(original, function, root, knobs, chip, _sized(operands, 0), folder)
+
+    def traced(module: Module, params: Mapping[str, int]) -> str:
+        with contextlib.suppress(Exception):  # a size that this shape does not take
+            return text_of(SeedBuild(chip, module.build(folder), _sized(operands, 0)).closed({}, params))
+        return ""
+
+    with on_chip(device):
+        followed, note = _followed(original, knobs, traced, folder)
     answer: dict[str, Any] = {
         "refusals": [],
         "knobs": [{"name": k.name, "default": k.default, "values": list(k.values), "source": k.source} for k in knobs],
@@ -262,61 +266,48 @@ class FollowedText:
 
 
 def _followed(
-    original: Original, function: Any, root: Path, knobs: Sequence[Knob], chip: Chip, operands: Sequence[Operand],
+    original: Original,
+    knobs: Sequence[Knob],
+    traced: Callable[[Module, Mapping[str, int]], str],
     folder: Path,
-) -> tuple[Module, str]:  # fmt: skip
-    """The function's text, where that does the same; else the function as it stands, and a line that says why."""
-    sites = {
-        (str(root / path), line, first): name
-        for name, places in original.sites.items()
-        for path, line, first, _ in places
-    }
-    made = FunctionText(sites)
+) -> tuple[Module, str]:
+    """The function's text, where that does the same; else the function as it stands, and a line that says why.
+
+    Its text is read with a number of its own in place of each size, by which that is known wherever it is used.
+    """
+    sizes = {name: _MARKS + place for place, name in enumerate(original.sites)}
     reason = "it traces to something else"
     try:
-        text = _text(made, made.add(function), original)
+        text = _text({mark: name for name, mark in sizes.items()}, original, original.loaded(sizes, folder))
         violations = dialect.check(text.source(""), entry="build")
         if violations:
             reason = violations[0].what
         else:
             params = {knob.name: knob.default for knob in knobs}
             changed = {knob.name: next((v for v in knob.values if v != knob.default), 0) for knob in knobs}
-            same = [
-                [_traced(SeedBuild(chip, module.build(folder), operands), at) for module in (text, original)]
-                for at in (params, *({**params, name: value} for name, value in changed.items()))
-            ]
-            if same[0][0] and all(one == other for one, other in same):
+            points = (params, *({**params, name: value} for name, value in changed.items()))
+            if traced(original, params) and all(traced(text, at) == traced(original, at) for at in points):
                 return text, ""
-    except (Refusal, OSError, SyntaxError, RecursionError, ValueError, AssertionError) as error:
-        reason = str(error) or type(error).__name__
+    except Exception as error:  # noqa: BLE001 - whatever the user's file does with such sizes
+        reason = (str(error) or type(error).__name__).splitlines()[0]
     return (
         original,
         f"no rewrites: the function runs as it stands with other block sizes ({reason} in its text)",
     )
 
 
-def _traced(seed: SeedBuild, params: Mapping[str, int]) -> str:
-    with contextlib.suppress(Exception):  # a size that this shape does not take
-        return text_of(seed.closed({}, params))
-    return ""
-
-
-def _text(made: FunctionText, entry: str, original: Original) -> FollowedText:
+def _text(sizes: Mapping[int, str], original: Original, function: Any) -> FollowedText:
+    made = FunctionText(sizes)
+    entry = made.add(function)
     constants = "".join(f"{n} = {t}\n" for n, t in made.constants.items())
-    functions = "\n\n\n".join(made.functions.values())
-    heads = {"functools": "import functools\n", "math": "import math\n"}
-    imports = "".join(
-        line for word, line in heads.items() if re.search(rf"\b{word}\.", constants + functions)
-    )
-    inner = ""
-    if "params[" in functions:
-        inner, functions = textwrap.indent(functions, "    ") + "\n\n", ""
+    functions = textwrap.indent("\n\n".join(made.functions.values()), "    ")
+    imports = "".join(f"import {word}\n" for word in ("functools", "math") if f"{word}." in functions)
     head = (
         f'"""From {Path(original.path).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'
         "from jax.experimental import pallas as pl\nfrom jax.experimental.pallas import tpu as pltpu\n"
     )
     body = (
-        f"{constants}\n\n{functions}\n\n\ndef build(params):\n{inner}"
+        f"{constants}\n\ndef build(params):\n{functions}\n\n"
         f"    def apply({', '.join(original.operands)}):\n        return {entry}({original.call})\n\n    return apply\n"
     )
     return FollowedText(head, body)

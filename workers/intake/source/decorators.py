@@ -17,50 +17,41 @@ def is_kernel(statement: ast.stmt) -> bool:
 
 
 def unwrapped(node: ast.FunctionDef, why: str, module: types.ModuleType, define: Callable[[], str]) -> str:
-    """Leave out decorators of a kernel, from the outermost on, that fail or launch it in their own way.
+    """Leave Triton's own decorators of a kernel alone, where another fails or launches it in its own way.
 
-    ``define`` runs the statement; what it raises then.
+    A tuner of somebody's own becomes Triton's, with its configurations. ``why``: what the statement raised; ``define``
+    runs it again, and says what it raises then.
     """
     from triton.runtime import autotuner, interpreter, jit
 
-    kinds = (interpreter.InterpretedFunction, jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics)
-    every = node.decorator_list
-    if not why and not isinstance(module.__dict__[node.name], jit.KernelInterface):
-        return ""  # no kernel that is launched with a grid
-    while why or not isinstance(module.__dict__.get(node.name), kinds):
-        if len(node.decorator_list) < 2:
-            node.decorator_list = every
-            return why or define()
-        first, *others = node.decorator_list
-        node.decorator_list = [*_plain_tuner(first, module), *others]
-        why = define()
-    found: Any = module.__dict__[node.name]
-    while isinstance(found, autotuner.Autotuner | autotuner.Heuristics):
-        kind = type(found)
-        if "run" in vars(kind) and kind not in kinds and isinstance(found, autotuner.Autotuner):
-            kind.run = _first_configuration
+    found: Any = module.__dict__.get(node.name)
+    while type(found) in (autotuner.Autotuner, autotuner.Heuristics):
         found = found.fn
+    launched = why or isinstance(found, jit.KernelInterface)  # with a grid
+    if not launched or type(found) in (interpreter.InterpretedFunction, jit.JITFunction):
+        return why
+    every = node.decorator_list
+    node.decorator_list = [plain for d in every if (plain := _tritons(d, module)) is not None]
+    module.__dict__[_TUNER] = autotuner.autotune
+    if failed := define():
+        node.decorator_list = every
+        return why or failed
     return ""
 
 
-def _plain_tuner(decorator: ast.expr, module: types.ModuleType) -> list[ast.expr]:
-    """Triton's own tuner for one that cannot be had and says its configurations; else nothing."""
-    from triton.runtime import autotuner
+def _tritons(decorator: ast.expr, module: types.ModuleType) -> ast.expr | None:
+    """A decorator, if it is Triton's; Triton's tuner for one that is given configurations; None for any other."""
+    import triton
 
-    configs = [k for k in getattr(decorator, "keywords", ()) if k.arg == "configs"]
-    if not configs or ast.unparse(decorator).startswith(_TUNER):
-        return []
-    module.__dict__[_TUNER] = autotuner.autotune
-    made = ast.parse(f"{_TUNER}(key=[])", mode="eval").body
-    assert isinstance(made, ast.Call)
-    for part in ast.walk(made):
-        ast.copy_location(part, decorator)
-    made.keywords += configs
-    return [made]
-
-
-def _first_configuration(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    """``run`` of a tuner of the user's own: as of Triton's, which takes one configuration while it is recorded."""
-    from triton.runtime import autotuner
-
-    return autotuner.Autotuner.run(tuner, *args, **kwargs)
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    name = ast.unparse(called)
+    own = module.__dict__.get(name) in (triton.autotune, triton.heuristics)
+    if own or re.search(r"\bjit$", name) or name in ("triton.autotune", "triton.heuristics"):
+        return decorator
+    named = [k.value for k in getattr(decorator, "keywords", ()) if k.arg == "configs"]
+    given = [*named, *getattr(decorator, "args", ())]
+    configs = next((value for value in given if "onfig" in ast.unparse(value)), None)
+    if configs is None:
+        return None
+    made = ast.Call(ast.Name(_TUNER, ast.Load()), [configs, ast.List([], ast.Load())], [])
+    return ast.fix_missing_locations(ast.copy_location(made, decorator))

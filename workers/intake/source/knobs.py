@@ -12,7 +12,7 @@ WARPS = (1, 2, 4, 8, 16, 32)
 STAGES = (1, 2, 3, 4, 5)
 
 MEANING = "another value gives another answer: it is part of the meaning"
-MEANT = "it selects a branch by equality, or another constant is computed from it"
+MEANT = "it selects a branch by equality"
 IDLE = "other values change nothing on these shapes"
 """Why a number is not a parameter of the search."""
 
@@ -36,7 +36,7 @@ class Knob:
     configured: tuple[int, ...] = ()
     """Its value in each configuration of the file's own tuner, in the file's order."""
     echo: bool = False
-    """A literal outside compile-time arguments that has a knob's value, as of a grid that says 64 beside BLOCK=64: no
+    """A number outside compile-time arguments that has a knob's value, as of a grid that says 64 beside BLOCK=64: no
     knob, and to be tied to one if that is what it repeats."""
 
 

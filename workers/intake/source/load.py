@@ -1,4 +1,4 @@
-"""Imports a user's file without running what stands around its functions, its literals made traceable.
+"""Imports a user's file without running what stands around its functions, its numbers traceable.
 
 Statements of the module run one by one. What fails (a package that is not here, a device that is not there) leaves a
 placeholder that says why once it is used; what merely does something (a benchmark, a print, a test) is left out. Other
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.workers.intake.source.decorators import is_kernel, unwrapped
-from tilewright.workers.intake.source.literals import HOOK, Literals, LiteralTracer, hooks
+from tilewright.workers.intake.source.hooked_calls import HOOKS, CallHooks
 
 _KEPT_CALLS = ("sys.", "os.", "warnings.", "logging.")
 _HARMLESS = (
@@ -33,15 +33,20 @@ _HARMLESS = (
 
 
 class MissingName:
-    """Stands for a name whose statement failed. Whatever is done with it says why."""
+    """Stands for a name whose statement failed. Whatever is done with it says why; a logger takes all, silently."""
 
     def __init__(self, name: str, why: str) -> None:
         self._said = f"{name} is not there: {why}"
+        self._quiet = name.strip("_").lower() in ("logger", "log", "logging")
 
     def __getattr__(self, name: str) -> Any:
+        if self._quiet and name not in ("fn", "rewriter") and not name.startswith("__"):
+            return self  # no kernel, and nothing that holds one
         raise AttributeError(self._said)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._quiet:
+            return None
         if len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType | type):
             return args[0]  # a decorator that is not here decorates nothing
         raise ModuleNotFoundError(self._said)
@@ -58,21 +63,6 @@ class MissingName:
         return ()
 
 
-_LOGS = ("logger", "log", "logging")
-
-
-class SilentLogger:
-    """Stands for a logger that is not there: takes everything and says nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("fn", "rewriter") or name.startswith("__"):
-            raise AttributeError(name)  # no kernel, and nothing that holds one
-        return SilentLogger()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return None
-
-
 class _Package(types.ModuleType):
     """A package that is not covered by a part of it: after ``from .scale import scale``, ``scale`` is the function."""
 
@@ -85,10 +75,9 @@ class _Package(types.ModuleType):
 class PackageLoader(MetaPathFinder, Loader):
     """Finds and runs the modules below ``root`` (the folder that holds the user's top package)."""
 
-    def __init__(self, root: Path, package: str, literals: Literals, traced: bool = True) -> None:
+    def __init__(self, root: Path, package: str, traced: bool = True) -> None:
         self._root = root
         self._package = package
-        self._hooks = hooks(literals)
         self._traced = traced
         self.missing: list[str] = []
         self.user = ""
@@ -116,11 +105,11 @@ class PackageLoader(MetaPathFinder, Loader):
             return None
         place = self._root.joinpath(*fullname.split("."))
         if (place / "__init__.py").is_file():
-            spec = _SPEC(
+            spec = importlib.util.spec_from_file_location(
                 fullname, place / "__init__.py", loader=self, submodule_search_locations=[str(place)]
             )
         elif place.with_suffix(".py").is_file():
-            spec = _SPEC(fullname, place.with_suffix(".py"), loader=self)
+            spec = importlib.util.spec_from_file_location(fullname, place.with_suffix(".py"), loader=self)
         elif place.is_dir() and self._package:
             spec = ModuleSpec(fullname, None, is_package=True)
             spec.submodule_search_locations = [str(place)]
@@ -163,7 +152,7 @@ class PackageLoader(MetaPathFinder, Loader):
                 return importlib.import_module(f"{source.__name__}.{item}")
             if importlib.util.find_spec(f"{module.__name__}.{name}") is not None:
                 return importlib.import_module(f"{module.__name__}.{name}")
-            if HOOK + "literal" not in module.__dict__:
+            if not HOOKS.keys() <= module.__dict__.keys():
                 self.run(module, path)
                 if name in module.__dict__:
                     return module.__dict__[name]
@@ -175,7 +164,7 @@ class PackageLoader(MetaPathFinder, Loader):
         """``wanted``: assignments are run only where that function may need them."""
         text = Path(path).read_text(encoding="utf-8")
         linecache.getlines(path)
-        module.__dict__.update(self._hooks)
+        module.__dict__.update(HOOKS)
         tree = ast.parse(text, path)
         needed = _needed(tree, wanted) if wanted else None
         future = [
@@ -191,9 +180,7 @@ class PackageLoader(MetaPathFinder, Loader):
             if not _kept(statement, needed, helper):
                 continue
             bound = list(_bound(statement))
-            hooked = (
-                ast.fix_missing_locations(LiteralTracer(path).visit(statement)) if self._traced else statement
-            )
+            hooked = ast.fix_missing_locations(CallHooks().visit(statement)) if self._traced else statement
             if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
                 hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module)]
             why = _ran(hooked, path, flags, module)
@@ -203,14 +190,10 @@ class PackageLoader(MetaPathFinder, Loader):
                 why = unwrapped(hooked, why, module, functools.partial(_ran, hooked, path, flags, module))
             if why and isinstance(hooked, ast.ImportFrom):
                 _usual(hooked, module)
-            if why and isinstance(hooked, ast.If) and (taken := _open_branch(hooked, path, flags, module)):
-                self.missing.append(f"line {statement.lineno}: {why}: its {taken} branch is taken")
-                continue
             if why:
                 self.missing.append(f"line {statement.lineno}: {why}")
                 for name in bound:
-                    quiet = name.strip("_").lower() in _LOGS
-                    module.__dict__.setdefault(name, SilentLogger() if quiet else MissingName(name, why))
+                    module.__dict__.setdefault(name, MissingName(name, why))
 
 
 def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) -> str:
@@ -244,18 +227,6 @@ def _absent(decorator: ast.expr, module: types.ModuleType) -> bool:
     while isinstance(node, ast.Call | ast.Attribute):
         node = node.func if isinstance(node, ast.Call) else node.value
     return isinstance(node, ast.Name) and isinstance(module.__dict__.get(node.id), MissingName)
-
-
-def _open_branch(node: ast.If, path: str, flags: int, module: types.ModuleType) -> str:
-    """Run the first branch that can be run of an ``if`` whose test asks for what is not here; its name."""
-    try:
-        eval(compile(ast.Expression(node.test), path, "eval", flags, dont_inherit=True), module.__dict__)
-        return ""  # the test is not at fault
-    except Exception:  # noqa: BLE001 - whatever the user's statement raises
-        for name, body in (("first", node.body), ("other", node.orelse)):
-            if body and not any(_ran(part, path, flags, module) for part in body):
-                return name
-    return ""
 
 
 _REGISTRATION = re.compile(r"(\w+\.)*(def(vjp|jvp|jvps)|define|impl|\w*register\w*)\(")
@@ -333,35 +304,23 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
     return seen
 
 
-_SPEC = importlib.util.spec_from_file_location
-
-
-def _read_as_others(loader: PackageLoader) -> None:
-    """Files that a package writes while it runs and then imports by their place are read as the user's own are."""
-
-    def spec_of(name: str, location: Any = None, **given: Any) -> ModuleSpec | None:
-        if location is not None and str(location).endswith(".py"):
-            given.setdefault("loader", loader)
-        return _SPEC(name, location, **given)
-
-    importlib.util.spec_from_file_location = spec_of
-
-
 def _home(path: Path) -> tuple[Path, list[str]]:
     """The folder from which a file's package is imported, and the file's place below it.
 
-    A package's folders have an ``__init__.py``, or one of them has the name by which the file imports its package.
+    A package's folders have an ``__init__.py``, or the file imports from so many folders above it, or one of them has
+    the name by which the file imports its package.
     """
-    parts, root = [path.stem], path.parent
-    while (root / "__init__.py").is_file():
-        parts.insert(0, root.name)
-        root = root.parent
-    imported = set()
+    imported, above = set(), 0
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             imported |= {item.name.partition(".")[0] for item in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            imported.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            above = max(above, node.level)
+            imported |= {node.module.partition(".")[0]} if node.level == 0 and node.module else set()
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file() or len(parts) <= above:
+        parts.insert(0, root.name)
+        root = root.parent
     for folder in (root, *root.parents) if parts[0] not in imported else ():
         if folder.name in imported and importlib.util.find_spec(folder.name) is None:
             return folder.parent, [*path.parent.relative_to(folder.parent).parts, path.stem]
@@ -388,27 +347,24 @@ def package_of(path: Path) -> PackageLoader | None:
     root, parts = _home(path.resolve())
     if len(parts) > 1 and importlib.util.find_spec(parts[0]) is not None:
         return None
-    return PackageLoader(root, parts[0] if len(parts) > 1 else "", Literals(), False)
+    return PackageLoader(root, parts[0] if len(parts) > 1 else "", False)
 
 
-def load(
-    path: Path, function: str | None, literals: Literals, *, traced: bool = True
-) -> tuple[types.ModuleType, PackageLoader]:
+def load(path: Path, function: str | None, *, traced: bool = True) -> tuple[types.ModuleType, PackageLoader]:
     """The module of a file, as part of the package it lies in. Raises OSError, SyntaxError."""
     path = path.resolve()
     root, parts = _home(path)
-    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", literals, traced)
+    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced)
     if traced:
         from tilewright.workers.intake.source.torch_library import register_nothing
 
         register_nothing()
         _stand_ins()
-        _read_as_others(loader)
     name = ".".join(parts) if len(parts) > 1 else f"tilewright_taken_{path.stem}".replace("-", "_")
     sys.meta_path.insert(0, loader)
     if str(root) not in sys.path:
         sys.path.append(str(root))
-    spec = _SPEC(name, path)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     for depth in range(1, len(parts)):
         importlib.import_module(".".join(parts[:depth]))

@@ -1,6 +1,6 @@
 """Numbers that remember where they come from.
 
-While a wrapper is recorded, its literals and the sizes of its tensors are such numbers. They behave as the plain ones
+While a wrapper is recorded, the sizes of its tensors are such numbers. They behave as the plain ones
 and carry, beside the value, the expression that made it, so that a grid ``triton.cdiv(n, BLOCK)`` is recorded as that
 and not as 13.
 """

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from tilewright.workers.intake.calls.call_text import Call, TensorArgument
 from tilewright.workers.intake.calls.dtypes import is_float
@@ -19,29 +20,19 @@ GRADIENT = "tilewright_grad"
 """Keywords of a pair's call that are the gradients of its outputs begin with this, and so do the operands' names."""
 
 
-class _Context:
-    """What a Function's halves share: the ``ctx`` that torch would give them, where every float needs a gradient."""
+class _Context(FunctionCtx):
+    """The ``ctx`` that torch would give a Function's halves, where every float needs a gradient."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
-        self.needs_input_grad = tuple(_differentiable(a) for a in arguments)
-        self.saved_tensors: tuple[Any, ...] = ()
-        self.materialized, self.dirty = True, False
-        self.undifferentiable: list[Any] = []
+        self.needs_input_grad = tuple(map(_differentiable, arguments))
+        self.to_save: tuple[Any, ...] = ()
+        self.dirty_tensors: tuple[Any, ...] = ()
+        self.non_differentiable: tuple[Any, ...] = ()
+        self.materialize_grads = True
 
-    def save_for_backward(self, *tensors: Any) -> None:
-        self.saved_tensors = tensors
-
-    def save_for_forward(self, *tensors: Any) -> None:
-        """Nothing: forward-mode derivatives are not taken."""
-
-    def mark_dirty(self, *tensors: Any) -> None:
-        self.dirty = True
-
-    def mark_non_differentiable(self, *tensors: Any) -> None:
-        self.undifferentiable += tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        self.materialized = value
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return self.to_save
 
 
 class AutogradPair:
@@ -77,12 +68,11 @@ class AutogradPair:
         found = returned if isinstance(returned, tuple) else (returned,)
         if not all(isinstance(part, torch.Tensor) for part in found):
             raise Refusal("its forward returns something that is no tensor")
-        if context.dirty or any(part is value for part in found for value in arguments):
+        if context.dirty_tensors or any(part is value for part in found for value in arguments):
             raise Refusal("its forward changes an argument in place")
-        floats = [
-            t for t in found if t.is_floating_point() and all(t is not o for o in context.undifferentiable)
-        ]
-        if not context.materialized and len(floats) > 1:
+        fixed = context.non_differentiable
+        floats = [t for t in found if t.is_floating_point() and all(t is not o for o in fixed)]
+        if not context.materialize_grads and len(floats) > 1:
             raise Refusal("its backward may be called without some of the gradients")
         self.outputs = floats
         gradients = given or [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in floats]

@@ -24,7 +24,7 @@ from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import BACKWARD, asked, function_of, run_reference
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand
-from tilewright.workers.intake.source.literals import Literals
+from tilewright.workers.intake.source.traced_numbers import traced
 from tilewright.workers.intake.triton.autograd_pair import GRADIENT, AutogradPair, sets_up
 from tilewright.workers.intake.triton.interpreter_run import run
 from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
@@ -52,7 +52,6 @@ class CallSite:
     operands: list[Operand] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     dims: list[dict[str, int]] = field(default_factory=list)
-    literals: Literals = field(default_factory=Literals)
     part: Mapping[str, Any] = field(default_factory=dict)
     keeps_arguments: bool = False
     pair: AutogradPair | None = None
@@ -87,8 +86,7 @@ class CallSite:
     def module_at(self, dims: Mapping[str, int], results: ResultTypes) -> KernelModule:
         """The module of the first call, recorded at these dimensions. Raises Refusal, and what the function raises."""
         origin = Origin(
-            f"{Path(self.path).name}:{self.name}", self.literals.found, self.literals.names,
-            {o.name: o.shape for o in self.operands},
+            f"{Path(self.path).name}:{self.name}", {o.name: o.shape for o in self.operands},
             {f"D{name}_": value for name, value in device_numbers(self.part).items()}, self.keeps_arguments,
         )  # fmt: skip
         return module_of(self.trace_at(dims), origin, results)
@@ -202,10 +200,14 @@ def argument_names(function: Callable[..., Any], call: Call) -> list[str]:
 def _with_tensors(
     call: Call, tensors: Mapping[Place, torch.Tensor]
 ) -> tuple[list[object], dict[str, object]]:
-    """The call's arguments and keywords as values."""
+    """The call's arguments and keywords as values. The caller's own numbers are told from the wrapper's."""
 
-    arguments = [python_value(v, (n,), tensors) for n, v in enumerate(call.arguments)]
-    return arguments, {k: python_value(v, (k,), tensors) for k, v in call.keywords.items()}
+    def value(given: Any, place: Place) -> Any:
+        made = python_value(given, place, tensors)
+        return traced(made, repr(made), frozenset(["given"])) if type(made) is int else made
+
+    arguments = [value(v, (n,)) for n, v in enumerate(call.arguments)]
+    return arguments, {k: value(v, (k,)) for k, v in call.keywords.items()}
 
 
 def _blank(operand: Operand, dims: Mapping[str, int], device: str) -> torch.Tensor:

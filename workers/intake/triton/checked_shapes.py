@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -17,9 +16,6 @@ from tilewright.workers.intake.triton.knob_evidence import blanks, launch_argume
 
 MOST_REASONS = 3
 """Reasons that are shown of a kernel that agrees at no shape."""
-
-MOST_TILE = 256
-"""Largest literal that is taken for a tile when a shape of several tiles is made."""
 
 NO_TILES = frozenset(("num_warps", "num_stages"))
 
@@ -41,39 +37,17 @@ SCALES: Mapping[str, Sequence[int]] = {
 """Sizes by the place of a dimension."""
 
 TILES = frozenset((16, 32, 64, 128, 256))
-FEW = 16
-"""Elements along an axis, a batch or heads, of which a shape of several tiles has all."""
+FEW, SOME = 16, 4
+"""Elements along an axis, a batch or heads, of which a shape of several tiles has no more than some."""
 
 WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
 
 
-def shape_of_several_tiles(seed: Seed) -> CheckedShape | None:
-    """A shape with two tiles and a part along every axis, by the largest literal that may be one; None where there is
-    no such literal, or the kernel does not take such a shape in time."""
-    sizes = [k.default for k in seed.text.knobs if not k.certain and 1 < k.default <= MOST_TILE]
-    # halves of a tile; of a few rows, all or two
-    for parts, few in itertools.product((5, 4, 8), (16, 2)) if sizes else ():
-        most = parts * max(sizes) // 2
-        found = _checked_at(
-            seed, {n: min(s, few) if s <= 16 else min(s, most) for n, s in seed.site.dims[0].items()}
-        )
-        if found is not None:
-            return found
-    return None
-
-
 def deep_shape(seed: Seed) -> CheckedShape | None:
-    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in time."""
-    return _checked_at(seed, check_dims(seed.site.dims[0], "deep", _rank(seed)))
-
-
-def _rank(seed: Seed) -> int:
-    return max((len(o.shape) for o in seed.site.operands), default=0)
-
-
-def _checked_at(seed: Seed, small: dict[str, int]) -> CheckedShape | None:
-    """The shape, where the recording holds there and the default is right."""
+    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in time, the
+    recording does not hold there, or the default is wrong."""
+    small = check_dims(seed.site.dims[0], "deep", _rank(seed))
     if seed.site.elements(small) > 1 << 20 or seed.unlike_at(small):
         return None
     try:
@@ -81,9 +55,12 @@ def _checked_at(seed: Seed, small: dict[str, int]) -> CheckedShape | None:
         answers, outputs = seed.reference(inputs), seed.outputs(inputs)
     except Exception:  # noqa: BLE001 - a shape that the reference or the kernel does not take
         return None
-    return (
-        None if wrong(outputs, answers, seed.site.operands) else CheckedShape(small, inputs, answers, outputs)
-    )
+    fine = not wrong(outputs, answers, seed.site.operands)
+    return CheckedShape(small, inputs, answers, outputs) if fine else None
+
+
+def _rank(seed: Seed) -> int:
+    return max((len(o.shape) for o in seed.site.operands), default=0)
 
 
 def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
@@ -200,10 +177,7 @@ def ladder(
     yield from made.values()
     for scale in ("odd", "even"):
         yield reduced(dims, {n: (made[scale][n], made["even"][n], made["large"][n]) for n in dims}, holds)
-    for most in (64, 128):
-        kept = {n: s if s <= most else made["even"][n] for n, s in dims.items()}
-        yield kept
-        yield {n: s if s <= most else min(s, most) for n, s in dims.items()}
+    yield {n: s if s <= 128 else made["even"][n] for n, s in dims.items()}
     yield from last_resorts(dims)
 
 
@@ -215,16 +189,18 @@ def last_resorts(dims: Mapping[str, int]) -> list[dict[str, int]]:
 def looped(
     dims: Mapping[str, int], tiles: Collection[int], holds: Callable[[Mapping[str, int]], bool]
 ) -> Iterator[dict[str, int]]:
-    """Shapes of two tiles and a part along every axis, with a tail and without one: loops run again there, and programs
-    follow each other. ``tiles``: defaults of knobs. A dimension of few elements keeps them, and so does one whose other
-    sizes do not hold."""
+    """Shapes of two or three tiles and a part along every axis, with a tail and without one: loops run again there,
+    programs follow each other, and neighbouring axes differ in their number of tiles.
+
+    ``tiles``: defaults of knobs. A dimension whose other sizes do not hold keeps its own.
+    """
     tile = max((t for t in tiles if t in TILES), default=0)
     if not tile:
         return
-    odd = [2 * tile + 7 + 2 * place for place in range(len(dims))]
-    even = [2 * tile + max(tile // 2, 16) * (1 + place % 2) for place in range(len(dims))]
+    odd = [(2 + place % 2) * tile + 7 + 2 * place for place in range(len(dims))]
+    even = [(2 + place % 2) * tile + max(tile // 2, 16) for place in range(len(dims))]
     for sizes in (odd, even):
-        aim = {n: min(s, size) if s > FEW else s for (n, s), size in zip(dims.items(), sizes, strict=True)}
+        aim = {n: min(s, size if s > FEW else SOME) for (n, s), size in zip(dims.items(), sizes, strict=True)}
         yield aim if holds(aim) else reduced(dims, {n: (size, *WHOLE) for n, size in aim.items()}, holds)
 
 

@@ -6,41 +6,56 @@ What stands there is never compiled, so it may name what is not defined, or what
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 import triton.language as tl
 
-from tilewright.workers.intake.source.traced_numbers import Traced
+from tilewright.workers.intake.source.traced_numbers import Traced, plain
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class NotNone:
-    """Stands for an argument of which only this is known: it is not None."""
+    """Stands for an argument of which only this is known: it is not None. What asks for more is not decided."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _unknown(self, *_: object) -> bool:
+        raise TypeError("a tensor's values are not known")
+
+    __bool__ = __eq__ = __ne__ = _unknown
 
 
 NOT_NONE = NotNone()
 
 
-def constants_of(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Parameters that every launch gives the same constant, by name: plain values, or NOT_NONE for a tensor."""
+def constants_of(launches: Sequence[Mapping[str, Any]], selecting: Collection[str] = ()) -> dict[str, Any]:
+    """Parameters that every launch gives the same constant, by name: plain values, or NOT_NONE for a tensor.
+
+    A number may become a parameter of the search: it is no constant unless the caller gave it, or it is of those
+    that are ``selecting`` a branch.
+    """
     found: dict[str, Any] = {}
     for place, arguments in enumerate(launches):
-        here = {name: _constant(value) for name, value in arguments.items() if _is_constant(value)}
+        here = {
+            name: _constant(value) for name, value in arguments.items()
+            if _is_constant(value) and (type(value) is not int or value < 2 or name in selecting)
+        }  # fmt: skip
         found = here if place == 0 else {n: v for n, v in found.items() if n in here and _same(v, here[n])}
     return found
 
 
 def _is_constant(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or (
-        isinstance(value, (*_PLAIN, tl.constexpr)) and not isinstance(value, Traced)
-    )
+    if isinstance(value, Traced):
+        return value.atoms == {"given"}
+    return isinstance(value, (torch.Tensor, tl.constexpr, *_PLAIN))
 
 
 def _constant(value: Any) -> Any:
-    value = value.value if isinstance(value, tl.constexpr) else value
+    value = plain(value.value if isinstance(value, tl.constexpr) else value)
     return value if isinstance(value, _PLAIN) else NOT_NONE
 
 
@@ -97,28 +112,8 @@ class _Cut(ast.NodeTransformer):
             if decisive in parts:
                 return decisive
             return None if None in parts else not decisive
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            return self._compared(node.left, node.ops[0], node.comparators[0])
-        found, value = self._value(node)
-        return bool(value) if found and value is not NOT_NONE else None
-
-    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> bool | None:
-        (one, a), (other, b) = self._value(left), self._value(right)
-        if not (one and other):
+        text = re.sub(r"\b(\w+)\.value\b", r"\1", ast.unparse(node))  # of a constexpr
+        try:
+            return bool(eval(text, {"__builtins__": {}}, self._known))
+        except Exception:  # noqa: BLE001 - a test of what is known only as it runs
             return None
-        if isinstance(op, ast.Is | ast.IsNot):
-            if not (a is None or b is None):
-                return None
-            return (a is b) == isinstance(op, ast.Is)
-        if isinstance(op, ast.Eq | ast.NotEq) and NOT_NONE not in (a, b):
-            return bool(a == b) == isinstance(op, ast.Eq)
-        return None
-
-    def _value(self, node: ast.expr) -> tuple[bool, Any]:
-        if isinstance(node, ast.Constant):
-            return True, node.value
-        if isinstance(node, ast.Attribute) and node.attr == "value":
-            node = node.value
-        if isinstance(node, ast.Name) and node.id in self._known:
-            return True, self._known[node.id]
-        return False, None

@@ -57,7 +57,7 @@ class KernelModule:
     left_out: list[str] = field(default_factory=list)
     """What the wrapper does and the module does not."""
     meant: dict[str, int] = field(default_factory=dict)
-    """Literals that are no knobs by what the wrapper and the kernels do with them."""
+    """Numbers that are no knobs by what the kernels do with them."""
 
     def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
         """The module with the knobs that are in ``space``; the others as constants of their default."""
@@ -98,12 +98,9 @@ ResultTypes = Sequence[tuple[tuple[int, ...], torch.dtype]] | None
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known beside a recording: where it is from, literals by atom (value, file, line) and the names they were
-    given, operands' dimensions, and the device's figures by atom."""
+    """What is known beside a recording: where it is from, operands' dimensions, and the device's figures by atom."""
 
     title: str
-    literals: Mapping[str, tuple[int, str, int]]
-    names: Mapping[str, str]
     dims: Mapping[str, Sequence[int | str]]
     device: Mapping[str, int]
     keeps_arguments: bool = False

@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS, VALUE_ATTRIBUTES
-from tilewright.workers.intake.source.load import MissingName, SilentLogger
 from tilewright.workers.intake.source.names import closure_of, line_map, located, object_of, public
 from tilewright.workers.intake.source.traced_numbers import number_text, plain
 from tilewright.workers.intake.triton import dead_branches
@@ -217,8 +216,6 @@ class _Transform(ast.NodeTransformer):
             return self._expression(node, value, node.attr)
         if node.attr == "element_ty" and isinstance(node.value, ast.Attribute) and node.value.attr == "type":
             node.value.attr = "dtype"
-        if node.attr == "cast":
-            node.attr = "to"
         if not found and ast.unparse(node.value) in OLD_HOMES and (node.attr in SAME or node.attr in WRITTEN):
             text = self._library(node.attr, node.lineno)
             return node if text is None else ast.copy_location(ast.parse(text, mode="eval").body, node)
@@ -237,8 +234,6 @@ class _Transform(ast.NodeTransformer):
         """How the module says a global value; None: as it is."""
         if getattr(builtins, name, None) is value and name in BUILTINS:
             return name
-        if isinstance(value, MissingName | SilentLogger):
-            return self._absent(name, line)
         if is_jitted(value):
             module = getattr(kernel_function(value), "__module__", "")
             if module.startswith("triton.language"):
@@ -270,15 +265,6 @@ class _Transform(ast.NodeTransformer):
             self._owner.refusals.append((line, f"the constant {name} is a {type(value).__name__}"))
             return None
         return self._owner.constant(name, f"tl.constexpr({number_text(value)})")
-
-    def _absent(self, name: str, line: int) -> str | None:
-        """A function of a package that is not here, where the language has one of that name."""
-        if name not in SAME and name not in WRITTEN and not callable(getattr(tl, name, None)):
-            return None
-        text = f"line {line}: {name} is of a package that is not installed: triton.language's is used"
-        if text not in self._owner.notes:
-            self._owner.notes.append(text)
-        return self._library(name, line) if name in SAME or name in WRITTEN else f"tl.{name}"
 
     def _library(self, name: str, line: int) -> str | None:
         if name in SAME:
@@ -333,14 +319,10 @@ class _Transform(ast.NodeTransformer):
         made = ast.Assign([self.visit(node.target)], self.visit(node.value))
         return ast.copy_location(made, node)
 
-    def visit_If(self, node: ast.If) -> ast.AST:
-        self.generic_visit(node)
-        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
-        return node
-
-    def visit_For(self, node: ast.For) -> ast.AST:
-        self.generic_visit(node)
-        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if isinstance(node, ast.If | ast.For | ast.While) and not node.body:
+            node.body = [ast.copy_location(ast.Pass(), node)]
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -355,8 +337,6 @@ class _Transform(ast.NodeTransformer):
             renamed = self._owner.parameters[name]
             for keyword in node.keywords:
                 keyword.arg = renamed.get(keyword.arg, keyword.arg) if keyword.arg else None
-        if ast.unparse(node.func) == "tl.dot":
-            _transposed(node)
         if ast.unparse(node.func) == "tl.constexpr" and len(node.args) == 1:
             return node.args[0]
         return node
@@ -371,20 +351,6 @@ def _by_own_name(node: ast.Call) -> None:
         node.args.insert(0, func.value)
         language = ast.copy_location(ast.Name("tl", ast.Load()), node)
         node.func = ast.copy_location(ast.Attribute(language, func.attr, ast.Load()), node)
-
-
-def _transposed(node: ast.Call) -> None:
-    """``trans_a`` and ``trans_b`` of a product, which the language once had, as transposed operands."""
-    for place, name in enumerate(("trans_a", "trans_b")):
-        given = next((k for k in node.keywords if k.arg == name), None)
-        if given is None or not isinstance(given.value, ast.Constant) or len(node.args) < 2:
-            continue
-        node.keywords.remove(given)
-        if given.value.value:
-            called = ast.parse("tl.trans(x)", mode="eval").body
-            assert isinstance(called, ast.Call)
-            called.args = [node.args[place]]
-            node.args[place] = ast.copy_location(called, node)
 
 
 def kernel_function(value: Any) -> Any:

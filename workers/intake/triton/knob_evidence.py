@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import time
@@ -18,13 +17,16 @@ from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
-from tilewright.workers.intake.judge.reference import asked, to_tensor
+from tilewright.workers.intake.judge.reference import asked
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
 from tilewright.workers.intake.triton.interpreter_run import Run
 
-EVIDENCE_SECONDS = 25.0
+EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
+"""After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
+
+NO_TIME = "no time was left to try other values"
 
 SEVERAL_TILES = (
     "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
@@ -33,21 +35,33 @@ SEVERAL_TILES = (
 LEAST_TILE = 16
 """Side of the smallest tile that a matrix unit takes: below it a tile of a product does not compile."""
 
+MOST_REPEATED = 4
+"""Repetitions of a number up to which each is tried alone."""
+
 Space = dict[str, tuple[Any, ...]]
 Tensors = Mapping[str, torch.Tensor]
 
 
-class _Gates(ResultGates):
-    """The gates that a module must pass with other values of its parameters, run beside others."""
+class _Trials(ResultGates):
+    """Runs of a module with other values of its parameters, and whether their answers pass its gates."""
 
     def __init__(self, seed: Seed, results: Sequence[Result]) -> None:
         super().__init__(seed.site.operands, results)
-        self._module = seed.module
+        self._seed = seed
 
-    def start(self, params: Mapping[str, Any], shape: CheckedShape) -> Run:
-        return Run(self._module, params, shape.inputs)
+    def passed_at(
+        self, points: Sequence[Mapping[str, Any]], shapes: Sequence[Sequence[CheckedShape]]
+    ) -> list[list[bool]]:
+        """By point and by each of its shapes. All run at once."""
+        defaults = self._seed.defaults
+        runs = [
+            [(Run(self._seed.module, {**defaults, **point}, shape.inputs), shape) for shape in some]
+            for point, some in zip(points, shapes, strict=True)
+        ]
+        # every process is read to its end, also behind one that fails
+        return [[self._passed(process, shape) for process, shape in some] for some in runs]
 
-    def passed_by(self, process: Run, shape: CheckedShape) -> bool:
+    def _passed(self, process: Run, shape: CheckedShape) -> bool:
         try:
             return self.passed(process.outputs(), shape.answers)
         except Exception:  # noqa: BLE001 - a value that does not work is no parameter's
@@ -55,119 +69,89 @@ class _Gates(ResultGates):
 
 
 def tiling_knobs(
-    seed: Seed, shapes: Sequence[CheckedShape], results: Sequence[Result], wide: CheckedShape | None,
+    seed: Seed, shapes: Sequence[CheckedShape], results: Sequence[Result], wide: Sequence[CheckedShape],
     deep: Callable[[], CheckedShape | None],
 ) -> tuple[Space, list[dict[str, Any]]]:  # fmt: skip
     """The knobs that only tile, with the values whose answers pass; the others, with why they keep their value.
 
-    ``wide``: a shape of several tiles, on which the values next to the default must pass, too; echoes that must change
+    ``wide``: shapes of several tiles, on which the values next to the default must pass, too; numbers that must change
     with a knob there become its ties. ``deep``: gives a shape as long in one dimension as the call's, for knobs that
     change nothing on small ones, such as the largest block.
     """
     began = time.monotonic()
-    text, defaults, gates = seed.text, seed.defaults, _Gates(seed, results)
+    text, trials = seed.text, _Trials(seed, results)
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
     space: Space = {}
     fixed: list[dict[str, Any]] = []
     products = any("tl.dot(" in kernel.text for kernel in text.kernels.functions.values())
     smallest = min(shapes, key=lambda shape: shape.elements)
-
-    def fix(knob: Knob, why: str) -> None:
-        fixed.append({"name": knob.name, "value": knob.default, "why": why})
-
     for knob in text.knobs:
-        if knob.echo:
-            continue
-        if not _is_used(seed, knob):
-            fix(knob, "the kernel never uses it")
-            continue
         if knob.certain:
-            stages = "num_stages" in knob.name
-            values = tuple(v for v in knob.values if v <= 8) if stages else knob.values
-            space[knob.name] = values or (knob.default,)
+            most = 8 if "num_stages" in knob.name else max(knob.values)
+            space[knob.name] = tuple(v for v in knob.values if v <= most) or (knob.default,)
+        if knob.certain or knob.echo or knob.name in text.ties:
             continue
-        others, sides = (
-            _distinct_values(seed, knob, shapes),
-            _values_at_several_tiles(seed, gates, knob, wide),
-        )
-        if products and knob.default >= LEAST_TILE:
-            others = [value for value in others if value >= LEAST_TILE]
+        late = time.monotonic() - began > MOST_SECONDS
+        sides = None if late else _moved_together(seed, trials, knob, wide)
         if sides is None:
-            fix(knob, SEVERAL_TILES)
+            why = NO_TIME if late else SEVERAL_TILES
+            fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
-        echoes, fitting = sides
-        text.ties.update(dict.fromkeys(echoes, knob.name))
-        others = [value for value in others if value in fitting]
+        ties, fitting = sides
+        least = LEAST_TILE if products and knob.default >= LEAST_TILE else 0
+        others = [v for v in _distinct_values(seed, knob, shapes) if v in fitting and v >= least]
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
             late = time.monotonic() - began > EVIDENCE_SECONDS
-            runs = []
-            for value in some:
-                tried = _telling_shapes(seed, knob, value, [smallest] if late else shapes, deep)
-                params = {**defaults, knob.name: value, **dict.fromkeys(echoes, value)}
-                runs.append((value, [(gates.start(params, s), s) for s in tried]))
-                unseen += [] if tried else [value]
-            for value, started in runs:
-                # every process is read to its end, also behind one that fails
-                passed = [gates.passed_by(process, shape) for process, shape in started]
+            tried = [_telling_shapes(seed, knob, v, [smallest] if late else shapes, deep) for v in some]
+            points = [dict.fromkeys((knob.name, *ties), value) for value in some]
+            for value, passed in zip(some, trials.passed_at(points, tried), strict=True):
                 kept += [value] if passed and all(passed) else []
+                unseen += [] if passed else [value]
                 refused = refused or not all(passed)
         if len(kept) > 1 and not refused:
             kept += unseen  # like those that passed, and only larger shapes would show a difference
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
+            text.ties.update(dict.fromkeys(ties, knob.name))
         else:
-            fix(knob, MEANING if refused else IDLE)
+            fixed.append({"name": knob.name, "value": knob.default, "why": MEANING if refused else IDLE})
     return space, fixed
 
 
-def _values_at_several_tiles(
-    seed: Seed, gates: _Gates, knob: Knob, wide: CheckedShape | None
+def _moved_together(
+    seed: Seed, trials: _Trials, knob: Knob, wide: Sequence[CheckedShape]
 ) -> tuple[tuple[str, ...], list[int]] | None:
-    """Echoes that must follow a knob for the values next to its default to pass at several tiles, and the values on
-    those sides of the default where they do; None where they never do."""
-    same = [k.name for k in seed.text.knobs if k.echo and k.default == knob.default]
-    if wide is None:
-        return None if same else ((), list(knob.values))
-    below = [v for v in knob.values if v < knob.default]
-    above = [v for v in knob.values if v > knob.default]
-    ways = [(), *((name,) for name in same), *([tuple(same)] if len(same) > 1 else [])]
+    """Which numbers of a knob's value must change with it for the values next to its default to pass at several tiles,
+    and the values on those sides of the default where they do; None where they never do."""
+    numbers = [k for k in seed.text.knobs if k.default == knob.default and k is not knob and not k.certain]
+    free = [k for k in numbers if k.name not in seed.text.ties]
+    echoes = [k.name for k in free if k.echo]
+    if not wide:
+        return None if echoes else ((), list(knob.values))
+    sides = [[v for v in knob.values if v < knob.default], [v for v in knob.values if v > knob.default]]
+    nearest = [value for below, above in [sides] for value in (*below[-1:], *above[:1])]
     found: tuple[tuple[str, ...], list[int]] | None = None
-    for way in ways:
-        kept = []
-        for side, nearest in ((below, below[-1:]), (above, above[:1])):
-            tried = [{**seed.defaults, knob.name: v, **dict.fromkeys(way, v)} for v in nearest]
-            kept += side if all(gates.passed_by(gates.start(params, wide), wide) for params in tried) else []
-        if len(kept) == len(below) + len(above):
-            return tuple(way), kept
-        found = found or ((tuple(way), kept) if kept else None)
+    # alone, with one repetition or all, and with other parameters of its value, which then are no knobs of their own
+    ones = [(name,) for name in echoes if len(echoes) <= MOST_REPEATED]
+    ways = [(), *ones, tuple(echoes), tuple(k.name for k in free)]
+    for way in dict.fromkeys(ways):
+        points = [dict.fromkeys((knob.name, *way), value) for value in nearest]
+        passed = [all(some) for some in trials.passed_at(points, [wide] * len(points))]
+        kept = [v for side in sides for v in side if any(
+            fine and near in side for fine, near in zip(passed, nearest, strict=True)
+        )]  # fmt: skip
+        if kept and all(passed):
+            return way, kept
+        found = found or ((way, kept) if kept else None)
     return found
-
-
-def _is_used(seed: Seed, knob: Knob) -> bool:
-    """Whether a launch argument that the knob is in is used by its kernel."""
-    name, source = f"'{knob.name}'", seed.text.source
-    for call in ast.walk(ast.parse(source[source.index("def launch(") :])):
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript)):
-            continue
-        if any(name in ast.unparse(part) for part in (call.func.slice, *(k.value for k in call.keywords))):
-            return True
-        kernel = seed.text.kernels.functions.get(ast.unparse(call.func.value))
-        if kernel is None:
-            continue
-        node = next(n for n in ast.parse(kernel.text).body if isinstance(n, ast.FunctionDef))
-        body = {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name)}
-        given = zip(node.args.args, call.args, strict=False)
-        if any(name in ast.unparse(value) and parameter.arg in body for parameter, value in given):
-            return True
-    return False
 
 
 def _distinct_values(seed: Seed, knob: Knob, shapes: Sequence[CheckedShape]) -> list[Any]:
     """The knob's values other than its default that make a difference to each other at some shape: where a block is
     ``min(BLOCK, next_power_of_2(n))``, all that are above ``n`` are one."""
-    tensors = [*(blanks(seed, dims, "meta") for dims in seed.site.dims), *map(_blanks_like, shapes)]
+    tensors = [blanks(seed, dims, "meta") for dims in (*seed.site.dims, *(shape.dims for shape in shapes))]
 
     def launches(value: Any) -> list[Any]:
         return [launch_arguments(seed, {knob.name: value}, given) for given in tensors]
@@ -188,20 +172,13 @@ def _telling_shapes(
     """Shapes on which a value can show what it does: the small ones where it changes a launch on any, else the deep."""
 
     def differs(shape: CheckedShape) -> bool:
-        tensors = _blanks_like(shape)
+        tensors = blanks(seed, shape.dims, "meta")
         return launch_arguments(seed, {knob.name: value}, tensors) != launch_arguments(seed, {}, tensors)
 
     if any(map(differs, shapes)):
         return list(shapes)
     long = deep()
     return [long] if long is not None and differs(long) else []
-
-
-def _blanks_like(shape: CheckedShape) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.empty(array.shape, dtype=to_tensor(array[:0] if array.ndim else array, "").dtype)
-        for name, array in shape.inputs.items()
-    }
 
 
 def blanks(seed: Seed, dims: Mapping[str, int], device: str) -> dict[str, torch.Tensor]:

@@ -1,14 +1,14 @@
-"""Numbers of a recorded call as text, and the knobs that literals and configurations among them become."""
+"""Numbers of a recorded call as text, and the knobs that numbers and configurations among them become."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tilewright.workers.intake.source import traced_numbers
-from tilewright.workers.intake.source.knobs import STAGES, WARPS, Knob, between, constexprs, values_around
+from tilewright.workers.intake.source.knobs import STAGES, WARPS, Knob, between, values_around
 from tilewright.workers.intake.source.traced_numbers import Number, Traced
 from tilewright.workers.intake.triton.kernel_module import Origin
 from tilewright.workers.intake.triton.kernel_text import definition
@@ -16,16 +16,23 @@ from tilewright.workers.intake.triton.trace import Launch, Trace
 
 _OTHER_VENDOR = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
+MOST = 1 << 20
+"""Largest number that may be a knob."""
+
 
 class KnobFinder:
-    """Writes numbers of a recording, and makes ``knobs`` (by name) of what compile-time arguments are made of."""
+    """Writes numbers of a recording, and makes ``knobs`` (by name) of what compile-time arguments are made of.
+
+    Nothing says where in the wrapper a number comes from. Others of the same value, in a grid or a size, are echoes:
+    runs tell which of them move with a knob.
+    """
 
     def __init__(self, trace: Trace, origin: Origin) -> None:
         self._trace, self._device = trace, origin.device
-        self._literals, self._names = origin.literals, origin.names
+        self._names: dict[tuple[str, int], str] = {}
         self.knobs: dict[str, Knob] = {}
         self.meant: dict[str, int] = {}
-        """Literals that select a branch by equality, or that other constants are computed from."""
+        """Numbers that select a branch by equality."""
         self.notes: list[str] = []
 
     def options(self, launch: Launch, name: str, launches: Sequence[Launch]) -> list[str]:
@@ -65,106 +72,102 @@ class KnobFinder:
         self, value: Number, parameter: str = "", constexpr: bool = False, launch: Launch | None = None
     ) -> str:
         """A number as text; the knobs that a compile-time argument is made of are found on the way."""
-        if not isinstance(value, Traced):
-            return traced_numbers.number_text(value)
-        if "compiled" in value.atoms:
-            return self._occupancy(value)
-        if constexpr and launch is not None:
-            self.find(value, parameter, launch)
-        return self.resolved(value.code)
+        code = traced_numbers.code_of(value)
+        if not constexpr or launch is None:
+            return self.resolved(code)
+        if isinstance(value, bool | float | traced_numbers.TracedBool) or not _uses(launch, parameter):
+            return self.resolved(code)
+        for atom in sorted(traced_numbers.atoms_of(value)):
+            if atom.startswith("C") and atom in self._trace.atoms:
+                self._configured_knob(atom, launch)
+        if code.isdigit() and (selects(launch.kernel.fn, parameter) or isinstance(value, Traced)):
+            if not isinstance(value, Traced):  # such a one is the caller's
+                self.meant[parameter] = int(code)
+            return code
+        alone = len(list(_numbers(ast.parse(code)))) == 1
+        made = _replaced(code, lambda number: self._knob_of(number, parameter, alone, launch))
+        return self._with_atoms(made)
 
-    def find(self, value: Traced, parameter: str, launch: Launch) -> None:
-        """Make knobs of the literals and configurations that a compile-time argument is made of."""
-        kernel = launch.kernel.fn.__name__
-        fixed = constexprs(launch.kernel.fn)
-        compiled = [v for p, v in launch.arguments.items() if p in fixed and isinstance(v, Traced)]
-        for atom in sorted(value.atoms - {knob.atom for knob in self.knobs.values()}):
-            default = self._trace.atoms.get(atom)
-            if atom.startswith("C") and default is not None:
-                key = atom.rpartition("__")[2].rstrip("_")
-                configured = _configured(launch, key, default)
-                values = tuple(sorted({default, *configured, *between(default, configured)}))
-                source = f"autotune configurations of {kernel}"
-                certain = len(set(configured)) > 1  # else its authors never chose between values
-                name = self._knob_name(key, launch)
-                self._add(Knob(name, default, values, source, atom, certain, configured))
-            elif atom.startswith("K") and default is not None:
-                name = self._knob_name(parameter, launch)
-                source = f"default of {parameter} of {kernel}"
-                self._add(Knob(name, default, values_around(default), source, atom))
-            elif atom in self._literals and not isinstance(value, traced_numbers.TracedBool):
-                default, _, line = self._literals[atom]
-                exact = value.code == atom
-                codes = {v.code for v in compiled if atom in v.atoms and v.atoms <= set(self._literals)}
-                if (exact and selects(launch.kernel.fn, parameter)) or (atom in codes and len(codes) > 1):
-                    self._trace.meanings.add(
-                        atom
-                    )  # it selects a branch, or another constant is computed from it
-                if atom in self._trace.meanings:
-                    self.meant[self._names.get(atom, parameter)] = default
-                    continue
-                name = parameter if exact else self._names.get(atom) or f"{parameter}_{default}"
-                name = self._knob_name(name, launch)
-                self._add(Knob(name, default, values_around(default), f"literal at line {line}", atom))
+    def _configured_knob(self, atom: str, launch: Launch) -> None:
+        """The knob of a configuration's value."""
+        default, key = self._trace.atoms[atom], atom.rpartition("__")[2].rstrip("_")
+        if any(knob.atom == atom for knob in self.knobs.values()):
+            return
+        configured = _configured(launch, key, default)
+        values = tuple(sorted({default, *configured, *between(default, configured)}))
+        source = f"autotune configurations of {launch.kernel.fn.__name__}"
+        certain = len(set(configured)) > 1  # else its authors never chose between values
+        self._add(Knob(self._knob_name(key, launch), default, values, source, atom, certain, configured))
 
-    def note_echoes(self, launch: Launch, fixed: set[str]) -> None:
-        """Literals of the grid and of run-time arguments that have the value of a literal that is a knob."""
-        given = [v for p, v in launch.arguments.items() if p not in fixed]
-        repeated = {knob.default for knob in self.knobs.values() if not knob.certain and not knob.echo}
-        known = {knob.atom for knob in self.knobs.values()}
-        for atom in sorted(traced_numbers.atoms_of(*launch.grid, *given) - known):
-            value, _, line = self._literals.get(atom, (0, "", 0))
-            if value in repeated:
-                name = f"again_{value}_{len(self.knobs)}"
-                self._add(Knob(name, value, (value,), f"literal at line {line}", atom, echo=True))
+    def _knob_of(self, default: int, parameter: str, alone: bool, launch: Launch) -> str:
+        """The name of the knob of a number; one for all kernels that have that number under that name."""
+        key = (parameter, default)
+        if key not in self._names:
+            wanted = parameter if alone else f"{parameter}_{default}"
+            name = self._names[key] = self._knob_name(wanted, launch)
+            self._add(
+                Knob(name, default, values_around(default), f"number in the launch at line {launch.line}")
+            )
+        return self._names[key]
+
+    def _echo_of(self, value: int) -> str:
+        """The name of an echo, where a number has the value of a knob."""
+        if not any(k.default == value and not k.certain and not k.echo for k in self.knobs.values()):
+            return ""
+        name = f"again_{value}_{len(self.knobs)}"
+        self._add(Knob(name, value, (value,), "number beside a kernel's own", echo=True))
+        return name
 
     def _knob_name(self, wanted: str, launch: Launch) -> str:
         name = re.sub(r"\W", "_", wanted).lstrip("_") or "knob"
         return name if name not in self.knobs else f"{name}_{launch.kernel.fn.__name__.lstrip('_')}"
 
-    def _occupancy(self, value: Traced) -> str:
-        """Programs that fill the device: a knob in place of what only compiled code could tell."""
-        tree = ast.parse(value.code, mode="eval").body
-        texts = [
-            ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)
-        ]  # outermost first
-        measured = next(
-            (
-                t
-                for t in texts
-                if re.search(r"Dn_regs_|Dshared_", t) and not re.search(r"\.shape|\.stride|\.numel", t)
-            ),
-            None,
-        )
-        found = re.search(r"\bDmultiprocessor_count_", value.code)
-        programs = (
-            self._device["Dmultiprocessor_count_"] if found else max(int(traced_numbers.plain(value)), 1)
-        )
-        source = "programs on the device at once, which the wrapper computes from compiled code"
-        values = tuple(programs * n for n in (1, 2, 4, 8, 16, 32))
-        self._add(Knob("programs", programs * 4, values, source, "programs", True))
-        text = 'params["programs"]'
-        return text if measured is None else self.resolved(ast.unparse(tree).replace(measured, text))
-
     def plain_code(self, code: str) -> str:
         """An expression with all that is constant as numbers, as the wrapper itself has them."""
-        return self.resolved(code, {})
-
-    def resolved(self, code: str, knobs: Mapping[str, str] | None = None) -> str:
-        """An expression with ``knobs`` (names by atom; default: all) as parameters and all else that is constant as
-        numbers."""
-        knobs = {knob.atom: knob.name for knob in self.knobs.values()} if knobs is None else knobs
-
-        def text(match: re.Match[str]) -> str:
-            atom = match[0]
-            if atom in knobs:
-                return f'params["{knobs[atom]}"]'
-            if atom in self._literals:
-                return str(self._literals[atom][0])
-            return repr(self._trace.atoms[atom]) if atom in self._trace.atoms else atom
-
-        made = re.sub(r"\b[LCK]\w+_\b", text, code)
+        made = re.sub(r"\bC\w+_\b", lambda m: repr(self._trace.atoms.get(m[0], m[0])), code)
         return re.sub(r"\bD\w+_\b", lambda m: str(self._device.get(m[0], 1)), made)
+
+    def resolved(self, code: str) -> str:
+        """An expression outside compile-time arguments, with knobs as parameters and numbers that may repeat them as
+        echoes."""
+        return self._with_atoms(_replaced(code, self._echo_of))
+
+    def _with_atoms(self, code: str) -> str:
+        for knob in self.knobs.values():
+            if knob.atom:
+                code = re.sub(rf"\b{knob.atom}\b", f'params["{knob.name}"]', code)
+        return self.plain_code(code)
+
+
+def _numbers(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Whole numbers of an expression that may be sizes: no places of dimensions, nothing of a kernel of ours."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Constant) and type(node.value) is int and 2 <= node.value <= MOST:
+            yield node
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".shape"):
+            continue
+        if not called.endswith((".stride", ".size", ".permute", ".transpose")) and "torch_" not in called:
+            yield from _numbers(node)
+
+
+def _replaced(code: str, name_of: Callable[[int], str]) -> str:
+    """An expression with parameters in place of its numbers that have a name."""
+    tree = ast.parse(code, mode="eval")
+    named = {id(node): name for node in _numbers(tree) if (name := name_of(node.value))}  # type: ignore[arg-type]
+
+    class Replace(ast.NodeTransformer):
+        def visit_Constant(self, node: ast.Constant) -> ast.AST:
+            name = named.get(id(node))
+            return node if name is None else ast.parse(f'params["{name}"]', mode="eval").body
+
+    return ast.unparse(Replace().visit(tree)) if named else code
+
+
+def _uses(launch: Launch, parameter: str) -> bool:
+    """Whether a kernel's body names its parameter."""
+    body = definition(launch.kernel.fn)[0].body
+    return any(isinstance(n, ast.Name) and n.id == parameter for part in body for n in ast.walk(part))
 
 
 def _configured(launch: Launch, key: str, default: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from tilewright.workers.intake.triton.autograd_pair import GRADIENT
 from tilewright.workers.intake.triton.dead_branches import constants_of
 from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
 from tilewright.workers.intake.triton.kernel_text import Kernels, Text, dtype_name, is_jitted
-from tilewright.workers.intake.triton.knob_finder import KnobFinder
+from tilewright.workers.intake.triton.knob_finder import KnobFinder, selects
 from tilewright.workers.intake.triton.results import forward_results, results_of, root_of
 from tilewright.workers.intake.triton.trace import Launch, Trace, Var, Work
 from tilewright.workers.intake.triton.wrapper_text import wrapper_text
@@ -53,10 +53,12 @@ class _ModuleWriter:
         launches = [step for step in self._trace.steps if isinstance(step, Launch)]
         if not launches:
             raise Refusal("the call launches no Triton kernel")
-        by_kernel: dict[int, list[Mapping[str, Any]]] = {}
+        by_kernel: dict[Any, list[Mapping[str, Any]]] = {}
         for launch in launches:
-            by_kernel.setdefault(id(launch.kernel.fn), []).append(launch.arguments)
-        self._kernels.given = {fn: constants_of(given) for fn, given in by_kernel.items()}
+            by_kernel.setdefault(launch.kernel.fn, []).append(launch.arguments)
+        for kernel, given in by_kernel.items():
+            selecting = [name for name in given[0] if selects(kernel, name)]
+            self._kernels.given[id(kernel)] = constants_of(given, selecting)
         results = results_of(self._trace, types, self._origin.keeps_arguments)
         self._kernels.refusals += results.refusals
         body = self._statements(launches, results.chosen, results.replaced)
@@ -78,6 +80,12 @@ class _ModuleWriter:
     ) -> str:
         lines: list[str] = []
         used = self._used_vars(launches, outputs)
+        for launch in launches:  # all knobs are known before the first number that may repeat one
+            fixed = constexprs(launch.kernel.fn)
+            for parameter, value in launch.arguments.items():
+                size = isinstance(value, int) and not isinstance(value, bool | traced_numbers.TracedBool)
+                if size and parameter in fixed:
+                    self._finder.number(value, parameter, True, launch)
         for name, var in self._trace.inputs.items():
             if name in replaced:
                 if replaced[name] == "copied":
@@ -215,21 +223,13 @@ class _ModuleWriter:
     def _launch(self, launch: Launch, launches: Sequence[Launch]) -> list[str]:
         kernel = launch.kernel
         fixed = constexprs(kernel.fn)
-        name = self._reading(launch, fixed)
-        for parameter, value in launch.arguments.items():
-            if (
-                parameter in fixed
-                and isinstance(value, traced_numbers.Traced)
-                and "compiled" not in value.atoms
-            ):
-                self._finder.find(value, parameter, launch)
-        self._finder.note_echoes(launch, fixed)
+        name, read = self._reading(launch, fixed)
         arguments = []
         for parameter, value in launch.arguments.items():
-            if scalar_reads.is_read(value):
-                arguments += self._given(parameter, value)
-            else:
-                arguments.append(self._argument(parameter, value, parameter in fixed, launch))
+            given = read.get(parameter)
+            arguments += (
+                [self._argument(parameter, value, parameter in fixed, launch)] if given is None else given
+            )
         missing = [p for p in kernel.arg_names if p not in launch.arguments]
         if missing:
             raise Refusal(f"the launch of {kernel.fn.__name__} leaves out {', '.join(missing)}", launch.line)
@@ -237,35 +237,26 @@ class _ModuleWriter:
         grid = ", ".join(self._finder.number(g) for g in launch.grid)
         return [f"{name}[({grid},)]({', '.join([*arguments, *options])})"]
 
-    def _reading(self, launch: Launch, fixed: Collection[str]) -> str:
-        """The kernel of a launch, loading itself what the wrapper read from tensors; its name."""
-        heads = {}
+    def _reading(self, launch: Launch, fixed: Collection[str]) -> tuple[str, dict[str, list[str]]]:
+        """The kernel of a launch, loading itself what the wrapper read from tensors: its name, and by parameter the
+        tensors that it is given instead."""
+        name = self._kernels.add(launch.kernel)
+        heads, given = {}, {}
         for parameter, value in launch.arguments.items():
             if scalar_reads.is_read(value):
-                head = self._head(parameter, value)
+                own = self._kernels.parameters[name].get(parameter, parameter)
+                head = scalar_reads.head(own, self._finder.plain_code(value.code), self._trace.reads)
                 if head is None or parameter in fixed:
                     what = f"argument {parameter} of a kernel is computed from a tensor's values"
                     self._kernels.refusals.append((launch.line, what))
                 else:
-                    heads[self._renamed_parameter(launch, parameter)] = head
+                    heads[own] = head
+                given[parameter] = (
+                    [] if head is None else [self._trace.reads[a].name for a in head.given.values()]
+                )
         if any(map(scalar_reads.is_read, launch.grid)):
             self._kernels.refusals.append((launch.line, "a grid is computed from a tensor's values"))
-        name = self._kernels.add(launch.kernel)
-        return self._kernels.variant(name, heads) if heads else name
-
-    def _renamed_parameter(self, launch: Launch, parameter: str) -> str:
-        return self._kernels.parameters[self._kernels.add(launch.kernel)].get(parameter, parameter)
-
-    def _head(self, parameter: str, value: Any) -> scalar_reads.Head | None:
-        return scalar_reads.head(parameter, value.code, self._trace.reads)
-
-    def _given(self, parameter: str, value: Any) -> list[str]:
-        """What a kernel is given in place of a number that was read from a tensor."""
-        head = self._head(parameter, value)
-        texts = head.given.values() if head is not None else ()
-        return [
-            self._trace.reads[t].name if t in self._trace.reads else self._finder.resolved(t) for t in texts
-        ]
+        return self._kernels.variant(name, heads) if heads else name, given
 
     def _argument(self, parameter: str, value: Any, constexpr: bool, launch: Launch) -> str:
         if isinstance(value, TensorWrapper):
@@ -292,7 +283,7 @@ class _ModuleWriter:
             return self._kernels.add(value)
         if _is_descriptor(value):
             base = self._base_of(value, launch.line)
-            parts = [[self._finder.number(n, parameter, True, launch) for n in part]
+            parts = [[self._finder.number(n, parameter, part is value.block_shape, launch) for n in part]
                      for part in (value.shape, value.strides, value.block_shape)]  # fmt: skip
             return f"TensorDescriptor({base.name}, {', '.join('[' + ', '.join(p) + ']' for p in parts)})"
         raise Refusal(f"argument {parameter} of a kernel is a {type(value).__name__}", launch.line)

@@ -41,15 +41,10 @@ from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, Own
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
-from tilewright.workers.intake.source.literals import Literals
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
-from tilewright.workers.intake.triton.checked_shapes import (
-    checked_shapes,
-    deep_shape,
-    shape_of_several_tiles,
-)
+from tilewright.workers.intake.triton.checked_shapes import checked_shapes, deep_shape
 from tilewright.workers.intake.triton.eager_torch import without_dynamo
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Crashed, Run, TooSlow, run
 from tilewright.workers.intake.triton.kernel_module import KernelModule
@@ -116,19 +111,10 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
     halves. Raises Refusal, Uneven, and what the file raises."""
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
-        literals = Literals()
-        module, _ = load(path, re.sub(r"\([^()]*\)", "", request["function"]), literals)
+        module, _ = load(path, re.sub(r"\([^()]*\)", "", request["function"]))
         function = _function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
-        site = CallSite(
-            function,
-            str(path),
-            request["function"],
-            calls,
-            request["reference"],
-            literals=literals,
-            part=part,
-        )
+        site = CallSite(function, str(path), request["function"], calls, request["reference"], part=part)
         names = argument_names(function, calls[0])
         if paired and (pair := pair_of(function)) is not None:
             _pair_up(site, pair, names)
@@ -256,7 +242,7 @@ def _survey(request: Request) -> Answer:
     path = Path(request["path"]).resolve()
     kernels, functions, found = [], [], []
     with stub_device(request["part"]):
-        module, loader = load(path, None, Literals())
+        module, loader = load(path, None)
         for name, value in list(vars(module).items()):
             if is_jitted(value):
                 if getattr(kernel_function(value), "__module__", "") == module.__name__:
@@ -395,7 +381,8 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
     small = [shape for shape in shapes if not shape.looped] or shapes
     deep = functools.cache(lambda: deep_shape(seed))
-    space, fixed = tiling_knobs(seed, small, results, shape_of_several_tiles(seed), deep)
+    wide = [shape for shape in shapes if shape.looped]
+    space, fixed = tiling_knobs(seed, small, results, wide, deep)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
     module = load_module(source)

@@ -5,6 +5,8 @@ Tensors have shapes and no memory (torch's meta device) and say that they lie on
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,13 +17,9 @@ from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
-from tilewright.workers.intake.triton.tensor_views import ViewRecorder, foreign, sizes_of
+from tilewright.workers.intake.triton.tensor_views import SAID, VIEWS, ViewRecorder, foreign, sizes_of
 from tilewright.workers.intake.triton.trace import Trace, Var, caller, opened, user_line
 
-_VIEWS = {
-    "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "expand", "narrow",
-    "swapaxes", "movedim", "view_as", "reshape_as", "unflatten", "expand_as",
-}  # fmt: skip
 _FREE = {"detach", "requires_grad_", "is_contiguous", "data_ptr", "dim", "ndimension", "element_size",
          "is_floating_point",
          "storage_offset", "get_device", "is_complex", "__repr__", "__format__", "__hash__", "__len__", "is_pinned",
@@ -70,9 +68,10 @@ class Recording(TorchFunctionMode):
             return args[0]
         if name in ("contiguous", "to", "cuda", "float", "half", "bfloat16", "type_as", "clone"):
             return self._same(name, func, args, options)
-        if name == "broadcast_to":
-            name, func = "expand", torch.Tensor.expand
-        if name in _VIEWS or name in ("__getitem__", "chunk", "split", "unbind", "view_as_real"):
+        if name in SAID and self._var(args[0]) is not None:
+            with self:
+                return SAID[name](*args, **options)
+        if name in VIEWS:
             return self._views.made(name, func, args, options)
         if name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "numpy"):
             return self._read(name, args[0])
@@ -264,6 +263,14 @@ class Recording(TorchFunctionMode):
     def _computed(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """torch computes something: by a kernel of ours where one can say it."""
         result = func(*args, **_meta(options))
+        made = _put_together(torch_kernels.SAME_AS.get(name, name), args, options, result)
+        if made is not None and isinstance(args[0], torch.Tensor) and self._var(args[0]) is not None:
+            with self, contextlib.suppress(KeyError, TypeError):  # another power or option
+                found = made(*args, **options)
+                if isinstance(result, tuple):  # and the places, which torch alone knows
+                    foreign(self._trace, name, result[1])
+                    return type(result)((found, result[1]))
+                return found
         values = [self._var(a) if isinstance(a, torch.Tensor) else self._unread(a) for a in args]
         sound = all(
             v is not None and not (isinstance(v, Var) and (v.foreign or v.kind == "foreign")) for v in values
@@ -315,6 +322,18 @@ def _sizes_given(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> 
 def _meta(options: Mapping[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in options.items() if k not in ("device", "pin_memory")}
     return {**kept, "device": "meta"} if "device" in options else kept
+
+
+def _put_together(
+    name: str, args: Sequence[Any], options: Mapping[str, Any], result: Any
+) -> Callable[..., Any] | None:
+    """What torch computes as a function of other tensors' functions; None where it is none."""
+    if name not in torch_kernels.REDUCTIONS:
+        return torch_kernels.COMPOSED.get(name)
+    dims = args[1] if len(args) > 1 else options.get("dim", options.get("axis"))
+    if isinstance(result, tuple):  # ``max`` along an axis
+        return torch.Tensor.amax if name == "amax" else torch.Tensor.amin
+    return None if isinstance(dims, int) else functools.partial(torch_kernels.over_axes, name)
 
 
 def record(

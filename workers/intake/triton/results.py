@@ -87,8 +87,7 @@ def forward_results(trace: Trace, chosen: Sequence[Var]) -> list[int]:
 
 
 def _of_types(
-    candidates: Sequence[tuple[Var, torch.Tensor]],
-    types: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    candidates: Sequence[tuple[Var, torch.Tensor]], types: Sequence[tuple[tuple[int, ...], torch.dtype]]
 ) -> tuple[list[Var], list[Var]]:
     """The first for each of the shapes that are wanted, of its dtype where there is one; those that are left."""
     chosen, left = [], list(candidates)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,8 +17,8 @@ from tilewright.workers.intake.source import traced_numbers
 READ = "read"
 """Among the atoms of every number that came from a tensor's values."""
 
-_SAID = {"float": "({}).to(tl.float32)", "int": "({}).to(tl.int64)", "abs": "tl.abs({})"}
-_OF_TWO = {"min": "tl.minimum({}, {})", "max": "tl.maximum({}, {})"}
+_SAID = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "float": ""}
+"""What may be reckoned with such a number, beside arithmetic with numbers that are known."""
 
 
 def is_read(value: object) -> bool:
@@ -27,8 +28,8 @@ def is_read(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """What stands at a kernel's head in place of a parameter: ``statement`` makes its value of the tensors and numbers
-    that are given for it, ``given``: new parameter to the text of its argument, tensors by their atom."""
+    """What stands at a kernel's head in place of a parameter: ``statement`` makes its value of the tensors that are
+    given for it, ``given``: new parameter to the tensor's atom."""
 
     statement: str
     given: Mapping[str, str]
@@ -36,42 +37,14 @@ class Head:
 
 def head(parameter: str, code: str, known: Mapping[str, object]) -> Head | None:
     """A parameter whose value ``code`` is made of atoms of ``known``; None where a kernel cannot say it."""
-    given: dict[str, str] = {}
-
-    def name(text: str, pointer: bool) -> str:
-        for known_name, other in given.items():
-            if other == text:
-                return known_name
-        made = f"{parameter}_{'ptr' if pointer else 'n'}{len(given)}"
-        given[made] = text
-        return made
-
-    def said(node: ast.expr) -> str | None:
-        atoms = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & set(known)
-        if not atoms:
-            return (
-                ast.unparse(node)
-                if isinstance(node, ast.Constant)
-                else name(ast.unparse(node), pointer=False)
-            )
-        if isinstance(node, ast.Name):
-            return f"tl.load({name(node.id, pointer=True)})"
-        if isinstance(node, ast.BinOp):
-            left, right = said(node.left), said(node.right)
-            symbol = ast.unparse(ast.BinOp(ast.Name("a"), node.op, ast.Name("b")))[1:-1]
-            return None if left is None or right is None else f"({left}{symbol}{right})"
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            inner = said(node.operand)
-            return None if inner is None else f"(-{inner})"
-        if isinstance(node, ast.Call):
-            parts = [said(argument) for argument in node.args]
-            form = (_SAID if len(parts) == 1 else _OF_TWO).get(ast.unparse(node.func))
-            if form is not None and len(parts) in (1, 2) and all(part is not None for part in parts):
-                return form.format(*parts)
+    names = dict.fromkeys(re.findall(r"\b[A-Za-z_]\w*", code))
+    atoms = [name for name in names if name in known]
+    if names.keys() - set(atoms) - set(_SAID):
         return None
-
-    text = said(ast.parse(code, mode="eval").body)
-    return None if text is None else Head(f"{parameter} = {text}", given)
+    given = {atom: f"{parameter}_ptr{n}" for n, atom in enumerate(atoms)}
+    said = {**_SAID, **{atom: f"tl.load({pointer})" for atom, pointer in given.items()}}
+    text = re.sub(r"\b[A-Za-z_]\w*", lambda name: said[name[0]], code)
+    return Head(f"{parameter} = {text}", {pointer: atom for atom, pointer in given.items()})
 
 
 def with_heads(text: str, name: str, heads: Mapping[str, Head]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import subprocess
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -10,10 +11,10 @@ from typing import Any
 
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
 from triton.runtime import autotuner, interpreter, jit
 
 from tilewright.workers.intake.source import traced_numbers
-from tilewright.workers.intake.source.knobs import constexprs
 from tilewright.workers.intake.triton.trace import Launch, current, user_line
 
 DEVICE = torch.device("cuda", 0)
@@ -56,48 +57,28 @@ def device_properties(part: Mapping[str, Any]) -> _Properties:
     return found
 
 
-class _Driver:
+def _driver(part: Mapping[str, Any]) -> Any:
     """Stands in for Triton's driver."""
-
-    def __init__(self, part: Mapping[str, int]) -> None:
-        self._part = part
-        self.utils = types.SimpleNamespace(get_device_properties=lambda *_: device_properties(part))
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self._part["capability"], 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return DEVICE
-
-    def get_device_interface(self) -> Any:
-        return torch.cuda
-
-    def is_active(self) -> bool:
-        return True
+    return types.SimpleNamespace(
+        utils=types.SimpleNamespace(get_device_properties=lambda *_: device_properties(part)),
+        get_current_target=lambda: GPUTarget("cuda", part["capability"], 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=0: 0,
+        get_active_torch_device=lambda: DEVICE,
+        get_device_interface=lambda: torch.cuda,
+        is_active=lambda: True,
+    )
 
 
 class _Compiled:
-    """What ``kernel.warmup`` gives: figures of code that nobody has compiled, and a way to launch."""
+    """What ``kernel.warmup`` gives: figures of a small kernel, for nobody has compiled it, and a way to launch."""
 
     def __init__(self, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self._kernel, self._arguments, self._options = kernel, dict(arguments), dict(options)
-        unknown = frozenset(["device", "compiled"])
-        self.n_regs = traced_numbers.traced(32, "Dn_regs_", unknown)
-        self.n_spills = 0
-        shared = traced_numbers.traced(1024, "Dshared_", unknown)
+        self.n_regs, self.n_spills, self.asm = 32, 0, dict[str, str]()
         self.metadata = types.SimpleNamespace(
-            shared=shared, num_warps=options.get("num_warps", 4), name="kernel"
+            shared=1024, num_warps=options.get("num_warps", 4), name="kernel"
         )
-        self.asm: dict[str, str] = {}
-        self.function = self.module = None
 
     def _init_handles(self) -> None:
         return
@@ -145,35 +126,12 @@ def _run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs
     named = dict(zip(names, args, strict=False))
     named.update({k: v for k, v in kwargs.items() if k in names})
     options = {k: v for k, v in kwargs.items() if k not in names}
-    for name, parameter in _signature(self.fn).items():
-        if name not in named and parameter is not _EMPTY:
-            named[name] = _default(self, name, parameter)
+    for name, parameter in inspect.signature(self.fn).parameters.items():
+        if name not in named and parameter.default is not inspect.Parameter.empty:
+            named[name] = getattr(parameter.default, "value", parameter.default)
     if warmup:
         return _Compiled(self, named, options)
     return note(self, grid, named, options)
-
-
-def _default(kernel: Any, name: str, value: Any) -> Any:
-    """The default of a kernel's parameter: of a compile-time one, such as a block's size, traced as a literal is."""
-    trace = current()
-    value = getattr(value, "value", value)
-    if trace is None or type(value) is not int or value < 2 or name not in constexprs(kernel.fn):
-        return value
-    atom = f"K{kernel.fn.__name__}__{name}_"
-    trace.atoms[atom] = value
-    return traced_numbers.traced(value, atom, frozenset([atom]))
-
-
-_EMPTY = object()
-
-
-def _signature(fn: Any) -> dict[str, Any]:
-    import inspect
-
-    return {
-        n: (_EMPTY if p.default is inspect.Parameter.empty else p.default)
-        for n, p in inspect.signature(fn).parameters.items()
-    }
 
 
 def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -187,10 +145,9 @@ def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = kernel.fn
     name = kernel.fn.__name__
     trace.configs[name] = tuple(configs)
-    chosen = dict(configs[len(configs) // 2 if len(configs) > 2 else 0])
-    config = self.configs[len(configs) // 2 if len(configs) > 2 else 0]
-    values = {}
-    for key, value in chosen.items():
+    middle = len(configs) // 2 if len(configs) > 2 else 0
+    config, values = self.configs[middle], {}
+    for key, value in configs[middle].items():
         if key == "ir_override":
             continue
         atom = f"C{name}__{key}_"
@@ -208,7 +165,6 @@ def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
 @contextlib.contextmanager
 def stub_device(part: Mapping[str, int]) -> Iterator[None]:
     """While open, torch and Triton speak of the target's device, and no kernel runs."""
-    driver = _Driver(part)
     properties = lambda *a, **k: device_properties(part)  # noqa: E731
     null = lambda *a, **k: contextlib.nullcontext()  # noqa: E731
     stream = types.SimpleNamespace(cuda_stream=0, wait_stream=lambda *a: None)
@@ -244,7 +200,7 @@ def stub_device(part: Mapping[str, int]) -> Iterator[None]:
     active = triton.runtime.driver.active if _has_driver() else None
     for owner, name, value in changes:
         setattr(owner, name, value)
-    triton.runtime.driver.set_active(driver)
+    triton.runtime.driver.set_active(_driver(part))
     torch.set_default_device("meta")
     try:
         yield
@@ -275,9 +231,7 @@ def _asked(product: str) -> Callable[..., Any]:
         words = command.split() if isinstance(command, str) else list(command)
         if words[:1] != ["nvidia-smi"]:
             return run(command, *args, **kwargs)
-        text = bool(kwargs.get("text") or kwargs.get("universal_newlines") or kwargs.get("encoding"))
-        said = f"{product}\n"
-        return subprocess.CompletedProcess(command, 0, said if text else said.encode(), "" if text else b"")
+        return run(["echo", product], *args, **kwargs)
 
     return asked
 

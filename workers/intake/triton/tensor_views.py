@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,69 @@ def foreign(trace: Trace, name: str, result: Any) -> None:
                 trace.vars[id(part)] = var
 
 
+def _parts_of(name: str, tensor: torch.Tensor, asked: Any, dim: Any = 0) -> tuple[torch.Tensor, ...]:
+    """What ``chunk`` and ``split`` make, each part as a slice."""
+    dim = traced_numbers.plain(dim) % tensor.dim()
+    size, widths = tensor.shape[dim], asked
+    whole = int(size)
+    if not isinstance(asked, tuple | list):
+        width = -(-whole // int(asked)) if name == "chunk" else int(asked)
+        even = (
+            size // asked
+            if name == "chunk" and width * int(asked) == whole
+            else asked
+            if name == "split"
+            else width
+        )
+        widths = [even] * (whole // width) + [whole % width] * (whole % width > 0)
+    parts, start = [], 0
+    for width in widths:
+        parts.append(tensor.narrow(dim, start, width))
+        start = start + width if parts[1:] else width
+    return tuple(parts)
+
+
+def _at(tensor: torch.Tensor, dim: Any, where: Any) -> torch.Tensor:
+    return tensor[(*[slice(None)] * traced_numbers.plain(dim), where)]
+
+
+def _flatten(x: torch.Tensor, start_dim: int = 0, end_dim: int = -1) -> torch.Tensor:
+    first, last = start_dim % x.dim(), end_dim % x.dim()
+    together = traced_numbers.product(x.shape[first : last + 1])
+    return x.reshape(*x.shape[:first], together, *x.shape[last + 1 :])
+
+
+def _moved(x: torch.Tensor, source: int, destination: int) -> torch.Tensor:
+    order = [n for n in range(x.dim()) if n != source % x.dim()]
+    order.insert(destination % x.dim(), source % x.dim())
+    return x.permute(order)
+
+
+SAID: Mapping[str, Callable[..., Any]] = {
+    "chunk": lambda x, chunks, dim=0: _parts_of("chunk", x, chunks, dim),
+    "split": lambda x, split_size=1, dim=0, split_size_or_sections=None: _parts_of(
+        "split", x, split_size_or_sections or split_size, dim
+    ),
+    "unbind": lambda x, dim=0: tuple(_at(x, dim % x.dim(), n) for n in range(int(x.shape[dim]))),
+    "narrow": lambda x, dim, start, length: _at(x, dim % x.dim(), slice(start, start + length)),
+    "unsqueeze": lambda x, dim: _at(x, dim % (x.dim() + 1), None),
+    "select": lambda x, dim, index: _at(x, dim % x.dim(), index),
+    "expand_as": lambda x, other: x.expand(other.shape),
+    "broadcast_to": lambda x, size: x.expand(size),
+    "view_as": lambda x, other: x.view(other.shape),
+    "reshape_as": lambda x, other: x.reshape(other.shape),
+    "unflatten": lambda x, dim, sizes: x.view(*x.shape[: dim % x.dim()], *sizes, *x.shape[dim % x.dim() + 1 :]),
+    "swapaxes": lambda x, one, other: x.transpose(one, other),
+    "t": lambda x: x.transpose(0, 1) if x.dim() == 2 else x,
+    "flatten": _flatten, "movedim": _moved,
+}  # fmt: skip
+"""Views that others say."""
+
+VIEWS = frozenset(
+    ("view", "reshape", "transpose", "permute", "squeeze", "expand", "__getitem__", "view_as_real")
+)
+
+
 class ViewRecorder:
     """Notes views in ``trace``; ``work`` makes the copies."""
 
@@ -41,32 +104,14 @@ class ViewRecorder:
         var, value = self._trace.find(args[0]), func(*args, **options)
         if var is None:
             return value
-        if isinstance(value, tuple | list):
-            return type(value)(self._parts(name, value, args, options, var))
-        if name == "expand_as":
-            name, args, options = "expand", (args[0], *sizes_of(var, value.shape)), {}
         shared = value.untyped_storage()._cdata == args[0].untyped_storage()._cdata
         if not shared:
             return self._gathered(name, func, args, options, var, value)
-        if name == "__getitem__":
-            return self.note(value, var, f"{var.name}[{_index_text(args[1])}]")
-        rest = [
-            *map(_argument_text, args[1:]),
-            *(f"{k}={_argument_text(v)}" for k, v in options.items()),
-        ]
-        if name == "unsqueeze" or name == "narrow":
-            return self.note(value, var, f"{var.name}[{_slice_text(name, args, options)}]")
-        if name == "movedim" or (name == "flatten" and not value.is_contiguous()):
-            foreign(self._trace, name, value)
-            return value
-        if name in ("flatten", "unflatten", "expand_as", "view_as", "reshape_as"):
-            shape = ", ".join(str(n) for n in value.shape)
-            sizes = _sizes_text(args[0], value, sizes_of(var, args[0].shape)) or shape
-            return self.note(value, var, f"{var.name}.view(({sizes},))")
         if value is args[0]:
             return value
-        if name == "t":
-            return self.note(value, var, f"{var.name}.T" if value.dim() == 2 else var.name)
+        if name == "__getitem__":
+            return self.note(value, var, f"{var.name}[{_index_text(args[1])}]")
+        rest = [*map(_argument_text, args[1:]), *(f"{k}={_argument_text(v)}" for k, v in options.items())]
         return self.note(value, var, f"{var.name}.{name}({', '.join(rest)})")
 
     def _gathered(
@@ -79,50 +124,12 @@ class ViewRecorder:
         value: torch.Tensor,
     ) -> torch.Tensor:
         """A reshape that torch can only make by a copy: a copy of ours, and a view of that."""
-        known = name in ("reshape", "flatten", "reshape_as") and not (var.foreign or var.kind == "foreign")
+        known = name == "reshape" and not (var.foreign or var.kind == "foreign")
         packed = self._work.copied(var, args[0].contiguous(), user_line()) if known else None
         if packed is None:
             foreign(self._trace, name, value)
             return value
         return self.made(name, func, (packed.tensor, *args[1:]), options)
-
-    def _parts(
-        self,
-        name: str,
-        values: Sequence[torch.Tensor],
-        args: Sequence[Any],
-        options: Mapping[str, Any],
-        var: Var,
-    ) -> Iterator[torch.Tensor]:
-        """The parts that ``chunk``, ``split`` and ``unbind`` make, each as an index."""
-        given = (
-            args[2]
-            if len(args) > 2 and name != "unbind"
-            else args[1]
-            if len(args) > 1 and name == "unbind"
-            else 0
-        )
-        dim = int(traced_numbers.plain(options.get("dim", given))) % var.tensor.dim()
-        whole = f"{var.name}.shape[{dim}]"
-        size, asked = var.tensor.shape[dim], args[1] if len(args) > 1 else options.get("chunks", 1)
-        at, said = 0, ""
-        for number, value in enumerate(values):
-            if name == "unbind":
-                where = str(number)
-            else:
-                width = value.shape[dim]
-                even = width * len(values) == size
-                here, until = (
-                    (f"{whole} * {number} // {len(values)}", f"{whole} * {number + 1} // {len(values)}")
-                    if even and (name == "chunk" or not isinstance(asked, tuple | list))
-                    else (str(at), str(at + width))
-                )
-                if isinstance(asked, tuple | list):
-                    here = said or "0"
-                    said = f"{here} + {traced_numbers.code_of(asked[number])}"
-                    until = said
-                where, at = f"{here}:{until}", at + width
-            yield self.note(value, var, f"{var.name}[{':, ' * dim}{where}]")
 
     def note(self, value: torch.Tensor, base: Var, text: str) -> torch.Tensor:
         known = self._trace.find(value)
@@ -136,21 +143,6 @@ class ViewRecorder:
     def _alias(self, value: torch.Tensor, base: Var) -> torch.Tensor:
         self._trace.vars[id(value)] = Var(base.name, value, "alias", None, base, base.line, base.foreign)
         return value
-
-
-def _slice_text(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """The index that says ``unsqueeze`` or ``narrow``."""
-    dim = int(traced_numbers.plain(args[1] if len(args) > 1 else options["dim"]))
-    if name == "unsqueeze":
-        return ":, " * (dim % (args[0].dim() + 1)) + "None"
-    start, length = (
-        args[2] if len(args) > 2 else options["start"],
-        args[3] if len(args) > 3 else options["length"],
-    )
-    return (
-        ":, " * (dim % args[0].dim())
-        + f"{traced_numbers.code_of(start)}:{traced_numbers.code_of(start)} + {traced_numbers.code_of(length)}"
-    )
 
 
 def _argument_text(value: Any) -> str:
@@ -170,23 +162,3 @@ def _index_text(value: Any) -> str:
     if value is Ellipsis:
         return "..."
     return "None" if value is None else traced_numbers.code_of(value)
-
-
-def _sizes_text(old: torch.Tensor, new: torch.Tensor, sizes: Sequence[Any]) -> str | None:
-    """The new sizes as products of the old ones, where runs of old dimensions make them."""
-    found, place = [], 0
-    for size in new.shape:
-        if size == 1:
-            found.append("1")
-            continue
-        while place < old.dim() and old.shape[place] == 1:
-            place += 1
-        made, parts = 1, []
-        while made < size and place < old.dim():
-            made *= old.shape[place]
-            parts.append(traced_numbers.code_of(sizes[place]))
-            place += 1
-        if made != size:
-            return None
-        found.append(" * ".join(parts))
-    return ", ".join(found)

@@ -50,9 +50,6 @@ SAME_AS: Mapping[str, str] = {
 POWERS: Mapping[float, str] = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
 """Exponents of ``pow`` that are functions of one tensor."""
 
-COMPOSED = frozenset(("pow", "clamp", "where", "logsumexp", "softmax"))
-"""What is put together of the others."""
-
 _START: Mapping[str, str] = {"sum": "0", "mean": "0", "amax": '-float("inf")', "amin": 'float("inf")'}
 REDUCTIONS = frozenset(_START)
 
@@ -61,7 +58,13 @@ def known(name: str) -> bool:
     """Whether a kernel of ours can do it."""
     plain = SAME_AS.get(name, name)
     function = plain.removesuffix("_")
-    return function in UNARY or function in BINARY or plain in REDUCTIONS or plain in COMPOSED
+    return (
+        function in UNARY
+        or function in BINARY
+        or plain in REDUCTIONS
+        or plain in COMPOSED
+        or plain == "where"
+    )
 
 
 # -- elementwise ---------------------------------------------------------------------------------------
@@ -164,72 +167,103 @@ def _function(name: str, head: str, body: Sequence[str]) -> str:
 # -- reductions ----------------------------------------------------------------------------------------
 
 
-def reduction(trace: Trace, what: str, source: Var, dim: int | None, target: Var, line: int) -> bool:
-    """Add ``target = what(source, dim)``, with or without the reduced dimension; ``dim`` None: of all, contiguous."""
-    dtype = source.tensor.dtype
+def reduction(trace: Trace, what: str, source: Var, dim: int, target: Var, line: int) -> bool:
+    """Add ``target = what(source, dim)``, with or without the reduced dimension."""
+    dtype, rank = source.tensor.dtype, source.tensor.dim()
     exact = not dtype.is_floating_point
     if str(dtype).startswith(("torch.float8", "torch.complex")) or (exact and what != "sum"):
         return False
     compute = "tl.int64" if exact else "tl.float64" if dtype == torch.float64 else "tl.float32"
-    rank = source.tensor.dim()
-    outer = [n for n in range(rank) if n != dim] if dim is not None else []
+    outer = [n for n in range(rank) if n != dim]
     if len(outer) > MOST_DIMENSIONS:
         return False
-    kept = target.tensor.dim() == rank
-    count, step = (
-        (f"{source.name}.numel()", "1")
-        if dim is None
-        else (f"{source.name}.shape[{dim}]", f"{source.name}.stride({dim})")
-    )
-    rows = dim is None or source.tensor.stride(dim) == 1 or target.tensor.numel() == 1
-    depth = len(outer)
+    kept, depth = target.tensor.dim() == rank, len(outer)
+    rows = source.tensor.stride(dim) == 1 or target.tensor.numel() == 1
     kernel = f"torch_{what}_{compute[3:]}_{'rows' if rows else 'columns'}_{depth}d"
-    text = _reduction_text(kernel, what, depth, compute, rows)
-    given = [source.name, target.name, f"{target.name}.numel()" if depth else "1"]
-    given += [f"{source.name}.shape[{n}]" for n in outer[1:]]
+    text = _reduction_text(kernel, what, depth, compute)
+    size = f"{target.name}.numel()" if depth else "1"
+    given = [source.name, target.name, size, *(f"{source.name}.shape[{n}]" for n in outer[1:])]
     given += [f"{source.name}.stride({n})" for n in outer]
     given += [f"{target.name}.stride({n if kept else place})" for place, n in enumerate(outer)]
-    given += [count, step]
-    block = _BLOCK if rows else 128
-    grid = f"{target.name}.numel()" if rows else f"triton.cdiv({target.name}.numel(), {block})"
-    call = f"{kernel}[({grid},)]({', '.join([*given, str(block)])})"
+    given += [f"{source.name}.shape[{dim}]", f"{source.name}.stride({dim})"]
+    tile = (1, _BLOCK) if rows else (128, 8)
+    call = f"{kernel}[(triton.cdiv({size}, {tile[0]}),)]({', '.join([*given, *map(str, tile)])})"
     trace.steps.append(Work(kernel, text, call, (source,), target, what, line))
     return True
 
 
-def _reduction_text(kernel: str, what: str, rank: int, compute: str, rows: bool) -> str:
+def _reduction_text(kernel: str, what: str, rank: int, compute: str) -> str:
     sizes = [f"n{n}" for n in range(1, rank)]
     steps = [f"{p}_{n}" for p in ("x0", "t") for n in range(rank)]
-    head = ", ".join(["source", "target", "size", *sizes, *steps, "count", "step", "BLOCK: tl.constexpr"])
-    join = {"sum": "total + part", "mean": "total + part", "amax": "tl.maximum(total, part)",
-            "amin": "tl.minimum(total, part)"}[what]  # fmt: skip
-    whole = {"sum": "tl.sum", "mean": "tl.sum", "amax": "tl.max", "amin": "tl.min"}[what]
-    end = " / count" if what == "mean" else ""
-    start = _START[what]
-    places = _places(rank, ["x0"]) if rank else ["x0_at = at * 0", "t_at = at * 0"]
-    if rows:
-        body = [
-            "at = tl.program_id(0).to(tl.int64)",
-            *places,
-            f"total = tl.full((BLOCK,), {start}, {compute})",
-            "for first in range(0, count, BLOCK):",
-            "    k = first + tl.arange(0, BLOCK)",
-            f"    part = tl.load(source + x0_at + k * step, mask=k < count, other={start}).to({compute})",
-            f"    total = {join}",
-            f"tl.store(target + t_at, {whole}(total, axis=0){end})",
-        ]
-    else:
-        body = [
-            "at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
-            "inside = at < size",
-            *places,
-            f"total = tl.full((BLOCK,), {start}, {compute})",
-            "for k in range(0, count):",
-            f"    part = tl.load(source + x0_at + k * step, mask=inside, other={start}).to({compute})",
-            f"    total = {join}",
-            f"tl.store(target + t_at, total{end}, mask=inside)",
-        ]
+    tile = ["ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
+    head = ", ".join(["source", "target", "size", *sizes, *steps, "count", "step", *tile])
+    join = {"amax": "tl.maximum(total, part)", "amin": "tl.minimum(total, part)"}.get(what, "total + part")
+    whole = {"amax": "tl.max", "amin": "tl.min"}.get(what, "tl.sum")
+    start, end = _START[what], " / count" if what == "mean" else ""
+    body = [
+        "at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)",
+        *(_places(rank, ["x0"]) if rank else ["x0_at = at * 0", "t_at = at * 0"]),
+        f"total = tl.full((ROWS, BLOCK), {start}, {compute})",
+        "for first in range(0, count, BLOCK):",
+        "    k = first + tl.arange(0, BLOCK)[None, :]",
+        "    inside = (at < size)[:, None] & (k < count)",
+        f"    part = tl.load(source + x0_at[:, None] + k * step, mask=inside, other={start}).to({compute})",
+        f"    total = {join}",
+        f"tl.store(target + t_at, {whole}(total, axis=1){end}, mask=at < size)",
+    ]
     return _function(kernel, head, body)
+
+
+# -- what is put together of the others ------------------------------------------------------------------
+
+
+def _exponentials(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest along an axis, and exponentials below it, in float32 at least."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    top = wide.amax(dim, True)
+    return top, (wide - top).exp()
+
+
+def _softmax(
+    x: torch.Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    _, powers = _exponentials(x, dim)
+    return (powers / powers.sum(dim, True)).to(dtype or x.dtype)
+
+
+def _logsumexp(x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
+    top, powers = _exponentials(x, dim)
+    return (powers.sum(dim, keepdim).log() + (top if keepdim else top.squeeze(dim))).to(x.dtype)
+
+
+def _clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
+    x = x if min is None else x.clamp_min(min)
+    return x if max is None else x.clamp_max(max)
+
+
+def _pow(x: torch.Tensor, power: Any) -> torch.Tensor:
+    made: torch.Tensor = getattr(x, POWERS[traced_numbers.plain(power)])()
+    return made
+
+
+COMPOSED: Mapping[str, Callable[..., torch.Tensor]] = {
+    "softmax": _softmax, "logsumexp": _logsumexp, "clamp": _clamp, "pow": _pow,
+}  # fmt: skip
+
+
+def over_axes(
+    what: str, x: torch.Tensor, dim: Any = None, keepdim: bool = False, axis: Any = None, dtype: Any = None
+) -> torch.Tensor:
+    """A reduction over several axes or all, one after the other."""
+    dim = axis if dim is None else dim
+    flat = dim is None and not keepdim
+    source = x.reshape(-1) if flat else x
+    places = [0] if flat else sorted(traced_numbers.plain(d) % x.dim() for d in dim or range(x.dim()))
+    rounds = len(places) > 1 and what in ("sum", "mean") and x.dtype in (torch.float16, torch.bfloat16)
+    options = {"dtype": torch.float32} if rounds else {} if dtype is None else {"dtype": dtype}
+    for place in reversed(places):  # the last first, so that places before it stay
+        source = getattr(source, what)(place, keepdim, **options)
+    return source.to(dtype or x.dtype) if rounds else source
 
 
 # -- what torch was asked, taken apart ----------------------------------------------------------------
@@ -273,140 +307,37 @@ class TorchKernels:
     ) -> Var | None:
         """The result of torch's function ``name`` of Vars and numbers; None where no kernel says it."""
         plain = SAME_AS.get(name, name)
-        if plain in COMPOSED:
-            return self._composed(plain, values, options, result, line)
-        if name in ("max", "min") and (len(values) > 1 or options or not isinstance(result, torch.Tensor)):
-            return None  # of two tensors, or with its places
         if plain in REDUCTIONS:
             return self._reduced(plain, values, options, result, line)
         function = plain.removesuffix("_")
-        expression = UNARY.get(function) or BINARY.get(function)
-        wanted = 1 if function in UNARY else 2
-        if (
-            expression is None
-            or options
-            or len(values) != wanted
-            or not all(isinstance(v, Var | int | float) for v in values)
-        ):
+        expressions = {1: UNARY, 2: BINARY, 3: {"where": "tl.where({0} != 0, {1}, {2})"}}.get(len(values), {})
+        expression = expressions.get(function)
+        if expression is None or options or not all(isinstance(v, Var | int | float) for v in values):
             return None
-        if plain.endswith("_"):
-            target = values[0]
-            if target.kind == "input":
-                return None
-        else:
-            target = self._make(result, self._shape(values, result))
+        target = values[0] if plain.endswith("_") else self._make(result, self._shape(values, result))
+        if plain.endswith("_") and target.kind == "input":
+            return None
         return target if elementwise(self._trace, function, expression, values, target, line) else None
-
-    def _composed(
-        self, what: str, values: Sequence[Any], options: Mapping[str, Any], result: Any, line: int
-    ) -> Var | None:
-        if what == "where":
-            if len(values) != 3 or options or not all(isinstance(v, Var | int | float) for v in values):
-                return None
-            target = self._make(result, self._shape(values, result))
-            said = "tl.where({0} != 0, {1}, {2})"
-            return target if elementwise(self._trace, what, said, values, target, line) else None
-        source, rest = values[0], list(values[1:])
-        if not isinstance(source, Var):
-            return None
-        if what == "pow":
-            function = POWERS.get(traced_numbers.plain(rest[0])) if len(rest) == 1 and not options else None
-            return self.computed(function, [source], {}, result, line) if function else None
-        if what == "clamp":
-            given = dict(zip(("min", "max"), rest, strict=False)) | dict(options)
-            current: Var | None = source
-            for side, bound in given.items():
-                if current is not None and bound is not None:
-                    current = self.computed(f"clamp_{side}", [current, bound], {}, result, line)
-            return current
-        return self._of_exponentials(what, source, rest, options, line)
-
-    def _of_exponentials(
-        self, what: str, source: Var, rest: Sequence[Any], options: Mapping[str, Any], line: int
-    ) -> Var | None:
-        """``softmax`` or ``logsumexp`` along one axis: the largest, exponentials below it, their sum."""
-        given = dict(zip(("dim",), rest, strict=False)) | dict(options)
-        dim, wide = given.pop("dim", None), source.tensor
-        if given or not isinstance(traced_numbers.plain(dim), int) or not wide.dtype.is_floating_point:
-            return None
-        fine = wide.float() if wide.dtype != torch.float64 else wide
-        whole, row = (fine.amax(dim, keepdim=keep) for keep in (True, False))
-        top = self.computed("amax", [source, dim, True], {}, whole, line)
-        parts = top and self.computed("sub", [source, top], {}, fine, line)
-        powers = parts and self.computed("exp", [parts], {}, fine, line)
-        if powers is None:
-            return None
-        if what == "softmax":
-            total = self.computed("sum", [powers, dim, True], {}, whole, line)
-            return total and self.computed("div", [powers, total], {}, wide, line)
-        total = self.computed("sum", [powers, dim], {}, row, line)
-        logs = total and self.computed("log", [total], {}, row, line)
-        peak = self.computed("amax", [source, dim], {}, row, line)
-        return logs and peak and self.computed("add", [logs, peak], {}, row.to(wide.dtype), line)
 
     def _shape(self, values: Sequence[Any], result: torch.Tensor) -> list[Any]:
         """Sizes of a broadcast result, each from an operand that has it."""
-        found: list[Any] = []
-        for place, size in enumerate(result.shape):
-            behind = result.dim() - place
-            said: Any = int(size)
-            for value in values:
-                if (
-                    isinstance(value, Var)
-                    and value.tensor.dim() >= behind
-                    and value.tensor.shape[-behind] == size
-                ):
-                    said = self._sizes(value)[-behind]
-                    break
-            found.append(said)
+        found: list[Any] = [int(size) for size in result.shape]
+        for value in (v for v in reversed(values) if isinstance(v, Var)):
+            sizes, shape = self._sizes(value), value.tensor.shape
+            for behind in range(1, len(shape) + 1):
+                if shape[-behind] == result.shape[-behind]:
+                    found[-behind] = sizes[-behind]
         return found
 
     def _reduced(
-        self, what: str, values: Sequence[Any], options: Mapping[str, Any], result: torch.Tensor, line: int
+        self, what: str, values: Sequence[Any], options: Mapping[str, Any], result: Any, line: int
     ) -> Var | None:
-        source = values[0]
-        named = dict(zip(("dim", "keepdim"), values[1:], strict=False)) | dict(options)
-        dtype = named.pop("dtype", None)
-        dims = named.pop("dim", named.pop("axis", None))
-        keep = bool(named.pop("keepdim", False))
-        if named or not isinstance(source, Var) or (dtype is not None and dtype != result.dtype):
+        """Over one axis."""
+        named = dict(zip(("source", "dim", "keepdim"), values, strict=False)) | dict(options)
+        source, place = named["source"], traced_numbers.plain(named.get("dim"))
+        if not isinstance(source, Var) or type(place) is not int or not isinstance(result, torch.Tensor):
             return None
-        rank = source.tensor.dim()
-        if dims is None or rank == 0:
-            places = list(range(rank))
-        else:
-            given = dims if isinstance(dims, tuple | list) else (dims,)
-            places = sorted(int(traced_numbers.plain(d)) % rank for d in given)
-        if len(places) == rank:
-            if not source.tensor.is_contiguous():
-                packed = self.copied(source, source.tensor.contiguous(), line)
-                if packed is None:
-                    return None
-                source = packed
-            if keep:
-                return None
-            target = self._make(result, [])
-            return target if reduction(self._trace, what, source, None, target, line) else None
-        current = source
-        for place in reversed(places):  # the last first, so that places before it stay
-            last = place == places[0]
-            shape = list(current.tensor.shape)
-            sizes = list(self._sizes(current))
-            if keep:
-                shape[place], sizes[place] = 1, 1
-            else:
-                del shape[place], sizes[place]
-            like = (
-                result
-                if last
-                else torch.empty(
-                    shape,
-                    dtype=torch.float32 if result.dtype.is_floating_point else result.dtype,
-                    device="meta",
-                )
-            )
-            target = self._make(like, sizes)
-            if not reduction(self._trace, what, current, place, target, line):
-                return None
-            current = target
-        return current
+        place, sizes = place % source.tensor.dim(), list(self._sizes(source))
+        sizes[place : place + 1] = [1] if named.get("keepdim") else []
+        target = self._make(result, sizes)
+        return target if reduction(self._trace, what, source, place, target, line) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,8 +76,6 @@ class Trace:
     conditions: dict[str, bool | int] = field(default_factory=dict)
     """What the call decided by the sizes of its tensors: expressions, and their values."""
 
-    meanings: set[str] = field(default_factory=set)
-    """Atoms of numbers that select a branch by equality, or that a loop of the wrapper counts to."""
     configs: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     """Kernel to its autotuner's configurations."""
 
@@ -102,9 +99,6 @@ class Trace:
                 self.left_out.append(f"line {user_line()}: a condition on a tensor's values is taken as met")
         elif "shape" in number.atoms:
             self.conditions.setdefault(number.code, value)
-        compared = re.fullmatch(r"\((\w+) [=!]= (\w+)\)", number.code)
-        self.meanings |= number.atoms & set(compared.groups()) if compared else set()
-        self.meanings |= number.atoms if not isinstance(value, bool) else set()
 
     def fresh_name(self, hint: str) -> str:
         self._count += 1
@@ -128,10 +122,8 @@ class Trace:
 
     def likely(self, var: Var) -> int:
         """A value that an integer tensor of one element may have: of a sum, as many as it was summed over."""
-        for step in self.steps:
-            if isinstance(step, Work) and step.target is var and step.what == "sum":
-                return int(step.reads[0].tensor.numel())
-        return 1
+        summed = (s for s in self.steps if isinstance(s, Work) and s.target is var and s.what == "sum")
+        return next((int(step.reads[0].tensor.numel()) for step in summed), 1)
 
     def add(self, var: Var) -> Var:
         self.vars[id(var.tensor)] = var

@@ -13,10 +13,7 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "stages": ((2, 3, 4), 2),
     "overlap": ((False, True), True),
     "turns": ((False, True), False),
-    "heads": ((1, 2, 4, 8, 16, 32, 64), 4),
-    "longest_first": ((False, True), True),
-    "programs": ((132, 1048576), 1048576),
-    "base_two": ((False, True), True),
+    "laps": ((1, 2, 4, 8), 2),
 }
 """What a lowered chain can be tuned by: values and default."""
 
@@ -48,65 +45,48 @@ def {kernel}_span_{number}({programs}{last}, {step_parameters}CONSUMERS: gl.cons
 
 COMMON = '''
 @gluon.jit
-def {turned}(lap):
-    """This program's place in a lap: every other lap is dealt backwards, so that long tiles meet short ones."""
-    return gl.where(lap % 2 == 1, gl.num_programs(0) - 1 - gl.program_id(0), gl.program_id(0))
+def {place_of}(lap, tiles, others, heads):
+    """Tile of rows, what else numbers a program, and whether there is such a tile, of this program in a lap of all.
+    Laps go through ``heads`` at a time, so that what they load stays in L2, from the last rows to the first. Every
+    other lap is dealt backwards, so that who had a long tile gets a short one."""
+    number = gl.where(lap % 2 == 1, gl.num_programs(0) - 1 - gl.program_id(0), gl.program_id(0))
+    laps = gl.cdiv(heads * tiles, gl.num_programs(0))
+    begun = lap // laps * heads
+    wide = min(others - begun, heads)
+    tile = lap % laps * gl.num_programs(0) + number
+    return tiles - 1 - tile // wide, begun + tile % wide, tile < wide * tiles
 
 
 @gluon.jit
-def {laps_of}(total):
-    """How many of ``total`` tiles this program computes."""
-    whole = total // gl.num_programs(0)
-    return whole + gl.where({turned}(whole) < total % gl.num_programs(0), 1, 0)
-
-
-@gluon.jit
-def {place_of}(lap, tiles, others, HEADS: gl.constexpr, LONGEST_FIRST: gl.constexpr):
-    """Tile of rows and what else numbers a program: HEADS at a time, so that what they load stays in L2."""
-    tile = lap * gl.num_programs(0) + {turned}(lap)
-    whole = HEADS * tiles
-    begun = (tile // whole) * HEADS
-    wide = min(others - begun, HEADS)
-    inside = tile % whole
-    row = inside // wide
-    if LONGEST_FIRST:
-        row = tiles - 1 - row
-    return row, begun + inside % wide
-
-
-@gluon.jit
-def {exponent}(x, scale, y, BASE_TWO: gl.constexpr):
-    """exp(x * scale - y); in base two the multiplications and the difference are one instruction."""
-    if BASE_TWO:
-        return gl.exp2(x * (scale * 1.4426950408889634) - y * 1.4426950408889634)
-    else:
-        return gl.exp(x * scale - y)
+def {exponent}(x, scale, y):
+    """exp(x * scale - y), where the multiplications and the difference are one instruction."""
+    return gl.exp2(x * (scale * 1.4426950408889634) - y * 1.4426950408889634)
 '''
 
 PRODUCER = '''
 @gluon.jit
 def {kernel}_producer(
-    q_desc, k_desc, v_desc, {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, {bars},
-    {producer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr,
-    LONGEST_FIRST: gl.constexpr
+    q_desc, k_desc, v_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, {bars},
+    {producer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr
 ):
     """Keep the ring full with what the loops load; bring each group's left operand before them."""
     q_empty, q_ready, k_empty, k_ready, v_empty, v_ready = {bars}
     {stage} = 0
     {phase} = 1
     {q_phase} = 1
-    for {lap} in range({laps_of}({tiles} * {others})):
-        {row}, {other} = {place_of}({lap}, {tiles}, {others}, HEADS, LONGEST_FIRST)
-        <programs_of_other>
-        for each in gl.static_range(CONSUMERS):
-            {mine} = min({row} * CONSUMERS + each, {last})
-            <query_scalars>
-            mbarrier.wait(q_empty.index(each), {q_phase})
-            mbarrier.expect(q_ready.index(each), 2 * ({ROWS}) * ({DEPTH}))
-            tma.async_copy_global_to_shared(q_desc, [{q_at}], q_ready.index(each), {q_stages}.index(each))
-        {q_phase} ^= 1
-        {mine} = min({row} * CONSUMERS, {last})
-        <loops>
+    for {lap} in range({all_laps}):
+        {row}, {other}, {there} = {place_of}({lap}, {tiles}, {others}, {heads})
+        if {there}:
+            <programs_of_other>
+            for each in gl.static_range(CONSUMERS):
+                {mine} = min({row} * CONSUMERS + each, {last})
+                <query_scalars>
+                mbarrier.wait(q_empty.index(each), {q_phase})
+                mbarrier.expect(q_ready.index(each), 2 * ({ROWS}) * ({DEPTH}))
+                tma.async_copy_global_to_shared(q_desc, [{q_at}], q_ready.index(each), {q_stages}.index(each))
+            {q_phase} ^= 1
+            {mine} = min({row} * CONSUMERS, {last})
+            <loops>
 '''
 
 PRODUCER_LOOP = """
@@ -126,9 +106,8 @@ for {turn} in range({count}):
 CONSUMER = '''
 @gluon.jit
 def {kernel}_consumer(
-    o_desc, {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, {o_stages}, {bars}, {turns},
-    {consumer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, HEADS: gl.constexpr,
-    LONGEST_FIRST: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, BASE_TWO: gl.constexpr,
+    o_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, {o_stages}, {bars}, {turns},
+    {consumer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr,
     GROUP: gl.constexpr
 ):
     """Compute one old program of every tile: its first product of a step beside its second of the step before."""
@@ -142,13 +121,14 @@ def {kernel}_consumer(
     {q_phase} = 0
     {turn_phase} = 0
     {q_now} = {q_stages}.index(GROUP).reshape([{ROWS}, {DEPTH}])
-    for {lap} in range({laps_of}({tiles} * {others})):
-        {row}, {other} = {place_of}({lap}, {tiles}, {others}, HEADS, LONGEST_FIRST)
-        <programs_of_other>
-        mbarrier.wait(q_ready.index(GROUP), {q_phase})
-        {q_phase} ^= 1
-        <consumer_loops>
-        <after>
+    for {lap} in range({all_laps}):
+        {row}, {other}, {there} = {place_of}({lap}, {tiles}, {others}, {heads})
+        if {there}:
+            <programs_of_other>
+            mbarrier.wait(q_ready.index(GROUP), {q_phase})
+            {q_phase} ^= 1
+            <consumer_loops>
+            <after>
     tma.store_wait(0)
 '''
 
@@ -271,10 +251,9 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
 
 @gluon.jit
 def {kernel}(
-    q_desc, k_desc, v_desc, o_desc, {tiles}, {others}, {last}, {sizes}{entry_parameters}STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr, HEADS: gl.constexpr, LONGEST_FIRST: gl.constexpr, OVERLAP: gl.constexpr,
-    TURNS: gl.constexpr, BASE_TWO: gl.constexpr, REGISTERS: gl.constexpr, Q_LAYOUT: gl.constexpr,
-    K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr
+    q_desc, k_desc, v_desc, o_desc, {numbers}{entry_parameters}STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    Q_LAYOUT: gl.constexpr, K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr
 ):
     {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_ones}{q_box}], Q_LAYOUT)
     {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_ones}{k_box}], K_LAYOUT)
@@ -295,13 +274,12 @@ def {kernel}(
 """
 
 _CONSUME = (
-    "({kernel}_consumer, (o_desc, {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, {v_stages}, "
-    "{o_stages}, {bars}, {turns}, {consumer_arguments}STAGES, CONSUMERS, HEADS, LONGEST_FIRST, OVERLAP, TURNS, "
-    "BASE_TWO, NUMBER)),"
+    "({kernel}_consumer, (o_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, "
+    "{o_stages}, {bars}, {turns}, {consumer_arguments}STAGES, CONSUMERS, OVERLAP, TURNS, NUMBER)),"
 )
 _PRODUCE = (
-    "({kernel}_producer, (q_desc, k_desc, v_desc, {tiles}, {others}, {last}, {sizes}{q_stages}, {k_stages}, "
-    "{v_stages}, {bars}, {producer_arguments}STAGES, CONSUMERS, HEADS, LONGEST_FIRST)),"
+    "({kernel}_producer, (q_desc, k_desc, v_desc, {numbers}{q_stages}, {k_stages}, "
+    "{v_stages}, {bars}, {producer_arguments}STAGES, CONSUMERS)),"
 )
 
 
@@ -322,6 +300,13 @@ HOST = """
 {last} = ({grid_of_axis}) - 1
 {tiles} = {last} // {consumers} + 1
 {others} = {grid_of_others}
+{many} = min({tiles} * {others}, 132)
+# of numbers of heads whose tiles are about so many laps of all programs, the one with the fewest laps in all
+{heads} = max(1, min({others}, {laps} * max(1, {many} // {tiles})))
+{all_laps}, {heads} = min(
+    ({others} // n * -(-n * {tiles} // {many}) - (-({others} % n) * {tiles} // {many}), n)
+    for n in range({heads}, 2 * {heads} + 1)
+)
 q_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={q_rank})
 k_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={k_rank})
 v_layout = gl.NVMMASharedLayout(min(128, 2 * {width}), 16, rank={v_rank})
@@ -329,7 +314,7 @@ o_layout = gl.NVMMASharedLayout(min(128, {o_bytes} * {width}), 8 * {o_bytes}, ra
 # as many stages as shared memory has room for
 room = 225000 - {rows} * {consumers} * (2 * {depth} + {o_bytes} * {width})
 stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
-{kernel}[(min({tiles} * {others}, {programs}),)](
+{kernel}[({many},)](
     q_desc={q_desc},
     k_desc={k_desc},
     v_desc={v_desc},
@@ -337,13 +322,12 @@ stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
     {tiles}={tiles},
     {others}={others},
     {last}={last},
+    {heads}={heads},
+    {all_laps}={all_laps},
     {sizes_given}{given}STAGES=stages,
     CONSUMERS={consumers},
-    HEADS={heads},
-    LONGEST_FIRST={longest_first},
     OVERLAP={overlap} and stages > 1,
     TURNS={turns_given} and {consumers} > 1,
-    BASE_TWO={base_two},
     Q_LAYOUT=q_layout,
     K_LAYOUT=k_layout,
     V_LAYOUT=v_layout,

@@ -32,7 +32,7 @@ from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 NAMES = (
     "tiles others last lap row other stage phase q_phase turn_phase q_stages k_stages v_stages bars turns "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
-    "own_first own skipped whole masked o_stages"
+    "heads all_laps many there own_first own skipped whole masked o_stages"
 )
 """That the new kernel binds."""
 
@@ -84,11 +84,7 @@ class ChainCarrier(Carrier):
                 else:
                     scale = "1.0"
                 sides = [self.visit(n) for n in (left, ast.parse(scale, mode="eval").body, inner.right)]
-                return ast.Call(
-                    ast.Name(self.names["exponent"], ast.Load()),
-                    [*sides, ast.Name("BASE_TWO", ast.Load())],
-                    [],
-                )
+                return ast.Call(ast.Name(self.names["exponent"], ast.Load()), sides, [])
         return super().visit_Call(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -131,7 +127,7 @@ class ChainText:
         self.entry = self.source.fresh(f"{self.kernel.name}_lowered")
         taken = {n for s in chains.everything for n in s.reads | s.writes}
         self.names = {name: self._fresh(name, taken) for name in NAMES.split()}
-        functions = ("place_of", "exponent", "ring_of", "turned", "laps_of")
+        functions = ("place_of", "exponent", "ring_of")
         self.names |= {name: self.source.fresh(name) for name in functions}
         self.grid = [self.source.code(e) for e in self.kernel.grid()]
         if chains.axis >= len(self.grid):
@@ -231,7 +227,9 @@ class ChainText:
             "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
             "mine": program(chains.axis),
             "programs_of_other": split,
-            "sizes": listed(self.sizes),
+            "numbers": listed(
+                [names[n] for n in ("tiles", "others", "last", "heads", "all_laps")] + self.sizes
+            ),
             "ROWS": chains.rows,
             "COLUMNS": chains.columns,
             "WIDTH": chains.width,
@@ -483,8 +481,7 @@ class ChainText:
             return {"phases": "1", "whole_steps": "", **bounds}
         whole, masked, start = names["whole"], names["masked"], names["own_first"]
         lines = [f"{whole} = {names['own']}"]
-        for last in dict.fromkeys(map(Sum.text, lasts)):
-            text = self._carrier().expression(last)
+        for text in dict.fromkeys(self._carrier().expression(one.text()) for one in lasts):
             lines.append(f"{whole} = min({whole}, max({text} - {start} + {by}, 0) // {by})")
         return {
             "phases": "2",

@@ -1,0 +1,42 @@
+"""Which equal numbers of a launch move together, told by runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tilewright.workers.intake.source.knobs import Knob, values_around
+from tilewright.workers.intake.triton.knob_evidence import _moved_together
+
+NUMBERS = {"BM": 64, "BN": 64, "rows": 64, "columns": 64, "other": 32}
+ECHOES = ("rows", "columns")
+BOTH = [v for v in values_around(64) if v != 64]
+CASES: dict[str, tuple[Callable[..., bool], tuple[str, ...] | None, list[int]]] = {
+    "a tile that nothing repeats": (lambda BM, **_: True, (), BOTH),
+    "a grid that repeats it": (lambda BM, rows, **_: rows == BM, ("rows",), BOTH),
+    "a grid of two axes": (lambda BM, BN, rows, columns, **_: (rows, columns) == (BM, BN), ("rows",), BOTH),
+    "a grid and a size": (lambda BM, rows, columns, **_: rows == columns == BM, ECHOES, BOTH),
+    "two tiles that must agree": (lambda BM, BN, **_: BM == BN, ("BN", *ECHOES), BOTH),
+    "programs too many do no harm": (lambda BM, rows, **_: rows <= BM, ("rows",), BOTH),
+    "a bound from below": (lambda BM, **_: BM >= 64, (), [128, 256, 512]),
+    "a meaning": (lambda BM, **_: BM == 64, None, []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name: str) -> None:
+    passes, ties, values = CASES[name]
+    knobs = [Knob(n, v, values_around(v), "", echo=n in ECHOES) for n, v in NUMBERS.items()]
+    seed: Any = SimpleNamespace(text=SimpleNamespace(knobs=knobs, ties={}), defaults=NUMBERS)
+
+    class Trials:
+        def passed_at(self, points: list[Mapping[str, int]], shapes: list[Any]) -> list[list[bool]]:
+            return [[passes(**{**NUMBERS, **point})] for point in points]
+
+    found = _moved_together(seed, Trials(), knobs[0], ["a shape"])  # type: ignore[arg-type, list-item]
+    assert found is None if ties is None else found == (ties, values)

@@ -1,1 +1,0 @@
-"""Reads benchmarks' files: KernelBench, JAXBench, flashinfer-bench."""
