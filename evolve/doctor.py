@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -44,8 +45,22 @@ def examine(home: Path) -> Iterator[Diagnosis]:
     yield _memory()
     yield _folder(home)
     yield _sandbox()
-    yield from map(_target, targets().values())
-    yield _cuda()
+    yield from _together(itertools.chain(map(_target, targets().values()), (find() for find in (_cuda,))))
+
+
+def _together(findings: Iterable[Diagnosis]) -> Iterator[Diagnosis]:
+    """Targets that lack the same, one after the other, as one finding."""
+
+    def lack(finding: Diagnosis) -> str:
+        return finding.part if finding.good else re.sub(r", and targets? .*? needs? it", "", finding.sentence)
+
+    for said, group in itertools.groupby(findings, lack):
+        first, *others = group
+        if not others:
+            yield first
+            continue
+        names = ", ".join(finding.part.removeprefix("target ") for finding in (first, *others))
+        yield Diagnosis(f"targets {names}", False, said, any(f.needed for f in (first, *others)))
 
 
 def examine_target(name: str) -> Diagnosis:

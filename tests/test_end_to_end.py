@@ -123,7 +123,7 @@ def test_status_and_report_read_what_is_there(
     home = str(unbroken[0] / "home")
     for arguments, code, words in (
         (["status"], 0, ["tiny-001", "finished"]),
-        (["status", "tiny-001"], 0, ["4 evaluations", "best so far"]),
+        (["status", "tiny-001"], 0, ["4 evaluations", "winner, genome"]),
         (["report", "--output", str(tmp_path / "r.html")], 0, ["r.html"]),
         (["resume", "tiny-001"], 2, ["has finished"]),
     ):

@@ -125,9 +125,7 @@ class Captured:
             around = [frame.kind for frame in self._frames]
             # a call within one that counts more, or within one of its own kind, is part of that
             counts = all(frame > kind for frame in around) and kind is not _Kind.BACKWARD
-            call = KeptCall("", [])
-            if counts:
-                call = KeptCall(call_text(args, kwargs), values_of(args, kwargs))
+            call = KeptCall(call_text(args, kwargs), values_of(args, kwargs)) if counts else KeptCall("", [])
             frame = _Frame(kind)
             self._frames.append(frame)
             clock = _Clock()
@@ -201,10 +199,6 @@ class _Clock:
 
 def _with_parts(modules: Sequence[ModuleType]) -> list[ModuleType]:
     """Modules, and what is loaded below them."""
-    names = [module.__name__ for module in modules]
-    below = [
-        module
-        for known, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and any(known.startswith(f"{name}.") for name in names)
-    ]
-    return list(dict.fromkeys([*modules, *below]))
+    names = tuple(f"{module.__name__}." for module in modules)
+    below = [module for known, module in list(sys.modules.items()) if known.startswith(names)]
+    return list(dict.fromkeys([*modules, *(m for m in below if isinstance(m, ModuleType))]))

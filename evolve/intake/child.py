@@ -178,15 +178,8 @@ def calls_of_file(place: str, of: Path, values: Path | None = None) -> list[str]
     file, name = (place, "") if Path(place).is_file() else place.rpartition(":")[::2]
     if not file or not Path(file).is_file():
         raise UserError(f"--call: {place!r} names no file; write FILE.py, or FILE.py:NAME.")
-    command = [
-        sys.executable,
-        "-m",
-        "tilewright.workers.intake.calls.file_calls",
-        file,
-        name,
-        str(of) if of.suffix == ".py" else "",
-        str(values or ""),
-    ]
+    program = [sys.executable, "-m", "tilewright.workers.intake.calls.file_calls"]
+    command = [*program, file, name, str(of) if of.suffix == ".py" else "", str(values or "")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

@@ -81,10 +81,9 @@ def original_text(
     tree = Renamed(function, f"{function}_original").visit(ast.parse(texts[path]))
     first, _, rest = str(data["function"]).partition(".")
     called = ".".join(filter(None, (f"{function}_original" if first == function else first, rest)))
-    last = max((n.end_lineno or 0 for n in tree.body if _is_head(n)), default=0)
-    head = [n for n in tree.body if (n.lineno <= last and _is_head(n)) and not _is_text(n)]
-    body = [n for n in tree.body if n not in head and not (_is_text(n) and n is tree.body[0])]
-    parts = [ast.unparse(ast.Module(head, []))]
+    head = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    body = [n for n in tree.body[ast.get_docstring(tree) is not None :] if n not in head]
+    parts = [ast.unparse(ast.Module([*head], []))]
     if others:
         parts += [_OTHERS, f"FILES = tuned_files({others!r})"]
     if package:
@@ -103,14 +102,6 @@ def original_text(
 
 def _module(path: str) -> str:
     return ".".join(PurePosixPath(path).with_suffix("").parts).removesuffix(".__init__")
-
-
-def _is_head(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 class Renamed(ast.NodeTransformer):

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewright.fitness.original import is_original
+from tilewright.workers.intake.calls.call_text import SHORT
 from tilewright.workers.intake.judge.self_reference import SELF
-
-_SHORT = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float64": "f64",
-    "int64": "i64",
-    "int32": "i32",
-}
 
 
 def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[str]:
@@ -118,35 +111,22 @@ def _space(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rewrites(source: str) -> Iterator[str]:
-    """Rules of rewriting that find a place in the kernel, and what the others cannot follow."""
+    """Rules of rewriting that find a place in the kernel."""
     from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
     from tilewright.evolve.proposers.rewrite.registry import rules
 
     if is_original(source):
         yield "  rewrites   none: a function as it stands has parameters alone"
         return
-    kernel = KernelSource(source)
+    kernel, applied = KernelSource(source), []
     every = rules(kernel.language)
-    applied, nowhere = [], 0
-    unfollowed: dict[str, list[str]] = {}
     for rule in every:
-        try:
-            places = len(rule.sites(kernel))
-        except Unsupported as error:
-            unfollowed.setdefault(str(error), []).append(rule.name)
-            continue
-        if places:
-            applied.append(f"{rule.name} ({places})")
-        else:
-            nowhere += 1
+        with contextlib.suppress(Unsupported):
+            applied += [f"{rule.name} ({len(places)})"] if (places := rule.sites(kernel)) else []
     shown = ", ".join(applied) or "none"
     yield f"  rewrites   {len(applied)} of {len(every)} rules apply (number of places): {shown}"
-    if nowhere:
-        yield f"  rewrites   {nowhere} rules find nothing to change in this kernel"
-    for reason, names in unfollowed.items():
-        yield f"  rewrites   {len(names)} rules do not understand {reason}: {', '.join(names)}"
 
 
 def _shape(row: Any, dims: Mapping[str, int]) -> str:
     sizes = [f"{n}={dims[n]}" if isinstance(n, str) and n in dims else str(n) for n in row[2]]
-    return f"{_SHORT.get(row[1], row[1])}[{', '.join(sizes)}]"
+    return f"{SHORT.get(row[1], row[1])}[{', '.join(sizes)}]"

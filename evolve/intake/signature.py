@@ -127,10 +127,10 @@ def signature_of(path: Path, function: str, call: Call) -> Signature:
         del (given.posonlyargs or given.args)[0]
     given.defaults = [_default(d) for d in given.defaults]
     given.kw_defaults = [d and _default(d) for d in given.kw_defaults]
-    names = dict.fromkeys([a.arg for a in given.posonlyargs], Parameter.POSITIONAL_ONLY)
-    names |= dict.fromkeys([a.arg for a in given.args], Parameter.POSITIONAL_OR_KEYWORD)
+    names: dict[str, Any] = {a.arg: Parameter.POSITIONAL_ONLY for a in given.posonlyargs}
+    names |= {a.arg: Parameter.POSITIONAL_OR_KEYWORD for a in given.args}
     names |= {given.vararg.arg: Parameter.VAR_POSITIONAL} if given.vararg else {}
-    names |= dict.fromkeys([a.arg for a in given.kwonlyargs], Parameter.KEYWORD_ONLY)
+    names |= {a.arg: Parameter.KEYWORD_ONLY for a in given.kwonlyargs}
     names |= {given.kwarg.arg: Parameter.VAR_KEYWORD} if given.kwarg else {}
     pairs = [*zip([*given.posonlyargs, *given.args][::-1], given.defaults[::-1], strict=False),
              *zip(given.kwonlyargs, given.kw_defaults, strict=True)]  # fmt: skip

@@ -6,7 +6,8 @@ candidate's own comparisons name (``k == 192`` in its text), each in some dimens
 so that the operator's answers cost little. A promotion serves nothing outside what was drawn (``evolve.promote``).
 
 What does not compile there is not served there. Where a candidate is wrong and a seed of the operator is, too, the
-shape lies outside of what the operator's kernels are for, and is left out.
+shape lies outside of what the operator's kernels are for, and is left out. So is one at which a seed's own text is
+wrong with other parameters, if nothing serves a shape that was not verified: blocks that do not divide it, say.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import itertools
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.library.dispatch_rule import REACH, Legality
@@ -36,6 +39,12 @@ PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
 LARGEST = 1 << 24
 """No drawn size is larger."""
+
+TRIED = 2048
+"""Sizes below this are tried in a source's truths."""
+
+RARE, RUNS = 16, 4
+"""At most this part of the sizes, in so many runs, is what only some sizes are."""
 
 TURNS = 2
 """Most lots that are drawn where of the first many are outside."""
@@ -60,7 +69,7 @@ class Lot:
     work: int
 
 
-INTERPRETED = Lot(4, 2, 1 << 15, 1 << 23)
+INTERPRETED = Lot(4, 2, 1 << 17, 1 << 23)
 MODELLED = Lot(3, 1, 1 << 21, 1 << 30)
 MEASURED = Lot(8, 4, 1 << 22, 1 << 29)
 LARGE = Lot(2, 0, 1 << 26, 1 << 42)
@@ -77,12 +86,14 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
     legal = _Legal(request, lot)
     named = named_sizes(request.source, request.params)
     pool = {
-        name: [size for sizes in reversed(named) for size in rng.sample(sizes, len(sizes))] for name in dims
-    }
+        name: [n for sizes in reversed(named) for n in rng.sample(sizes, len(sizes)) if n not in known]
+        for name in rng.sample(dims, len(dims)) for known in ({shape[name] for shape in shapes},)
+    }  # fmt: skip
+    turns = list(pool)
     found: dict[str, Workload] = {}
     for turn in range(TRIES * lot.shapes):
         some = pool if len(found) < lot.named and turn < TRIES * lot.named else {}
-        made = _drawn(shapes, dims[turn % len(dims)], legal, some, rng)
+        made = _drawn(shapes, turns[turn % len(turns)], legal, some, rng)
         if made is not None and made not in shapes:
             workload = Workload(drawn_id(made), made)
             found.setdefault(workload.id, workload)
@@ -115,7 +126,7 @@ def _drawn(
     """
     base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
     dims = _with(base, turn, shapes, legal, named, rng)
-    order = [name for name in shapes[0] if name != turn]
+    order = [name for name in rng.sample(list(shapes[0]), len(shapes[0])) if name != turn]
     left = list(order)
     if dims is None:
         return None
@@ -234,10 +245,11 @@ def declared(source: str, name: str) -> Mapping[str, Any]:
 
 
 def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
-    """Sizes at which a source's comparisons may turn, those first that one size alone may meet.
+    """Sizes at which truths of a source turn that depend on one name: those few that are unlike all others first, then
+    both sides of each turn.
 
-    Numbers, products and quotients of equations; the same of other comparisons; what else two make. ``k == 192``,
-    ``k // 64 == 3`` and ``k * 5 == 960`` name 192 in the first list, ``k % 7 == 3`` 10, 17 and so on in the last.
+    ``k == 192``, ``k // 64 == 3`` and ``(k % 64 == 0) & (k * 5 == 960)`` name 192 in the first list, and the second
+    the neighbours up to which it holds; ``k > 200`` names 200 and 201 in the second.
     """
     tree = ast.parse(source)
     known = {
@@ -246,55 +258,101 @@ def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
         for target in node.targets if isinstance(target, ast.Name) and type(node.value.value) is int
     }  # fmt: skip
     known |= {name: value for name, value in params.items() if type(value) is int}
-    named: list[dict[int, None]] = [{}, {}, {}]
-    for node in ast.walk(tree):
-        tests: list[ast.expr] = [node] if isinstance(node, ast.Compare) else []
-        tests += [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
-        for test in tests:
-            numbers = sorted(set(_numbers(test, known)))[:8]
-            equal = isinstance(test, ast.Compare) and isinstance(
-                test.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn
+    few: dict[int, None] = {}
+    turns: dict[int, None] = {}
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        sizes = _candidates(node, known) if isinstance(node, _TRUTHS) else None
+        truth = _Truth(known, sizes).of(node) if sizes is not None else None
+        if truth is None or sizes is None:
+            left += ast.iter_child_nodes(node)
+            left += [ast.Expr(node.test)] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
+            continue
+        at = np.flatnonzero(np.diff(truth.astype(np.int8)))
+        turns |= dict.fromkeys(int(sizes[n]) for turn in at[: 2 * RUNS] for n in (turn, turn + 1))
+        rare = truth if 2 * np.count_nonzero(truth) < len(truth) else ~truth
+        runs = [run for run in np.split(np.arange(len(sizes)), at + 1) if rare[run[0]]]
+        if len(runs) <= RUNS and RARE * np.count_nonzero(rare) <= len(sizes):
+            few |= dict.fromkeys(int(sizes[run[n]]) for run in runs for n in (0, -1, len(run) // 2))
+    return [[n for n in sizes if 0 < n <= LARGEST] for sizes in (few, turns)]
+
+
+_TRUTHS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Expr)
+_OPERATIONS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.Pow: operator.pow,
+}  # fmt: skip
+
+
+def _candidates(node: ast.AST, known: Mapping[str, int]) -> np.ndarray | None:
+    """Sizes to try a truth with: all small ones, and what its numbers make."""
+    found = [known.get(n.id, 0) for n in ast.walk(node) if isinstance(n, ast.Name)]
+    found += [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
+    numbers = sorted({abs(n) for n in found if abs(n) <= LARGEST})[:8]
+    made = {*numbers, *(a * b for a in numbers for b in numbers), *(a + b for a in numbers for b in numbers)}
+    made |= {a // b for a in numbers for b in numbers if b}
+    near = {n + by for n in made for by in (-1, 0, 1)}
+    return np.array(sorted({*range(1, TRIED), *(n for n in near if 0 < n <= LARGEST)}), np.int64)
+
+
+class _Truth:
+    """What an expression is for each size of the one name that nobody knows."""
+
+    def __init__(self, known: Mapping[str, int], sizes: np.ndarray) -> None:
+        self._known, self._sizes = known, sizes
+        self._unknown: set[str] = set()
+
+    def of(self, node: ast.AST) -> np.ndarray | None:
+        """True or false by size; None of what is no truth, or depends on no name, or on several, or on more."""
+        tested = node.value if isinstance(node, ast.Expr) else node
+        try:
+            with np.errstate(all="ignore"):
+                found = np.asarray(self._of(tested))
+        except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError):
+            return None
+        if len(self._unknown) != 1 or found.shape != self._sizes.shape:
+            return None
+        if found.dtype != np.bool_ and tested is node:
+            return None
+        return found.astype(np.bool_)
+
+    def _of(self, node: ast.AST) -> Any:
+        """Raises KeyError for what is no arithmetic of integers."""
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name | ast.Subscript):
+            name = node.id if isinstance(node, ast.Name) else str(getattr(node.slice, "value", ""))
+            if isinstance(node, ast.Name) and name not in self._known:
+                self._unknown.add(name)
+                return self._sizes
+            return self._known[name]
+        if isinstance(node, ast.BinOp):
+            left, right = self._of(node.left), self._of(node.right)
+            if isinstance(node.op, ast.Pow | ast.LShift) and not np.all(np.abs(right) < 24):
+                raise KeyError(node.op)
+            return _OPERATIONS[type(node.op)](left, right)
+        if isinstance(node, ast.UnaryOp):
+            value = self._of(node.operand)
+            return {ast.Not: np.logical_not, ast.USub: np.negative, ast.Invert: np.invert}[type(node.op)](
+                value
             )
-            first, then = named[0 if equal or isinstance(test, ast.UnaryOp) else 1], named[2]
-            first |= dict.fromkeys(numbers)
-            then |= dict.fromkeys(n + 1 for n in numbers)
-            for a, b in itertools.permutations(numbers, 2):
-                first |= dict.fromkeys((a * b, *((a // b,) if b else ())))
-                then |= dict.fromkeys((a + b, a - b, *(a + b * times for times in (2, 3, 5, 8))))
-    return [[n for n in sizes if 0 < n <= LARGEST] for sizes in named]
+        if isinstance(node, ast.BoolOp):
+            parts = [np.asarray(self._of(value)).astype(np.bool_) for value in node.values]
+            return (np.logical_and if isinstance(node.op, ast.And) else np.logical_or).reduce(parts)
+        if isinstance(node, ast.Compare):
+            terms = [node.left, *node.comparators]
+            each = [self._compared(*one) for one in zip(terms, node.ops, node.comparators, strict=False)]
+            return np.logical_and.reduce(each)
+        raise KeyError(type(node))
 
-
-def _numbers(node: ast.AST, known: Mapping[str, int]) -> Iterator[int]:
-    """Numbers of an expression, those of a constant part of it as one."""
-    if (value := _value(node, known)) is not None:
-        yield abs(value)
-    else:
-        for child in ast.iter_child_nodes(node):
-            yield from _numbers(child, known)
-
-
-def _value(node: ast.AST, known: Mapping[str, int]) -> int | None:
-    if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int else None
-    if isinstance(node, ast.Name):
-        return known.get(node.id)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        return known.get(str(node.slice.value))
-    if not isinstance(node, ast.BinOp):
-        return None
-    left, right = _value(node.left, known), _value(node.right, known)
-    if left is None or right is None:
-        return None
-    small = 0 <= right < 24 and abs(left) <= LARGEST
-    if isinstance(node.op, ast.Add | ast.Sub):
-        return left + right if isinstance(node.op, ast.Add) else left - right
-    if isinstance(node.op, ast.Mult):
-        return left * right
-    if isinstance(node.op, ast.FloorDiv | ast.Mod) and right:
-        return left // right if isinstance(node.op, ast.FloorDiv) else left % right
-    if isinstance(node.op, ast.Pow | ast.LShift) and small:
-        return left**right if isinstance(node.op, ast.Pow) else left << right
-    return None
+    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
+        if isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple | ast.List | ast.Set):
+            inside = np.logical_or.reduce([self._of(left) == self._of(one) for one in right.elts])
+            return inside if isinstance(op, ast.In) else ~inside
+        return _OPERATIONS[type(op)](self._of(left), self._of(right))
 
 
 # -- the stage -------------------------------------------------------------------------------------------
@@ -309,8 +367,9 @@ class DrawnStage:
 
     stage = Stage.CHECK
 
-    def __init__(self, *lots: tuple[Lot, Run]) -> None:
-        self._lots = lots
+    def __init__(self, *lots: tuple[Lot, Run], exact: bool = False) -> None:
+        """``exact``: what wins here serves verified shapes alone, and those that promotion allows for."""
+        self._lots, self._exact = lots, exact
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """All shapes of a lot together, since most kernels pass; one by one where they do not."""
@@ -336,7 +395,11 @@ class DrawnStage:
             return None
         if failure.verdict is Verdict.INFRA_ERROR:
             return failure
-        if failure.verdict in NOT_SERVED or self._own_fails(request, found, shapes, run):
+        only_parameters = self._exact and any(
+            kernel.source == request.source for kernel in request.operator.kernels.values()
+        )
+        aside = failure.verdict in NOT_SERVED or only_parameters
+        if aside or self._own_fails(request, found, shapes, run):
             found.outside.append(shapes[0].id)
             return None
         return dataclasses.replace(failure, reason=f"{shapes[0].id}: {failure.reason}")

@@ -197,24 +197,12 @@ class Lonely(torch.autograd.Function):
         return None if dy is None else _scaled(dy.contiguous(), torch.empty_like(dy), 2.0)
 
 
-class Sorted(torch.autograd.Function):
-    """Torch sorts in its backward: no pair."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return _scaled(x, torch.empty_like(x), 2.0)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return torch.sort(dy).values
-
-
 CALLS = {
     "rows": "f32[24, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
     "described": "f32[24, 30], f32[8]", "turned": "f32[24, 30]", "summed": "[f32[12], f32[12, 3]]",
     "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",
     "Product.apply": "f32[24, 30], f32[24, 30]", "Twisted.apply": "f32[24, 30], f32[24]", "Lonely.apply": "f32[24, 30]",
-    "Overwriting.apply": "f32[24, 30]", "Sorted.apply": "f32[24, 30]",
+    "Overwriting.apply": "f32[24, 30]",
 }  # fmt: skip
 
 

@@ -62,8 +62,8 @@ def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path: 
         (tmp_path / name).write_text(text)
     request = plan(tmp_path / "task", NOTHING, HERE, tmp_path / "made").request
     assert request.calls == (
-        "[f32[64, 16], int64[4].offsets(15, 5)]",
-        "[f32[32, 16], int64[4].offsets(15, 5)]",
+        "[f32[64, 16], i64[4].offsets(15, 5)]",
+        "[f32[32, 16], i64[4].offsets(15, 5)]",
     )
     assert request.reference == f"{tmp_path}/made/reference.py:ref_kernel" and request.made == str(
         tmp_path / "made"

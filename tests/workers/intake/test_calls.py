@@ -41,11 +41,9 @@ def test_what_counts_of_tensors_is_said(tmp_path: Path) -> None:
         return [c if isinstance(c, str) else call_text(*arguments_of(c)) for c in calls(file, name)]
 
     first, second = texts()
-    assert first == "bf16[1024, 64], int64[4].offsets(1024, 774), 512"
-    assert second == (
-        "f16[1024, 64], int64[4].offsets(1024, 774), slots=int64[64].distinct() < 64, scale=0.5"
-    )
-    assert texts("inputs") == ["f32[3, 4].permute(1, 0), int32[8] < 2"]
+    assert first == "bf16[1024, 64], i64[4].offsets(1024, 774), 512"
+    assert second == ("f16[1024, 64], i64[4].offsets(1024, 774), slots=i64[64].distinct() < 64, scale=0.5")
+    assert texts("inputs") == ["f32[3, 4].permute(1, 0), i32[8] < 2"]
     assert texts("several") == ["f32[4]", "f32[8]"]
     with pytest.raises(LookupError, match="has nothing named other"):
         texts("other")

@@ -26,6 +26,10 @@ CALL = "f32[64, 512]"
 CHIP = {"kind": "TPU7x", "cores": 1}
 
 
+def asked(path: Path, name: str, call: str, folder: Path) -> dict[str, Any]:
+    return {"path": str(path), "function": name, "reference": "", "calls": [call], "folder": str(folder)}
+
+
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Takes a function in up to its module: the module and its knobs."""
@@ -40,14 +44,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(pallas, "judge", kept)
 
     def take(name: str, path: Path = STYLES) -> tuple[Any, list[Any], list[str]]:
-        request = {
-            "path": str(path),
-            "function": name,
-            "reference": "",
-            "calls": [CALL],
-            "folder": str(tmp_path),
-        }
-        answer = pallas.answer_to(request)
+        answer = pallas.answer_to(asked(path, name, CALL, tmp_path))
         assert answer["refusals"] == []
         return *found[-1], answer["notes"]
 
@@ -135,12 +132,6 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) ->
         '        raise ValueError(f"want 7 rows, not {x.shape[0]}")\n'
         "    return pl.pallas_call(lambda a, b: None, out_shape=x)(x)\n"
     )
-    request = {
-        "path": str(file),
-        "function": "twice",
-        "calls": ["f32[8, 128]"],
-        "reference": "",
-        "folder": str(tmp_path),
-    }
-    told = [refusal["what"] for refusal in pallas.answer_to(request)["refusals"]]
+    answer = pallas.answer_to(asked(file, "twice", "f32[8, 128]", tmp_path))
+    told = [refusal["what"] for refusal in answer["refusals"]]
     assert told == ["the call raises ValueError: want 7 rows, not 8"]

@@ -34,6 +34,12 @@ DTYPES: Mapping[str, str] = {
                       "int16", "int8", "uint64", "uint32", "uint16", "uint8")},
 }  # fmt: skip
 
+SHORT = {
+    long: short
+    for short, long in reversed(list(DTYPES.items()))
+    if short != long and short[:2] not in ("fp", "ha")
+}
+"""The usual short name of a dtype."""
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PYTHON = (frozenset(sys.stdlib_module_names) | frozenset(dir(builtins))) - {MADE}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.workers.intake.calls.call_text import DISTINCT, OFFSETS, Literal
+from tilewright.workers.intake.calls.call_text import DISTINCT, OFFSETS, SHORT, Literal
 from tilewright.workers.intake.calls.objects import parts_of
 
 FEWEST, MOST_LOOKED = 2, 1 << 16
@@ -15,8 +15,6 @@ FEWEST, MOST_LOOKED = 2, 1 << 16
 
 UNLIKELY = 6
 """Numbers drawn below another all differ with probability e^-3 where their squared count is so many times that one."""
-
-_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
 
 
 def call_text(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
@@ -61,7 +59,7 @@ def value_text(value: Any) -> str:
         dtype = str(value.dtype).rpartition(".")[2]
         order = order_of(value)
         shape = [int(value.shape[n]) for n in order]
-        text = f"{_SHORT.get(dtype, dtype)}[{', '.join(map(str, shape))}]"
+        text = f"{SHORT.get(dtype, dtype)}[{', '.join(map(str, shape))}]"
         if order != sorted(order):
             text += f".permute({', '.join(str(order.index(n)) for n in range(len(order)))})"
         return text + _integers(value) if dtype.startswith(("int", "uint")) else text

@@ -70,14 +70,7 @@ def reference_calls(
     keyword = {k: f"{k}={python_text(v, (k,), by_place)}" for k, v in call.keywords.items()}
     every, few = list(keyword.values()), [said for k, said in keyword.items() if k in known]
     tensors = list(by_place.values())
-    ways = (
-        [*positional, *every],
-        [*positional, *few],
-        positional,
-        [*tensors, *every],
-        [*tensors, *few],
-        tensors,
-    )
+    ways = [[*first, *then] for first in (positional, tensors) for then in (every, few, [])]
     return list(dict.fromkeys(", ".join(way) for way in ways))
 
 
@@ -114,20 +107,10 @@ def operands(
         sizes = tuple(tuple(t.shape[axis] for t in tensors) for axis in range(len(tensors[0].shape)))
         below, total = max(t.below for t in tensors), max(t.total for t in tensors)
         first, longest = tensors[0], max(t.longest for t in tensors)
-        made.append(
-            Operand(
-                plain,
-                first.dtype,
-                sizes,  # type: ignore[arg-type]
-                below,
-                total,
-                first.size,
-                first.form,
-                longest,
-                least=first.least,
-                most=first.most,
-            )
-        )
+        made.append(Operand(
+            plain, first.dtype, sizes, below, total, first.size, first.form, longest,  # type: ignore[arg-type]
+            least=first.least, most=first.most,
+        ))  # fmt: skip
         places.append(place)
     return made, places
 

@@ -99,16 +99,11 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
         return next((f"tl.{n}" for n in _TRITON_DTYPES if getattr(tl, n, None) == value), repr(value)), []
     if kind.__module__.startswith("triton.") and kind.__name__ == "Config":
         given = {**value.kwargs, "num_warps": value.num_warps, "num_stages": value.num_stages}
-        return "triton.Config", [
-            ("", value.kwargs),
-            *((k, v) for k, v in given.items() if k not in value.kwargs),
-        ]
+        options = [(key, part) for key, part in given.items() if key not in value.kwargs]
+        return "triton.Config", [("", value.kwargs), *options]
     if isinstance(value, functools.partial):
-        return "functools.partial", [
-            ("", value.func),
-            *(("", a) for a in value.args),
-            *value.keywords.items(),
-        ]
+        parts = [("", part) for part in (value.func, *value.args)]
+        return "functools.partial", [*parts, *value.keywords.items()]
     if isinstance(value, types.SimpleNamespace):
         return "types.SimpleNamespace", list(vars(value).items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -119,11 +114,8 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
             return name_of(kind), [(n, getattr(value, n)) for n in fields]
     if callable(value) and hasattr(value, "__qualname__") and "<" not in value.__qualname__:
         return name_of(value), []
-    if (
-        type(value).__name__ in ("dtype", "device")
-        or kind.__module__ == "builtins"
-        or not hasattr(value, "__dict__")
-    ):
+    plain = kind.__module__ == "builtins" or kind.__name__ in ("dtype", "device")
+    if plain or not hasattr(value, "__dict__"):
         return None
     return MADE, [("", kind), *_attributes(value)]
 

@@ -14,8 +14,9 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,8 +27,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS
 from tilewright.workers.intake.child_program import Refusal
+from tilewright.workers.intake.pallas.original import Original
+from tilewright.workers.intake.source.knobs import with_params
 from tilewright.workers.intake.source.names import closure_of, located, object_of, plain_function
 from tilewright.workers.intake.source.traced_numbers import number_text
+from tilewright.workers.runners.pallas.trace import load_build
 
 _MODULES = {
     pltpu: "pltpu", pl: "pl", jnp: "jnp", jax.lax: "jax.lax", jax.nn: "jax.nn", math: "math", functools: "functools",
@@ -85,6 +89,44 @@ class FunctionText:
         while name in {*RESERVED, *self._names.values(), *self.constants} or not name.isidentifier():
             name = re.sub(r"\W", "", name) + "_f"
         return name
+
+
+@dataclass(frozen=True)
+class FollowedText:
+    """A kernel module in the dialect. ``head``: what stands before its declarations; ``body``: what stands after."""
+
+    head: str
+    body: str
+
+    def source(self, declared: str) -> str:
+        """See ``Original``."""
+        return f"{self.head}\n{declared}\n{self.body}"
+
+    def settled(self, texts: Mapping[str, str]) -> FollowedText:
+        """See ``Original``."""
+        return replace(self, body=with_params(self.body, texts))
+
+    def build(self, folder: Path) -> Callable[[Mapping[str, Any]], Callable[..., Any]]:
+        """See ``Original``."""
+        return load_build(self.source(""))
+
+
+def followed_text(sizes: Mapping[int, str], original: Original, function: Any) -> FollowedText:
+    """The text of a function. ``sizes``: see ``FunctionText``. Raises Refusal, OSError, SyntaxError."""
+    made = FunctionText(sizes)
+    entry = made.add(function)
+    constants = "".join(f"{n} = {t}\n" for n, t in made.constants.items())
+    functions = textwrap.indent("\n\n".join(made.functions.values()), "    ")
+    imports = "".join(f"import {word}\n" for word in ("functools", "math") if f"{word}." in functions)
+    head = (
+        f'"""From {Path(original.path).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'
+        "from jax.experimental import pallas as pl\nfrom jax.experimental.pallas import tpu as pltpu\n"
+    )
+    body = (
+        f"{constants}\n\ndef build(params):\n{functions}\n\n"
+        f"    def apply({', '.join(original.operands)}):\n        return {entry}({original.call})\n\n    return apply\n"
+    )
+    return FollowedText(head, body)
 
 
 class _Transform(ast.NodeTransformer):

@@ -69,10 +69,10 @@ def tiling_knobs(
     defaults: Mapping[str, int],
     shape: CheckedShape,
     results: Sequence[Result],
-    outputs_of: Callable[[Mapping[str, int], Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
+    outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
 ) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:
     """Which knobs only tile, which keep their value and why, which may not be above which, and which are equal to
-    another one: both are one size, and only work as such. ``outputs_of``: of a shape, parameters and inputs."""
+    another one: both are one size, and only work as such. ``outputs_of``: of parameters and inputs."""
     began = time.monotonic()
     gates = ResultGates((), results)
     space: dict[str, tuple[int, ...]] = {}
@@ -85,7 +85,7 @@ def tiling_knobs(
 
     def good(params: Mapping[str, int]) -> bool:
         try:
-            outputs = outputs_of(shape.dims, {**defaults, **params}, shape.inputs)
+            outputs = outputs_of({**defaults, **params}, shape.inputs)
             pairs = zip(outputs, shape.outputs, strict=True)
             same = all(a.shape == b.shape and np.array_equal(a, b) for a, b in pairs)
             return same or gates.passed(outputs, shape.answers)

@@ -11,11 +11,10 @@ import contextlib
 import inspect
 import re
 import sys
-import textwrap
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,13 @@ from tilewright.workers.intake.calls.call_text import Call, parse, python_text, 
 from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refusal_of
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas.block_sizes import AUTOMATIC, launches, names_block, sizes_within
-from tilewright.workers.intake.pallas.function_text import RESERVED, FunctionText
+from tilewright.workers.intake.pallas.function_text import RESERVED, followed_text
 from tilewright.workers.intake.pallas.original import Original, function_in, on_chip
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
 from tilewright.workers.intake.pallas.trial import Module, judge
-from tilewright.workers.intake.source.knobs import Knob, block_values, is_size, with_params
+from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
-from tilewright.workers.runners.pallas.trace import load_build
 
 _COUNTED = re.compile(r"block|tile|page|chunk")
 _MARKS = 15_485_863
@@ -245,26 +243,6 @@ def _argument_knobs(call: Any, function: Any, said: dict[Any, str]) -> list[Knob
 # -- the text ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FollowedText:
-    """A kernel module in the dialect. ``head``: what stands before its declarations; ``body``: what stands after."""
-
-    head: str
-    body: str
-
-    def source(self, declared: str) -> str:
-        """See ``trial.Module``."""
-        return f"{self.head}\n{declared}\n{self.body}"
-
-    def settled(self, texts: Mapping[str, str]) -> FollowedText:
-        """See ``trial.Module``."""
-        return replace(self, body=with_params(self.body, texts))
-
-    def build(self, folder: Path) -> Callable[[Mapping[str, Any]], Callable[..., Any]]:
-        """See ``trial.Module``."""
-        return load_build(self.source(""))
-
-
 def _followed(
     original: Original,
     knobs: Sequence[Knob],
@@ -278,7 +256,9 @@ def _followed(
     sizes = {name: _MARKS + place for place, name in enumerate(original.sites)}
     reason = "it traces to something else"
     try:
-        text = _text({mark: name for name, mark in sizes.items()}, original, original.loaded(sizes, folder))
+        text = followed_text(
+            {mark: name for name, mark in sizes.items()}, original, original.loaded(sizes, folder)
+        )
         violations = dialect.check(text.source(""), entry="build")
         if violations:
             reason = violations[0].what
@@ -294,23 +274,6 @@ def _followed(
         original,
         f"no rewrites: the function runs as it stands with other block sizes ({reason} in its text)",
     )
-
-
-def _text(sizes: Mapping[int, str], original: Original, function: Any) -> FollowedText:
-    made = FunctionText(sizes)
-    entry = made.add(function)
-    constants = "".join(f"{n} = {t}\n" for n, t in made.constants.items())
-    functions = textwrap.indent("\n\n".join(made.functions.values()), "    ")
-    imports = "".join(f"import {word}\n" for word in ("functools", "math") if f"{word}." in functions)
-    head = (
-        f'"""From {Path(original.path).name}."""\n\n{imports}import jax\nimport jax.numpy as jnp\n'
-        "from jax.experimental import pallas as pl\nfrom jax.experimental.pallas import tpu as pltpu\n"
-    )
-    body = (
-        f"{constants}\n\ndef build(params):\n{functions}\n\n"
-        f"    def apply({', '.join(original.operands)}):\n        return {entry}({original.call})\n\n    return apply\n"
-    )
-    return FollowedText(head, body)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,9 @@ from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
+from tilewright.workers.intake.pallas.function_text import FollowedText
 from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_anywhere
+from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
 from tilewright.workers.intake.source.knobs import IDLE, Knob
 
@@ -49,6 +51,9 @@ MOST_BYTES = 3 << 29
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
+
+Module = Original | FollowedText
+"""A kernel module: the function as it stands, or the user's text in the dialect."""
 
 
 def judge(
@@ -92,9 +97,9 @@ def judge(
         inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]],
     ) -> list[list[np.ndarray] | None]:
         found: list[list[np.ndarray] | None] = []
-        for dims, given in inputs:
+        for _, given in inputs:
             try:
-                found.append(seed.interpreted(dims, defaults, given) if None not in found else None)
+                found.append(seed.interpreted(defaults, given) if None not in found else None)
             except Exception:  # noqa: BLE001 - inputs that the kernel does not take
                 found.append(None)
         return found
@@ -150,22 +155,6 @@ def judge(
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },
     }  # fmt: skip
-
-
-class Module(Protocol):
-    """A kernel module: the user's text in the dialect, or the function as it stands."""
-
-    def build(self, folder: Path) -> Callable[[Mapping[str, Any]], Callable[..., Any]]:
-        """Its ``build``; ``folder`` takes files."""
-        ...
-
-    def source(self, declared: str) -> str:
-        """Its text, with that of SPACE, DEFAULTS and CONSTRAINTS."""
-        ...
-
-    def settled(self, texts: Mapping[str, str]) -> Self:
-        """With some parameters replaced by texts."""
-        ...
 
 
 def _add_timed(
@@ -264,7 +253,7 @@ def _checked_shapes(
             rng = np.random.default_rng(17)
             inputs = {o.name: draw(o, small, "randn", 2, rng) for o in seed.operands}
             answers = oracle(inputs)
-            outputs = seed.interpreted(small, defaults, inputs)
+            outputs = seed.interpreted(defaults, inputs)
             seed.traced(small, defaults)
             reason = bounds.wrong(outputs, answers, seed.operands)
         except Refusal as refusal:

@@ -255,10 +255,10 @@ def {kernel}(
     CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
     Q_LAYOUT: gl.constexpr, K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr
 ):
-    {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_ones}{q_box}], Q_LAYOUT)
-    {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_ones}{k_box}], K_LAYOUT)
-    {v_stages} = gl.allocate_shared_memory(v_desc.dtype, [STAGES, {v_ones}{v_box}], V_LAYOUT)
-    {o_stages} = gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, {o_ones}{o_box}], O_LAYOUT)
+    {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_box}], Q_LAYOUT)
+    {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_box}], K_LAYOUT)
+    {v_stages} = gl.allocate_shared_memory(v_desc.dtype, [STAGES, {v_box}], V_LAYOUT)
+    {o_stages} = gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, {o_box}], O_LAYOUT)
     {bars} = (
         {ring_of}(CONSUMERS, 1),
         {ring_of}(CONSUMERS, 1),

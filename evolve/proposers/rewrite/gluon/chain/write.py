@@ -139,6 +139,8 @@ class ChainText:
         outer = [s for part in chains.between for s in part] + list(chains.after)
         self.dependent = affected(outer, self.results)
         self.stored = self._stored()
+        loop = chains.loops[0]
+        self.boxes = {"q": chains.query, "k": loop.key, "v": loop.value, "o": self.stored[2]}
         self.of_sums = (
             affected([Statement(n.node) for n in outer], {chains.loops[0].sums}) - self._rows_of_scores()
         )
@@ -177,10 +179,7 @@ class ChainText:
 
     @staticmethod
     def _reads(statements: Iterable[Statement], *texts: str) -> set[str]:
-        found = {n for s in statements for n in s.reads}
-        for text in texts:
-            found |= {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-        return found
+        return {n for s in statements for n in s.reads}.union(*map(names_in, texts))
 
     # -- texts --------------------------------------------------------------------------------------------
 
@@ -236,14 +235,7 @@ class ChainText:
             "DEPTH": chains.depth,
             "q_at": self._at(chains.query),
             "query_scalars": self._lines(self._scalars(chains.query.reads)),
-            "q_ones": "1, " * len(chains.query.outer),
-            "k_ones": "1, " * len(loop.key.outer),
-            "v_ones": "1, " * len(loop.value.outer),
-            "o_ones": "1, " * len(self.stored[2].outer),
-            "o_box": f"{self.stored[2].rows}, {self.stored[2].columns}",
-            "q_box": f"{chains.query.rows}, {chains.query.columns}",
-            "k_box": f"{loop.key.rows}, {loop.key.columns}",
-            "v_box": f"{loop.value.rows}, {loop.value.columns}",
+            **{f"{n}_box": "1, " * len(b.outer) + f"{b.rows}, {b.columns}" for n, b in self.boxes.items()},
         }
         self.table = table
         producing = self._reads(self._scalars(chains.query.reads)) | chains.query.reads
@@ -271,14 +263,11 @@ class ChainText:
         producing |= {chains.rows, chains.columns, chains.width, chains.depth}
         boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
         made = {}
-        for kind, wanted in (
-            ("producer", producing),
-            ("consumer", consuming),
-            ("entry", producing | consuming | boxes),
-        ):
+        names_of = {"producer": producing, "consumer": consuming, "entry": producing | consuming | boxes}
+        for kind, wanted in names_of.items():
             made[f"{kind}_parameters"], made[f"{kind}_arguments"] = self._parameters(wanted)
-        self.passed = [n for n in self.order if n in producing | consuming | boxes]
-        return {**table, **made, "loops": "\n".join(loops), "after": after, **{"consumer_loops": consumed}}
+        self.passed = [n for n in self.order if n in names_of["entry"]]
+        return {**table, **made, "loops": "\n".join(loops), "after": after, "consumer_loops": consumed}
 
     def _step_names(self, number: int) -> set[str]:
         loop = self.chains.loops[number]
@@ -302,9 +291,8 @@ class ChainText:
         }
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
-        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in "".join(
-            s.text for s in self._scalars(box.reads)
-        )
+        scalars = "".join(s.text for s in self._scalars(box.reads))
+        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
         carrier = self._carrier(renamed)
         places = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
         return ", ".join(
@@ -429,42 +417,20 @@ class ChainText:
             or not isinstance(statement.node, ast.Assign | ast.AugAssign)
         ):
             return None
-        parts = []
         try:
-            for node, axis in conjuncts(found[0].args[0], self.chains.bound):
-                parts.append(self._hides(node, axis))
+            parts = [self._hides(*one) for one in conjuncts(found[0].args[0], self.chains.bound)]
         except Unsupported:
             return None
         spares = tuple(p for p in parts if p is not None)
         if not spares or len(spares) != len(parts):
             return None
-        text = ast.unparse(found[0])
-
-        class Open(ast.NodeTransformer):
-            def visit_Call(self, node: ast.Call) -> ast.AST:
-                return node.args[1] if ast.unparse(node) == text else self.generic_visit(node)
-
-        made = Open().visit(ast.parse(statement.text).body[0])
-        visible = Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
-        return spares, visible
+        open_ = statement.text.replace(ast.unparse(found[0]), f"({ast.unparse(found[0].args[1])})")
+        return spares, Statement(ast.parse(open_).body[0])
 
     def _hides(self, node: ast.expr, axis: int | None) -> Sum | None:
         """What is below zero where a comparison fails somewhere in a tile; None where that is not known."""
-        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-            return None
-        sums = self.chains.sums
-        sides = [sums.read(n) for n in (node.left, node.comparators[0])]
-        if axis is not None:
-            sides = [s.along(axis) for s in sides]
-        op = node.ops[0]
-        if isinstance(op, ast.Gt | ast.GtE):
-            sides.reverse()
-        elif not isinstance(op, ast.Lt | ast.LtE):
-            return None
-        spare = sides[1] - sides[0]
-        if isinstance(op, ast.Lt | ast.Gt):
-            spare += constant(-1)
-        return spare.least(self.kernel.tl)
+        sides = self.chains.sums.less(node, axis)
+        return None if sides is None else (sides[1] - sides[0] + constant(-1)).least()
 
     def _last_whole(self, spare: Sum, loop: Chain) -> Sum | None:
         """The last value of the loop's variable at which ``spare`` is not below zero; None where there is no such."""
@@ -560,29 +526,20 @@ class ChainText:
 
     def launches(self) -> str:
         chains, names = self.chains, self.names
-        loop = chains.loops[0]
-        boxes = (chains.query, loop.key, loop.value)
-        fits = [f"{box.tensor}.element_size() == 2" for box in boxes]
-        fits += [loop.positive for loop in chains.loops if loop.positive]
-        stored = self.stored[2]
-        for box in (*boxes, stored):
+        fits = [f"{box.tensor}.element_size() == 2" for n, box in self.boxes.items() if n != "o"]
+        fits += [each.positive for each in chains.loops if each.positive]
+        for box in self.boxes.values():
             fits += [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
             fits += box.conditions
             if not box.bound:
                 fits.append(f"{box.stride} in {box.tensor}.stride()")
         others = [a for a in range(len(self.grid)) if a != chains.axis]
         host = {n: self._extent(getattr(chains, n)) for n in ("rows", "columns", "depth", "width")}
-        made = {
-            f"{which}_desc": described(
-                box, [self._extent(e) for e in (box.rows, box.columns)], f"{which}_layout"
-            )
-            for which, box in zip("qkv", boxes, strict=True)
-        }
-        made["o_desc"] = described(stored, [host["rows"], host["width"]], "o_layout")
-        ranks = {
-            f"{which}_rank": str(len(box.outer) + 2)
-            for which, box in zip("qkvo", (*boxes, stored), strict=True)
-        }
+        made = {}
+        for which, box in self.boxes.items():
+            extents = [self._extent(e) for e in (box.rows, box.columns)]
+            made[f"{which}_desc"] = described(box, extents, f"{which}_layout")
+            made[f"{which}_rank"] = str(len(box.outer) + 2)
         given = "".join(f"{n}={self._given(n)}, " for n in self.passed)
         access = {key: self._param(key) for key in self.tunables}
         table = {
@@ -590,25 +547,17 @@ class ChainText:
             **{k: v for k, v in access.items() if k != "turns"},
             **host,
             **made,
-            **ranks,
             "turns_given": access["turns"],
-            "o_bytes": f"{stored.tensor}.element_size()",
+            "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
             "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
             "grid_of_others": " * ".join(f"({self._resized(self.grid[a])})" for a in others) or "1",
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
         }
-        clash = {
-            "o_layout",
-            "q_layout",
-            "k_layout",
-            "v_layout",
-            "room",
-            "stages",
-        } & self.source.identifiers - set(self.source.space)
-        if clash - set(self.tunables.values()):
-            raise Unsupported(f"a launch that already uses the name {min(clash)}")
+        taken = {"room", "stages", *(f"{which}_layout" for which in self.boxes)} & self.source.identifiers
+        if taken := taken - set(self.source.space) - set(self.tunables.values()):
+            raise Unsupported(f"a launch that already uses the name {min(taken)}")
         new = _indented(filled(texts.HOST, table))
         statement = self.source.statement(self.kernel.launch())
         old = _indented(spare_launch(self.source, statement))
