@@ -97,7 +97,7 @@ def discard(folder: Path) -> None:
 
 @contextmanager
 def logbook(folder: Path) -> Iterator[None]:
-    """Append what search and workers log, from INFO up, to ``campaign.log`` in ``folder``; the terminal is the display's."""
+    """Append what search and workers log to ``campaign.log`` in ``folder``; the terminal is the display's."""
     handler = logging.FileHandler(folder / LOGBOOK, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     search = logging.getLogger("tilewright")
