@@ -16,7 +16,6 @@ import ast
 import dataclasses
 import functools
 import math
-import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -263,9 +262,9 @@ def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
     left: list[ast.AST] = [tree]
     while left:
         node = left.pop()
-        sizes = _candidates(node, known) if isinstance(node, _TRUTHS) else None
-        truth = _Truth(known, sizes).of(node) if sizes is not None else None
-        if truth is None or sizes is None:
+        sizes = _candidates(node, known) if isinstance(node, _TRUTHS) else np.zeros(0, np.int64)
+        truth = _truth(node, known, sizes) if len(sizes) else None
+        if truth is None:
             left += ast.iter_child_nodes(node)
             left += [ast.Expr(node.test)] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
             continue
@@ -279,15 +278,12 @@ def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
 
 
 _TRUTHS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Expr)
-_OPERATIONS: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.Pow: operator.pow,
-}  # fmt: skip
+_ARITHMETIC = (
+    *_TRUTHS[:-1], ast.Name, ast.Tuple, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
 
 
-def _candidates(node: ast.AST, known: Mapping[str, int]) -> np.ndarray | None:
+def _candidates(node: ast.AST, known: Mapping[str, int]) -> np.ndarray:
     """Sizes to try a truth with: all small ones, and what its numbers make."""
     found = [known.get(n.id, 0) for n in ast.walk(node) if isinstance(n, ast.Name)]
     found += [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
@@ -298,61 +294,32 @@ def _candidates(node: ast.AST, known: Mapping[str, int]) -> np.ndarray | None:
     return np.array(sorted({*range(1, TRIED), *(n for n in near if 0 < n <= LARGEST)}), np.int64)
 
 
-class _Truth:
-    """What an expression is for each size of the one name that nobody knows."""
+def _truth(node: ast.AST, known: Mapping[str, int], sizes: np.ndarray) -> np.ndarray | None:
+    """True or false by size of the one name that nobody knows; None of what is no truth, or no plain arithmetic."""
+    tested = node.value if isinstance(node, ast.Expr) else node
+    parts = list(ast.walk(tested))
+    unknown = {part.id for part in parts if isinstance(part, ast.Name)} - known.keys()
+    raised = sum(isinstance(part, ast.Pow | ast.LShift) for part in parts)
+    if len(unknown) != 1 or raised > 1 or not all(map(_is_plain, parts)):
+        return None
+    code = compile(ast.Expression(tested), "", "eval")  # type: ignore[arg-type]
+    name = unknown.pop()
+    try:
+        found = [eval(code, {"__builtins__": {}}, {**known, name: size}) for size in sizes.tolist()]
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+    return np.array(found, np.bool_) if tested is not node or type(found[0]) is bool else None
 
-    def __init__(self, known: Mapping[str, int], sizes: np.ndarray) -> None:
-        self._known, self._sizes = known, sizes
-        self._unknown: set[str] = set()
 
-    def of(self, node: ast.AST) -> np.ndarray | None:
-        """True or false by size; None of what is no truth, or depends on no name, or on several, or on more."""
-        tested = node.value if isinstance(node, ast.Expr) else node
-        try:
-            with np.errstate(all="ignore"):
-                found = np.asarray(self._of(tested))
-        except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError):
-            return None
-        if len(self._unknown) != 1 or found.shape != self._sizes.shape:
-            return None
-        if found.dtype != np.bool_ and tested is node:
-            return None
-        return found.astype(np.bool_)
-
-    def _of(self, node: ast.AST) -> Any:
-        """Raises KeyError for what is no arithmetic of integers."""
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.Name | ast.Subscript):
-            name = node.id if isinstance(node, ast.Name) else str(getattr(node.slice, "value", ""))
-            if isinstance(node, ast.Name) and name not in self._known:
-                self._unknown.add(name)
-                return self._sizes
-            return self._known[name]
-        if isinstance(node, ast.BinOp):
-            left, right = self._of(node.left), self._of(node.right)
-            if isinstance(node.op, ast.Pow | ast.LShift) and not np.all(np.abs(right) < 24):
-                raise KeyError(node.op)
-            return _OPERATIONS[type(node.op)](left, right)
-        if isinstance(node, ast.UnaryOp):
-            value = self._of(node.operand)
-            return {ast.Not: np.logical_not, ast.USub: np.negative, ast.Invert: np.invert}[type(node.op)](
-                value
-            )
-        if isinstance(node, ast.BoolOp):
-            parts = [np.asarray(self._of(value)).astype(np.bool_) for value in node.values]
-            return (np.logical_and if isinstance(node.op, ast.And) else np.logical_or).reduce(parts)
-        if isinstance(node, ast.Compare):
-            terms = [node.left, *node.comparators]
-            each = [self._compared(*one) for one in zip(terms, node.ops, node.comparators, strict=False)]
-            return np.logical_and.reduce(each)
-        raise KeyError(type(node))
-
-    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
-        if isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple | ast.List | ast.Set):
-            inside = np.logical_or.reduce([self._of(left) == self._of(one) for one in right.elts])
-            return inside if isinstance(op, ast.In) else ~inside
-        return _OPERATIONS[type(op)](self._of(left), self._of(right))
+def _is_plain(part: ast.AST) -> bool:
+    """Whether it computes with whole numbers, and with none that are many times as long."""
+    if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow | ast.LShift):
+        return (
+            isinstance(part.right, ast.Constant) and type(part.right.value) is int and part.right.value < 24
+        )
+    if isinstance(part, ast.Constant):
+        return type(part.value) is int
+    return isinstance(part, _ARITHMETIC)
 
 
 # -- the stage -------------------------------------------------------------------------------------------
