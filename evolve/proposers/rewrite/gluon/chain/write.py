@@ -32,7 +32,7 @@ from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 NAMES = (
     "tiles others last lap row other stage phase q_phase q_stages k_stages v_stages bars "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
-    "heads all_laps many there own_first own skipped whole masked o_stages"
+    "heads all_laps many there groups own_first own skipped whole masked o_stages"
 )
 """That the new kernel binds."""
 
