@@ -347,12 +347,14 @@ def compare(folder: Path) -> None:
         for number in range(len(list(_odd(shapes)))):
             gone.clear()
             sides = []
-            for side in (original, function):
+            # the last one finds what was decided of the call before
+            for side in (original, function, function):
                 torch.manual_seed(1)
                 case, arguments, keywords = list(_odd([[t.clone() for t in a] if isinstance(a, list) else a.clone()
                                                        for a in shapes]))[number]  # fmt: skip
                 sides.append(_outcome(side, arguments, keywords))
-            found.append([name, case, [] if sides[0] == sides[1] else sides, not gone and len(sides[0]) > 2])
+            alike = sides == sides[:1] * 3
+            found.append([name, case, [] if alike else sides, not gone and len(sides[0]) > 2])
     sys.stdout.write(json.dumps(found))
 
 
