@@ -199,6 +199,28 @@ def _check_blocks(jaxpr: Any) -> None:
                 _check_blocks(inner)
 
 
+def reaches(jaxpr: Any) -> bool:
+    """Whether the last step of every grid begins its blocks within their operands, as far as grids alone say where."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name != "pallas_call":
+            if not all(map(reaches, jaxprs_in_params(equation.params))):
+                return False
+            continue
+        mapping = equation.params["grid_mapping"]
+        last = [np.int32(size - 1) for size in mapping.grid if isinstance(size, int)]
+        for block in mapping.block_mappings:
+            index_map = block.index_map_jaxpr
+            if len(last) != len(index_map.jaxpr.invars):
+                continue  # values say where
+            at = jax.core.eval_jaxpr(index_map.jaxpr, index_map.consts, *last)
+            steps = [getattr(size, "block_size", 1) for size in block.block_shape]
+            if any(
+                int(n) * step >= size for n, step, size in zip(at, steps, block.array_aval.shape, strict=True)
+            ):
+                return False
+    return True
+
+
 def _never_runs(jaxpr: Any) -> bool:
     """Whether a kernel has an axis of no steps: a block that is larger than what it divides."""
     return any(

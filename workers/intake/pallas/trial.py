@@ -39,7 +39,7 @@ from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.pallas.function_text import FollowedText
 from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_anywhere
 from tilewright.workers.intake.pallas.original import Original
-from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
+from tilewright.workers.intake.pallas.seed_build import SeedBuild, reaches, shaped
 from tilewright.workers.intake.source.knobs import IDLE, Knob
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=45.0)
@@ -48,6 +48,9 @@ EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, 
 TIMED_SECONDS = 60.0
 MOST_BYTES = 3 << 29
 """Most that the readings at timed shapes may take, and the largest operands there."""
+
+KEPT = dimensions.KEEPABLE[1]
+"""Largest size of a dimension that is tried as it is in the call."""
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
@@ -77,8 +80,13 @@ def judge(
     def takes(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
         if isinstance(oracle, Oracle):
             return _takes(oracle, dims, named)
+        free = [size for size in dims.values() if size > KEPT]
+        turned = iter(reversed(free))
+        others = {name: next(turned) if size > KEPT else size for name, size in dims.items()}
         with contextlib.suppress(Exception):  # whatever the user's code raises
-            return bool(replace(seed, operands=named).traced(dims, defaults))
+            tried = replace(seed, operands=named)
+            tried.traced(dims, defaults)
+            return all(reaches(tried.closed(sizes, defaults).jaxpr) for sizes in (dims, others))
         return False
 
     operands, all_dims = dimensions.settle(
