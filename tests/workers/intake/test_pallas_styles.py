@@ -12,13 +12,14 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
+from jax.experimental import pallas as pl  # noqa: E402
 
 from tilewright.evolve.intake.winner import plain_module  # noqa: E402
 from tilewright.fitness import dialect  # noqa: E402
 from tilewright.fitness.original import is_original  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
 from tilewright.workers.intake.pallas.original import Original, on_chip  # noqa: E402
-from tilewright.workers.intake.pallas.seed_build import text_of  # noqa: E402
+from tilewright.workers.intake.pallas.seed_build import reaches, text_of  # noqa: E402
 from tilewright.workers.runners.pallas.trace import load_build  # noqa: E402
 
 STYLES = Path(__file__).with_name("pallas_styles.py")
@@ -121,6 +122,17 @@ def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(taken: An
     assert {k.name: k.default for k in knobs} == {"cols": 128, "rows": 8}
     assert "params['rows']" in source
     assert load_build(source)({"cols": 128, "rows": 8}) is not None
+
+
+@pytest.mark.parametrize(("rows", "columns", "within"), [(64, 512, True), (64, 256, False), (32, 512, False)])
+def test_a_block_that_begins_behind_its_operand_is_seen(rows: int, columns: int, within: bool) -> None:
+    spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
+    shape = jax.ShapeDtypeStruct((64, 512), jnp.float32)
+    added = pl.pallas_call(
+        lambda x, y, o: None, grid=(8, 4), in_specs=[spec] * 2, out_specs=spec, out_shape=shape
+    )
+    other = jax.ShapeDtypeStruct((rows, columns), jnp.float32)
+    assert reaches(jax.make_jaxpr(jax.jit(added))(shape, other).jaxpr) is within
 
 
 def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) -> None:
