@@ -117,10 +117,12 @@ class SeedBuild:
 
     def traced(self, dims: Dims, params: Params) -> str:
         """Its jaxpr as text. Raises what it raises, ValueError for blocks that no TPU takes, Refusal where a kernel
-        never runs."""
+        never runs or leaves its operands."""
         closed = self.closed(dims, params)
         if _never_runs(closed.jaxpr):
             raise Refusal(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
+        if not _reaches(closed.jaxpr):
+            raise Refusal(f"a block begins behind the end of its operand for {dict(dims)} and {dict(params)}")
         with self.mesh():
             _check_blocks(closed.jaxpr)
         return text_of(closed)
@@ -199,11 +201,11 @@ def _check_blocks(jaxpr: Any) -> None:
                 _check_blocks(inner)
 
 
-def reaches(jaxpr: Any) -> bool:
+def _reaches(jaxpr: Any) -> bool:
     """Whether the last step of every grid begins its blocks within their operands, as far as grids alone say where."""
     for equation in jaxpr.eqns:
         if equation.primitive.name != "pallas_call":
-            if not all(map(reaches, jaxprs_in_params(equation.params))):
+            if not all(map(_reaches, jaxprs_in_params(equation.params))):
                 return False
             continue
         mapping = equation.params["grid_mapping"]
