@@ -77,7 +77,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "fitness/tpu/llo.py": ("tests/fitness/tpu/test_llo.py", "tests/fitness/tpu/test_model.py"),
     "fitness/dialect.py": DIALECT,
-    "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
+    "workers/device/timing.py": (
+        "tests/workers/device/test_timing.py",
+        "tests/workers/cascade/test_measured_stages.py",
+    ),
     **{f"workers/cascade/{name}.py": (f"tests/workers/cascade/{_test_of(name)}",) for name in _OF_STAGES},
     "workers/cascade/common_stages.py": ("tests/workers/cascade/test_base.py",),
     "workers/cascade/measured.py": (

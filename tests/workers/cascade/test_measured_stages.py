@@ -340,7 +340,10 @@ class Wide(Doubler):
 
 def met(light, heavy, screened):
     """The meeting on eight shapes at these times of a contender, the champion's being 1e-4, and the jobs it took."""
-    operator, shapes = Wide(), tuple(dataclasses.replace(request().measured[0], id=f"m{n}") for n in range(8))
+    operator, shapes = (
+        Wide(),
+        tuple(dataclasses.replace(request().measured[0], id=f"m{n}") for n in range(len(screened))),
+    )
     champion = Champion(Entry("best", "its source", {}), 2.0, tuple(figures(w.id, 1e-4) for w in shapes))
 
     def change(frame):
@@ -367,6 +370,8 @@ def test_many_shapes_meet_the_lightest_first_and_go_on_while_it_may_be_the_faste
     assert jobs == [light, heavy, light + heavy], "not surely the faster"
     verdict, _, jobs = met(0.99e-4, 1e-4, [0.97e-4] * 4 + [0.99e-4] * 4)
     assert jobs == [light] and not verdict.accepted, "screened two per cent too fast, the rest is none faster"
+    assert met(1.02e-4, 1e-4, [1e-4] * 10)[2] == [[*light, "m4"]], "five, and five that are heavier"
+    assert len(met(1.02e-4, 1e-4, [1e-4] * 7)[2][0]) == 7, "three are few"
 
 
 def test_one_clearly_ahead_on_the_lightest_shapes_is_taken_as_screened_on_the_rest():

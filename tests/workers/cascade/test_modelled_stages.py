@@ -426,7 +426,7 @@ def test_what_was_traced_before_is_a_duplicate(monkeypatch):
     failure = stages.check(asked, found)
     assert failure.verdict is Verdict.DUPLICATE and found.artefact == known, "of the measured shapes"
     assert child.heard == 3 and known in failure.reason
-    assert stages.TraceStage().run(request(), traced_findings()) is None
+    assert stages.TraceStage(checks=True).run(request(), traced_findings()) is None
     assert [job.kind for job in child.jobs] == ["pallas.check"] * 2, "it is not traced again"
     assert tracing(monkeypatch, [error("import")], Findings())[0].verdict is Verdict.COMPILE_ERROR
 
