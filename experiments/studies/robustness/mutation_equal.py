@@ -53,6 +53,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "if (self.verdict is Verdict.OK) is not (self.fitness is not None):": "truths are one object each",
     },
     "fitness/race.py": {
+        "best: float = -1.0": "the larger of a share of it and a number that is not negative is taken",
         "return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[ -1].unit)": (
             "all workloads of a suite have one unit"
         ),
