@@ -13,6 +13,7 @@ from testkit.scripted import INTERPRETED, SOURCE, TARGET, Doubler, ScriptedStati
 from tilewright.fitness.evaluation import FigureKind, GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
+from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cascade import measured
 from tilewright.workers.cascade.measured import MeasuredCascade
@@ -27,6 +28,7 @@ from tilewright.workers.cascade.measured_stages import (
 )
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.station import Champion, Entry
 from tilewright.workers.device.timing import Samples, calls_of
@@ -590,6 +592,15 @@ def test_a_device_that_cannot_be_asked_leaves_its_versions_out():
     wrong = MeasuredCascade(OPERATOR, PLAUSIBLE, SUITE, station())
     rejected = wrong.evaluate("g", "import os\n", {}, seed=7)
     assert rejected.verdict is Verdict.REJECTED and "device" not in rejected.toolchain
+
+
+def test_a_tpu_s_candidates_are_traced_by_forks_of_a_template(monkeypatch):
+    started = []
+    monkeypatch.setattr(measured, "pallas_template", lambda: started.append(1) or Spawn())
+    MeasuredCascade(OPERATOR, PLAUSIBLE, SUITE, station()).close()
+    assert not started
+    MeasuredCascade(OPERATOR, load_target("tpu-v5e"), SUITE, station()).close()
+    assert started
 
 
 @pytest.mark.parametrize(
