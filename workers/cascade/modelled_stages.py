@@ -34,7 +34,7 @@ class TraceStage:
 
     stage = Stage.COMPILE
 
-    def __init__(self, *, checks: bool = True) -> None:
+    def __init__(self, *, checks: bool) -> None:
         """With ``checks`` the second child runs it on the gates' inputs as well: most that is wrong ends here."""
         self._checks = checks
 

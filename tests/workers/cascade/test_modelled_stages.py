@@ -117,7 +117,7 @@ def test_what_is_no_trace_is_none(monkeypatch, said):
 
     monkeypatch.setattr(kernel_traces, "run_pallas_child", run)
     found = Findings()
-    assert stages.TraceStage().run(request(), found) == INCOMPLETE and not found.traced
+    assert stages.TraceStage(checks=True).run(request(), found) == INCOMPLETE and not found.traced
 
 
 def test_a_trace_that_fails_is_the_candidate_s_whatever_phase_it_says(monkeypatch):
@@ -434,10 +434,10 @@ def test_what_was_traced_before_is_a_duplicate(monkeypatch):
     assert failure.verdict is Verdict.DUPLICATE and found.artefact == known, "of the measured shapes"
     assert child.heard == 3 and known in failure.reason
     monkeypatch.setattr(stages, "trace_kernels", lambda *a: pytest.fail("traced twice"))
-    assert stages.TraceStage().run(request(), traced_findings()) is None
+    assert stages.TraceStage(checks=True).run(request(), traced_findings()) is None
     (late,) = [Traced({}, error("import"), ChildOutcome(Ending.DONE))]
     monkeypatch.setattr(stages, "trace_kernels", lambda *a: late)
-    assert stages.TraceStage().run(request(), Findings()).verdict is Verdict.COMPILE_ERROR
+    assert stages.TraceStage(checks=True).run(request(), Findings()).verdict is Verdict.COMPILE_ERROR
 
 
 def compiling(monkeypatch, tmp_path, frames=None, *, compiles=True, ending=None, found=None, **changes):
