@@ -105,7 +105,8 @@ class ChainCarrier(Carrier):
         made = self.generic_visit(node)
         assert isinstance(made, ast.Subscript)
         if self.sums and expanded(node) == 0 and reads & set(self.foreign):
-            made.value = _call("gl.convert_layout", made.value, f"gl.SliceLayout(1, {self.names['out']})")
+            text = f"gl.convert_layout({ast.unparse(made.value)}, gl.SliceLayout(1, {self.names['out']}))"
+            made.value = ast.parse(text, mode="eval").body
         return made
 
     def _layout(self, node: ast.Call) -> str:
@@ -602,13 +603,6 @@ class ChainText:
 
     def _param(self, key: str) -> str:
         return parameter_access(self.source, self.kernel.launch(), self.tunables[key])
-
-
-def _call(function: str, value: ast.expr, layout: str) -> ast.expr:
-    made = ast.parse(f"{function}(0, {layout})", mode="eval").body
-    assert isinstance(made, ast.Call)
-    made.args[0] = value
-    return made
 
 
 def _indented(text: str) -> str:
