@@ -212,6 +212,7 @@ class ChainText:
         chains, names = self.chains, self.names
         others = [a for a in range(len(self.grid)) if a != chains.axis]
         self.sizes = [self.source.fresh("size")] if len(others) == 2 else []
+        self.numbers = [names[n] for n in ("tiles", "others", "last", "heads", "all_laps")] + self.sizes
         if len(others) == 2:
             split = f"{program(others[0])} = {names['other']} % {self.sizes[0]}\n"
             split += f"{program(others[1])} = {names['other']} // {self.sizes[0]}"
@@ -227,9 +228,7 @@ class ChainText:
             "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
             "mine": program(chains.axis),
             "programs_of_other": split,
-            "numbers": listed(
-                [names[n] for n in ("tiles", "others", "last", "heads", "all_laps")] + self.sizes
-            ),
+            "numbers": listed(self.numbers),
             "ROWS": chains.rows,
             "COLUMNS": chains.columns,
             "WIDTH": chains.width,
@@ -270,6 +269,8 @@ class ChainText:
         for kind, wanted in names_of.items():
             made[f"{kind}_parameters"], made[f"{kind}_arguments"] = self._parameters(wanted)
         self.passed = [n for n in self.order if n in names_of["entry"]]
+        runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
+        made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
         return {**table, **made, "loops": "\n".join(loops), "after": after, "consumer_loops": consumed}
 
     def _step_names(self, number: int) -> set[str]:
