@@ -147,7 +147,7 @@ class MeasuredCascade(Cascade):
     def _prepared(self) -> list[StageStep]:
         """The stages from a source to what the station launches."""
         if self._pallas:
-            return [TraceStage(), CompileStage(compiles=False), HandOverStage()]
+            return [TraceStage(checks=True), CompileStage(compiles=False), HandOverStage()]
         return [PlanStage(self._compiler, self._pace)] if self._compiler is not None else []
 
     def _on_drawn(self) -> DrawnStage:
