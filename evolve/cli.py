@@ -103,8 +103,7 @@ def _refused(text: str) -> int:
 def command() -> NoReturn:
     """The console script: ``main`` in a process of its own. An interrupted process ends at once, with its children.
 
-    ``os._exit`` skips Ray's clean-up at exit, which takes seconds: Ray's processes die with this one, and a watcher
-    process removes their files.
+    ``os._exit`` skips Ray's clean-up at exit, which takes seconds: the pool has ended its own.
     """
     code = main()
     if code == INTERRUPTED:
@@ -282,7 +281,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
 
-        outcome = run(config, home_folder(arguments.home), make_display(), device, process_ends=True)
+        outcome = run(config, home_folder(arguments.home), make_display(), device)
     return _tell(outcome, arguments)
 
 
@@ -292,7 +291,7 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     home = home_folder(arguments.home)
     folder = find_campaign(home, arguments.campaign)
-    outcome = resume(folder, home, make_display(), arguments.address, process_ends=True)
+    outcome = resume(folder, home, make_display(), arguments.address)
     return _tell(outcome, arguments)
 
 
@@ -402,9 +401,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.doctor import examine, examine_target
 
     target, healthy = arguments.target, True
+    usable: list[str] = []
     for finding in examine(home_folder(arguments.home)) if target is None else [examine_target(target)]:
         healthy = healthy and (finding.good or not finding.needed)
+        usable += [finding.part.removeprefix("target ")] * (
+            finding.good and finding.part.startswith("target ")
+        )
         _say(f"{'ok  ' if finding.good else 'no  '} {finding.part}: {finding.sentence}")
+    if target is None:
+        _say(f"targets that work here: {', '.join(usable) or 'none yet; install an extra'}")
     return 0 if healthy else 2
 
 

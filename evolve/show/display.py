@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -89,6 +89,7 @@ class PlainDisplay:
         self._line_at = float("-inf")
         self._line: str | None = None
         self._snapshot: Snapshot | None = None
+        self._told: Mapping[str, int] | None = None
 
     def start(self, facts: Mapping[str, Any]) -> None:
         self._write(campaign_text(facts))
@@ -109,12 +110,15 @@ class PlainDisplay:
 
     def stop(self) -> None:
         if self._snapshot is not None:
-            self._write_progress(self._snapshot)
+            self._write_progress(replace(self._snapshot, activity=[]))
             self._snapshot = None
 
     def _write_progress(self, snapshot: Snapshot) -> None:
         lag = f", MLflow lacks {snapshot.mirror_lag}" if snapshot.mirror_lag else ""
-        self._write(f"{progress_text(snapshot)}: {verdicts_text(snapshot.verdicts)}{lag}")
+        # where nothing has ended since the last such line, what the campaign waits for
+        waits = f"; {snapshot.activity[0]}" if snapshot.activity and snapshot.verdicts == self._told else ""
+        self._told = snapshot.verdicts
+        self._write(f"{progress_text(snapshot)}: {verdicts_text(snapshot.verdicts)}{lag}{waits}")
 
     def _write(self, line: str) -> None:
         if line != self._line:

@@ -10,10 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.gpus import Gpu
 from tilewright.fitness.intervals import Ratio, Rounds, median_seconds, paired_ratio
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
+from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.device.kernel_traces import trace_kernels
 from tilewright.workers.device.plan_compiler import PlanStage
 from tilewright.workers.device.station import Entry, LocalStation, Station, compile_children
 from tilewright.workers.device.timing import Samples, Timing, measure
@@ -24,6 +28,7 @@ from tilewright.workers.request import (
     Limits,
     TimingRequest,
     Truth,
+    one_line,
 )
 
 CONTROL = "control"
@@ -104,9 +109,11 @@ def compare(
     left, samples = _planned(request, entries, failed, station), samples or Samples(operator, station)
     while left:
         timed = _timed(station, request, left, effort, samples)
-        if not isinstance(timed, _Bad):
-            return _comparison(target, station, timed, failed)
-        failed[timed.entry] = f"{timed.failure.verdict.value}: {timed.failure.reason}"
+        if not isinstance(timed, Failure):
+            rounds = {t.workload.id: dict(zip(names, t.rounds, strict=True)) for names, t in timed}
+            host = {t.workload.id: dict(zip(names, t.host_seconds, strict=True)) for names, t in timed}
+            return Comparison(target.name, _device(station), rounds, host, failed)
+        failed[str(timed.entry)] = f"{timed.verdict.value}: {timed.reason}"
         left = [entry for entry in left if entry.id != timed.entry]
     return Comparison(target.name, _device(station), {}, {}, failed)
 
@@ -114,11 +121,11 @@ def compare(
 def _planned(
     request: TimingRequest, entries: Sequence[Entry], failed: dict[str, str], station: Station
 ) -> list[Entry]:
-    """The entries with their plans, where the target launches plans; without those that have none."""
+    """The entries with their plans, where the target's device launches plans; without those that have none."""
     target = request.target
-    if target.interpreted:
+    if target.interpreted and not isinstance(target.part, Chip):
         return list(entries)
-    compiler = compile_children(target.gpu)
+    planner = _Traces() if isinstance(target.part, Chip) else _Plans(target.gpu)
     planned = []
     try:
         for entry in entries:
@@ -133,16 +140,13 @@ def _planned(
                 source=entry.source,
                 params=entry.params,
             )
-            found, failure = Findings(), None
-            plans = entry.plans or _kept(station, entry, shapes)
-            if not plans:
-                failure = PlanStage(compiler).run(part, found)
-            if failure is not None:
-                failed[entry.id] = f"{failure.verdict.value}: {failure.reason}"
+            plans = entry.plans or _kept(station, entry, shapes) or planner.plans(part)
+            if isinstance(plans, str):
+                failed[entry.id] = plans
             else:
-                planned.append(dataclasses.replace(entry, plans=plans or found.plans))
+                planned.append(dataclasses.replace(entry, plans=plans))
     finally:
-        compiler.close()
+        planner.close()
     return planned
 
 
@@ -154,12 +158,41 @@ def _kept(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping
     return {w.id: found[w.id] for w in shapes} if all(w.id in found for w in shapes) else {}
 
 
-@dataclass(frozen=True)
-class _Bad:
-    """The entry that is to blame for a failure."""
+class _Plans:
+    """Plans of a GPU's kernels."""
 
-    entry: str
-    failure: Failure
+    def __init__(self, gpu: Gpu) -> None:
+        self._compiler = compile_children(gpu)
+
+    def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
+        """By workload, or why there are none."""
+        found = Findings()
+        failure = PlanStage(self._compiler).run(part, found)
+        return found.plans if failure is None else f"{failure.verdict.value}: {failure.reason}"
+
+    def close(self) -> None:
+        self._compiler.close()
+
+
+class _Traces:
+    """Traces of a TPU's kernels."""
+
+    def __init__(self) -> None:
+        self._launcher = Spawn()
+
+    def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
+        """By workload, or why there are none."""
+        traced = trace_kernels(part, part.measured, self._launcher, None)
+        if traced.error is not None:
+            return one_line(
+                f"compile_error: {traced.error.data.get('type')}: {traced.error.data.get('message')}"
+            )
+        if len(traced.frames) < len(part.measured):
+            return "crashed: the child ended before it had traced everything"
+        return traced.plans()
+
+    def close(self) -> None:
+        return
 
 
 def _timed(
@@ -168,8 +201,9 @@ def _timed(
     entries: Sequence[Entry],
     effort: tuple[int, int],
     samples: Samples,
-) -> list[tuple[Sequence[str], Timing]] | _Bad:
-    """(names in the order of the rounds, timing) of every shape; shapes of the same entries run together."""
+) -> list[tuple[Sequence[str], Timing]] | Failure:
+    """(names in the order of the rounds, timing) of every shape, or what failed of which entry; shapes of the same
+    entries run together."""
     groups: dict[tuple[str, ...], list[Workload]] = {}
     for workload in request.measured:
         present = tuple(e.id for e in entries if e.only is None or workload.id in e.only)
@@ -182,20 +216,9 @@ def _timed(
         part = dataclasses.replace(request, measured=tuple(workloads))
         timings = measure(station, part, Findings(), samples, side_by_side, effort, {}, kinds=None)
         if isinstance(timings, Failure):
-            return _Bad(timings.entry if timings.entry in names else names[0], timings)
+            return timings if timings.entry in names else dataclasses.replace(timings, entry=names[0])
         found += [((*names, CONTROL), timing) for timing in timings]
     return found
-
-
-def _comparison(
-    target: Target,
-    station: Station,
-    timed: Sequence[tuple[Sequence[str], Timing]],
-    failed: dict[str, str],
-) -> Comparison:
-    rounds = {t.workload.id: dict(zip(names, t.rounds, strict=True)) for names, t in timed}
-    host = {t.workload.id: dict(zip(names, t.host_seconds, strict=True)) for names, t in timed}
-    return Comparison(target.name, _device(station), rounds, host, failed)
 
 
 def _device(station: Station) -> dict[str, str]:

@@ -18,15 +18,10 @@ CACHE = "how many answers are kept changes no answer"
 EQUAL: dict[str, dict[str, str]] = {
     "fitness/gates.py": {
         "least: float = -1.0,": NO_WORSE,
-        "worst = max(detail.ROUNDED, least, detail.INEXACT if gate.allowance else -1.0)": NO_WORSE,
         "if noise <= 0.0:": "a sum of squares is not negative",
     },
     "fitness/elements.py": {
         "if (place := _first(excess >= 0)) is not None:": "an error that equals its bound to the last bit",
-        "flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) >= bar * around)": (
-            "a value that equals its bound to the last bit"
-        ),
-        "flipped = (np.sign(found) != np.sign(rounded)) * (np.abs(wanted) > bar * around)": "of truths the same",
         "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
     },
@@ -39,7 +34,6 @@ EQUAL: dict[str, dict[str, str]] = {
         "ready = [ 1.0] * len(took)": "a wait is for a start before it, which has set it",
         "if awaited >= 0 and ready[awaited] >= now:": "nothing is waited then",
         "if kind >= Kind.WAIT:": "no kind comes after it",
-        "ready = [1.0] * len(took)": "a wait is for a start before it, which has set it",
         "work = (events.work[:-1] + rules.step * (events.kinds >= Kind.WAIT)) / rules.clock": "no kind comes after it",
         "steps = zip(work.tolist(), events.kinds.tolist(), took.tolist(), events.ready.tolist(), strict=False)": (
             "all are as long as the events"
@@ -59,6 +53,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "if (self.verdict is Verdict.OK) is not (self.fitness is not None):": "truths are one object each",
     },
     "fitness/race.py": {
+        "best: float = -1.0": "the larger of a share of it and a number that is not negative is taken",
         "return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[ -1].unit)": (
             "all workloads of a suite have one unit"
         ),
@@ -69,12 +64,12 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/targets.py": {
         "return self.kind <= FigureKind.COMPILED": "no kind comes before it",
     },
-    "workers/cascade/base.py": {},
+    "workers/cascade/base.py": {
+        "final=scope <= Scope.FINAL,": "of two scopes no other comes before it",
+    },
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",
-        "@lru_cache(maxsize= 65)": CACHE,
-        "@lru_cache(maxsize= 63)": CACHE,
     },
     "workers/cascade/measured.py": {
         "if champion is not None and (champion.entry.id == entry.id or fitness <= NEAR * champion.fitness):": LAST_BIT,
@@ -113,6 +108,9 @@ EQUAL: dict[str, dict[str, str]] = {
 """Module to the changed line to the reason."""
 
 PATTERNS = {
+    r"lru_cache\(maxsize=": CACHE,
+    r"type\(.*\) (==|!=) \w": "types are one object each",
+    r"% shapes is position|len\(\w+\) is len\(": "small numbers are one object each",
     r"(==|!=) (Verdict|FigureKind|Stage|Scope|Ending|Reached)\.": ENUM,
     r"\.reshape\((- ?2|~1)": "any negative size is the one that is left to find",
     r"\* (999999\.0|1000001\.0):": DIGITS,

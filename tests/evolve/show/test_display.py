@@ -91,6 +91,7 @@ def test_lines_are_few_and_tell_improvements(journal: Journal, monkeypatch: pyte
     assert improved and all("TFLOP/s (tpu7x, modelled)" in line for line in improved)
     assert "faster than seed" in improved[-1] and "faster than bf16" in improved[-1]
     assert any(line.endswith("MLflow lacks 2") for line in lines)
+    assert any(line.endswith("; worker 0: candidate 20, measure [1024x2048x2048]") for line in lines)
     assert "final check" in lines
     assert 5 <= len(lines) <= len(improved) + 8
 

@@ -21,6 +21,8 @@ from tilewright.workers.cascade import modelled_stages as stages
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.device import kernel_traces
+from tilewright.workers.device.kernel_traces import Traced
 from tilewright.workers.request import Failure, Findings, Limits, artefact_hash
 
 OPERATOR = Doubler()
@@ -70,32 +72,30 @@ def compiled_findings():
     return found
 
 
-def tracing(monkeypatch, frames, found, **ending):
-    """The verdict, and what was asked for, of a child that says this and ends so."""
+def tracing(monkeypatch, answer, found, asked=None):
+    """The verdict, and what was asked for."""
     seen = []
 
-    def run(job, request, hear):
-        seen.append([w["id"] for w in job.data["workloads"]])
-        assert job.kind == "pallas.trace" and job.data["chip"] == {"kind": "TPU7x", "cores": 1}
-        heard = [hear(travelled(frame)) for frame in frames]
-        assert heard == [frame.kind != "error" for frame in frames]
-        return ChildOutcome(**{"ending": Ending.DONE, "log": "log", **ending})
+    def trace_kernels(request, workloads, launcher, folder):
+        seen.append([w.id for w in workloads])
+        return answer
 
-    monkeypatch.setattr(stages, "run_pallas_child", run)
-    return stages.trace(request(), found), seen
+    monkeypatch.setattr(stages, "trace_kernels", trace_kernels)
+    return stages.trace(asked or request(), found), seen
 
 
 def test_each_shape_is_traced_once(monkeypatch):
-    frames = [artefact(name) for name in NAMES]
+    frames = {name: artefact(name) for name in NAMES}
+    whole = Traced(frames, None, ChildOutcome(Ending.DONE, log="log"))
     found = Findings()
-    failure, seen = tracing(monkeypatch, frames, found)
+    failure, seen = tracing(monkeypatch, whole, found)
     assert failure is None and [sorted(names) for names in seen] == [sorted(NAMES)]
-    assert sorted(found.traced) == sorted(NAMES) and found.logs == ["log"]
-    assert found.traced["m32"].blobs == {"text": b"m32"}
-    assert tracing(monkeypatch, frames, found) == (None, []), "nothing is left to trace"
+    assert found.traced == frames and found.logs == ["log"]
+    assert tracing(monkeypatch, whole, found) == (None, []), "nothing is left to trace"
     del found.traced["m48"]
-    assert tracing(monkeypatch, frames[1:2], found) == (None, [["m48"]])
-    assert tracing(monkeypatch, frames[:1], Findings())[0] == INCOMPLETE
+    assert tracing(monkeypatch, whole, found) == (None, [["m48"]])
+    part = Traced({"m32": frames["m32"]}, None, ChildOutcome(Ending.DONE))
+    assert tracing(monkeypatch, part, Findings())[0] == INCOMPLETE
 
 
 @pytest.mark.parametrize(
@@ -110,67 +110,61 @@ def test_each_shape_is_traced_once(monkeypatch):
 )
 def test_what_is_no_trace_is_none(monkeypatch, said):
     """The child that traces runs the candidate's Python."""
+
+    def run(job, request, launcher, folder, hear):
+        assert hear(travelled(said)) and [w["id"] for w in job.data["workloads"]] == ["m32", "m48", "m64"]
+        return ChildOutcome(Ending.DONE)
+
+    monkeypatch.setattr(kernel_traces, "run_pallas_child", run)
     found = Findings()
-    assert tracing(monkeypatch, [said], found)[0] == INCOMPLETE and not found.traced
+    assert stages.TraceStage(checks=True).run(request(), found) == INCOMPLETE and not found.traced
 
 
 def test_a_trace_that_fails_is_the_candidate_s_whatever_phase_it_says(monkeypatch):
     for phase, kind in (("import", "import"), ("trace", "trace"), ("check", "trace"), ("topology", "trace")):
         found = Findings()
-        failure, _ = tracing(monkeypatch, [error(phase)], found, ending=Ending.STOPPED)
+        said = Traced({}, error(phase), ChildOutcome(Ending.STOPPED, log="log"))
+        failure, _ = tracing(monkeypatch, said, found)
         assert failure == Failure(Verdict.COMPILE_ERROR, "ValueError: why", "the trace"), kind
         assert found.logs == ["log"]
-    bare = Frame("error", {"type": "X"})
-    assert tracing(monkeypatch, [bare], Findings())[0] == Failure(Verdict.COMPILE_ERROR, "X", "")
-    late = tracing(monkeypatch, [], Findings(), ending=Ending.TIMEOUT, detail="60 s")[0]
-    assert late == Failure(Verdict.TIMEOUT, "tracing: 60 s", "log")
+    bare = Traced({}, Frame("error", {"type": "X"}), ChildOutcome(Ending.STOPPED))
+    assert tracing(monkeypatch, bare, Findings())[0] == Failure(Verdict.COMPILE_ERROR, "X", "")
+    late = Traced({}, None, ChildOutcome(Ending.TIMEOUT, detail="60 s", log="log"))
+    assert tracing(monkeypatch, late, Findings())[0] == Failure(Verdict.TIMEOUT, "tracing: 60 s", "log")
+
+
+BEYOND = "reads or writes outside an array: "
 
 
 @pytest.mark.parametrize(
-    ("said", "failure"),
+    ("said", "verdict", "reason"),
     [
-        ({}, Failure(Verdict.COMPILE_ERROR, "ValueError: why", "the trace")),
-        ({"message": ""}, Failure(Verdict.COMPILE_ERROR, "ValueError", "the trace")),
-        ({"type": "NestedKernel", "message": "a\nb"}, Failure(Verdict.IMPLAUSIBLE, "a b", "the trace")),
-        ({"type": "MemoryError"}, Failure(Verdict.RESOURCE_ERROR, "MemoryError: why", "the trace")),
-        (
-            {"message": "exceeded vmem", "phase": "check"},
-            Failure(Verdict.RESOURCE_ERROR, "ValueError: exceeded vmem", "the trace"),
-        ),
-        ({"phase": "topology"}, Failure(Verdict.INFRA_ERROR, "ValueError: why", "the trace")),
-        ({"phase": "check"}, Failure(Verdict.INCORRECT, "ValueError: why", "the trace", Stage.CHECK)),
-        (
-            {"phase": "check", "type": "NotImplementedError"},
-            Failure(Verdict.COMPILE_ERROR, "NotImplementedError: why", "the trace", Stage.CHECK),
-        ),
-        (
-            {"phase": "check", "type": "IndexError"},
-            Failure(Verdict.INCORRECT, "reads or writes outside an array: why", "the trace", Stage.CHECK),
-        ),
-        (
-            {"phase": "check", "message": "on the way\nIndexError: 5 of 4\nmore"},
-            Failure(
-                Verdict.INCORRECT,
-                "reads or writes outside an array: IndexError: 5 of 4",
-                "the trace",
-                Stage.CHECK,
-            ),
-        ),
-        (
-            {"phase": "check", "message": "first\na block Out-Of-bounds of x\nmore"},
-            Failure(
-                Verdict.INCORRECT,
-                "reads or writes outside an array: a block Out-Of-bounds of x",
-                "the trace",
-                Stage.CHECK,
-            ),
-        ),
+        ({}, Verdict.COMPILE_ERROR, "ValueError: why"),
+        ({"message": ""}, Verdict.COMPILE_ERROR, "ValueError"),
+        ({"type": "NestedKernel", "message": "a\nb"}, Verdict.IMPLAUSIBLE, "a b"),
+        ({"type": "MemoryError"}, Verdict.RESOURCE_ERROR, "MemoryError: why"),
+        ({"phase": "topology"}, Verdict.INFRA_ERROR, "ValueError: why"),
     ],
 )
-def test_an_exception_has_a_verdict_by_its_phase_and_words(said, failure):
-    assert stages._candidate_failure(error(**said)) == failure
+def test_an_exception_has_a_verdict_by_its_phase_and_words(said, verdict, reason):
+    assert stages._candidate_failure(error(**said)) == Failure(verdict, reason, "the trace")
     bare = {k: v for k, v in error(**said).data.items() if k != "trace"}
     assert stages._candidate_failure(Frame("error", bare)).log == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict", "reason", "stage"),
+    [
+        ({"message": "exceeded vmem"}, Verdict.RESOURCE_ERROR, "ValueError: exceeded vmem", None),
+        ({}, Verdict.INCORRECT, "ValueError: why", Stage.CHECK),
+        ({"type": "NotImplementedError"}, Verdict.COMPILE_ERROR, "NotImplementedError: why", Stage.CHECK),
+        ({"type": "IndexError"}, Verdict.INCORRECT, BEYOND + "why", Stage.CHECK),
+        ({"message": "x\nIndexError: 5 of 4\ny"}, Verdict.INCORRECT, BEYOND + "IndexError: 5 of 4", Stage.CHECK),
+        ({"message": "x\nOut-Of-bounds of x\ny"}, Verdict.INCORRECT, BEYOND + "Out-Of-bounds of x", Stage.CHECK),
+    ],
+)  # fmt: skip
+def test_in_a_check_it_is_the_answer_that_is_wrong(said, verdict, reason, stage):
+    assert stages._candidate_failure(error("check", **said)) == Failure(verdict, reason, "the trace", stage)
 
 
 @pytest.mark.parametrize(
@@ -197,27 +191,18 @@ def test_a_child_that_does_not_end_well_has_a_verdict(outcome, verdict):
     )
 
 
+ABORT, OVER = {"signal": Signals.SIGABRT}, Verdict.RESOURCE_ERROR
+
+
 @pytest.mark.parametrize(
     ("changes", "verdict", "reason"),
     [
-        ({"signal": Signals.SIGABRT}, Verdict.COMPILE_ERROR, "libtpu aborted: de tail"),
-        (
-            {"signal": Signals.SIGABRT, "log": "RESOURCE_EXHAUSTED"},
-            Verdict.RESOURCE_ERROR,
-            "compiling: de tail",
-        ),
-        (
-            {"signal": Signals.SIGABRT, "detail": "Ran out of memory"},
-            Verdict.RESOURCE_ERROR,
-            "compiling and simulating: Ran out of memory",
-        ),
+        (ABORT, Verdict.COMPILE_ERROR, "libtpu aborted: de tail"),
+        ({**ABORT, "log": "RESOURCE_EXHAUSTED"}, OVER, "compiling: de tail"),
+        ({**ABORT, "detail": "Ran out of memory"}, OVER, "compiling and simulating: Ran out of memory"),
         ({"signal": Signals.SIGSEGV}, Verdict.CRASHED, "compiling and simulating: de tail"),
-        (
-            {"detail": "killed by SIGXFSZ"},
-            Verdict.RESOURCE_ERROR,
-            "the kernel's schedule takes more than 5 bytes to write",
-        ),
-        ({"log": "exceeds smem"}, Verdict.RESOURCE_ERROR, "compiling: de tail"),
+        ({"detail": "killed by SIGXFSZ"}, OVER, "the kernel's schedule takes more than 5 bytes to write"),
+        ({"log": "exceeds smem"}, OVER, "compiling: de tail"),
         ({}, Verdict.CRASHED, "compiling and simulating: de tail"),
     ],
 )
@@ -260,7 +245,7 @@ class Checker:
         self._change, self._ending = change, ending or ChildOutcome(Ending.DONE, log="log")
         monkeypatch.setattr(stages, "run_pallas_child", self._run)
 
-    def _run(self, job, request, hear):
+    def _run(self, job, request, launcher, folder, hear):
         self.jobs.append(job)
         for frame in checked(job, request):
             changed = self._change(frame)
@@ -448,9 +433,11 @@ def test_what_was_traced_before_is_a_duplicate(monkeypatch):
     failure = stages.check(asked, found)
     assert failure.verdict is Verdict.DUPLICATE and found.artefact == known, "of the measured shapes"
     assert child.heard == 3 and known in failure.reason
-    assert stages.TraceStage().run(request(), traced_findings()) is None
-    assert [job.kind for job in child.jobs] == ["pallas.check"] * 2, "it is not traced again"
-    assert tracing(monkeypatch, [error("import")], Findings())[0].verdict is Verdict.COMPILE_ERROR
+    monkeypatch.setattr(stages, "trace_kernels", lambda *a: pytest.fail("traced twice"))
+    assert stages.TraceStage(checks=True).run(request(), traced_findings()) is None
+    (late,) = [Traced({}, error("import"), ChildOutcome(Ending.DONE))]
+    monkeypatch.setattr(stages, "trace_kernels", lambda *a: late)
+    assert stages.TraceStage(checks=True).run(request(), Findings()).verdict is Verdict.COMPILE_ERROR
 
 
 def compiling(monkeypatch, tmp_path, frames=None, *, compiles=True, ending=None, found=None, **changes):
@@ -491,41 +478,31 @@ def test_measured_shapes_are_compiled_and_checked_ones_looked_at(monkeypatch, tm
     assert job.data["facts_only"] == ["m64", "m32", "m48"] and not found.dumps
 
 
+UNFOLLOWED = {**KERNEL, "matmul_flops": None, "signature": ["tpu.matmul"]}
+OTHER = "m64: another module is compiled than was checked"
+
+
 @pytest.mark.parametrize(
-    ("frame", "failure"),
+    ("frame", "verdict", "reason"),
     [
+        (facts("m64", fingerprint="other"), Verdict.INFRA_ERROR, OTHER),
+        (facts("m64", fingerprint="zzz"), Verdict.INFRA_ERROR, OTHER),
+        (facts("m48", kernels=[]), Verdict.IMPLAUSIBLE, "no Pallas kernel is left in the compiled module"),
+        (facts("m64", unused_operands=[0]), Verdict.IMPLAUSIBLE, "no kernel reads operand a"),
+        (facts("m64", outputs_not_from_kernels=[0]), Verdict.IMPLAUSIBLE, "output c does not come from a kernel alone"),
         (
-            facts("m64", fingerprint="other"),
-            Failure(Verdict.INFRA_ERROR, "m64: another module is compiled than was checked"),
+            facts("m32", kernels=[UNFOLLOWED]), Verdict.IMPLAUSIBLE,
+            "m32: the kernel's control flow cannot be followed, so its work cannot be counted",
         ),
-        (
-            facts("m64", fingerprint="zzz"),
-            Failure(Verdict.INFRA_ERROR, "m64: another module is compiled than was checked"),
-        ),
-        (
-            facts("m48", kernels=[]),
-            Failure(Verdict.IMPLAUSIBLE, "no Pallas kernel is left in the compiled module"),
-        ),
-        (facts("m64", unused_operands=[0]), Failure(Verdict.IMPLAUSIBLE, "no kernel reads operand a")),
-        (
-            facts("m64", outputs_not_from_kernels=[0]),
-            Failure(Verdict.IMPLAUSIBLE, "output c does not come from a kernel alone"),
-        ),
-        (
-            facts("m32", kernels=[{**KERNEL, "matmul_flops": None, "signature": ["tpu.matmul"]}]),
-            Failure(
-                Verdict.IMPLAUSIBLE,
-                "m32: the kernel's control flow cannot be followed, so its work cannot be counted",
-            ),
-        ),
-        (error("topology"), Failure(Verdict.INFRA_ERROR, "ValueError: why", "the trace")),
-        (error("compile"), Failure(Verdict.COMPILE_ERROR, "ValueError: why", "the trace")),
+        (error("topology"), Verdict.INFRA_ERROR, "ValueError: why"),
+        (error("compile"), Verdict.COMPILE_ERROR, "ValueError: why"),
     ],
-)
-def test_a_module_is_judged_before_it_is_compiled(monkeypatch, tmp_path, frame, failure):
+)  # fmt: skip
+def test_a_module_is_judged_before_it_is_compiled(monkeypatch, tmp_path, frame, verdict, reason):
     after = Frame("compiled", {"workload": "m32", "folder": "never heard"})
     found = compiling(monkeypatch, tmp_path, [frame, after])
-    assert found[0] == failure and not found[1].dumps and found[1].logs == ["log"]
+    log = "the trace" if frame.kind == "error" else ""
+    assert found[0] == Failure(verdict, reason, log) and not found[1].dumps and found[1].logs == ["log"]
 
 
 def test_a_compiler_that_dies_and_a_duplicate(monkeypatch, tmp_path):

@@ -156,3 +156,10 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) ->
     answer = pallas.answer_to(asked(file, "twice", "f32[8, 128]", tmp_path))
     told = [refusal["what"] for refusal in answer["refusals"]]
     assert told == ["the call raises ValueError: want 7 rows, not 8"]
+
+
+def test_static_arguments_stay_static_however_often_the_chip_is_entered() -> None:
+    with on_chip(CHIP), on_chip(CHIP):
+        made = jax.jit(lambda x, rows: x.reshape(rows, -1), static_argnames="rows", abstracted_axes=None)
+        shape = jax.eval_shape(lambda x: made(x, rows=4), jax.ShapeDtypeStruct((8,), "float32")).shape
+    assert shape == (4, 2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from tilewright.workers.intake.judge.reference import asked
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
-from tilewright.workers.intake.triton.interpreter_run import Run
+from tilewright.workers.intake.triton.interpreter_run import run_all
 
 EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
 """After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
@@ -53,18 +55,16 @@ class _Trials(ResultGates):
         self, points: Sequence[Mapping[str, Any]], shapes: Sequence[Sequence[CheckedShape]]
     ) -> list[list[bool]]:
         """By point and by each of its shapes. All run at once."""
-        defaults = self._seed.defaults
-        runs = [
-            [(Run(self._seed.module, {**defaults, **point}, shape.inputs), shape) for shape in some]
-            for point, some in zip(points, shapes, strict=True)
-        ]
-        # every process is read to its end, also behind one that fails
-        return [[self._passed(process, shape) for process, shape in some] for some in runs]
+        every = [(point, shape) for point, some in zip(points, shapes, strict=True) for shape in some]
+        seed = self._seed
+        made = run_all(seed.module, [({**seed.defaults, **point}, shape.inputs) for point, shape in every])
+        fine = iter([self._passed(o, shape.answers) for o, (_, shape) in zip(made, every, strict=True)])
+        return [[next(fine) for _ in some] for some in shapes]
 
-    def _passed(self, process: Run, shape: CheckedShape) -> bool:
+    def _passed(self, outputs: list[np.ndarray] | None, answers: list[np.ndarray]) -> bool:
         try:
-            return self.passed(process.outputs(), shape.answers)
-        except Exception:  # noqa: BLE001 - a value that does not work is no parameter's
+            return outputs is not None and self.passed(outputs, answers)
+        except (ValueError, IndexError, KeyError):  # results of another shape
             return False
 
 
@@ -299,42 +299,39 @@ PROGRAMS = (5, 3, 1)
 def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
     """Floating-point operations of matrix products in the kernel, by a sample of its programs over zeros; 0 where that
     is not known, as after ``WORK_SECONDS``."""
-    run, dot, builder = GridExecutor.__call__, InterpreterBuilder.create_dot, InterpreterBuilder
+    run, builder = GridExecutor.__call__, InterpreterBuilder
     place, tell = builder.set_grid_idx, builder.set_grid_dim
-    end, total = time.thread_time() + WORK_SECONDS, 0.0
+    end, total, share, some, whole = time.thread_time() + WORK_SECONDS, 0.0, 0.0, [[0]], (0,)
 
     def sampled(executor: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal share, some, whole
         grid = executor.grid(kwargs) if callable(executor.grid) else executor.grid
         whole = (*grid, 1, 1)[:3]
-        some = [
-            [int((i + 0.5) * n / min(n, most)) for i in range(min(n, most))]
-            for n, most in zip(whole, PROGRAMS, strict=True)
-        ]
-        share = float(np.prod([n / len(at) for n, at in zip(whole, some, strict=True)]))
-
-        def count(_: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
-            nonlocal total
-            if time.thread_time() > end:
-                raise TimeoutError
-            total += 2.0 * share * a.data.size * b.data.shape[-1]
-            return sums
-
-        builder.create_dot = count
-        builder.set_grid_dim = lambda self, *_: tell(self, *whole)
-        builder.set_grid_idx = lambda self, *at: place(self, *(of[i] for of, i in zip(some, at, strict=True)))
-        executor.grid, executor._restore_args_dev = tuple(map(len, some)), lambda *_: None
+        most = [min(n, m) for n, m in zip(whole, PROGRAMS, strict=True)]
+        some = [[int((i + 0.5) * n / m) for i in range(m)] for n, m in zip(whole, most, strict=True)]
+        share = math.prod(whole) / math.prod(most)
+        executor.grid, executor._restore_args_dev = tuple(most), lambda *_: None
         run(executor, *args, **kwargs)
 
-    GridExecutor.__call__ = sampled
+    def count(_: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
+        nonlocal total
+        if time.thread_time() > end:
+            raise TimeoutError
+        total += 2.0 * share * a.data.size * b.data.shape[-1]
+        return sums
+
+    kinds = {o.name: getattr(torch, o.dtype) for o in seed.site.operands}
+    if not all(kind.is_floating_point for kind in kinds.values()):
+        return 0  # numbers may say how long a loop is
+    changed: dict[str, Any] = {
+        "create_dot": count,
+        "set_grid_dim": lambda self, *_: tell(self, *whole),
+        "set_grid_idx": lambda self, *at: place(self, *(of[i] for of, i in zip(some, at, strict=True))),
+    }
     try:
-        kinds = {o.name: getattr(torch, o.dtype) for o in seed.site.operands}
-        if not all(kind.is_floating_point for kind in kinds.values()):
-            return 0  # numbers may say how long a loop is
         tensors = {o.name: torch.zeros(o.sizes(dims), dtype=kinds[o.name]) for o in seed.site.operands}
-        seed.module.launch(tensors, dict(seed.defaults))
+        with mock.patch.object(GridExecutor, "__call__", sampled), mock.patch.multiple(builder, **changed):
+            seed.module.launch(tensors, dict(seed.defaults))
     except Exception:  # noqa: BLE001 - programs that want other data, or take long
         return 0
-    finally:
-        GridExecutor.__call__, builder.create_dot = run, dot
-        builder.set_grid_idx, builder.set_grid_dim = place, tell
     return int(total)

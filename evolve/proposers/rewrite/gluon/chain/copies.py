@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader, conjuncts, constant
+from tilewright.evolve.proposers.rewrite.gluon.statements import names_in
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.triton.descriptors import is_unit
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
@@ -52,8 +53,7 @@ class Box:
     @property
     def reads(self) -> set[str]:
         """Names of the kernel that its coordinates need."""
-        texts = [self.start, *(index for index, _ in self.outer)]
-        return {n.id for t in texts for n in ast.walk(ast.parse(t)) if isinstance(n, ast.Name)}
+        return names_in(self.start).union(*(names_in(index) for index, _ in self.outer))
 
 
 class BoxReader:
@@ -154,7 +154,7 @@ class BoxReader:
         """By axis: what a mask holds below what. Raises Unsupported for a mask that says more."""
         found: dict[int, tuple[Sum, str]] = {}
         for node, axis in conjuncts(mask, self.sums.bound) if mask is not None else ():
-            less = self._less(node, axis)
+            less = self.sums.less(node, axis)
             if less is None:
                 raise Unsupported(f"an operand masked by {ast.unparse(node)[:40]}")
             low, high = less
@@ -166,21 +166,6 @@ class BoxReader:
                 raise Unsupported(f"an operand masked by {ast.unparse(node)[:40]}")
             found[sides[0]] = (low.scalar, self._host(high))
         return found
-
-    def _less(self, node: ast.expr, axis: int | None) -> tuple[Sum, Sum] | None:
-        """(low, high) of ``low < high``."""
-        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-            return None
-        sides = [self.sums.read(n) for n in (node.left, node.comparators[0])]
-        if axis is not None:
-            sides = [s.along(axis) for s in sides]
-        if isinstance(node.ops[0], ast.Gt | ast.GtE):
-            sides.reverse()
-        if isinstance(node.ops[0], ast.LtE | ast.GtE):
-            sides[1] += constant(1)
-        elif not isinstance(node.ops[0], ast.Lt | ast.Gt):
-            return None
-        return sides[0], sides[1]
 
     def _start(self, scalar: Sum, stride: Sum, limit: tuple[Sum, str] | None, rows: str) -> tuple[Sum, str]:
         """(first row, how many rows there are)."""

@@ -6,11 +6,10 @@ There the multiplication is part of an instruction that is needed anyway, so tha
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import transparent
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, device_call, names_in
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
@@ -25,57 +24,37 @@ def unscaled(
 ) -> Chain:
     """The chain with its scores' factor put where they are used; itself where no factor is told apart.
     ``outside``: names that are read elsewhere."""
-    found = _factor(chain, kernel.tl)
-    if found is None:
+    node, tl, middle = chain.first.node, kernel.tl, list(chain.middle)
+    if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
         return chain
-    name, factor, first, middle = found
-    written = {n for s in chain.body for n in s.writes} | {chain.variable}
-    host = _in_host(factor, kernel, bound)
-    if (
-        host is None
-        or names_in(ast.unparse(factor)) & written
-        or name in {*outside, *names_in(chain.operand)}
+    name, value, after = node.targets[0].id, node.value, middle[0].node if middle else None
+    factor: ast.expr | None = None
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        sides = ((value.left, value.right), (value.right, value.left))
+        value, factor = next((pair for pair in sides if device_call(pair[0], tl) == "dot"), (value, None))
+    elif (
+        isinstance(after, ast.AugAssign)
+        and isinstance(after.op, ast.Mult)
+        and ast.unparse(after.target) == name
     ):
+        factor, middle = after.value, middle[1:]
+    written = {n for s in chain.body for n in s.writes} | {chain.variable}
+    host = None if factor is None else _in_host(factor, kernel, bound)
+    if factor is None or host is None or device_call(value, tl) != "dot":
         return chain
-    scaled, pending, made = _Scaled(kernel.tl, name, factor), True, list[Statement]()
+    if names_in(ast.unparse(factor)) & written or name in {*outside, *names_in(chain.operand)}:
+        return chain
+    scaled, pending, made = _Scaled(tl, name, factor), True, list[Statement]()
     for statement in middle:
-        if pending and name in statement.reads and not _hides(statement.node, name, kernel.tl):
+        if pending and name in statement.reads and not _hides(statement.node, name, tl):
             made.append(scaled.of(statement))
             pending = name not in statement.writes
         else:
             made.append(statement)
     late = tuple(scaled.of(s) if pending else s for s in chain.late)
-    return replace(
-        chain, first=first, middle=tuple(made), late=late, scale=ast.unparse(factor), positive=f"{host} > 0"
-    )
-
-
-def _factor(chain: Chain, tl: str) -> tuple[str, ast.expr, Statement, Sequence[Statement]] | None:
-    """(name of the scores, their factor, the first product without it, the statements behind)."""
-    if not isinstance(chain.first.node, ast.Assign) or not isinstance(chain.first.node.targets[0], ast.Name):
-        return None
-    name, value = chain.first.node.targets[0].id, chain.first.node.value
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
-        for product, factor in ((value.left, value.right), (value.right, value.left)):
-            if device_call(product, tl) == "dot":
-                return name, factor, _bound(name, product), chain.middle
-    users = [s for s in chain.middle if name in s.reads]
-    if device_call(value, tl) != "dot" or not users:
-        return None
-    node, rest = users[0].node, [s for s in chain.middle if s is not users[0]]
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult) and users[0].writes == {name}:
-        return name, node.value, chain.first, rest
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and len(users) == 1:
-        product = node.value
-        if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
-            for score, factor in ((product.left, product.right), (product.right, product.left)):
-                if isinstance(score, ast.Name) and score.id == name:
-                    return node.targets[0].id, factor, _bound(node.targets[0].id, value), rest
-    return None
-
-
-def _bound(name: str, value: ast.expr) -> Statement:
-    return Statement(ast.parse(f"{name} = {ast.unparse(value)}").body[0])
+    first = Statement(ast.parse(f"{name} = {ast.unparse(value)}").body[0])
+    scale, positive = ast.unparse(factor), f"{host} > 0"
+    return replace(chain, first=first, middle=tuple(made), late=late, scale=scale, positive=positive)
 
 
 def _hides(node: ast.stmt, name: str, tl: str) -> bool:
@@ -124,9 +103,7 @@ def _in_host(node: ast.expr, kernel: TritonKernel, bound: Mapping[str, ast.expr]
     if isinstance(node, ast.Name) and node.id not in kernel.bound:
         given = kernel.given(node.id)
         return None if given is None else f"({kernel.source.code(given)})"
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.Add | ast.Sub):
-        left, right = (_in_host(n, kernel, bound) for n in (node.left, node.right))
-        operator = {ast.Mult: "*", ast.Div: "/", ast.Add: "+", ast.Sub: "-"}[type(node.op)]
-        return None if left is None or right is None else f"({left} {operator} {right})"
-    inner = transparent(node, kernel.tl)
-    return _in_host(inner, kernel, bound) if inner is not None else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        sides = [_in_host(n, kernel, bound) for n in (node.left, node.right)]
+        return None if None in sides else f"({' * '.join(map(str, sides))})"
+    return None

@@ -97,7 +97,7 @@ class Sum:
             written.append(" * ".join(shown) if count >= 0 else f"({' * '.join(shown)})")
         return " + ".join(written) or "0"
 
-    def least(self, tl: str) -> Sum | None:
+    def least(self) -> Sum | None:
         """The least value over a tile's elements; None where it is not a sum of independent ranges."""
         total = self.scalar
         for product, count in self.parts.items():
@@ -160,6 +160,21 @@ class SumReader:
         if self.varies(node):
             raise Unsupported(f"a tile that is no sum of ranges: {ast.unparse(node)[:40]}")
         return _number(ast.unparse(node))
+
+    def less(self, node: ast.expr, axis: int | None) -> tuple[Sum, Sum] | None:
+        """(low, high) of ``low < high``."""
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+            return None
+        sides = [self.read(n) for n in (node.left, node.comparators[0])]
+        if axis is not None:
+            sides = [s.along(axis) for s in sides]
+        if isinstance(node.ops[0], ast.Gt | ast.GtE):
+            sides.reverse()
+        if isinstance(node.ops[0], ast.LtE | ast.GtE):
+            sides[1] += constant(1)
+        elif not isinstance(node.ops[0], ast.Lt | ast.Gt):
+            return None
+        return sides[0], sides[1]
 
     def follows(self, node: ast.expr) -> bool:
         """Whether a name bound to ``node`` may stand for it: arithmetic, or something along a tile."""

@@ -30,9 +30,9 @@ from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 
 NAMES = (
-    "tiles others last lap row other stage phase q_phase turn_phase q_stages k_stages v_stages bars turns "
+    "tiles others last lap row other stage phase q_phase q_stages k_stages v_stages bars "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
-    "heads all_laps many there own_first own skipped whole masked o_stages"
+    "heads all_laps many there groups own_first own skipped whole masked o_stages"
 )
 """That the new kernel binds."""
 
@@ -105,7 +105,8 @@ class ChainCarrier(Carrier):
         made = self.generic_visit(node)
         assert isinstance(made, ast.Subscript)
         if self.sums and expanded(node) == 0 and reads & set(self.foreign):
-            made.value = _call("gl.convert_layout", made.value, f"gl.SliceLayout(1, {self.names['out']})")
+            text = f"gl.convert_layout({ast.unparse(made.value)}, gl.SliceLayout(1, {self.names['out']}))"
+            made.value = ast.parse(text, mode="eval").body
         return made
 
     def _layout(self, node: ast.Call) -> str:
@@ -139,6 +140,8 @@ class ChainText:
         outer = [s for part in chains.between for s in part] + list(chains.after)
         self.dependent = affected(outer, self.results)
         self.stored = self._stored()
+        loop = chains.loops[0]
+        self.boxes = {"q": chains.query, "k": loop.key, "v": loop.value, "o": self.stored[2]}
         self.of_sums = (
             affected([Statement(n.node) for n in outer], {chains.loops[0].sums}) - self._rows_of_scores()
         )
@@ -177,10 +180,7 @@ class ChainText:
 
     @staticmethod
     def _reads(statements: Iterable[Statement], *texts: str) -> set[str]:
-        found = {n for s in statements for n in s.reads}
-        for text in texts:
-            found |= {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-        return found
+        return {n for s in statements for n in s.reads}.union(*map(names_in, texts))
 
     # -- texts --------------------------------------------------------------------------------------------
 
@@ -212,6 +212,7 @@ class ChainText:
         chains, names = self.chains, self.names
         others = [a for a in range(len(self.grid)) if a != chains.axis]
         self.sizes = [self.source.fresh("size")] if len(others) == 2 else []
+        self.numbers = [names[n] for n in ("tiles", "others", "last", "heads", "all_laps")] + self.sizes
         if len(others) == 2:
             split = f"{program(others[0])} = {names['other']} % {self.sizes[0]}\n"
             split += f"{program(others[1])} = {names['other']} // {self.sizes[0]}"
@@ -227,27 +228,18 @@ class ChainText:
             "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
             "mine": program(chains.axis),
             "programs_of_other": split,
-            "numbers": listed(
-                [names[n] for n in ("tiles", "others", "last", "heads", "all_laps")] + self.sizes
-            ),
+            "numbers": listed(self.numbers),
             "ROWS": chains.rows,
             "COLUMNS": chains.columns,
             "WIDTH": chains.width,
             "DEPTH": chains.depth,
             "q_at": self._at(chains.query),
             "query_scalars": self._lines(self._scalars(chains.query.reads)),
-            "q_ones": "1, " * len(chains.query.outer),
-            "k_ones": "1, " * len(loop.key.outer),
-            "v_ones": "1, " * len(loop.value.outer),
-            "o_ones": "1, " * len(self.stored[2].outer),
-            "o_box": f"{self.stored[2].rows}, {self.stored[2].columns}",
-            "q_box": f"{chains.query.rows}, {chains.query.columns}",
-            "k_box": f"{loop.key.rows}, {loop.key.columns}",
-            "v_box": f"{loop.value.rows}, {loop.value.columns}",
+            **{f"{n}_box": "1, " * len(b.outer) + f"{b.rows}, {b.columns}" for n, b in self.boxes.items()},
         }
         self.table = table
         producing = self._reads(self._scalars(chains.query.reads)) | chains.query.reads
-        loops = []
+        loops, query = [], filled(texts.QUERY, table)
         for number, each in enumerate(chains.loops):
             wanted = each.key.reads | each.value.reads
             scalars = self._scalars(wanted)
@@ -259,6 +251,8 @@ class ChainText:
                         **table,
                         **self._steps(number),
                         "copy_scalars": self._lines(scalars),
+                        "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
+                        "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
                         "variable": each.variable,
                         "k_at": self._at(each.key),
                         "v_at": self._at(each.value),
@@ -271,14 +265,13 @@ class ChainText:
         producing |= {chains.rows, chains.columns, chains.width, chains.depth}
         boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
         made = {}
-        for kind, wanted in (
-            ("producer", producing),
-            ("consumer", consuming),
-            ("entry", producing | consuming | boxes),
-        ):
+        names_of = {"producer": producing, "consumer": consuming, "entry": producing | consuming | boxes}
+        for kind, wanted in names_of.items():
             made[f"{kind}_parameters"], made[f"{kind}_arguments"] = self._parameters(wanted)
-        self.passed = [n for n in self.order if n in producing | consuming | boxes]
-        return {**table, **made, "loops": "\n".join(loops), "after": after, **{"consumer_loops": consumed}}
+        self.passed = [n for n in self.order if n in names_of["entry"]]
+        runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
+        made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
+        return {**table, **made, "loops": "\n".join(loops), "after": after, "consumer_loops": consumed}
 
     def _step_names(self, number: int) -> set[str]:
         loop = self.chains.loops[number]
@@ -302,9 +295,8 @@ class ChainText:
         }
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
-        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in "".join(
-            s.text for s in self._scalars(box.reads)
-        )
+        scalars = "".join(s.text for s in self._scalars(box.reads))
+        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
         carrier = self._carrier(renamed)
         places = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
         return ", ".join(
@@ -429,42 +421,20 @@ class ChainText:
             or not isinstance(statement.node, ast.Assign | ast.AugAssign)
         ):
             return None
-        parts = []
         try:
-            for node, axis in conjuncts(found[0].args[0], self.chains.bound):
-                parts.append(self._hides(node, axis))
+            parts = [self._hides(*one) for one in conjuncts(found[0].args[0], self.chains.bound)]
         except Unsupported:
             return None
         spares = tuple(p for p in parts if p is not None)
         if not spares or len(spares) != len(parts):
             return None
-        text = ast.unparse(found[0])
-
-        class Open(ast.NodeTransformer):
-            def visit_Call(self, node: ast.Call) -> ast.AST:
-                return node.args[1] if ast.unparse(node) == text else self.generic_visit(node)
-
-        made = Open().visit(ast.parse(statement.text).body[0])
-        visible = Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
-        return spares, visible
+        open_ = statement.text.replace(ast.unparse(found[0]), f"({ast.unparse(found[0].args[1])})")
+        return spares, Statement(ast.parse(open_).body[0])
 
     def _hides(self, node: ast.expr, axis: int | None) -> Sum | None:
         """What is below zero where a comparison fails somewhere in a tile; None where that is not known."""
-        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-            return None
-        sums = self.chains.sums
-        sides = [sums.read(n) for n in (node.left, node.comparators[0])]
-        if axis is not None:
-            sides = [s.along(axis) for s in sides]
-        op = node.ops[0]
-        if isinstance(op, ast.Gt | ast.GtE):
-            sides.reverse()
-        elif not isinstance(op, ast.Lt | ast.LtE):
-            return None
-        spare = sides[1] - sides[0]
-        if isinstance(op, ast.Lt | ast.Gt):
-            spare += constant(-1)
-        return spare.least(self.kernel.tl)
+        sides = self.chains.sums.less(node, axis)
+        return None if sides is None else (sides[1] - sides[0] + constant(-1)).least()
 
     def _last_whole(self, spare: Sum, loop: Chain) -> Sum | None:
         """The last value of the loop's variable at which ``spare`` is not below zero; None where there is no such."""
@@ -560,55 +530,37 @@ class ChainText:
 
     def launches(self) -> str:
         chains, names = self.chains, self.names
-        loop = chains.loops[0]
-        boxes = (chains.query, loop.key, loop.value)
-        fits = [f"{box.tensor}.element_size() == 2" for box in boxes]
-        fits += [loop.positive for loop in chains.loops if loop.positive]
-        stored = self.stored[2]
-        for box in (*boxes, stored):
+        fits = [f"{box.tensor}.element_size() == 2" for n, box in self.boxes.items() if n != "o"]
+        fits += [each.positive for each in chains.loops if each.positive]
+        for box in self.boxes.values():
             fits += [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
             fits += box.conditions
             if not box.bound:
                 fits.append(f"{box.stride} in {box.tensor}.stride()")
         others = [a for a in range(len(self.grid)) if a != chains.axis]
         host = {n: self._extent(getattr(chains, n)) for n in ("rows", "columns", "depth", "width")}
-        made = {
-            f"{which}_desc": described(
-                box, [self._extent(e) for e in (box.rows, box.columns)], f"{which}_layout"
-            )
-            for which, box in zip("qkv", boxes, strict=True)
-        }
-        made["o_desc"] = described(stored, [host["rows"], host["width"]], "o_layout")
-        ranks = {
-            f"{which}_rank": str(len(box.outer) + 2)
-            for which, box in zip("qkvo", (*boxes, stored), strict=True)
-        }
+        made = {}
+        for which, box in self.boxes.items():
+            extents = [self._extent(e) for e in (box.rows, box.columns)]
+            made[f"{which}_desc"] = described(box, extents, f"{which}_layout")
+            made[f"{which}_rank"] = str(len(box.outer) + 2)
         given = "".join(f"{n}={self._given(n)}, " for n in self.passed)
         access = {key: self._param(key) for key in self.tunables}
         table = {
             **names,
-            **{k: v for k, v in access.items() if k != "turns"},
+            **access,
             **host,
             **made,
-            **ranks,
-            "turns_given": access["turns"],
-            "o_bytes": f"{stored.tensor}.element_size()",
+            "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
             "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
             "grid_of_others": " * ".join(f"({self._resized(self.grid[a])})" for a in others) or "1",
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
         }
-        clash = {
-            "o_layout",
-            "q_layout",
-            "k_layout",
-            "v_layout",
-            "room",
-            "stages",
-        } & self.source.identifiers - set(self.source.space)
-        if clash - set(self.tunables.values()):
-            raise Unsupported(f"a launch that already uses the name {min(clash)}")
+        taken = {"room", "stages", *(f"{which}_layout" for which in self.boxes)} & self.source.identifiers
+        if taken := taken - set(self.source.space) - set(self.tunables.values()):
+            raise Unsupported(f"a launch that already uses the name {min(taken)}")
         new = _indented(filled(texts.HOST, table))
         statement = self.source.statement(self.kernel.launch())
         old = _indented(spare_launch(self.source, statement))
@@ -652,13 +604,6 @@ class ChainText:
 
     def _param(self, key: str) -> str:
         return parameter_access(self.source, self.kernel.launch(), self.tunables[key])
-
-
-def _call(function: str, value: ast.expr, layout: str) -> ast.expr:
-    made = ast.parse(f"{function}(0, {layout})", mode="eval").body
-    assert isinstance(made, ast.Call)
-    made.args[0] = value
-    return made
 
 
 def _indented(text: str) -> str:
