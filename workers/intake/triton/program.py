@@ -376,7 +376,7 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
     small = [shape for shape in shapes if not shape.looped] or shapes
     deep = functools.cache(lambda: deep_shape(seed))
-    wide = [shape for shape in shapes if shape.looped]
+    wide = [shape for shape in shapes if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
     space, fixed = tiling_knobs(seed, small, results, wide, deep)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
