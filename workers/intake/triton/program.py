@@ -56,7 +56,7 @@ from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 
-EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1)
+EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0)
 OWN_DRAWS = 8
 """Draws where the kernel is its own reference, so that each is a run."""
 
