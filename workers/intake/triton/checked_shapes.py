@@ -28,7 +28,7 @@ LOOPED_SECONDS = 3.0
 LOOPED_ELEMENTS, LOOPED_PROGRAMS = 1 << 21, 512
 
 SLOW_SECONDS = 3.0
-"""A shape that takes longer is the only one that is checked, with fewer kinds of inputs."""
+"""Once the shapes that were found take longer, there are no more: each is run for every kind of inputs."""
 
 SCALES: Mapping[str, Sequence[int]] = {
     "odd": (7, 70, 37, 19, 11, 5), "even": (16, 128, 64, 32, 16, 16), "large": (32, 256, 128, 64, 32, 16),
@@ -89,11 +89,11 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
 
     wide = list(filter(fits, looped(dims, tiles, holds, fits)))
     tried: set[str] = set()
-    slow, last = False, last_resorts(dims)
+    spent, last = 0.0, last_resorts(dims)
     for small in (*wide, *(thinned(seed, shape, holds) for shape in ladder(dims, _rank(seed), holds))):
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
-        if label in tried or big or (found and (slow or small in last)) or len(found) == 3:
+        if label in tried or big or (found and (spent > SLOW_SECONDS or small in last)) or len(found) == 3:
             continue
         tried.add(label)
         reason = seed.unlike_at(small)
@@ -105,7 +105,7 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
                 outputs = process.outputs()
                 if small in wide and process.seconds > LOOPED_SECONDS:
                     continue
-                slow = slow or process.seconds > SLOW_SECONDS
+                spent += process.seconds
                 reason = wrong(outputs, answers, site.operands)
             except TooSlow:
                 reason = f"more than {RUN_SECONDS} s in the interpreter"
