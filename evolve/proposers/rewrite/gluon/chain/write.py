@@ -30,9 +30,9 @@ from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 
 NAMES = (
-    "tiles others last lap row other stage phase q_phase turn_phase q_stages k_stages v_stages bars turns "
+    "tiles others last lap row other stage phase q_phase q_stages k_stages v_stages bars "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
-    "heads all_laps many there own_first own skipped whole masked o_stages"
+    "heads all_laps many there groups own_first own skipped whole masked o_stages"
 )
 """That the new kernel binds."""
 
@@ -239,7 +239,7 @@ class ChainText:
         }
         self.table = table
         producing = self._reads(self._scalars(chains.query.reads)) | chains.query.reads
-        loops = []
+        loops, query = [], filled(texts.QUERY, table)
         for number, each in enumerate(chains.loops):
             wanted = each.key.reads | each.value.reads
             scalars = self._scalars(wanted)
@@ -251,6 +251,8 @@ class ChainText:
                         **table,
                         **self._steps(number),
                         "copy_scalars": self._lines(scalars),
+                        "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
+                        "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
                         "variable": each.variable,
                         "k_at": self._at(each.key),
                         "v_at": self._at(each.value),
@@ -544,10 +546,9 @@ class ChainText:
         access = {key: self._param(key) for key in self.tunables}
         table = {
             **names,
-            **{k: v for k, v in access.items() if k != "turns"},
+            **access,
             **host,
             **made,
-            "turns_given": access["turns"],
             "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
             "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
