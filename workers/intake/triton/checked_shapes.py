@@ -108,7 +108,7 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
                 spent += process.seconds
                 reason = wrong(outputs, answers, site.operands)
             except TooSlow:
-                reason = f"more than {RUN_SECONDS} s in the interpreter"
+                spent, reason = spent + RUN_SECONDS, f"more than {RUN_SECONDS} s in the interpreter"
             except Refusal as refusal:
                 reason = refusal.what
             except Exception as error:  # noqa: BLE001 - a shape the kernel or the reference does not take
