@@ -103,8 +103,7 @@ def _refused(text: str) -> int:
 def command() -> NoReturn:
     """The console script: ``main`` in a process of its own. An interrupted process ends at once, with its children.
 
-    ``os._exit`` skips Ray's clean-up at exit, which takes seconds: Ray's processes die with this one, and a watcher
-    process removes their files.
+    ``os._exit`` skips Ray's clean-up at exit, which takes seconds: the pool has ended its own.
     """
     code = main()
     if code == INTERRUPTED:
@@ -282,7 +281,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from tilewright.evolve.run import run
         from tilewright.evolve.show.display import make_display
 
-        outcome = run(config, home_folder(arguments.home), make_display(), device, process_ends=True)
+        outcome = run(config, home_folder(arguments.home), make_display(), device)
     return _tell(outcome, arguments)
 
 
@@ -292,7 +291,7 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     home = home_folder(arguments.home)
     folder = find_campaign(home, arguments.campaign)
-    outcome = resume(folder, home, make_display(), arguments.address, process_ends=True)
+    outcome = resume(folder, home, make_display(), arguments.address)
     return _tell(outcome, arguments)
 
 

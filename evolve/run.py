@@ -71,14 +71,12 @@ def run(
     display: Display,
     device: WarmDevice | None = None,
     *,
-    process_ends: bool = False,
     stop: threading.Event | None = None,
 ) -> CampaignOutcome:
     """Run a campaign from its start. Raises UserError before anything is written when it cannot work.
 
-    ``device``: the target's, already starting; the caller closes it. ``process_ends``: the caller's process ends by
-    ``os._exit`` after an interrupted campaign, so children that die with it are not waited for. ``stop``: once set, the
-    campaign ends as after Ctrl-C.
+    ``device``: the target's, already starting; the caller closes it. ``stop``: once set, the campaign ends as after
+    Ctrl-C.
     """
     resolved = with_earlier(resolve(config), home)
     require_usable(resolved.target, remote=config.workers.address is not None)
@@ -88,7 +86,7 @@ def run(
             write_meta(journal, folder.name, resolved)
             journal.add_event("started")
             with logbook(folder):
-                return _Run(resolved, journal, folder, home, display, device, process_ends, stop).go()
+                return _Run(resolved, journal, folder, home, display, device, stop).go()
     except InfrastructureFault:
         raise
     except UserError as error:
@@ -106,10 +104,8 @@ def _has_results(folder: Path) -> bool:
         return False
 
 
-def resume(
-    folder: Path, home: Path, display: Display, address: str | None = None, *, process_ends: bool = False
-) -> CampaignOutcome:
-    """Resume a campaign as if it had never stopped; ``process_ends`` as for ``run``. Raises UserError."""
+def resume(folder: Path, home: Path, display: Display, address: str | None = None) -> CampaignOutcome:
+    """Resume a campaign as if it had never stopped. Raises UserError."""
     with Journal(folder / JOURNAL, write=True) as journal:
         data = journal.meta("config")
         if data is None:
@@ -131,7 +127,7 @@ def resume(
             )
         journal.add_event("resumed")
         with logbook(folder):
-            return _Run(resolved, journal, folder, home, display, process_ends=process_ends).go()
+            return _Run(resolved, journal, folder, home, display).go()
 
 
 @dataclass
@@ -144,7 +140,6 @@ class _Run:
     home: Path
     display: Display
     device: WarmDevice | None = None
-    process_ends: bool = False
     stop: threading.Event | None = None
     _mirror: MirrorProcess | None = None
     _ctrl_c: CtrlC | None = None
@@ -171,10 +166,7 @@ class _Run:
                         raise
                     return self._end_interrupted()
         finally:
-            if self._interrupted and self.process_ends:
-                pool.leave()
-            else:
-                pool.close()
+            pool.close()
             if self._mirror is not None:
                 self._mirror.stop()
             self.display.stop()

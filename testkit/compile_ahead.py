@@ -26,25 +26,21 @@ def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
     return [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in specs]
 
 
-_runner: Any = None
-
-
 def start(cache: str) -> None:
-    """In a compiling process: the runner that compiles and starts nothing."""
-    global _runner  # one per process of the pool
+    """In a compiling process."""
     os.environ["TRITON_CACHE_DIR"] = cache
     os.chdir(tempfile.mkdtemp())
-    from tilewright.workers.runners.triton.compile import Runner
-
-    _runner = Runner({"capability": 90, "smem_bytes": SMEM_BYTES})
 
 
 def compiled(source: str, point: Point, workloads: list[dict[str, Any]]) -> tuple[str, Mapping[str, bytes]]:
     """In a process that ``start`` began: why this point does not compile, or nothing; its plans by shape."""
     from tilewright.workers.child.frames import Frame
+    from tilewright.workers.runners.triton.compile import run
 
     found: list[Frame] = []
-    _runner.run(Frame("compile", {"source": source, "params": point, "workloads": workloads}), found.append)
+    config = {"capability": 90, "smem_bytes": SMEM_BYTES}
+    job = {"runner_config": config, "source": source, "params": point, "workloads": workloads}
+    run(Frame("compile", job), found.append)
     if found[-1].kind == "error":
         return str(found[-1].data.get("message") or "failed")[:300], {}
     return "", found[-1].blobs

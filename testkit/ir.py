@@ -58,7 +58,7 @@ def scalars_followed(source, **options):
     counts = []
     for each in (bound.original, bound.costed):
         (kernel,) = module_facts(each)["kernels"]
-        counts.append((kernel["matmul_flops"], _count(each, "arith.divsi"), _count(each, "arith.fptosi")))
+        counts.append((kernel["matmul_flops"], _count(each, "arith.divsi")))
     return counts
 
 

@@ -6,6 +6,12 @@ import subprocess
 import sys
 
 from testkit import ROOT
+from tilewright import api
+
+
+def test_keys_of_the_file_count_more_than_a_budget() -> None:
+    changed = api._changes(api.Budget(), {"budget__evaluations": 3, "search__lag": 2})
+    assert changed == {"budget.evaluations": 3, "budget.wall_seconds": None, "search.lag": 2}
 
 
 def test_importing_costs_nothing() -> None:

@@ -34,7 +34,7 @@ def campaign_file(folder: Path, **changes: object) -> Path:
         "seed": 3,
         "budget": {"evaluations": 4},
         "workers": {"count": 2},
-        "search": {"lag": 2, "proposers": ["parameters", "surrogate", "crossover"]},
+        "search": {"lag": 2, "proposers": ["parameters", "surrogate", "crossover"], "finalists": 1},
         **changes,
     }
     path = folder / "tiny.yaml"
@@ -123,7 +123,7 @@ def test_status_and_report_read_what_is_there(
     home = str(unbroken[0] / "home")
     for arguments, code, words in (
         (["status"], 0, ["tiny-001", "finished"]),
-        (["status", "tiny-001"], 0, ["4 evaluations", "best so far"]),
+        (["status", "tiny-001"], 0, ["4 evaluations", "winner, genome"]),
         (["report", "--output", str(tmp_path / "r.html")], 0, ["r.html"]),
         (["resume", "tiny-001"], 2, ["has finished"]),
     ):
@@ -208,7 +208,7 @@ def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(
 def test_a_killed_driver_resumes_to_the_same_journal(
     tmp_path: Path, unbroken: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
-    process = start(tmp_path, "run", campaign_file(tmp_path))
+    process = start(tmp_path, "run", campaign_file(tmp_path, mlflow={"enabled": False}))
     wait_for(tmp_path, evaluations=1)
     process.send_signal(signal.SIGKILL)
     process.communicate()

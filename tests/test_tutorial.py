@@ -42,6 +42,7 @@ def masked(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "#", text))
 
 
+@pytest.mark.timeout(600)
 def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     command = tmp_path / "bin" / "tilewright"

@@ -517,6 +517,12 @@ def _tuned(
         return _campaign_of(request, original, budget, target, out, overwrite, home, overrides, process)
 
 
+def _changes(budget: Budget, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of the campaign's file with dots; what ``overrides`` say counts more than the budget."""
+    limits = {"budget.evaluations": budget.evaluations, "budget.wall_seconds": budget.seconds}
+    return {**limits, **{key.replace("__", "."): value for key, value in overrides.items()}}
+
+
 def _campaign_of(
     request: Request, original: Callable[..., Any] | None, budget: Budget, target: str | None,
     out: str | Path | None, overwrite: bool, home: str | Path | None, overrides: Mapping[str, Any], process: Intake,
@@ -528,8 +534,7 @@ def _campaign_of(
 
     where = intake.output_folder(request.name, request.name, None if out is None else Path(out), overwrite)
     chosen = intake.target_named(target)
-    changes = {key.replace("__", "."): value for key, value in overrides.items()}
-    changes.update({"budget.evaluations": budget.evaluations, "budget.wall_seconds": budget.seconds})
+    changes = _changes(budget, overrides)
     intake.config_of(request, chosen, where, changes)
     folder = home_folder(None if home is None else str(home))
     with child.started_trial(chosen) as trial:

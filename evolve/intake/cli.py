@@ -161,7 +161,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
             from tilewright.evolve.show.display import make_display
 
             config = config_of(request, target, where, overrides)
-            outcome = run(config, home, make_display(), device, process_ends=True)
+            outcome = run(config, home, make_display(), device)
         code = tell(outcome, arguments)
         if code == 0:
             campaign = tilewright.open_campaign(outcome.campaign, home=home)

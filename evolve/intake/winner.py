@@ -336,6 +336,10 @@ class Tuned:
         """The campaign's report as one HTML file."""
         return self.campaign.report(path)
 
+    def __repr__(self) -> str:
+        gain = f", ×{self.gain:.2f} over the seed" if self.gain else ""
+        return f"<{self._name} of campaign {self.campaign.id}{gain}, in {self.module}>"
+
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self._function is None:
             module = loaded_module(self.module)

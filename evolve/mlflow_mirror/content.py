@@ -266,7 +266,7 @@ def campaign_note(data: CampaignData, state: str, artifacts: str, *, ended: bool
     facts, unit = data.facts, f"{data.target_text}, {data.kind}"
     counts = Counter(point.evaluation.verdict.value for point in data.points)
     verdicts = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) or "none yet"
-    best = max((point.evaluation.fitness or 0.0 for point in data.points), default=0.0)
+    best = (data.best and data.best.fitness) or 0.0
     rows = [row for row in data.ranking(Scope.FINAL) if row.evaluation.fitness is not None]
     paragraphs = [
         " ".join(filter(None, (_headline(data), _report_links(artifacts) if ended else ""))),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
-from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.record.journal import Event, Journal
 from tilewright.evolve.report.text import duration_text, gain_text, money_text, number_text, percent_text
 from tilewright.fitness.evaluation import FigureKind, Verdict
 from tilewright.fitness.targets import UnknownTarget, load_target, target_text
@@ -64,7 +64,7 @@ class ModelUse:
 class Bill:
     """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
 
-    Seconds and tokens are counted, whatever the target. ``gain`` is the best fitness over the best seed's, ``None``
+    Seconds and tokens are counted, whatever the target. ``gain`` is the winner's fitness over the best seed's, ``None``
     before there are both and where times mean nothing; ``target`` and ``kind`` are what it holds for.
     ``first_verdict`` in seconds from the start.
     """
@@ -204,7 +204,9 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
         wall_seconds=clock(last),
         evaluations=len(rows),
         duplicates=sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows),
-        gain=_gain(journal) if kind != FigureKind.COMPILED.value and timed(facts.get("target")) else None,
+        gain=_gain(journal, events)
+        if kind != FigureKind.COMPILED.value and timed(facts.get("target"))
+        else None,
         target=target_text(facts.get("target", "")),
         kind=kind,
         first_verdict=clock(rows[0][3]) if rows else None,
@@ -231,12 +233,15 @@ def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
     )
 
 
-def _gain(journal: Journal) -> float | None:
-    """The best fitness over that of the best seed."""
-    seeds = {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.SEED}
-    passed = [(index, e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
-    best = max((fitness for index, fitness in passed if index in seeds), default=None)
-    return max(fitness for _, fitness in passed) / best if best else None
+def _gain(journal: Journal, events: Sequence[Event]) -> float | None:
+    """The winner's fitness over that of the best seed; of a campaign that goes on, the best one's."""
+    names = {c.index: c for c in journal.candidates()}
+    passed = [(names[index], e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
+    seeds = [fitness for c, fitness in passed if c.mutation.kind is MutationKind.SEED]
+    for event in events:
+        if event.kind == "finished":
+            passed = [(c, fitness) for c, fitness in passed if c.genome.id == event.detail.get("winner")]
+    return max(fitness for _, fitness in passed) / max(seeds) if seeds and passed else None
 
 
 def timed(target: object) -> bool:

@@ -136,6 +136,11 @@ class CampaignData:
     def duplicates(self) -> int:
         return sum(point.evaluation.verdict is Verdict.DUPLICATE for point in self.points)
 
+    @property
+    def best(self) -> Evaluation | None:
+        """On the suite, the winner's evaluation; of a campaign that goes on, the fittest so far."""
+        return self.evaluations.get(self.winner.genome.id) if self.winner else None
+
     def passed(self) -> list[Point]:
         """Evaluations of candidates that passed every gate, in the order they came in."""
         return [point for point in self.points if point.evaluation.verdict is Verdict.OK]

@@ -14,7 +14,7 @@ from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.evolve.report.bill import count_text, timed
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, judge_lines, load, rival_speeds
-from tilewright.evolve.report.text import gain_text, percent_text, printable
+from tilewright.evolve.report.text import gain_text, percent_text, printable, shorten
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
 from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.fitness.targets import target_text
@@ -41,9 +41,9 @@ def status_lines(path: Path, verbose: bool = False) -> list[str]:
             "verdicts: " + (", ".join(f"{n} {v}" for v, n in verdicts.most_common()) or "none yet"),
             *judge_lines(evaluations),
         ]
-        best = max(evaluations, key=lambda e: e.fitness or 0.0, default=None)
-        if best is not None and best.fitness is not None and data.timed:
-            lines.append(f"best so far, genome {best.genome}: {figures(best)}")
+        if data.best is not None and data.best.fitness is not None and data.timed:
+            what = "winner" if data.state == "finished" else "best so far"
+            lines.append(f"{what}, genome {data.best.genome}: {figures(data.best)}")
         references = data.references[Scope.SUITE.value]
         lines += [f"{name}: {figures(evaluation)}" for name, evaluation in references.items()]
         return [printable(line) for line in (*lines, *_model_lines(journal), *_balance(data, verbose))]
@@ -59,6 +59,7 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
         lines = [f"campaign {campaign} {data.state_text}"]
         for name, evaluation in sorted(rows.items(), key=lambda row: -(row[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
+        lines += _refused(data)
         if data.timed and (speeds := rival_speeds(finals)):
             lines.append(f"The winner is {speeds} ({data.target_text}, {data.kind})")
         change = winner_change(data)
@@ -69,6 +70,17 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
     if table.is_file():
         lines += dispatch_table.lines(json.loads(table.read_text(encoding="utf-8")))
     return [printable(line) for line in lines]
+
+
+def _refused(data: CampaignData) -> list[str]:
+    """Finalists that did not pass the final check, and why."""
+    found = []
+    for name, evaluation in data.references[Scope.FINAL.value].items():
+        candidate = data.candidates.get(name.removeprefix(FINALIST_PREFIX))
+        if candidate is not None and name.startswith(FINALIST_PREFIX) and evaluation.failed:
+            told = f"{evaluation.verdict.value}: {shorten(evaluation.reason, 200)}"
+            found.append(f"  candidate {candidate.index} failed the final check, {told}")
+    return found
 
 
 def figures(evaluation: Evaluation) -> str:
@@ -92,8 +104,8 @@ def figures(evaluation: Evaluation) -> str:
 
 
 def _line(path: Path, data: CampaignData) -> str:
-    facts, passed = data.facts, [point.evaluation.fitness for point in data.passed()]
-    rates = [fitness for fitness in passed if fitness is not None]
+    facts, passed = data.facts, data.passed()
+    rate = data.best.fitness if data.best else None
     seeds = [data.evaluations.get(candidate.genome.id) for _, candidate in data.seeds()]
     seed = max((e.fitness for e in seeds if e and e.fitness), default=None)
     best = "no candidate has passed yet"
@@ -101,9 +113,9 @@ def _line(path: Path, data: CampaignData) -> str:
         best = f"{len(passed)} candidates compile and pass the gates"
     elif not data.timed:
         best = f"{len(passed)} candidates pass the gates (times of an interpreter mean nothing)"
-    elif rates:
-        best = f"best {_rounded(max(rates))} {data.unit} ({data.kind})"
-        best += f", {max(rates) / seed - 1:+.1%} over the best seed" if seed else ""
+    elif rate:
+        best = f"best {_rounded(rate)} {data.unit} ({data.kind})"
+        best += f", {rate / seed - 1:+.1%} over the best seed" if seed else ""
     return (
         f"{path.parent.name}  {facts.get('operator', '?')} on {target_text(facts.get('target', '?'))}  "
         f"{data.short_state}  {count_text(len(data.points), data.duplicates)}  {best}"

@@ -262,10 +262,7 @@ def operators() -> dict[str, Operators]:
     return {**products, **quantisers, **steps, **layers, **experts}
 
 
-_POINTS: Mapping[str, tuple[Mapping[str, object], ...]] = {
-    "fp8_rows": FP8_ROWS,
-    "fp8_tiles": FP8_TILES,
-}
+_POINTS = {"fp8_rows": FP8_ROWS, "fp8_tiles": FP8_TILES}
 
 
 def _seeds(*names: str) -> Mapping[str, SeedKernel]:

@@ -233,13 +233,6 @@ def operators() -> dict[str, GridQuant | GridGemm]:
 
 
 def _seeds(edge: int, *names: str, **overrides: Mapping[str, object]) -> Mapping[str, SeedKernel]:
-    return MappingProxyType(
-        {
-            name: SeedKernel(
-                name,
-                inlined(_KERNELS / f"{name}.py"),
-                {"edge": edge, **overrides.get(name, {})},
-            )
-            for name in names
-        }
-    )
+    texts = {name: inlined(_KERNELS / f"{name}.py") for name in names}
+    fixed = {name: {"edge": edge, **overrides.get(name, {})} for name in names}
+    return MappingProxyType({name: SeedKernel(name, texts[name], fixed[name]) for name in names})

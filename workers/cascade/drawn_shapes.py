@@ -6,7 +6,8 @@ candidate's own comparisons name (``k == 192`` in its text), each in some dimens
 so that the operator's answers cost little. A promotion serves nothing outside what was drawn (``evolve.promote``).
 
 What does not compile there is not served there. Where a candidate is wrong and a seed of the operator is, too, the
-shape lies outside of what the operator's kernels are for, and is left out.
+shape lies outside of what the operator's kernels are for, and is left out. So is one at which a seed's own text is
+wrong with other parameters, if nothing serves a shape that was not verified: blocks that do not divide it, say.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.library.dispatch_rule import REACH, Legality
@@ -36,6 +38,12 @@ PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
 LARGEST = 1 << 24
 """No drawn size is larger."""
+
+TRIED = 2048
+"""Sizes below this are tried in a source's truths."""
+
+RARE, RUNS = 16, 4
+"""At most this part of the sizes, in so many runs, is what only some sizes are."""
 
 TURNS = 2
 """Most lots that are drawn where of the first many are outside."""
@@ -60,7 +68,7 @@ class Lot:
     work: int
 
 
-INTERPRETED = Lot(4, 2, 1 << 15, 1 << 23)
+INTERPRETED = Lot(4, 2, 1 << 17, 1 << 23)
 MODELLED = Lot(3, 1, 1 << 21, 1 << 30)
 MEASURED = Lot(8, 4, 1 << 22, 1 << 29)
 LARGE = Lot(2, 0, 1 << 26, 1 << 42)
@@ -77,12 +85,14 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
     legal = _Legal(request, lot)
     named = named_sizes(request.source, request.params)
     pool = {
-        name: [size for sizes in reversed(named) for size in rng.sample(sizes, len(sizes))] for name in dims
-    }
+        name: [n for sizes in reversed(named) for n in rng.sample(sizes, len(sizes)) if n not in known]
+        for name in rng.sample(dims, len(dims)) for known in ({shape[name] for shape in shapes},)
+    }  # fmt: skip
+    turns = list(pool)
     found: dict[str, Workload] = {}
     for turn in range(TRIES * lot.shapes):
         some = pool if len(found) < lot.named and turn < TRIES * lot.named else {}
-        made = _drawn(shapes, dims[turn % len(dims)], legal, some, rng)
+        made = _drawn(shapes, turns[turn % len(turns)], legal, some, rng)
         if made is not None and made not in shapes:
             workload = Workload(drawn_id(made), made)
             found.setdefault(workload.id, workload)
@@ -115,7 +125,7 @@ def _drawn(
     """
     base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
     dims = _with(base, turn, shapes, legal, named, rng)
-    order = [name for name in shapes[0] if name != turn]
+    order = [name for name in rng.sample(list(shapes[0]), len(shapes[0])) if name != turn]
     left = list(order)
     if dims is None:
         return None
@@ -234,10 +244,11 @@ def declared(source: str, name: str) -> Mapping[str, Any]:
 
 
 def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
-    """Sizes at which a source's comparisons may turn, those first that one size alone may meet.
+    """Sizes at which truths of a source turn that depend on one name: those few that are unlike all others first, then
+    both sides of each turn.
 
-    Numbers, products and quotients of equations; the same of other comparisons; what else two make. ``k == 192``,
-    ``k // 64 == 3`` and ``k * 5 == 960`` name 192 in the first list, ``k % 7 == 3`` 10, 17 and so on in the last.
+    ``k == 192``, ``k // 64 == 3`` and ``(k % 64 == 0) & (k * 5 == 960)`` name 192 in the first list, and the second
+    the neighbours up to which it holds; ``k > 200`` names 200 and 201 in the second.
     """
     tree = ast.parse(source)
     known = {
@@ -246,55 +257,69 @@ def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
         for target in node.targets if isinstance(target, ast.Name) and type(node.value.value) is int
     }  # fmt: skip
     known |= {name: value for name, value in params.items() if type(value) is int}
-    named: list[dict[int, None]] = [{}, {}, {}]
-    for node in ast.walk(tree):
-        tests: list[ast.expr] = [node] if isinstance(node, ast.Compare) else []
-        tests += [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
-        for test in tests:
-            numbers = sorted(set(_numbers(test, known)))[:8]
-            equal = isinstance(test, ast.Compare) and isinstance(
-                test.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn
-            )
-            first, then = named[0 if equal or isinstance(test, ast.UnaryOp) else 1], named[2]
-            first |= dict.fromkeys(numbers)
-            then |= dict.fromkeys(n + 1 for n in numbers)
-            for a, b in itertools.permutations(numbers, 2):
-                first |= dict.fromkeys((a * b, *((a // b,) if b else ())))
-                then |= dict.fromkeys((a + b, a - b, *(a + b * times for times in (2, 3, 5, 8))))
-    return [[n for n in sizes if 0 < n <= LARGEST] for sizes in named]
+    few: dict[int, None] = {}
+    turns: dict[int, None] = {}
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        sizes = _candidates(node, known) if isinstance(node, _TRUTHS) else np.zeros(0, np.int64)
+        truth = _truth(node, known, sizes) if len(sizes) else None
+        if truth is None:
+            left += ast.iter_child_nodes(node)
+            left += [ast.Expr(node.test)] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
+            continue
+        at = np.flatnonzero(np.diff(truth.astype(np.int8)))
+        turns |= dict.fromkeys(int(sizes[n]) for turn in at[: 2 * RUNS] for n in (turn, turn + 1))
+        rare = truth if 2 * np.count_nonzero(truth) < len(truth) else ~truth
+        runs = [run for run in np.split(np.arange(len(sizes)), at + 1) if rare[run[0]]]
+        if len(runs) <= RUNS and RARE * np.count_nonzero(rare) <= len(sizes):
+            few |= dict.fromkeys(int(sizes[run[n]]) for run in runs for n in (0, -1, len(run) // 2))
+    return [[n for n in sizes if 0 < n <= LARGEST] for sizes in (few, turns)]
 
 
-def _numbers(node: ast.AST, known: Mapping[str, int]) -> Iterator[int]:
-    """Numbers of an expression, those of a constant part of it as one."""
-    if (value := _value(node, known)) is not None:
-        yield abs(value)
-    else:
-        for child in ast.iter_child_nodes(node):
-            yield from _numbers(child, known)
+_TRUTHS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Expr)
+_ARITHMETIC = (
+    *_TRUTHS[:-1], ast.Name, ast.Tuple, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
 
 
-def _value(node: ast.AST, known: Mapping[str, int]) -> int | None:
-    if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int else None
-    if isinstance(node, ast.Name):
-        return known.get(node.id)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        return known.get(str(node.slice.value))
-    if not isinstance(node, ast.BinOp):
+def _candidates(node: ast.AST, known: Mapping[str, int]) -> np.ndarray:
+    """Sizes to try a truth with: all small ones, and what its numbers make."""
+    found = [known.get(n.id, 0) for n in ast.walk(node) if isinstance(n, ast.Name)]
+    found += [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
+    numbers = sorted({abs(n) for n in found if abs(n) <= LARGEST})[:8]
+    made = {*numbers, *(a * b for a in numbers for b in numbers), *(a + b for a in numbers for b in numbers)}
+    made |= {a // b for a in numbers for b in numbers if b}
+    near = {n + by for n in made for by in (-1, 0, 1)}
+    return np.array(sorted({*range(1, TRIED), *(n for n in near if 0 < n <= LARGEST)}), np.int64)
+
+
+def _truth(node: ast.AST, known: Mapping[str, int], sizes: np.ndarray) -> np.ndarray | None:
+    """True or false by size of the one name that nobody knows; None of what is no truth, or no plain arithmetic."""
+    tested = node.value if isinstance(node, ast.Expr) else node
+    parts = list(ast.walk(tested))
+    unknown = {part.id for part in parts if isinstance(part, ast.Name)} - known.keys()
+    raised = sum(isinstance(part, ast.Pow | ast.LShift) for part in parts)
+    if len(unknown) != 1 or raised > 1 or not all(map(_is_plain, parts)):
         return None
-    left, right = _value(node.left, known), _value(node.right, known)
-    if left is None or right is None:
+    code = compile(ast.Expression(tested), "", "eval")  # type: ignore[arg-type]
+    name = unknown.pop()
+    try:
+        found = [eval(code, {"__builtins__": {}}, {**known, name: size}) for size in sizes.tolist()]
+    except (ArithmeticError, TypeError, ValueError):
         return None
-    small = 0 <= right < 24 and abs(left) <= LARGEST
-    if isinstance(node.op, ast.Add | ast.Sub):
-        return left + right if isinstance(node.op, ast.Add) else left - right
-    if isinstance(node.op, ast.Mult):
-        return left * right
-    if isinstance(node.op, ast.FloorDiv | ast.Mod) and right:
-        return left // right if isinstance(node.op, ast.FloorDiv) else left % right
-    if isinstance(node.op, ast.Pow | ast.LShift) and small:
-        return left**right if isinstance(node.op, ast.Pow) else left << right
-    return None
+    return np.array(found, np.bool_) if tested is not node or type(found[0]) is bool else None
+
+
+def _is_plain(part: ast.AST) -> bool:
+    """Whether it computes with whole numbers, and with none that are many times as long."""
+    if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow | ast.LShift):
+        return (
+            isinstance(part.right, ast.Constant) and type(part.right.value) is int and part.right.value < 24
+        )
+    if isinstance(part, ast.Constant):
+        return type(part.value) is int
+    return isinstance(part, _ARITHMETIC)
 
 
 # -- the stage -------------------------------------------------------------------------------------------
@@ -309,8 +334,9 @@ class DrawnStage:
 
     stage = Stage.CHECK
 
-    def __init__(self, *lots: tuple[Lot, Run]) -> None:
-        self._lots = lots
+    def __init__(self, *lots: tuple[Lot, Run], exact: bool = False) -> None:
+        """``exact``: what wins here serves verified shapes alone, and those that promotion allows for."""
+        self._lots, self._exact = lots, exact
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """All shapes of a lot together, since most kernels pass; one by one where they do not."""
@@ -336,7 +362,11 @@ class DrawnStage:
             return None
         if failure.verdict is Verdict.INFRA_ERROR:
             return failure
-        if failure.verdict in NOT_SERVED or self._own_fails(request, found, shapes, run):
+        only_parameters = self._exact and any(
+            kernel.source == request.source for kernel in request.operator.kernels.values()
+        )
+        aside = failure.verdict in NOT_SERVED or only_parameters
+        if aside or self._own_fails(request, found, shapes, run):
             found.outside.append(shapes[0].id)
             return None
         return dataclasses.replace(failure, reason=f"{shapes[0].id}: {failure.reason}")

@@ -127,7 +127,7 @@ class ModelledCascade(Cascade):
         if shapes := to_verify(request, found, best=True):
             gates.append(VerifyStage(shapes))
         if request.baseline is None:
-            gates.append(DrawnStage((MODELLED, _interpreted)))
+            gates.append(DrawnStage((MODELLED, _interpreted), exact=True))
         checked = dataclasses.replace(found, gates=[], logs=[], drawn=[], outside=[])
         with ThreadPoolExecutor(1) as other:
             gated = other.submit(run_steps, gates, request, checked, None)

@@ -17,6 +17,7 @@ from tilewright.workers.cascade.common_stages import dealt_kinds, drawn_kinds
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
+from tilewright.workers.device.timing import MALFORMED, malformed
 from tilewright.workers.request import Failure, Findings, Request, artefact_hash, duplicate, one_line
 from tilewright.workers.toolchains import libtpu_simulator
 
@@ -182,10 +183,8 @@ class _Conversation:
                 self.failure = self._check(frame)
             elif frame.kind == "error":
                 self.failure = _candidate_failure(frame)
-        except (KeyError, TypeError, ValueError) as error:
-            self.failure = Failure(
-                Verdict.CRASHED, f"the child's answer is malformed: {type(error).__name__} {error}"
-            )
+        except MALFORMED as error:
+            self.failure = malformed(error)
         return self.failure is None
 
     def incomplete(self) -> Failure | None:

@@ -35,8 +35,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def adopt_orphans(parent: int) -> None:
-    """Make this process a subreaper. Asked to end (SIGTERM), or when ``parent`` dies, it ends all below it first."""
+def adopt_orphans(parent: int | None = None) -> None:
+    """Make this process a subreaper. Asked to end (SIGTERM), it ends all below it first.
+
+    The same when the thread of ``parent`` ends that started it.
+    """
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -45,6 +48,8 @@ def adopt_orphans(parent: int) -> None:
         os._exit(128 + number)
 
     signal.signal(signal.SIGTERM, leave)
+    if parent is None:
+        return
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

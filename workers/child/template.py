@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -44,7 +43,7 @@ class Template:
         if self._channel is not None:
             return self._channel
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = [sys.executable, "-I", str(PROGRAMS / "template_main.py"), str(ROOT), str(os.getpid())]
+        program = [sys.executable, "-I", str(PROGRAMS / "template_main.py"), str(ROOT)]
         with theirs:
             process = subprocess.Popen(
                 [*program, str(theirs.fileno()), *self._modules],

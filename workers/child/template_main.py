@@ -1,6 +1,6 @@
 """The program of a template process: import once, then fork one child per order.
 
-Started by ``workers.child.template`` as ``python -I template_main.py ROOT PARENT_PID CHANNEL_FD MODULE...``. An order
+Started by ``workers.child.template`` as ``python -I template_main.py ROOT CHANNEL_FD MODULE...``. An order
 comes with the child's four streams and is answered with the process id of its warden; ``reap`` waits for that and is
 answered with how it ended. The template itself never runs a job.
 """
@@ -27,15 +27,15 @@ def main(arguments: list[str]) -> None:
     sys.path.insert(0, arguments[0])
     from tilewright.workers.child.descendants import adopt_orphans, sweep
 
-    adopt_orphans(int(arguments[1]))
-    for name in ("tilewright.workers.child.child_main", "tilewright.workers.child.frames", *arguments[3:]):
+    adopt_orphans()  # it outlives the thread that started it, and sees the process's end in its channel
+    for name in ("tilewright.workers.child.child_main", "tilewright.workers.child.frames", *arguments[2:]):
         module = importlib.import_module(name)
         if hasattr(module, "prepare"):
             module.prepare()
     gc.collect()
     gc.freeze()  # collections in the children leave the shared pages alone
     gc.set_threshold(*_COLLECTIONS)
-    serve(Path(arguments[0]), socket.socket(fileno=int(arguments[2])))
+    serve(Path(arguments[0]), socket.socket(fileno=int(arguments[1])))
     sweep()
 
 

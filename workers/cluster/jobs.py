@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -80,33 +80,44 @@ def request_for(job: PoolJob) -> bytes:
 
 
 @dataclass
-class Retries:
-    """Counts the attempts at each job. ``retried``: attempts after the first, of all jobs together."""
+class QueuedPool:
+    """A pool's jobs that wait, and the attempts at each. ``retried``: attempts after the first, of all jobs."""
 
     settings: PoolSettings
-    retried: int = 0
-    _attempts: dict[int, int] = field(default_factory=dict)
-    _dropped: set[int] = field(default_factory=set)
+    retried: int = field(default=0, init=False)
+    _queue: deque[PoolJob] = field(default_factory=deque, init=False)
+    _attempts: Counter[int] = field(default_factory=Counter, init=False)
+    _dropped: set[int] = field(default_factory=set, init=False)
+
+    @property
+    def slots(self) -> int:
+        return self.settings.count
+
+    def submit(self, job: PoolJob) -> None:
+        self._queue.append(job)
+        self._assign()
 
     def drop(self, indices: Collection[int]) -> None:
-        """Discard the results of these jobs."""
         self._dropped |= set(indices)
+        self._queue = deque(job for job in self._queue if job.index not in indices)
 
-    def settle(
-        self, job: PoolJob, evaluation: Evaluation, queue: deque[PoolJob]
-    ) -> list[tuple[int, Evaluation]]:
-        """The result to hand back, if any; a job to try again is put into ``queue``."""
+    def _assign(self) -> None:
+        """Hand jobs of the queue to workers that are free."""
+        raise NotImplementedError
+
+    def _settle(self, job: PoolJob, evaluation: Evaluation) -> list[tuple[int, Evaluation]]:
+        """The result to hand back, if any; a job to try again waits once more."""
         if job.index in self._dropped:
             return []
-        if evaluation.verdict is Verdict.INFRA_ERROR and self._attempts.get(job.index, 0) < RETRIES:
-            self._attempts[job.index] = self._attempts.get(job.index, 0) + 1
+        if evaluation.verdict is Verdict.INFRA_ERROR and self._attempts[job.index] < RETRIES:
+            self._attempts[job.index] += 1
             self.retried += 1
             log.warning("job %d is tried again: %s", job.index, evaluation.reason)
-            queue.append(job)
+            self._queue.append(job)
             return []
         return [(job.index, evaluation)]
 
-    def fault(self, job: PoolJob, reason: str) -> Evaluation:
+    def _fault(self, job: PoolJob, reason: str) -> Evaluation:
         """The evaluation of a job that no worker answered."""
         return Evaluation(
             genome=job.genome.id,

@@ -6,7 +6,6 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +17,12 @@ from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.evaluator import Evaluator, SharedState
-from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entries_of, request_for
+from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, QueuedPool, entries_of, request_for
 from tilewright.workers.cluster.pool_folder import PoolFolder
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
 from tilewright.workers.device.comparison import Comparison, compare
 from tilewright.workers.device.plan_compiler import CompilePace
-from tilewright.workers.device.station import Champion
+from tilewright.workers.device.station import Champion, Entry
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.device.warm_device import WarmDevice, warm_device
 from tilewright.workers.request import ENTRIES, Truth
@@ -123,27 +122,12 @@ class EvaluatorThreads:
         if self._station is not None:
             self._station.inherit(champion)
 
-    def compare(
-        self,
-        settings: PoolSettings,
-        genomes: Sequence[PoolGenome],
-        seed: int,
-        only: Mapping[str, Collection[str]] | None,
-    ) -> Comparison:
+    def compare(self, suite: str, entries: Sequence[Entry], seed: int) -> Comparison:
         """See ``Pool.compare``. Raises SessionDied, OSError."""
         assert self._station is not None
-        evaluator = self.slots[0].evaluator
-        suite = evaluator.operator.suites[settings.suite]
-        entries = entries_of(genomes, only)
-        return compare(
-            self._station,
-            evaluator.operator,
-            evaluator.target,
-            suite.workloads,
-            entries,
-            seed,
-            samples=self.shared.samples,
-        )
+        judge, samples = self.slots[0].evaluator, self.shared.samples
+        workloads = judge.operator.suites[suite].workloads
+        return compare(self._station, judge.operator, judge.target, workloads, entries, seed, samples=samples)
 
     def close(self) -> None:
         """Kill the children, also one that is just being started; jobs under way are lost."""
@@ -168,26 +152,16 @@ class EvaluatorThreads:
             self._device.station.close()
 
 
-class LocalPool:
+class LocalPool(QueuedPool):
     """Implements ``pool.Pool`` with ``settings.count`` threads."""
 
     def __init__(self, settings: PoolSettings, device: WarmDevice | None = None) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._device = device
         self._folder: PoolFolder | None = None
         self._threads: EvaluatorThreads | None = None
-        self._queue: deque[PoolJob] = deque()
-        self._retries = Retries(settings)
         self._blas: threadpool_limits | None = None
         self._ended_cpu_seconds = 0.0
-
-    @property
-    def slots(self) -> int:
-        return self.settings.count
-
-    @property
-    def retried(self) -> int:
-        return self._retries.retried
 
     @property
     def thread_cpu_seconds(self) -> float:
@@ -213,14 +187,6 @@ class LocalPool:
         except OSError as error:
             raise PoolUnavailable(f"no process can be started: {error}") from error
 
-    def submit(self, job: PoolJob) -> None:
-        self._queue.append(job)
-        self._assign()
-
-    def drop(self, indices: Collection[int]) -> None:
-        self._retries.drop(indices)
-        self._queue = deque(job for job in self._queue if job.index not in indices)
-
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         """Raises PoolUnavailable when no process can be started in place of one that hangs."""
         self._assign()
@@ -232,8 +198,8 @@ class LocalPool:
             self._restart()
         finished = []
         for job, evaluation in done:
-            answer = evaluation or self._retries.fault(job, "the thread that evaluated it did not answer")
-            finished += self._retries.settle(job, answer, self._queue)
+            answer = evaluation or self._fault(job, "the thread that evaluated it did not answer")
+            finished += self._settle(job, answer)
         self._assign()
         return finished
 
@@ -254,13 +220,9 @@ class LocalPool:
     ) -> Comparison:
         assert self._threads is not None
         try:
-            return self._threads.compare(self.settings, genomes, seed, only)
+            return self._threads.compare(self.settings.suite, entries_of(genomes, only), seed)
         except (SessionDied, OSError) as error:
             raise PoolUnavailable(str(error)) from error
-
-    def leave(self) -> None:
-        if self._folder is not None:
-            self._folder.leave(self.close)
 
     def close(self) -> None:
         self._end_threads()

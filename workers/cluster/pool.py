@@ -71,10 +71,6 @@ class Pool(Protocol):
         """
         ...
 
-    def leave(self) -> None:
-        """``close`` for a process that ends right after: it waits a second, and another process removes the rest."""
-        ...
-
     def close(self) -> None:
         """End the workers and their children, and remove their files."""
         ...

@@ -12,13 +12,11 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tilewright.workers.child.descendants import descendants
 
 PREFIX = "tw-pool-"
 _OWNER = "owner"
@@ -29,9 +27,6 @@ _ROOM = _SOCKET_PATH_BYTES - len(_SOCKET) - len(f"/{PREFIX}12345678")
 
 _YOUNG_SECONDS = 60.0
 """A folder this young may not be locked by its owner yet."""
-
-LEAVE_SECONDS = 1.0
-"""How long a process that ends waits for an orderly end of what it started."""
 
 _PATIENCE_SECONDS = 5.0
 """For processes that were told to end, which may still be writing."""
@@ -53,27 +48,6 @@ class PoolFolder:
         self.scratch.mkdir()
         # held until this process ends, however it ends: what tells a living owner from a dead one
         self._lock = _lock_file(self.path / _OWNER, create=True)
-
-    def close_later(self) -> None:
-        """Have a process of its own do what ``close`` does once this one has ended, should that be before ``close``."""
-        closer = subprocess.Popen(
-            [sys.executable, "-I", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
-        assert closer.stdin is not None
-        with closer.stdin as path:  # a command line that named the folder would have ``close`` end it
-            path.write(os.fsencode(self.path))
-
-    def leave(self, close: Callable[[], None]) -> None:
-        """Run ``close`` for ``LEAVE_SECONDS`` at most, in a process that ends right after; another does the rest."""
-        self.close_later()
-        closing = threading.Thread(target=close, daemon=True)
-        closing.start()
-        closing.join(LEAVE_SECONDS)
 
     def close(self) -> None:
         """End processes that still know of the folder, and remove it."""
@@ -127,14 +101,8 @@ def _remove(folder: Path) -> None:
 
 def end_processes(mark: str) -> None:
     """Kill this process's descendants whose command line names ``mark``."""
-    from tilewright.workers.child.descendants import descendants  # the program below has no path to it
-
-    _kill(lambda: [pid for pid in descendants(os.getpid()) if _is_marked(pid, mark)])
-
-
-def _kill(processes: Callable[[], Sequence[int]]) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while found := processes():
+    while found := [pid for pid in descendants(os.getpid()) if _is_marked(pid, mark)]:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -149,21 +117,3 @@ def _is_marked(pid: int, mark: str) -> bool:
         return mark.encode() in Path("/proc", str(pid), "cmdline").read_bytes()
     except OSError:
         return False
-
-
-def _close_after(folder: Path) -> None:
-    """Wait until the owner of the folder has ended, then end what still knows of it and remove it."""
-    try:
-        lock = os.open(folder / _OWNER, os.O_RDWR)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError:  # the owner has closed it
-        return
-    every = Path("/proc")
-    _kill(
-        lambda: [n for e in every.iterdir() if e.name.isdigit() and _is_marked(n := int(e.name), str(folder))]
-    )
-    _remove(folder)
-
-
-if __name__ == "__main__":
-    _close_after(Path(sys.stdin.read()))

@@ -7,7 +7,6 @@ Requests and replies cross Ray as JSON bytes, so that the driver never unpickles
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +20,13 @@ from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
-from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, Retries, entries_of, request_for
+from tilewright.workers.cluster.jobs import PoolGenome, QueuedPool, entries_of, request_for
 from tilewright.workers.cluster.placement import missing_resource, worker_resources
 from tilewright.workers.cluster.pool_folder import PoolFolder
 from tilewright.workers.cluster.ray_start import Head, first_line, start_ray
 from tilewright.workers.cluster.ray_stations import ask_comparison, calibrate, start_stations
 from tilewright.workers.cluster.ray_workers import EvaluatorActor, Worker
-from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
+from tilewright.workers.cluster.settings import PoolUnavailable, evaluator_settings
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio
 
@@ -36,10 +35,9 @@ CALIBRATION_SEED = 0
 
 
 @dataclass
-class RayPool:
+class RayPool(QueuedPool):
     """Implements ``pool.Pool`` with actors of the cluster at ``settings.address``, or of a Ray started here."""
 
-    settings: PoolSettings
     on_note: Callable[[str], None] | None = None
     """Called with what the cluster lacks, so that nobody waits unaware."""
     scales: Mapping[str, DeviceRatio] = field(default_factory=dict)
@@ -48,15 +46,10 @@ class RayPool:
     """Workers are other processes."""
     _workers: list[Worker] = field(default_factory=list)
     _stations: list[ActorHandle] = field(default_factory=list)
-    _queue: deque[PoolJob] = field(default_factory=deque)
     _head: Head | None = None
     """Of a cluster that was joined."""
     _folder: PoolFolder | None = None
     """Files of a Ray that is this pool's own."""
-    _retries: Retries = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._retries = Retries(self.settings)
 
     def start(self) -> None:
         """Connect to Ray (start it when no address is given) and create the actors. Raises PoolUnavailable."""
@@ -106,22 +99,6 @@ class RayPool:
         except SessionDied as error:
             raise PoolUnavailable(str(error)) from error
 
-    @property
-    def retried(self) -> int:
-        return self._retries.retried
-
-    @property
-    def slots(self) -> int:
-        return self.settings.count
-
-    def submit(self, job: PoolJob) -> None:
-        self._queue.append(job)
-        self._assign()
-
-    def drop(self, indices: Collection[int]) -> None:
-        self._retries.drop(indices)
-        self._queue = deque(job for job in self._queue if job.index not in indices)
-
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
         """Raises PoolUnavailable where the head of the cluster is gone."""
         if self._head is not None:
@@ -162,12 +139,6 @@ class RayPool:
         except SessionDied as error:
             raise PoolUnavailable(str(error)) from error
 
-    def leave(self) -> None:
-        if self._folder is not None:
-            self._folder.leave(self.close)
-        else:
-            self.close()
-
     def close(self) -> None:
         """Kill the actors (their children die with them), leave Ray, and remove the files of one of our own."""
         for handle in [*(worker.handle for worker in self._workers), *self._stations]:
@@ -205,10 +176,10 @@ class RayPool:
             evaluation = Evaluation.model_validate_json(reply)
         except RayError as error:
             how = "died" if isinstance(error, RayActorError) else "failed"
-            evaluation = self._retries.fault(job, f"worker {worker.number} {how}: {first_line(error)}")
+            evaluation = self._fault(job, f"worker {worker.number} {how}: {first_line(error)}")
             worker.health.doubt(time.monotonic())
         worker.job = worker.reply = None
-        return self._retries.settle(job, evaluation, self._queue)
+        return self._settle(job, evaluation)
 
     def _reap_hung(self) -> list[tuple[int, Evaluation]]:
         finished = []
@@ -219,6 +190,6 @@ class RayPool:
             ray.kill(worker.handle, no_restart=False)
             worker.health.doubt(time.monotonic())
             worker.job = worker.reply = None
-            evaluation = self._retries.fault(job, f"worker {worker.number} did not answer in time")
-            finished += self._retries.settle(job, evaluation, self._queue)
+            evaluation = self._fault(job, f"worker {worker.number} did not answer in time")
+            finished += self._settle(job, evaluation)
         return finished

@@ -104,9 +104,11 @@ def compare(
     left, samples = _planned(request, entries, failed, station), samples or Samples(operator, station)
     while left:
         timed = _timed(station, request, left, effort, samples)
-        if not isinstance(timed, _Bad):
-            return _comparison(target, station, timed, failed)
-        failed[timed.entry] = f"{timed.failure.verdict.value}: {timed.failure.reason}"
+        if not isinstance(timed, Failure):
+            rounds = {t.workload.id: dict(zip(names, t.rounds, strict=True)) for names, t in timed}
+            host = {t.workload.id: dict(zip(names, t.host_seconds, strict=True)) for names, t in timed}
+            return Comparison(target.name, _device(station), rounds, host, failed)
+        failed[str(timed.entry)] = f"{timed.verdict.value}: {timed.reason}"
         left = [entry for entry in left if entry.id != timed.entry]
     return Comparison(target.name, _device(station), {}, {}, failed)
 
@@ -154,22 +156,15 @@ def _kept(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping
     return {w.id: found[w.id] for w in shapes} if all(w.id in found for w in shapes) else {}
 
 
-@dataclass(frozen=True)
-class _Bad:
-    """The entry that is to blame for a failure."""
-
-    entry: str
-    failure: Failure
-
-
 def _timed(
     station: Station,
     request: TimingRequest,
     entries: Sequence[Entry],
     effort: tuple[int, int],
     samples: Samples,
-) -> list[tuple[Sequence[str], Timing]] | _Bad:
-    """(names in the order of the rounds, timing) of every shape; shapes of the same entries run together."""
+) -> list[tuple[Sequence[str], Timing]] | Failure:
+    """(names in the order of the rounds, timing) of every shape, or what failed of which entry; shapes of the same
+    entries run together."""
     groups: dict[tuple[str, ...], list[Workload]] = {}
     for workload in request.measured:
         present = tuple(e.id for e in entries if e.only is None or workload.id in e.only)
@@ -182,20 +177,9 @@ def _timed(
         part = dataclasses.replace(request, measured=tuple(workloads))
         timings = measure(station, part, Findings(), samples, side_by_side, effort, {}, kinds=None)
         if isinstance(timings, Failure):
-            return _Bad(timings.entry if timings.entry in names else names[0], timings)
+            return timings if timings.entry in names else dataclasses.replace(timings, entry=names[0])
         found += [((*names, CONTROL), timing) for timing in timings]
     return found
-
-
-def _comparison(
-    target: Target,
-    station: Station,
-    timed: Sequence[tuple[Sequence[str], Timing]],
-    failed: dict[str, str],
-) -> Comparison:
-    rounds = {t.workload.id: dict(zip(names, t.rounds, strict=True)) for names, t in timed}
-    host = {t.workload.id: dict(zip(names, t.host_seconds, strict=True)) for names, t in timed}
-    return Comparison(target.name, _device(station), rounds, host, failed)
 
 
 def _device(station: Station) -> dict[str, str]:

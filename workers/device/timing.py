@@ -180,17 +180,14 @@ def measure(
         for kind in ("", *{kind: None for some in drawn.values() for kind in some})
         for name, table in kind_tables(samples.tables, kind).items()
     }
-    for workload in workloads:
+    for workload, kind in ((w, kind) for w in workloads for kind in ("", *drawn[w.id])):
         if samples.tables:
-            for kind in ("", *drawn[workload.id]):
-                for name, axes in samples.of(workload, seed, kind).where.items():
-                    arrays.update(
-                        {f"where/{workload.id}/{_under(kind, name)}/{n}": a for n, a in enumerate(axes)}
-                    )
+            for name, axes in samples.of(workload, seed, kind).where.items():
+                where = f"where/{workload.id}/{_under(kind, name)}"
+                arrays.update({f"{where}/{n}": axis for n, axis in enumerate(axes)})
         else:
-            for kind in ("", *drawn[workload.id]):
-                made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
-                arrays.update({f"{workload.id}/{_under(kind, name)}": array for name, array in made.items()})
+            made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
+            arrays.update({f"{workload.id}/{_under(kind, name)}": array for name, array in made.items()})
     data = {
         "entries": [entry.data() for entry in entries],
         "workloads": [request.described(w) for w in workloads],

@@ -40,57 +40,53 @@ PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothe
 OURS = ("tilewright.", "testkit.", "tests.")
 QUICK = ("-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu", "-p", "no:cacheprovider", "-W", "ignore")
 
+
+def _test_of(module: str) -> str:
+    """``tpu/memory``: ``tpu/test_memory.py``."""
+    folder, _, name = module.rpartition("/")
+    return f"{folder}/test_{name}.py".removeprefix("/")
+
+
 FROZEN = "tests/fitness/test_frozen.py"
 GATES = ("tests/fitness/test_gates.py", "tests/fitness/test_elements.py")
 DIALECT = (
     *(f"tests/exploits/test_{zoo}.py::test_the_dialect_refuses" for zoo in ("pallas", "triton")),
     "tests/fitness/test_dialect.py",
 )
+_OF_FITNESS = (
+    "intervals", "race", "tpu/structure", "evaluation", "score", "tpu/simulation", "tpu/time_model", "targets", "isa",
+)  # fmt: skip
+_OF_STAGES = (
+    "measured_stages",
+    "modelled_stages",
+    "compile_only_stages",
+    "verify_shapes",
+    "drawn_shapes",
+    "modelled",
+    "base",
+)
 TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
-    "fitness/elements.py": ("tests/fitness/test_elements.py", "tests/fitness/test_gates.py", FROZEN),
-    "fitness/intervals.py": ("tests/fitness/test_intervals.py", FROZEN),
+    "fitness/elements.py": (*GATES, FROZEN),
+    **{f"fitness/{name}.py": (f"tests/fitness/{_test_of(name)}", FROZEN) for name in _OF_FITNESS},
     "library/tilewright_library/dispatch_rule.py": ("tests/library/test_dispatch_rule.py", FROZEN),
-    "fitness/race.py": ("tests/fitness/test_race.py", FROZEN),
-    "fitness/tpu/structure.py": ("tests/fitness/tpu/test_structure.py", FROZEN),
-    "fitness/evaluation.py": ("tests/fitness/test_evaluation.py", FROZEN),
-    "fitness/score.py": ("tests/fitness/test_score.py",),
-    "fitness/tpu/simulation.py": ("tests/fitness/tpu/test_simulation.py", FROZEN),
-    "fitness/tpu/time_model.py": ("tests/fitness/tpu/test_time_model.py", FROZEN),
     "fitness/tpu/memory.py": (
         "tests/fitness/tpu/test_memory.py",
         "tests/fitness/tpu/test_time_model.py",
         FROZEN,
     ),
-    "fitness/targets.py": ("tests/fitness/test_targets.py", FROZEN),
-    "fitness/isa.py": ("tests/fitness/test_isa.py", FROZEN),
     "fitness/tpu/llo.py": ("tests/fitness/tpu/test_llo.py", "tests/fitness/tpu/test_model.py"),
     "fitness/dialect.py": DIALECT,
     "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
-    "workers/cascade/measured_stages.py": ("tests/workers/cascade/test_measured_stages.py",),
-    "workers/cascade/modelled_stages.py": ("tests/workers/cascade/test_modelled_stages.py",),
-    "workers/cascade/verify_shapes.py": ("tests/workers/cascade/test_verify_shapes.py",),
-    "workers/cascade/base.py": ("tests/workers/cascade/test_base.py",),
+    **{f"workers/cascade/{name}.py": (f"tests/workers/cascade/{_test_of(name)}",) for name in _OF_STAGES},
     "workers/cascade/common_stages.py": ("tests/workers/cascade/test_base.py",),
     "workers/cascade/measured.py": (
         "tests/workers/cascade/test_measured_stages.py",
         "tests/workers/cascade/test_base.py",
     ),
-    "workers/cascade/modelled.py": ("tests/workers/cascade/test_modelled.py",),
     "workers/cascade/compile_only.py": ("tests/workers/cascade/test_compile_only_stages.py",),
-    "workers/cascade/compile_only_stages.py": ("tests/workers/cascade/test_compile_only_stages.py",),
 }
 """Module to the tests that must notice its mutants."""
-
-
-BY_HAND = {
-    "fitness/intervals.py": (
-        ("1.4826 * statistics.median", "1.0 * statistics.median"),
-        ("statistics.variance(logs) / len(logs)", "statistics.variance(logs)"),
-        ("freedom += len(logs) - 1", "freedom += len(logs)"),
-    )
-}
-"""Changes that were once made by hand and not noticed: run whatever the sample."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +134,6 @@ def mutants(source: str, each: int, rng: random.Random) -> list[Mutant]:
             Mutant(name.removeprefix("core/"), at + 1, text, after[at].strip() if at < len(after) else "")
         )
     return made
-
-
-def _edited(source: str, old: str, new: str) -> Mutant:
-    """One of ``BY_HAND``."""
-    assert source.count(old) == 1, old
-    line = source[: source.index(old)].count("\n")
-    text = source.replace(old, new)
-    return Mutant("by hand", line + 1, text, text.splitlines()[line].strip())
 
 
 def meaning(text: str) -> str:
@@ -261,9 +249,8 @@ def survey(module: str, args: argparse.Namespace) -> Iterator[tuple[Mutant, bool
     if noticed(module, source, TESTS[module], args.seconds):
         raise SystemExit(f"{module}: its tests fail, or take over {args.seconds:g} s, without any change.")
     sys.stdout.write(f"# {module}: {time.monotonic() - began:.1f} s without any change\n")
-    by_hand = [_edited(source, old, new) for old, new in BY_HAND.get(module, ())]
     todo = mutants(source, args.each, random.Random(f"{args.seed} {module}"))
-    for mutant in [*by_hand, *todo[: args.most]]:
+    for mutant in todo[: args.most]:
         yield mutant, noticed(module, mutant.text, TESTS[module], args.seconds)
 
 

@@ -18,15 +18,10 @@ CACHE = "how many answers are kept changes no answer"
 EQUAL: dict[str, dict[str, str]] = {
     "fitness/gates.py": {
         "least: float = -1.0,": NO_WORSE,
-        "worst = max(detail.ROUNDED, least, detail.INEXACT if gate.allowance else -1.0)": NO_WORSE,
         "if noise <= 0.0:": "a sum of squares is not negative",
     },
     "fitness/elements.py": {
         "if (place := _first(excess >= 0)) is not None:": "an error that equals its bound to the last bit",
-        "flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) >= bar * around)": (
-            "a value that equals its bound to the last bit"
-        ),
-        "flipped = (np.sign(found) != np.sign(rounded)) * (np.abs(wanted) > bar * around)": "of truths the same",
         "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
     },
@@ -39,7 +34,6 @@ EQUAL: dict[str, dict[str, str]] = {
         "ready = [ 1.0] * len(took)": "a wait is for a start before it, which has set it",
         "if awaited >= 0 and ready[awaited] >= now:": "nothing is waited then",
         "if kind >= Kind.WAIT:": "no kind comes after it",
-        "ready = [1.0] * len(took)": "a wait is for a start before it, which has set it",
         "work = (events.work[:-1] + rules.step * (events.kinds >= Kind.WAIT)) / rules.clock": "no kind comes after it",
         "steps = zip(work.tolist(), events.kinds.tolist(), took.tolist(), events.ready.tolist(), strict=False)": (
             "all are as long as the events"
@@ -69,7 +63,6 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/targets.py": {
         "return self.kind <= FigureKind.COMPILED": "no kind comes before it",
     },
-    "workers/cascade/base.py": {},
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",

@@ -66,23 +66,19 @@ def test_a_clean_end_is_not_cut_off_but_by_a_second_one() -> None:
 
 
 class Pool:
-    """Of a campaign that is being concluded; it notes how it was left."""
+    """Of a campaign that is being concluded; it notes that it was closed."""
 
     thread_cpu_seconds = 0.0
 
     def __init__(self) -> None:
         self.ends: list[str] = []
 
-    def leave(self) -> None:
-        self.ends.append("left")
-
     def close(self) -> None:
         self.ends.append("closed")
 
 
-@pytest.mark.parametrize(("process_ends", "end"), [(True, "left"), (False, "closed")])
 def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(
-    process_ends: bool, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = Pool()
 
@@ -99,9 +95,9 @@ def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(
     monkeypatch.setattr(_Run, "_search", compare)
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
         journal.set_meta("campaign", "c")
-        run = _Run(resolved, journal, tmp_path, tmp_path, display, process_ends=process_ends)  # type: ignore[arg-type]
+        run = _Run(resolved, journal, tmp_path, tmp_path, display)  # type: ignore[arg-type]
         outcome = run.go()
-        assert outcome.reason is StopReason.INTERRUPTED and pool.ends == [end]
+        assert outcome.reason is StopReason.INTERRUPTED and pool.ends == ["closed"]
         assert [event.kind for event in journal.events()][-1] == "interrupted"
 
 

@@ -1,13 +1,9 @@
 """The time model: readers of libtpu's dumps, seconds, plausibility."""
 
-import numpy as np
 import pytest
 
 from tilewright.fitness.chips import CHIPS
-from tilewright.fitness.tpu import simulation, time_model
-from tilewright.fitness.tpu.events import Events, Kind
-from tilewright.fitness.tpu.llo import OperationCycles, ParseError, scan_bundles
-from tilewright.fitness.tpu.memory import replay
+from tilewright.fitness.tpu.llo import ParseError
 from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
 
 CHIP = CHIPS["tpu7x"]
@@ -67,45 +63,3 @@ def test_the_critical_path_says_what_was_waited_for():
 def test_a_schedule_that_does_not_read_is_a_parse_error(bundles, critical, cycles):
     with pytest.raises(ParseError):
         read_timeline(bundles, read_critical_path(critical, cycles), cycles, CHIP)
-
-
-def run_of(events):
-    return simulation.StaticRun(
-        (OperationCycles("k", 1000, 1),), scan_bundles(BUNDLES), 0, None, ((events, 1),)
-    )
-
-
-def test_times_made_of_copies_latencies_are_flagged():
-    latency = time_model.CALIBRATIONS["tpu7x"].rules.latency
-    reads_and_waits = np.array([Kind.READ, Kind.WAIT], np.int64)
-    sizes, ready = np.array([64, 64], np.int64), np.array([-1, 0], np.int64)
-
-    def found(events):
-        run = run_of(events)
-        time = simulation.modelled(run, CHIP)
-        diagnosed = simulation.diagnosis(run, CHIP, time)
-        assert diagnosed["dma_latency"] == pytest.approx(2 * latency / time.seconds, abs=1e-4)
-        return diagnosed.get("caution", "")
-
-    def copied(cycles):
-        return Events(np.array([cycles, 0, 0], np.int64), reads_and_waits, sizes, ready)
-
-    assert found(copied(10)).startswith("small blocks")
-    assert not found(copied(10_000))
-    assert not found(Events.idle(1000))  # as many latencies, but nothing waits for them
-
-
-@pytest.mark.parametrize("cycles", [500, 20_000])
-def test_kernels_of_short_steps_have_an_error_of_their_own(cycles):
-    steps = 64
-    kinds = np.tile([Kind.READ, Kind.WAIT], steps)
-    ready = np.where(kinds == Kind.WAIT, np.arange(2 * steps) - 1, -1)
-    work = np.append(np.where(kinds == Kind.WAIT, cycles, 0), 0)
-    time = simulation.modelled(run_of(Events(work, kinds, np.full(2 * steps, 1024), ready)), CHIP)
-    # a latency of 1.34 us and what the core works, 64 times: 1.8 GHz
-    assert time.seconds == pytest.approx(steps * max(cycles / 1.8e9, 1.34e-6) + 1e-6, rel=0.05)
-    rules = time_model.CALIBRATIONS["tpu7x"].rules
-    calm = replay(Events(work, kinds, np.full(2 * steps, 1024), np.full(2 * steps, -1)), rules)
-    assert calm.waits == steps and calm.step == pytest.approx(cycles / 1.8e9, rel=0.01)
-    kind = time_model.kind_of("valu", calm.core, calm.memory, calm.step)
-    assert kind == ("steps" if cycles == 500 else "vector")

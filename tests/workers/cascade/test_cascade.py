@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from testkit import FIXTURES, twins
+from testkit.scripted import request
 from tilewright.fitness.evaluation import FigureKind, Stage, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.fitness.tpu.time_model import VERSION
@@ -15,7 +16,7 @@ from tilewright.workers.cascade import verify_shapes
 from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.cascade.modelled_stages import TraceStage
 from tilewright.workers.child.run_once import ChildLimits
-from tilewright.workers.request import Findings, Limits, Request, Truth
+from tilewright.workers.request import Findings, Limits
 
 GIB = 1 << 30
 FAMILY = FIXTURES / "small_gemm"
@@ -103,21 +104,6 @@ def test_steps_that_others_build_on_are_run_before_a_kernel_is_wrong(monkeypatch
 
 @pytest.mark.parametrize("name", sorted(twins.ESCAPES))
 def test_what_escapes_the_dialect_still_has_no_say(operator, name, tmp_path):
-    suite = operator.suites["tiny"]
-    request = Request(
-        operator=operator,
-        truth=Truth(operator),
-        target=load_target("tpu7x"),
-        limits=LIMITS,
-        source=twins.escaped(name),
-        params=twins.PARAMS,
-        seed=1,
-        measured=suite.workloads,
-        checked=suite.check,
-        baseline=None,
-        final=False,
-        folder=tmp_path,
-        is_known=lambda artefact: None,
-    )
-    failure = TraceStage().run(request, Findings())
+    asked = {"target": load_target("tpu7x"), "limits": LIMITS, "params": twins.PARAMS, "folder": tmp_path}
+    failure = TraceStage().run(request(operator, source=twins.escaped(name), **asked), Findings())
     assert failure is not None and failure.verdict is Verdict.CRASHED, failure

@@ -78,7 +78,9 @@ def test_a_kernel_s_constraints_hold_for_what_is_drawn() -> None:
     assert not lot.drawn(_request(operator, held.replace("M > 5", "M > unknown")), SMALL)
 
 
-def _stage(wrong: Callable[[Request, Workload], Verdict | None], asked: list[str]) -> lot.DrawnStage:
+def _stage(
+    wrong: Callable[[Request, Workload], Verdict | None], asked: list[str], exact: bool = False
+) -> lot.DrawnStage:
     def run(request: Request, found: Findings) -> Failure | None:
         asked.append(",".join(w.id for w in request.checked))
         assert not request.measured and request.is_known("anything") is None
@@ -86,7 +88,7 @@ def _stage(wrong: Callable[[Request, Workload], Verdict | None], asked: list[str
         found.gates.append(GateReading(gate="o0", inputs="randn", value=1.0, passed=True))
         return next((Failure(v, "so") for v in verdicts), None)
 
-    return lot.DrawnStage((SMALL, run))
+    return lot.DrawnStage((SMALL, run), exact=exact)
 
 
 def test_all_shapes_pass_together_and_are_noted() -> None:
@@ -126,6 +128,24 @@ def test_a_failure_counts_where_the_operator_s_own_kernel_is_right(
     else:
         assert failure is None and found.outside and found.drawn
         assert all(lot.drawn_dims(name)["N"] % 2 for name in found.outside)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_seed_s_text_with_other_parameters_may_serve_less_where_only_verified_shapes_are_served(
+    exact: bool,
+) -> None:
+    """Blocks of 64 rows leave the last of 100 rows unwritten, where the seed's 4 fit: M is a multiple of 64 then."""
+
+    def wrong(request: Request, w: Workload) -> Verdict | None:
+        return Verdict.INCORRECT if request.params.get("rows") == 64 and w.dims["M"] % 64 else None
+
+    asked = _request(softmax())
+    asked = dataclasses.replace(asked, params={**asked.params, "rows": 64})
+    found = Findings()
+    failure = _stage(wrong, [], exact).run(asked, found)
+    assert (failure is None) is exact and bool(found.outside) is exact
+    rewritten = dataclasses.replace(asked, source=asked.source + "\n# mine\n")
+    assert _stage(wrong, [], exact).run(rewritten, Findings()) is not None, "a text of the search's own"
 
 
 def test_a_fault_of_the_machinery_is_no_verdict_on_the_shape() -> None:

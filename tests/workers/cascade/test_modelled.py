@@ -176,7 +176,6 @@ def test_a_missing_part_is_no_fault_of_the_genome(monkeypatch):
     found = judged()
     assert (found.verdict, found.reason) == (Verdict.INFRA_ERROR, "libtpu is not installed")
     assert found.stage is Stage.COMPILE and notes.ran == []
-    assert judged("import os\n").verdict is Verdict.REJECTED, "what needs no part is judged"
 
 
 def test_a_fitness_has_the_interval_of_the_model(monkeypatch):

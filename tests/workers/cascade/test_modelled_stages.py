@@ -126,51 +126,38 @@ def test_a_trace_that_fails_is_the_candidate_s_whatever_phase_it_says(monkeypatc
     assert late == Failure(Verdict.TIMEOUT, "tracing: 60 s", "log")
 
 
+BEYOND = "reads or writes outside an array: "
+
+
 @pytest.mark.parametrize(
-    ("said", "failure"),
+    ("said", "verdict", "reason"),
     [
-        ({}, Failure(Verdict.COMPILE_ERROR, "ValueError: why", "the trace")),
-        ({"message": ""}, Failure(Verdict.COMPILE_ERROR, "ValueError", "the trace")),
-        ({"type": "NestedKernel", "message": "a\nb"}, Failure(Verdict.IMPLAUSIBLE, "a b", "the trace")),
-        ({"type": "MemoryError"}, Failure(Verdict.RESOURCE_ERROR, "MemoryError: why", "the trace")),
-        (
-            {"message": "exceeded vmem", "phase": "check"},
-            Failure(Verdict.RESOURCE_ERROR, "ValueError: exceeded vmem", "the trace"),
-        ),
-        ({"phase": "topology"}, Failure(Verdict.INFRA_ERROR, "ValueError: why", "the trace")),
-        ({"phase": "check"}, Failure(Verdict.INCORRECT, "ValueError: why", "the trace", Stage.CHECK)),
-        (
-            {"phase": "check", "type": "NotImplementedError"},
-            Failure(Verdict.COMPILE_ERROR, "NotImplementedError: why", "the trace", Stage.CHECK),
-        ),
-        (
-            {"phase": "check", "type": "IndexError"},
-            Failure(Verdict.INCORRECT, "reads or writes outside an array: why", "the trace", Stage.CHECK),
-        ),
-        (
-            {"phase": "check", "message": "on the way\nIndexError: 5 of 4\nmore"},
-            Failure(
-                Verdict.INCORRECT,
-                "reads or writes outside an array: IndexError: 5 of 4",
-                "the trace",
-                Stage.CHECK,
-            ),
-        ),
-        (
-            {"phase": "check", "message": "first\na block Out-Of-bounds of x\nmore"},
-            Failure(
-                Verdict.INCORRECT,
-                "reads or writes outside an array: a block Out-Of-bounds of x",
-                "the trace",
-                Stage.CHECK,
-            ),
-        ),
+        ({}, Verdict.COMPILE_ERROR, "ValueError: why"),
+        ({"message": ""}, Verdict.COMPILE_ERROR, "ValueError"),
+        ({"type": "NestedKernel", "message": "a\nb"}, Verdict.IMPLAUSIBLE, "a b"),
+        ({"type": "MemoryError"}, Verdict.RESOURCE_ERROR, "MemoryError: why"),
+        ({"phase": "topology"}, Verdict.INFRA_ERROR, "ValueError: why"),
     ],
 )
-def test_an_exception_has_a_verdict_by_its_phase_and_words(said, failure):
-    assert stages._candidate_failure(error(**said)) == failure
+def test_an_exception_has_a_verdict_by_its_phase_and_words(said, verdict, reason):
+    assert stages._candidate_failure(error(**said)) == Failure(verdict, reason, "the trace")
     bare = {k: v for k, v in error(**said).data.items() if k != "trace"}
     assert stages._candidate_failure(Frame("error", bare)).log == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict", "reason", "stage"),
+    [
+        ({"message": "exceeded vmem"}, Verdict.RESOURCE_ERROR, "ValueError: exceeded vmem", None),
+        ({}, Verdict.INCORRECT, "ValueError: why", Stage.CHECK),
+        ({"type": "NotImplementedError"}, Verdict.COMPILE_ERROR, "NotImplementedError: why", Stage.CHECK),
+        ({"type": "IndexError"}, Verdict.INCORRECT, BEYOND + "why", Stage.CHECK),
+        ({"message": "x\nIndexError: 5 of 4\ny"}, Verdict.INCORRECT, BEYOND + "IndexError: 5 of 4", Stage.CHECK),
+        ({"message": "x\nOut-Of-bounds of x\ny"}, Verdict.INCORRECT, BEYOND + "Out-Of-bounds of x", Stage.CHECK),
+    ],
+)  # fmt: skip
+def test_in_a_check_it_is_the_answer_that_is_wrong(said, verdict, reason, stage):
+    assert stages._candidate_failure(error("check", **said)) == Failure(verdict, reason, "the trace", stage)
 
 
 @pytest.mark.parametrize(
@@ -197,27 +184,18 @@ def test_a_child_that_does_not_end_well_has_a_verdict(outcome, verdict):
     )
 
 
+ABORT, OVER = {"signal": Signals.SIGABRT}, Verdict.RESOURCE_ERROR
+
+
 @pytest.mark.parametrize(
     ("changes", "verdict", "reason"),
     [
-        ({"signal": Signals.SIGABRT}, Verdict.COMPILE_ERROR, "libtpu aborted: de tail"),
-        (
-            {"signal": Signals.SIGABRT, "log": "RESOURCE_EXHAUSTED"},
-            Verdict.RESOURCE_ERROR,
-            "compiling: de tail",
-        ),
-        (
-            {"signal": Signals.SIGABRT, "detail": "Ran out of memory"},
-            Verdict.RESOURCE_ERROR,
-            "compiling and simulating: Ran out of memory",
-        ),
+        (ABORT, Verdict.COMPILE_ERROR, "libtpu aborted: de tail"),
+        ({**ABORT, "log": "RESOURCE_EXHAUSTED"}, OVER, "compiling: de tail"),
+        ({**ABORT, "detail": "Ran out of memory"}, OVER, "compiling and simulating: Ran out of memory"),
         ({"signal": Signals.SIGSEGV}, Verdict.CRASHED, "compiling and simulating: de tail"),
-        (
-            {"detail": "killed by SIGXFSZ"},
-            Verdict.RESOURCE_ERROR,
-            "the kernel's schedule takes more than 5 bytes to write",
-        ),
-        ({"log": "exceeds smem"}, Verdict.RESOURCE_ERROR, "compiling: de tail"),
+        ({"detail": "killed by SIGXFSZ"}, OVER, "the kernel's schedule takes more than 5 bytes to write"),
+        ({"log": "exceeds smem"}, OVER, "compiling: de tail"),
         ({}, Verdict.CRASHED, "compiling and simulating: de tail"),
     ],
 )
@@ -491,41 +469,31 @@ def test_measured_shapes_are_compiled_and_checked_ones_looked_at(monkeypatch, tm
     assert job.data["facts_only"] == ["m64", "m32", "m48"] and not found.dumps
 
 
+UNFOLLOWED = {**KERNEL, "matmul_flops": None, "signature": ["tpu.matmul"]}
+OTHER = "m64: another module is compiled than was checked"
+
+
 @pytest.mark.parametrize(
-    ("frame", "failure"),
+    ("frame", "verdict", "reason"),
     [
+        (facts("m64", fingerprint="other"), Verdict.INFRA_ERROR, OTHER),
+        (facts("m64", fingerprint="zzz"), Verdict.INFRA_ERROR, OTHER),
+        (facts("m48", kernels=[]), Verdict.IMPLAUSIBLE, "no Pallas kernel is left in the compiled module"),
+        (facts("m64", unused_operands=[0]), Verdict.IMPLAUSIBLE, "no kernel reads operand a"),
+        (facts("m64", outputs_not_from_kernels=[0]), Verdict.IMPLAUSIBLE, "output c does not come from a kernel alone"),
         (
-            facts("m64", fingerprint="other"),
-            Failure(Verdict.INFRA_ERROR, "m64: another module is compiled than was checked"),
+            facts("m32", kernels=[UNFOLLOWED]), Verdict.IMPLAUSIBLE,
+            "m32: the kernel's control flow cannot be followed, so its work cannot be counted",
         ),
-        (
-            facts("m64", fingerprint="zzz"),
-            Failure(Verdict.INFRA_ERROR, "m64: another module is compiled than was checked"),
-        ),
-        (
-            facts("m48", kernels=[]),
-            Failure(Verdict.IMPLAUSIBLE, "no Pallas kernel is left in the compiled module"),
-        ),
-        (facts("m64", unused_operands=[0]), Failure(Verdict.IMPLAUSIBLE, "no kernel reads operand a")),
-        (
-            facts("m64", outputs_not_from_kernels=[0]),
-            Failure(Verdict.IMPLAUSIBLE, "output c does not come from a kernel alone"),
-        ),
-        (
-            facts("m32", kernels=[{**KERNEL, "matmul_flops": None, "signature": ["tpu.matmul"]}]),
-            Failure(
-                Verdict.IMPLAUSIBLE,
-                "m32: the kernel's control flow cannot be followed, so its work cannot be counted",
-            ),
-        ),
-        (error("topology"), Failure(Verdict.INFRA_ERROR, "ValueError: why", "the trace")),
-        (error("compile"), Failure(Verdict.COMPILE_ERROR, "ValueError: why", "the trace")),
+        (error("topology"), Verdict.INFRA_ERROR, "ValueError: why"),
+        (error("compile"), Verdict.COMPILE_ERROR, "ValueError: why"),
     ],
-)
-def test_a_module_is_judged_before_it_is_compiled(monkeypatch, tmp_path, frame, failure):
+)  # fmt: skip
+def test_a_module_is_judged_before_it_is_compiled(monkeypatch, tmp_path, frame, verdict, reason):
     after = Frame("compiled", {"workload": "m32", "folder": "never heard"})
     found = compiling(monkeypatch, tmp_path, [frame, after])
-    assert found[0] == failure and not found[1].dumps and found[1].logs == ["log"]
+    log = "the trace" if frame.kind == "error" else ""
+    assert found[0] == Failure(verdict, reason, log) and not found[1].dumps and found[1].logs == ["log"]
 
 
 def test_a_compiler_that_dies_and_a_duplicate(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """Children forked from a template end like spawned ones, and a lost template is replaced."""
 
+import contextlib
 import os
 import signal
 import time
@@ -32,19 +33,16 @@ def others():
 
 
 def templates() -> list[int]:
-    """Ids of this process's templates: those whose command line names the program and this parent."""
+    """Ids of this process's templates."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if (
-                any(word.endswith(b"workers/child/template_main.py") for word in words)
-                and str(os.getpid()).encode() in words
-            ):
-                found.append(int(folder.name))
+    for child in (
+        int(pid)
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ):
+        with contextlib.suppress(OSError):
+            if b"workers/child/template_main.py" in Path("/proc", str(child), "cmdline").read_bytes():
+                found.append(child)
     return found
 
 
@@ -74,7 +72,7 @@ def test_several_threads_have_children_of_one_template(others, template, tmp_pat
         outcome = other.run(Frame("no such job"), JobLimits(20.0, 20.0))
         assert "pallas.no such job" in outcome.log and not hanging.done()
         assert hanging.result().ending is Ending.TIMEOUT
-    assert one.cpu_seconds > 0.5 > other.cpu_seconds, "each counts its own children's"
+    assert one.cpu_seconds > other.cpu_seconds, "each counts its own children's"
     assert template.cpu_seconds > one.cpu_seconds
     assert len(set(templates()) - others) == 1
     other.close()
@@ -86,7 +84,7 @@ def test_who_waits_for_a_template_that_is_closed_is_told(template, tmp_path):
     limits = ChildLimits(60.0, memory_bytes=8 << 30)
     with ThreadPoolExecutor(1) as beside:
         hanging = beside.submit(run_child, job, limits, tmp_path, launcher=template)
-        while not template.cpu_seconds:
+        while template.cpu_seconds < 0.5:  # of its child
             time.sleep(0.05)
         template.close()
         with pytest.raises(TemplateLost):

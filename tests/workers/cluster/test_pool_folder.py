@@ -72,33 +72,6 @@ def test_what_a_killed_driver_left_is_removed_by_the_next_one(base: Path) -> Non
     assert not list(base.iterdir())
 
 
-def test_a_process_that_ends_at_once_leaves_its_folder_to_another(base: Path) -> None:
-    """And what knows of the folder, wherever it is."""
-    code = """
-import os, subprocess, sys
-from tilewright.workers.cluster.pool_folder import PoolFolder
-folder = PoolFolder()
-folder.close_later()
-left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(folder.path)],
-                        stdout=subprocess.DEVNULL, start_new_session=True)
-print(left.pid, flush=True)
-os._exit(130)
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "TMPDIR": str(base)},
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    assert ended.returncode == 130
-    deadline = time.monotonic() + 20
-    while list(base.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not list(base.iterdir())
-    status = Path("/proc", ended.stdout.decode().strip(), "stat")
-    assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
-
-
 def test_a_head_that_is_gone_for_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -297,59 +297,42 @@ def error(phase="run", entry=None, **said):
     return done([Frame("error", data if entry is None else {**data, "entry": entry})])
 
 
+EXCEPTIONS = {
+    (Verdict.CRASHED, Stage.MEASURE): [
+        ({}, "ValueError: why"),
+        ({"message": ""}, "ValueError"),
+        ({"message": "two\nlines"}, "ValueError: two lines"),
+        ({"message": "an Illegal Memory access\nmore"}, "the device reports: an Illegal Memory access"),
+        ({"type": "AssertionError", "message": "output c"}, "AssertionError: output c"),
+        ({"type": "TypeError", "message": "x"}, "TypeError: x"),
+        ({"message": "output c"}, "ValueError: output c"),
+    ],
+    (Verdict.COMPILE_ERROR, Stage.COMPILE): [
+        ({"phase": "import"}, "ValueError: why"),
+        ({"phase": "compile"}, "ValueError: why"),
+        ({"type": "CompilationError"}, "CompilationError: why"),
+        ({"type": "CompileTimeAssertionFailure"}, "CompileTimeAssertionFailure: why"),
+    ],
+    (Verdict.IMPLAUSIBLE, Stage.CHECK): [
+        ({"type": "ForeignWork", "message": "a\nb"}, "a b"),
+        ({"type": "ForeignWork", "phase": "import"}, "why"),
+    ],
+    (Verdict.INCORRECT, Stage.CHECK): [
+        ({"type": "OutsideWrite"}, "why"),
+        ({"type": "TypeError", "message": "launch returns a list"}, "TypeError: launch returns a list"),
+        ({"type": "TypeError", "message": "output c is no tensor"}, "TypeError: output c is no tensor"),
+    ],
+    (Verdict.RESOURCE_ERROR, Stage.MEASURE): [
+        ({"type": "OutOfResources"}, "OutOfResources: why"),
+        ({"type": "MemoryError", "message": ""}, "MemoryError"),
+        ({"message": "CUDA Out Of Memory", "phase": "compile"}, "ValueError: CUDA Out Of Memory"),
+    ],
+}
+
+
 @pytest.mark.parametrize(
     ("said", "verdict", "reason", "stage"),
-    [
-        ({}, Verdict.CRASHED, "ValueError: why", Stage.MEASURE),
-        ({"message": ""}, Verdict.CRASHED, "ValueError", Stage.MEASURE),
-        ({"message": "two\nlines"}, Verdict.CRASHED, "ValueError: two lines", Stage.MEASURE),
-        ({"phase": "import"}, Verdict.COMPILE_ERROR, "ValueError: why", Stage.COMPILE),
-        ({"phase": "compile"}, Verdict.COMPILE_ERROR, "ValueError: why", Stage.COMPILE),
-        ({"type": "CompilationError"}, Verdict.COMPILE_ERROR, "CompilationError: why", Stage.COMPILE),
-        (
-            {"type": "CompileTimeAssertionFailure"},
-            Verdict.COMPILE_ERROR,
-            "CompileTimeAssertionFailure: why",
-            Stage.COMPILE,
-        ),
-        ({"type": "ForeignWork", "message": "a\nb"}, Verdict.IMPLAUSIBLE, "a b", Stage.CHECK),
-        ({"type": "OutsideWrite"}, Verdict.INCORRECT, "why", Stage.CHECK),
-        ({"type": "ForeignWork", "phase": "import"}, Verdict.IMPLAUSIBLE, "why", Stage.CHECK),
-        ({"type": "OutOfResources"}, Verdict.RESOURCE_ERROR, "OutOfResources: why", Stage.MEASURE),
-        ({"type": "MemoryError", "message": ""}, Verdict.RESOURCE_ERROR, "MemoryError", Stage.MEASURE),
-        (
-            {"message": "CUDA Out Of Memory", "phase": "compile"},
-            Verdict.RESOURCE_ERROR,
-            "ValueError: CUDA Out Of Memory",
-            Stage.MEASURE,
-        ),
-        (
-            {"message": "an Illegal Memory access\nmore"},
-            Verdict.CRASHED,
-            "the device reports: an Illegal Memory access",
-            Stage.MEASURE,
-        ),
-        (
-            {"type": "TypeError", "message": "launch returns a list"},
-            Verdict.INCORRECT,
-            "TypeError: launch returns a list",
-            Stage.CHECK,
-        ),
-        (
-            {"type": "TypeError", "message": "output c is no tensor"},
-            Verdict.INCORRECT,
-            "TypeError: output c is no tensor",
-            Stage.CHECK,
-        ),
-        (
-            {"type": "AssertionError", "message": "output c"},
-            Verdict.CRASHED,
-            "AssertionError: output c",
-            Stage.MEASURE,
-        ),
-        ({"type": "TypeError", "message": "x"}, Verdict.CRASHED, "TypeError: x", Stage.MEASURE),
-        ({"message": "output c"}, Verdict.CRASHED, "ValueError: output c", Stage.MEASURE),
-    ],
+    [(said, *of[:1], reason, *of[1:]) for of, rows in EXCEPTIONS.items() for said, reason in rows],
 )
 def test_an_exception_has_a_verdict_by_its_phase_and_words(said, verdict, reason, stage):
     found = timing.failed(error(**said), "timing", Stage.MEASURE)

@@ -90,17 +90,16 @@ def _looped(bound):
     [
         "step * 256 // 128",
         "(step * 100 + 50) // 96 + jax.lax.rem(step * 7, 3)",
-        "jnp.floor((jnp.sqrt(8.0 * step.astype(jnp.float32) + 1.0) - 1.0) * 0.5).astype(jnp.int32) + 1",
     ],
 )
-def test_scalars_are_simulated_without_divisions_and_floats(away, bound):
-    """The simulator cannot follow either: what is simulated has none, and does the same products."""
+def test_scalars_are_simulated_without_divisions(away, bound):
+    """The simulator cannot follow them: what is simulated has none, and does the same products."""
     turns = {
         "step * 256 // 128": [0, 2, 4, 6],
         "(step * 100 + 50) // 96 + jax.lax.rem(step * 7, 3)": [0, 2, 4, 3],
-    }.get(bound, [1, 2, 2, 3])
+    }[bound]
     sent, simulated = away(ir.scalars_followed, _looped(bound))
-    assert sent[1] + sent[2] > 0 and simulated[1:] == (0, 0)
+    assert sent[1] > 0 and simulated[1] == 0
     assert simulated[0] == 4 * sum(turns) * 2 * 128**3
     assert sent[0] in (None, simulated[0])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -215,33 +214,36 @@ class InputKinds:
 
     def _bears_others(self, kind: str, spread: int) -> bool:
         """Whether reference and kernel bear further draws: some overflow."""
-        own, most = self._effort.kernel_draws, LARGEST if family(kind) in EXTREME else MOST_ANSWER
-        return all(
-            self._bears(self.operands, self._probe, kind, spread, seed, most, seed in own)
-            for seed in range(self._effort.draws)
-        )
+        most = LARGEST if family(kind) in EXTREME else MOST_ANSWER
+        asked = [(self._probe, seed) for seed in range(self._effort.draws)]
+        own = [place for place, (_, seed) in enumerate(asked) if seed in self._effort.kernel_draws]
+        return self._bears(self.operands, asked, kind, spread, most, own)
 
     def _bears_edges(self, operands: Sequence[Operand]) -> bool:
         """Whether the reference bears the operands' edges on every shape, and the kernel on the smallest."""
-        every = itertools.product(self._shapes, range(EDGE_DRAWS))
-        return all(
-            self._bears(operands, shape.dims, "repeated", 4, seed, math.inf, False) for shape, seed in every
-        ) and self._bears(operands, self._smallest, "repeated", 4, 0, math.inf, True)
+        every = [(shape.dims, seed) for shape in self._shapes for seed in range(EDGE_DRAWS)]
+        own = [next(n for n, (dims, _) in enumerate(every) if dims == self._smallest)]
+        return self._bears(operands, every, "repeated", 4, math.inf, own)
 
     def _bears(
-        self, operands: Sequence[Operand], dims: Dims, kind: str, spread: int, seed: int, most: float, run: bool
+        self, operands: Sequence[Operand], asked: Sequence[tuple[Dims, int]], kind: str, spread: int, most: float,
+        own: Collection[int],
     ) -> bool:  # fmt: skip
-        if time.monotonic() > self._until:
-            return False
-        try:
-            inputs = inputs_of(operands, dims, kind, spread, seed)
-            answers = self._answers(inputs)
-        except Exception:  # noqa: BLE001 - inputs that the reference does not take
-            return False
-        if kind not in SPECIAL and not _finite(answers, most):
-            return False
-        outputs = self._run_all([(dims, inputs)])[0] if run else answers
-        return outputs is not None and not (run and wrong(outputs, answers, operands))
+        """Of draws at some shapes, with their seeds. The kernel runs those at the places ``own``, all at once."""
+        drawn, answers = [], []
+        for dims, seed in asked:
+            if time.monotonic() > self._until:
+                return False
+            try:
+                drawn.append((dims, inputs_of(operands, dims, kind, spread, seed)))
+                answers.append(self._answers(drawn[-1][1]))
+            except Exception:  # noqa: BLE001 - inputs that the reference does not take
+                return False
+            if kind not in SPECIAL and not _finite(answers[-1], most):
+                return False
+        made = self._run_all([drawn[place] for place in own])
+        pairs = zip(made, (answers[place] for place in own), strict=True)
+        return all(outputs is not None and not wrong(outputs, due, operands) for outputs, due in pairs)
 
 
 def _finite(answers: Sequence[np.ndarray], most: float = math.inf) -> bool:

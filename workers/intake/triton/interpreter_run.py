@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +39,19 @@ class Crashed(Exception):
 def run(module: ModuleType, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """The outputs of a kernel module, run in a process of its own. Raises RuntimeError, TooSlow, Crashed."""
     return Run(module, params, inputs).outputs()
+
+
+def run_all(
+    module: ModuleType, runs: Sequence[tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]
+) -> list[list[np.ndarray] | None]:
+    """The outputs of runs with these parameters and inputs, all at once; None for one that fails."""
+    found: list[list[np.ndarray] | None] = []
+    for process in [Run(module, params, inputs) for params, inputs in runs]:
+        try:
+            found.append(process.outputs())
+        except (TooSlow, Crashed, RuntimeError):
+            found.append(None)
+    return found
 
 
 def _spent(pid: int) -> float:

@@ -23,7 +23,7 @@ from tilewright.workers.intake.judge.reference import asked
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
-from tilewright.workers.intake.triton.interpreter_run import Run
+from tilewright.workers.intake.triton.interpreter_run import run_all
 
 EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
 """After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
@@ -55,18 +55,16 @@ class _Trials(ResultGates):
         self, points: Sequence[Mapping[str, Any]], shapes: Sequence[Sequence[CheckedShape]]
     ) -> list[list[bool]]:
         """By point and by each of its shapes. All run at once."""
-        defaults = self._seed.defaults
-        runs = [
-            [(Run(self._seed.module, {**defaults, **point}, shape.inputs), shape) for shape in some]
-            for point, some in zip(points, shapes, strict=True)
-        ]
-        # every process is read to its end, also behind one that fails
-        return [[self._passed(process, shape) for process, shape in some] for some in runs]
+        every = [(point, shape) for point, some in zip(points, shapes, strict=True) for shape in some]
+        seed = self._seed
+        made = run_all(seed.module, [({**seed.defaults, **point}, shape.inputs) for point, shape in every])
+        fine = iter([self._passed(o, shape.answers) for o, (_, shape) in zip(made, every, strict=True)])
+        return [[next(fine) for _ in some] for some in shapes]
 
-    def _passed(self, process: Run, shape: CheckedShape) -> bool:
+    def _passed(self, outputs: list[np.ndarray] | None, answers: list[np.ndarray]) -> bool:
         try:
-            return self.passed(process.outputs(), shape.answers)
-        except Exception:  # noqa: BLE001 - a value that does not work is no parameter's
+            return outputs is not None and self.passed(outputs, answers)
+        except (ValueError, IndexError, KeyError):  # results of another shape
             return False
 
 

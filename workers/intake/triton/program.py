@@ -46,7 +46,7 @@ from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
 from tilewright.workers.intake.triton.checked_shapes import checked_shapes, deep_shape
 from tilewright.workers.intake.triton.eager_torch import without_dynamo
-from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Crashed, Run, TooSlow, run
+from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, TooSlow, run, run_all
 from tilewright.workers.intake.triton.kernel_module import KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work, tiling_knobs
@@ -57,6 +57,9 @@ from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 
 EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1)
+OWN_DRAWS = 8
+"""Draws where the kernel is its own reference, so that each is a run."""
+
 _NO_LAUNCH = "def launch(inputs, params):\n    return ()\n"
 _OUTSIDE = re.compile(r"the name u\d+ is not defined")
 
@@ -342,19 +345,11 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape]) -> InputKinds:
     functions = (site.function, seed.reference.function)
     numbers = negative_numbers(functions, (*call.arguments, *call.keywords.values()))
 
-    def run_all(
-        inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]],
-    ) -> list[list[np.ndarray] | None]:
-        processes = [Run(seed.module, seed.defaults, given) for _, given in inputs]
-        found: list[list[np.ndarray] | None] = []
-        for process in processes:
-            try:
-                found.append(process.outputs())
-            except (TooSlow, Crashed, RuntimeError):
-                found.append(None)
-        return found
+    def run_seed(inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]]) -> Any:
+        return run_all(seed.module, [(seed.defaults, given) for _, given in inputs])
 
-    return InputKinds(site.operands, shapes, seed.reference, run_all, EFFORT, factors, kernels, numbers)
+    effort = replace(EFFORT, draws=OWN_DRAWS) if site.reference == SELF else EFFORT
+    return InputKinds(site.operands, shapes, seed.reference, run_seed, effort, factors, kernels, numbers)
 
 
 def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -> Answer:

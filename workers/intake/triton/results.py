@@ -6,6 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
+from typing import Any
 
 import torch
 from triton.runtime.jit import TensorWrapper
@@ -38,10 +39,10 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
         var = trace.find(result)
         if var is not None and all(var is not other for other, _ in candidates):
             candidates.append((var, result))
-    written = written_tensors([step for step in trace.steps if isinstance(step, Launch)])
+    uses = root_uses(trace, trace.steps)
     replaced: dict[str, str] = {}
     for var in trace.inputs.values():
-        use = _use(trace, var, written)
+        use = uses.get(id(var), "read")
         if use != "read":
             replaced[var.name] = "fresh" if use == "written" and not keeps_arguments else "copied"
             if all(var is not other for other, _ in candidates):
@@ -111,18 +112,14 @@ def is_foreign(var: Var) -> bool:
 
 def _unread(trace: Trace, chosen: Sequence[Var]) -> list[str]:
     """Tensors that kernels write, and that nobody reads: no answer shows what is in them."""
-    launches = [step for step in trace.steps if isinstance(step, Launch)]
     works = [step for step in trace.steps if isinstance(step, Work)]
     known = {id(root_of(var)) for var in chosen} | {id(root_of(v)) for w in works for v in w.reads}
-    uses: dict[int, set[str]] = {}
-    for key, use in written_tensors(launches).items():
-        if key in trace.vars:
-            uses.setdefault(id(root_of(trace.vars[key])), set()).add(use)
+    uses = root_uses(trace, trace.steps)
     return [
         f"line {var.line}: what kernels write into {var.tensor.dtype}{list(var.tensor.shape)} is not judged: "
         "the call does not return it"
         for var in trace.vars.values()
-        if var.kind in ("fresh", "zeros") and uses.get(id(var)) == {"written"} and id(var) not in known
+        if var.kind in ("fresh", "zeros") and uses.get(id(var)) == "written" and id(var) not in known
     ]
 
 
@@ -133,27 +130,20 @@ def root_of(var: Var) -> Var:
     return var
 
 
-def _use(trace: Trace, var: Var, written: Mapping[int, str]) -> str:
-    found = {use for key, use in written.items() if root_of(trace.vars[key]).name == var.name}
-    if found & {"both"} or {"read", "written"} <= found:
-        return "both"
-    return "written" if "written" in found else "read"
-
-
 # -- what kernels do through their pointers, by their syntax ---------------------------------------------
 
 
-def written_tensors(launches: Sequence[Launch]) -> dict[int, str]:
-    """By the identity of a tensor: ``read``, ``written`` or ``both``."""
+def root_uses(trace: Trace, steps: Sequence[Any]) -> dict[int, str]:
+    """By the identity of a tensor that is no view, what kernels do with it: ``read``, ``written`` or ``both``."""
     found: dict[int, str] = {}
-    for launch in launches:
+    for launch in (step for step in steps if isinstance(step, Launch)):
         uses = pointer_uses(launch.kernel.fn, known=constants_of([launch.arguments]))
         for parameter, value in launch.arguments.items():
             value = value.base if isinstance(value, TensorWrapper) else value
-            if isinstance(value, torch.Tensor):
-                use = uses.get(parameter, "read")
-                before = found.get(id(value))
-                found[id(value)] = use if before in (None, use) else "both"
+            var = trace.find(value) if isinstance(value, torch.Tensor) else None
+            if var is not None:
+                root, use = id(root_of(var)), uses.get(parameter, "read")
+                found[root] = use if found.get(root, use) == use else "both"
     return found
 
 

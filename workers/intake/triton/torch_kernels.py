@@ -50,7 +50,13 @@ SAME_AS: Mapping[str, str] = {
 POWERS: Mapping[float, str] = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
 """Exponents of ``pow`` that are functions of one tensor."""
 
-_START: Mapping[str, str] = {"sum": "0", "mean": "0", "amax": '-float("inf")', "amin": 'float("inf")'}
+_START: Mapping[str, str] = {
+    "cumsum": "0",
+    "sum": "0",
+    "mean": "0",
+    "amax": '-float("inf")',
+    "amin": 'float("inf")',
+}
 REDUCTIONS = frozenset(_START)
 
 
@@ -168,24 +174,27 @@ def _function(name: str, head: str, body: Sequence[str]) -> str:
 
 
 def reduction(trace: Trace, what: str, source: Var, dim: int, target: Var, line: int) -> bool:
-    """Add ``target = what(source, dim)``, with or without the reduced dimension."""
+    """Add ``target = what(source, dim)``, with or without the reduced dimension; ``cumsum`` has all of it."""
     dtype, rank = source.tensor.dtype, source.tensor.dim()
     exact = not dtype.is_floating_point
-    if str(dtype).startswith(("torch.float8", "torch.complex")) or (exact and what != "sum"):
+    if str(dtype).startswith(("torch.float8", "torch.complex")) or (exact and "sum" not in what):
         return False
     compute = "tl.int64" if exact else "tl.float64" if dtype == torch.float64 else "tl.float32"
     outer = [n for n in range(rank) if n != dim]
     if len(outer) > MOST_DIMENSIONS:
         return False
     kept, depth = target.tensor.dim() == rank, len(outer)
-    rows = source.tensor.stride(dim) == 1 or target.tensor.numel() == 1
+    rows = source.tensor.stride(dim) == 1 or target.tensor.numel() == 1 or what == "cumsum"
     kernel = f"torch_{what}_{compute[3:]}_{'rows' if rows else 'columns'}_{depth}d"
     text = _reduction_text(kernel, what, depth, compute)
     size = f"{target.name}.numel()" if depth else "1"
+    if what == "cumsum":
+        size += f" // {source.name}.shape[{dim}]" if depth else ""
     given = [source.name, target.name, size, *(f"{source.name}.shape[{n}]" for n in outer[1:])]
     given += [f"{source.name}.stride({n})" for n in outer]
     given += [f"{target.name}.stride({n if kept else place})" for place, n in enumerate(outer)]
     given += [f"{source.name}.shape[{dim}]", f"{source.name}.stride({dim})"]
+    given += [f"{target.name}.stride({dim})"] if what == "cumsum" else []
     tile = (1, _BLOCK) if rows else (128, 8)
     call = f"{kernel}[(triton.cdiv({size}, {tile[0]}),)]({', '.join([*given, *map(str, tile)])})"
     trace.steps.append(Work(kernel, text, call, (source,), target, what, line))
@@ -195,7 +204,7 @@ def reduction(trace: Trace, what: str, source: Var, dim: int, target: Var, line:
 def _reduction_text(kernel: str, what: str, rank: int, compute: str) -> str:
     sizes = [f"n{n}" for n in range(1, rank)]
     steps = [f"{p}_{n}" for p in ("x0", "t") for n in range(rank)]
-    tile = ["ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
+    tile = [*(["along"] if what == "cumsum" else []), "ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
     head = ", ".join(["source", "target", "size", *sizes, *steps, "count", "step", *tile])
     join = {"amax": "tl.maximum(total, part)", "amin": "tl.minimum(total, part)"}.get(what, "total + part")
     whole = {"amax": "tl.max", "amin": "tl.min"}.get(what, "tl.sum")
@@ -208,10 +217,19 @@ def _reduction_text(kernel: str, what: str, rank: int, compute: str) -> str:
         "    k = first + tl.arange(0, BLOCK)[None, :]",
         "    inside = (at < size)[:, None] & (k < count)",
         f"    part = tl.load(source + x0_at[:, None] + k * step, mask=inside, other={start}).to({compute})",
+        *(
+            [
+                "    to = target + t_at[:, None] + k * along",
+                "    so_far = tl.sum(total, axis=1)[:, None]",
+                "    tl.store(to, tl.cumsum(part, axis=1) + so_far, mask=inside)",
+            ]
+            if what == "cumsum"
+            else []
+        ),
         f"    total = {join}",
         f"tl.store(target + t_at, {whole}(total, axis=1){end}, mask=at < size)",
     ]
-    return _function(kernel, head, body)
+    return _function(kernel, head, body[: -1 if what == "cumsum" else None])
 
 
 # -- what is put together of the others ------------------------------------------------------------------
@@ -338,6 +356,7 @@ class TorchKernels:
         if not isinstance(source, Var) or type(place) is not int or not isinstance(result, torch.Tensor):
             return None
         place, sizes = place % source.tensor.dim(), list(self._sizes(source))
-        sizes[place : place + 1] = [1] if named.get("keepdim") else []
+        if what != "cumsum":
+            sizes[place : place + 1] = [1] if named.get("keepdim") else []
         target = self._make(result, sizes)
         return target if reduction(self._trace, what, source, place, target, line) else None

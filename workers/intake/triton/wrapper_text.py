@@ -12,8 +12,8 @@ from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton.autograd_pair import GRADIENT
 from tilewright.workers.intake.triton.kernel_module import PairText, WrapperText
-from tilewright.workers.intake.triton.results import Results, forward_results, root_of, written_tensors
-from tilewright.workers.intake.triton.trace import Launch, Trace, Var
+from tilewright.workers.intake.triton.results import Results, forward_results, root_of, root_uses
+from tilewright.workers.intake.triton.trace import Trace, Var
 
 MADE = re.compile(r"\b[tvur]\d+\b")
 """Names of tensors that the wrapper makes."""
@@ -55,12 +55,10 @@ def _pair(trace: Trace, results: Results) -> PairText:
     complete = len(order) == len(given) and len(leaves) == len(gradients) and -1 not in order
     if not complete or results.replaced.keys() & set(given):
         raise Refusal("its gradients cannot be told from its outputs")
-    launches = [step for step in trace.steps[trace.split :] if isinstance(step, Launch)]
     before = {id(step) for step in trace.steps[: trace.split] if isinstance(step, Var)}
     before |= {id(var) for var in trace.inputs.values()}
     once = any(
-        use != "read" and key in trace.vars and id(root_of(trace.vars[key])) in before
-        for key, use in written_tensors(launches).items()
+        use != "read" and root in before for root, use in root_uses(trace, trace.steps[trace.split :]).items()
     )
     return PairText(
         tuple(outputs), dict(zip(leaves, gradients, strict=True)), dict(zip(given, order, strict=True)), once

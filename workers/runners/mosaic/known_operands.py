@@ -12,8 +12,7 @@ all here, in the process that never ran candidate code:
   computed or the body begins. Loads, branches and the blocks that are fetched or kept are then simulated as they
   would run; the cost is one scalar store a value.
 
-Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.mosaic.scalar_division``)
-and take no integer from a float of a grid index (``workers.runners.mosaic.index_steps``).
+Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.mosaic.scalar_division``).
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from tilewright.workers.runners.mosaic import ir as read
-from tilewright.workers.runners.mosaic.index_steps import as_steps
 from tilewright.workers.runners.mosaic.ir import body_of, replace_body, serialized_module
 from tilewright.workers.runners.mosaic.scalar_division import without_divisions
 
@@ -82,7 +80,7 @@ def _simplify_scalars(serialized: bytes) -> bytes:
 def _simplify_kernel(call: Any) -> bool:
     config, kernel = body_of(call)
     with kernel.module.context, ir.Location.unknown():
-        changed = as_steps(kernel) + without_divisions(kernel) > 0
+        changed = without_divisions(kernel) > 0
     if changed:
         replace_body(call, config, kernel.module)
     return changed

@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -59,37 +57,23 @@ def prepare() -> None:
             tempfile.tempdir = None  # a child has a place of its own
 
 
-class Runner:
-    """Serves ``compile`` jobs. ``config``: ``capability``, ``smem_bytes``."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        torch.set_default_device("meta")
-        self._limits = int(config["capability"]), int(config["smem_bytes"])
-        self._recorder = Recorder(*self._limits)
-        self.hello = {"torch": torch.__version__, "triton": triton.__version__}
-
-    def run(self, job: Frame, answer: Answer) -> None:
-        """Serve one job; failures of the candidate become an ``error`` frame."""
-        phase = "import"
-        try:
-            source, workloads = job.data["source"], job.data["workloads"]
-            if is_cuda(source):
-                phase = "compile"
-                made, notes = cuda.plans_of(source, job.data["params"], workloads, *self._limits)
-                blobs = {name: plan.to_bytes() for name, plan in made.items()}
-                answer(Frame("compiled", {"notes": notes}, blobs=blobs))
-                return
-            module = load_module(source)
-            phase = "compile"
-            plans = {
-                workload["id"]: self._recorder.record(module.launch, job.data["params"], workload).to_bytes()
-                for workload in workloads
-            }
-            answer(Frame("compiled", blobs=plans))
-        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
-            answer(error_frame(phase, error))
-
-
 def run(job: Frame, answer: Answer) -> None:
-    """Serve one job, in a process of its own."""
-    Runner(job.data["runner_config"]).run(job, answer)
+    """Serve one job, in a process of its own; failures of the candidate become an ``error`` frame."""
+    torch.set_default_device("meta")
+    config = job.data["runner_config"]
+    limits = int(config["capability"]), int(config["smem_bytes"])
+    recorder, phase = Recorder(*limits), "import"
+    source, params, workloads = (job.data[name] for name in ("source", "params", "workloads"))
+    try:
+        if is_cuda(source):
+            phase = "compile"
+            made, notes = cuda.plans_of(source, params, workloads, *limits)
+            blobs = {name: plan.to_bytes() for name, plan in made.items()}
+            answer(Frame("compiled", {"notes": notes}, blobs=blobs))
+            return
+        module = load_module(source)
+        phase = "compile"
+        plans = {w["id"]: recorder.record(module.launch, params, w).to_bytes() for w in workloads}
+        answer(Frame("compiled", blobs=plans))
+    except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
+        answer(error_frame(phase, error))

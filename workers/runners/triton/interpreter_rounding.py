@@ -24,12 +24,10 @@ NARROW: Mapping[Any, type] = {
 }
 """Types the interpreter keeps as integers, with the numpy types of the same bits."""
 
-
 MATHS = (
     "exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "sqrt_rn", "rsqrt", "abs", "erf", "floor", "ceil",
 )  # fmt: skip
 """Functions that are methods of a tensor, too, which the interpreter forgets."""
-
 
 REFLECTED: Mapping[str, str] = {
     "__add__": "__radd__", "__sub__": "__rsub__", "__mul__": "__rmul__", "__truediv__": "__rtruediv__",

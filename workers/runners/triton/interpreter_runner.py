@@ -10,7 +10,6 @@ kernel. Jobs and answers are those of ``workers.runners.triton.torch_runner``, e
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -33,9 +32,6 @@ from tilewright.workers.runners.triton.launch_guard import (
 from tilewright.workers.runners.triton.tensors import Tensors, torch_dtype
 from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
 
-MODULES = 24
-"""Candidates whose modules are kept."""
-
 
 class Runner(TorchDevice):
     """Serves ``check`` and ``time`` jobs. ``config``: ``product``."""
@@ -48,7 +44,7 @@ class Runner(TorchDevice):
         repair_interpreter()
         super().__init__("cpu", CpuClock())
         self.hello = {"torch": torch.__version__, "triton": triton.__version__, "device": config["product"]}
-        self._modules: OrderedDict[str, ModuleType] = OrderedDict()
+        self._modules: dict[str, ModuleType] = {}
 
     def _call(
         self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors
@@ -57,10 +53,7 @@ class Runner(TorchDevice):
         if key not in self._modules:
             if is_gluon(key):
                 install_emulator()
-            self._modules[key] = load_module(entry["source"])
-            while len(self._modules) > MODULES:
-                self._modules.popitem(last=False)
-        self._modules.move_to_end(key)
+            self._modules[key] = load_module(key)
         return _Interpreted(self._modules[key], entry["params"], workload, tensors)
 
 

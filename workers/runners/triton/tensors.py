@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,11 @@ from tilewright.workers.child.frames import Frame, dtype_named
 
 Tensors = dict[str, torch.Tensor]
 
-OPERAND_SETS = 2
-"""Seeds whose operands stay on the device."""
+Key = tuple[int, str, str]
+"""Of operands: their seed, workload and kind."""
 
-KIND_BYTES = 16 << 30
-"""Of operands of other kinds that stay on the device."""
+KEPT_BYTES = 24 << 30
+"""Of operands that stay on the device."""
 
 PIECE = 1 << 26
 """Elements made at a time."""
@@ -94,58 +94,46 @@ class Checksums:
 
 
 class Operands:
-    """Operands of timed workloads, kept for a few seeds."""
+    """Operands of timed workloads: those used last are kept while there is room, unless a kernel wrote to any."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._checksums = Checksums(device)
-        self._sets: OrderedDict[int, dict[str, Tensors]] = OrderedDict()
-        self._sums: dict[tuple[int, str], list[int]] = {}
-        self._kinds: OrderedDict[tuple[int, str, str], tuple[Tensors, list[int]]] = OrderedDict()
+        self._kept: OrderedDict[Key, tuple[Tensors, list[int]]] = OrderedDict()
+        self._used: set[Key] = set()
 
-    def on_kind(self, job: Frame, workload: Mapping[str, Any], kind: str) -> Tensors:
-        """Operands of another kind: those used last are kept while there is room, unless a kernel changed them."""
+    def of(self, job: Frame, workload: Mapping[str, Any], kind: str = "") -> Tensors:
+        """Made from a table the job brings (see ``seeds.sampled``), or sent. ``kind``: one beside the first."""
         key = (int(job.data["seed"]), workload["id"], kind)
-        held = self._kinds.pop(key, None)
-        if held is None or self._checksums.of(held[0]) != held[1]:
+        if key not in self._kept:
             made = {spec["name"]: self._made(job, *key, spec) for spec in workload["inputs"]}
-            held = made, self._checksums.of(made)
-        self._kinds[key] = held
-        while len(self._kinds) > 1 and sum(map(_size, (t for t, _ in self._kinds.values()))) > KIND_BYTES:
-            self._kinds.popitem(last=False)
-        return held[0]
+            self._kept[key] = made, self._checksums.of(made)
+        self._kept.move_to_end(key)
+        self._used.add(key)
+        # the first kind of a seed in use is never made again: every evaluation needs it
+        others = [old for old in self._kept if old not in self._used and (old[2] or old[0] != key[0])]
+        while others and sum(_size(tensors) for tensors, _ in self._kept.values()) > KEPT_BYTES:
+            del self._kept[others.pop(0)]
+        return self._kept[key][0]
 
-    def kind_changed(self, job: Frame, workload: Mapping[str, Any], kind: str) -> bool:
-        """Whether a kernel wrote to what ``on_kind`` made last."""
-        tensors, sums = self._kinds[int(job.data["seed"]), workload["id"], kind]
-        return self._checksums.of(tensors) != sums
+    def changed(self) -> bool:
+        """Whether a kernel wrote to those used since this was asked last; then none of those kept are used again."""
+        return self._differ(self._used)
 
-    def of(self, job: Frame, workload: Mapping[str, Any]) -> Tensors:
-        """Made from a table the job brings (see ``seeds.sampled``), or sent."""
-        seed, name = int(job.data["seed"]), workload["id"]
-        sets = self._sets.setdefault(seed, {})
-        self._sets.move_to_end(seed)
-        while len(self._sets) > OPERAND_SETS:
-            old, _ = self._sets.popitem(last=False)
-            self._sums = {key: value for key, value in self._sums.items() if key[0] != old}
-        if name not in sets:
-            sets[name] = {spec["name"]: self._made(job, seed, name, "", spec) for spec in workload["inputs"]}
-            self._sums[seed, name] = self._checksums.of(sets[name])
-        return sets[name]
+    def others_changed(self) -> bool:
+        """The same of all that are kept."""
+        return self._differ(set(self._kept))
 
-    def changed(self, seed: int, name: str) -> bool:
-        """Whether a kernel wrote to a workload's operands; then none of those kept are used again."""
-        found = self._checksums.of(self._sets[seed][name]) != self._sums[seed, name]
-        if found:
-            self._sets.clear()
-        return found
-
-    def others_changed(self, seed: int, names: Collection[str]) -> bool:
-        """Whether a kernel wrote to operands that are kept for other workloads than these of this seed."""
-        kept = [
-            (s, name) for s, sets in self._sets.items() for name in sets if s != seed or name not in names
-        ]
-        return any(self.changed(*one) for one in kept)
+    def _differ(self, keys: set[Key]) -> bool:
+        kept = [self._kept[key] for key in keys if key in self._kept]
+        found = self._checksums.of(
+            {f"{n}/{name}": t for n, (some, _) in enumerate(kept) for name, t in some.items()}
+        )
+        self._used = set()
+        if found == [total for _, sums in kept for total in sums]:
+            return False
+        self._kept.clear()
+        return True
 
     def _made(self, job: Frame, seed: int, name: str, kind: str, spec: Mapping[str, Any]) -> torch.Tensor:
         own = f"{kind}/{spec['name']}" if kind else spec["name"]

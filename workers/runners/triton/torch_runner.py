@@ -154,9 +154,9 @@ class TorchDevice:
             timed = self._workload(job, workload, calls, state, far_behind(behind), answer)
             if name in pace:
                 behind.append(statistics.median(timed.data["rounds"][0][0]) / float(pace[name]))
-            changed = self._operands.changed(int(job.data["seed"]), name) or timed.data["inputs_changed"]
+            changed = self._operands.changed()
             answer(Frame("timed", {**timed.data, "inputs_changed": changed}, arrays=timed.arrays))
-        if self._operands.others_changed(int(job.data["seed"]), [w["id"] for w in job.data["workloads"]]):
+        if self._operands.others_changed():
             raise OutsideWrite("a kernel writes to operands of other workloads")
 
     def _workload(
@@ -175,18 +175,16 @@ class TorchDevice:
         times: list[list[list[float]]] = [[] for _ in calls]
         host, wall, arrays = [0.0] * len(calls), [0.0] * len(calls), {}
         kinds = job.data.get("kinds", {}).get(workload["id"], ())
-        changed = False
         for place, call in enumerate(calls):
             state["entry"] = entries[place]["id"]
             rest = self._clock.rest if place == 0 else nothing
             for kind, fill in zip(kinds, poisons(len(kinds)), strict=True):
-                tensors = self._operands.on_kind(job, workload, kind)
+                tensors = self._operands.of(job, workload, kind)
                 guarded = self._call(job, entries[place], workload, tensors).guarded
                 outputs = guarded(Canaries(fill, self._kept), rest)
                 values = Sampler(job, workload, self._device, kind).values(outputs)
                 self._keep(outputs)
                 arrays.update({f"{place}/{kind}/{name}": to_numpy(v) for name, v in values.items()})
-                changed = changed or self._operands.kind_changed(job, workload, kind)
                 rest = nothing
             if not kinds:
                 call.guarded(Canaries(), rest)
@@ -212,7 +210,6 @@ class TorchDevice:
             "host_seconds": host,
             "wall_seconds": wall,
             "brief": brief,
-            "inputs_changed": changed,
         }
         return Frame("timed", data, arrays=arrays)
 

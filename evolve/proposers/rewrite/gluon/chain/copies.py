@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader, conjuncts, constant
+from tilewright.evolve.proposers.rewrite.gluon.statements import names_in
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.triton.descriptors import is_unit
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
@@ -52,8 +53,7 @@ class Box:
     @property
     def reads(self) -> set[str]:
         """Names of the kernel that its coordinates need."""
-        texts = [self.start, *(index for index, _ in self.outer)]
-        return {n.id for t in texts for n in ast.walk(ast.parse(t)) if isinstance(n, ast.Name)}
+        return names_in(self.start).union(*(names_in(index) for index, _ in self.outer))
 
 
 class BoxReader:

@@ -21,6 +21,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
     calls,
     device_call,
     is_idle,
+    names_in,
     sliced,
 )
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
@@ -129,14 +130,13 @@ class _Programs(ast.NodeTransformer):
     """Names the numbers of a program."""
 
     def __init__(self, tl: str) -> None:
-        self.tl, self.axes = tl, set[int]()
+        self.tl = tl
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if device_call(node, self.tl) == "program_id":
             given = [*node.args, *(k.value for k in node.keywords)]
             if len(given) != 1 or not isinstance(given[0], ast.Constant):
                 raise Unsupported("a program's number along an axis that is computed")
-            self.axes.add(int(given[0].value))  # type: ignore[arg-type]
             return ast.Name(program(int(given[0].value)), ast.Load())  # type: ignore[arg-type]
         return self.generic_visit(node)
 
@@ -177,19 +177,9 @@ def read(kernel: TritonKernel) -> Chains:
     query = _query(kernel, name, before, bound)
     between = [tuple(s for s in before if not (s.writes & {name} and calls(s.node, kernel.tl, "load")))]
     between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
+    after, axis = tuple(body[places[-1] + 1 :]), _shared_axis(loops, query, body)
     sums = SumReader(kernel.tl, bound, {})
-    found = Chains(
-        kernel,
-        query,
-        name,
-        tuple(loops),
-        tuple(between),
-        tuple(body[places[-1] + 1 :]),
-        0,
-        bound,
-        sums,
-    )
-    return replace(found, axis=_shared_axis(found, body))
+    return Chains(kernel, query, name, tuple(loops), tuple(between), after, axis, bound, sums)
 
 
 def _refuse(body: Sequence[Statement], tl: str) -> None:
@@ -293,12 +283,10 @@ def _not_added_to_zeros(
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and node.value is call:
         name = ast.unparse(node.target)
         made = [s for s in early if name in s.reads | s.writes]
-        zeros = (
-            len(made) == 1
-            and isinstance(made[0].node, ast.Assign)
-            and device_call(made[0].node.value, tl) == "zeros"
-        )
-        if zeros:
+        zeros = [
+            s for s in made if isinstance(s.node, ast.Assign) and device_call(s.node.value, tl) == "zeros"
+        ]
+        if len(made) == len(zeros) == 1:
             bound = Statement(ast.parse(f"{name} = {ast.unparse(call)}").body[0])
             return tuple(s for s in early if s is not made[0]), bound
     return tuple(early), first
@@ -313,13 +301,8 @@ def _without_advances(
     reader = SumReader(tl, bound, {})
     for place, statement in enumerate(body):
         node = statement.node
-        advance = (
-            isinstance(node, ast.AugAssign)
-            and isinstance(node.op, ast.Add)
-            and isinstance(node.target, ast.Name)
-        )
-        if advance:
-            assert isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+        plus = isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
+        if plus and isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             name = node.target.id
             later = {n for s in body[place + 1 :] for n in s.reads | s.writes}
             first = bound.get(f"{name} at first")
@@ -386,38 +369,30 @@ def _loaded(boxes: BoxReader, load: ast.Call) -> Box:
 
 def _added(second: Statement, call: ast.Call, tl: str) -> tuple[str, list[Statement], str]:
     """(name, statements that change it before the product is added, left operand) of the second product."""
-    node = second.node
-    operand = ast.unparse(call.args[0])
+    node, operand = second.node, ast.unparse(call.args[0])
     given = [*call.args[2:3], *(k.value for k in call.keywords if k.arg == "acc")]
+    refused = Unsupported("a second product that is not added to a name")
+    assert isinstance(node, ast.Assign | ast.AugAssign)
+    (target,) = node.targets[:1] if isinstance(node, ast.Assign) else [node.target]
+    value = node.value
+    if not isinstance(target, ast.Name) or second.writes != {target.id}:
+        raise refused
+    summed = value if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) else None
     if isinstance(node, ast.AugAssign):
-        if (
-            not isinstance(node.op, ast.Add)
-            or node.value is not call
-            or not isinstance(node.target, ast.Name)
-            or given
-        ):
-            raise Unsupported("a second product that is not added to a name")
-        return node.target.id, [], operand
-    assert isinstance(node, ast.Assign)
-    if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
-        raise Unsupported("a second product that is not added to a name")
-    name, value = node.targets[0].id, node.value
+        if not isinstance(node.op, ast.Add) or value is not call or given:
+            raise refused
+        return target.id, [], operand
     if value is call and given:
-        rest = given[0]
-    elif (
-        isinstance(value, ast.BinOp)
-        and isinstance(value.op, ast.Add)
-        and call in (value.left, value.right)
-        and not given
-    ):
-        rest = value.right if value.left is call else value.left
+        rest = ast.unparse(given[0])
+    elif summed is not None and call in (summed.left, summed.right) and not given:
+        rest = ast.unparse(summed.right if summed.left is call else summed.left)
     else:
-        raise Unsupported("a second product that is not added to a name")
-    if isinstance(rest, ast.Name) and rest.id == name:
-        return name, [], operand
-    if name not in {n.id for n in ast.walk(rest) if isinstance(n, ast.Name)}:
+        raise refused
+    if rest == target.id:
+        return target.id, [], operand
+    if target.id not in names_in(rest):
         raise Unsupported("a second product that is not added to its own sums")
-    return name, [Statement(ast.parse(f"{name} = {ast.unparse(rest)}").body[0])], operand
+    return target.id, [Statement(ast.parse(f"{target.id} = {rest}").body[0])], operand
 
 
 def _held(
@@ -459,15 +434,14 @@ def _query(
     ][-1]
 
 
-def _shared_axis(chains: Chains, body: Sequence[Statement]) -> int:
+def _shared_axis(loops: Iterable[Chain], query: Box, body: Sequence[Statement]) -> int:
     """The grid's axis that the loops' operands do not depend on and the query does."""
     wanted = set[str]()
-    for loop in chains.loops:
-        wanted |= (loop.key.reads | loop.value.reads) - {loop.variable}
-        wanted |= {n.id for n in ast.walk(ast.parse(loop.step)) if isinstance(n, ast.Name)}
+    for loop in loops:
+        wanted |= (loop.key.reads | loop.value.reads) - {loop.variable} | names_in(loop.step)
     shared = _dependencies(body, wanted)
-    query = _dependencies(body, chains.query.reads)
-    axes = [a for a in range(3) if program(a) in query and program(a) not in shared]
+    rows = _dependencies(body, query.reads)
+    axes = [a for a in range(3) if program(a) in rows and program(a) not in shared]
     if len(axes) != 1:
         raise Unsupported("no axis of the grid along which programs share what their loops load")
     return axes[0]

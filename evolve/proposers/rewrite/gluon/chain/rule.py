@@ -21,7 +21,7 @@ class LowerChain(NodeRule[Chains]):
     launched = True
     why = (
         "The tensor cores wait while a step's scores become weights. Written out, the first product of a step runs "
-        "beside the second of the step before it, groups of warps take turns, and a warp that copies feeds both."
+        "beside the second of the step before it, and a warp that copies feeds several groups of warps."
     )
 
     def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Chains]]:

@@ -12,8 +12,7 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "consumers": ((1, 2, 3), 2),
     "stages": ((2, 3, 4), 2),
     "overlap": ((False, True), True),
-    "turns": ((False, True), False),
-    "laps": ((1, 2, 4, 8), 2),
+    "laps": ((1, 2, 4), 2),
 }
 """What a lowered chain can be tuned by: values and default."""
 
@@ -69,7 +68,7 @@ def {kernel}_producer(
     q_desc, k_desc, v_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, {bars},
     {producer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr
 ):
-    """Keep the ring full with what the loops load; bring each group's left operand before them."""
+    """Keep the ring full with what the loops load; each group's left operand comes behind their first copy."""
     q_empty, q_ready, k_empty, k_ready, v_empty, v_ready = {bars}
     {stage} = 0
     {phase} = 1
@@ -78,16 +77,20 @@ def {kernel}_producer(
         {row}, {other}, {there} = {place_of}({lap}, {tiles}, {others}, {heads})
         if {there}:
             <programs_of_other>
-            for each in gl.static_range(CONSUMERS):
-                {mine} = min({row} * CONSUMERS + each, {last})
-                <query_scalars>
-                mbarrier.wait(q_empty.index(each), {q_phase})
-                mbarrier.expect(q_ready.index(each), 2 * ({ROWS}) * ({DEPTH}))
-                tma.async_copy_global_to_shared(q_desc, [{q_at}], q_ready.index(each), {q_stages}.index(each))
-            {q_phase} ^= 1
             {mine} = min({row} * CONSUMERS, {last})
             <loops>
 '''
+
+QUERY = """
+for each in gl.static_range(CONSUMERS):
+    {mine} = min({row} * CONSUMERS + each, {last})
+    <query_scalars>
+    mbarrier.wait(q_empty.index(each), {q_phase})
+    mbarrier.expect(q_ready.index(each), 2 * ({ROWS}) * ({DEPTH}))
+    tma.async_copy_global_to_shared(q_desc, [{q_at}], q_ready.index(each), {q_stages}.index(each))
+{q_phase} ^= 1
+{mine} = min({row} * CONSUMERS, {last})
+"""
 
 PRODUCER_LOOP = """
 {first}, {count} = {kernel}_span_{number}({programs}{last}, {step_arguments}CONSUMERS)
@@ -97,17 +100,19 @@ for {turn} in range({count}):
     mbarrier.wait(k_empty.index({stage}), {phase})
     mbarrier.expect(k_ready.index({stage}), 2 * ({COLUMNS}) * ({DEPTH}))
     tma.async_copy_global_to_shared(k_desc, [{k_at}], k_ready.index({stage}), {k_stages}.index({stage}))
+    <query_first>
     mbarrier.wait(v_empty.index({stage}), {phase})
     mbarrier.expect(v_ready.index({stage}), 2 * ({COLUMNS}) * ({WIDTH}))
     tma.async_copy_global_to_shared(v_desc, [{v_at}], v_ready.index({stage}), {v_stages}.index({stage}))
     <advance>
+<query_none>
 """
 
 CONSUMER = '''
 @gluon.jit
 def {kernel}_consumer(
-    o_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, {o_stages}, {bars}, {turns},
-    {consumer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr,
+    o_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, {o_stages}, {bars},
+    {consumer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr,
     GROUP: gl.constexpr
 ):
     """Compute one old program of every tile: its first product of a step beside its second of the step before."""
@@ -119,7 +124,6 @@ def {kernel}_consumer(
     {stage} = 0
     {phase} = 0
     {q_phase} = 0
-    {turn_phase} = 0
     {q_now} = {q_stages}.index(GROUP).reshape([{ROWS}, {DEPTH}])
     for {lap} in range({all_laps}):
         {row}, {other}, {there} = {place_of}({lap}, {tiles}, {others}, {heads})
@@ -140,15 +144,10 @@ ADVANCE = """
 
 BEGIN_SCORES = """
 mbarrier.wait(k_ready.index({stage}), {phase})
-if TURNS:
-    mbarrier.wait({turns}.index(GROUP), {turn_phase})
-    {turn_phase} ^= 1
 {partial} = warpgroup_mma({q_now}, {k_now}, {nothing}, use_acc=False, is_async=True)
 """
 
 END_SCORES = """
-if TURNS:
-    mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
 {partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
 mbarrier.arrive(k_empty.index({stage}), count=1)
 """
@@ -166,10 +165,6 @@ for {turn} in range({how_many}):
     mbarrier.arrive(k_empty.index({stage}), count=1)
     mbarrier.wait(v_ready.index({stage}), {phase})
     mbarrier.arrive(v_empty.index({stage}), count=1)
-    if TURNS:
-        mbarrier.wait({turns}.index(GROUP), {turn_phase})
-        mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
-        {turn_phase} ^= 1
     <advance>
 """
 
@@ -200,8 +195,6 @@ if OVERLAP:
                 <begin_scores>
                 mbarrier.wait(v_ready.index({held}), {held_phase})
                 {sums} = warpgroup_mma({operand}, {v_held}, {sums}, is_async=True)
-                if TURNS:
-                    mbarrier.arrive({turns}.index((GROUP + 1) % CONSUMERS), count=1)
                 {partial} = warpgroup_mma_wait(num_outstanding=1, deps=({partial},))
                 mbarrier.arrive(k_empty.index({stage}), count=1)
                 <middle>
@@ -252,7 +245,7 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
 @gluon.jit
 def {kernel}(
     q_desc, k_desc, v_desc, o_desc, {numbers}{entry_parameters}STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
     Q_LAYOUT: gl.constexpr, K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr
 ):
     {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_box}], Q_LAYOUT)
@@ -267,15 +260,13 @@ def {kernel}(
         {ring_of}(STAGES, CONSUMERS),
         {ring_of}(STAGES, 1),
     )
-    {turns} = {ring_of}(CONSUMERS, 1)
     fence_async_shared()
-    mbarrier.arrive({turns}.index(0), count=1)
     <specialized>
 """
 
 _CONSUME = (
     "({kernel}_consumer, (o_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, "
-    "{o_stages}, {bars}, {turns}, {consumer_arguments}STAGES, CONSUMERS, OVERLAP, TURNS, NUMBER)),"
+    "{o_stages}, {bars}, {consumer_arguments}STAGES, CONSUMERS, OVERLAP, NUMBER)),"
 )
 _PRODUCE = (
     "({kernel}_producer, (q_desc, k_desc, v_desc, {numbers}{q_stages}, {k_stages}, "
@@ -301,11 +292,13 @@ HOST = """
 {tiles} = {last} // {consumers} + 1
 {others} = {grid_of_others}
 {many} = min({tiles} * {others}, 132)
-# of numbers of heads whose tiles are about so many laps of all programs, the one with the fewest laps in all
+# heads at a time: their tiles fill laps of all programs, and no lap of long tiles is left without one against it
 {heads} = max(1, min({others}, {laps} * max(1, {many} // {tiles})))
 {all_laps}, {heads} = min(
-    ({others} // n * -(-n * {tiles} // {many}) - (-({others} % n) * {tiles} // {many}), n)
-    for n in range({heads}, 2 * {heads} + 1)
+    (whole + rest + (whole + rest) % 2 / (1.01 * (rest or each)), n)
+    for n in range({heads}, 4 * {heads} + 1)
+    for each in [-(-n * {tiles} // {many})]
+    for whole, rest in [({others} // n * each, -(-({others} % n) * {tiles} // {many}))]
 )
 q_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={q_rank})
 k_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={k_rank})
@@ -323,11 +316,10 @@ stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
     {others}={others},
     {last}={last},
     {heads}={heads},
-    {all_laps}={all_laps},
+    {all_laps}=int({all_laps}),
     {sizes_given}{given}STAGES=stages,
     CONSUMERS={consumers},
     OVERLAP={overlap} and stages > 1,
-    TURNS={turns_given} and {consumers} > 1,
     Q_LAYOUT=q_layout,
     K_LAYOUT=k_layout,
     V_LAYOUT=v_layout,

@@ -30,7 +30,7 @@ from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.triton.view import SPARE
 
 NAMES = (
-    "tiles others last lap row other stage phase q_phase turn_phase q_stages k_stages v_stages bars turns "
+    "tiles others last lap row other stage phase q_phase q_stages k_stages v_stages bars "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
     "heads all_laps many there own_first own skipped whole masked o_stages"
 )
@@ -179,10 +179,7 @@ class ChainText:
 
     @staticmethod
     def _reads(statements: Iterable[Statement], *texts: str) -> set[str]:
-        found = {n for s in statements for n in s.reads}
-        for text in texts:
-            found |= {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-        return found
+        return {n for s in statements for n in s.reads}.union(*map(names_in, texts))
 
     # -- texts --------------------------------------------------------------------------------------------
 
@@ -242,7 +239,7 @@ class ChainText:
         }
         self.table = table
         producing = self._reads(self._scalars(chains.query.reads)) | chains.query.reads
-        loops = []
+        loops, query = [], filled(texts.QUERY, table)
         for number, each in enumerate(chains.loops):
             wanted = each.key.reads | each.value.reads
             scalars = self._scalars(wanted)
@@ -254,6 +251,8 @@ class ChainText:
                         **table,
                         **self._steps(number),
                         "copy_scalars": self._lines(scalars),
+                        "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
+                        "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
                         "variable": each.variable,
                         "k_at": self._at(each.key),
                         "v_at": self._at(each.value),
@@ -266,14 +265,11 @@ class ChainText:
         producing |= {chains.rows, chains.columns, chains.width, chains.depth}
         boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
         made = {}
-        for kind, wanted in (
-            ("producer", producing),
-            ("consumer", consuming),
-            ("entry", producing | consuming | boxes),
-        ):
+        names_of = {"producer": producing, "consumer": consuming, "entry": producing | consuming | boxes}
+        for kind, wanted in names_of.items():
             made[f"{kind}_parameters"], made[f"{kind}_arguments"] = self._parameters(wanted)
-        self.passed = [n for n in self.order if n in producing | consuming | boxes]
-        return {**table, **made, "loops": "\n".join(loops), "after": after, **{"consumer_loops": consumed}}
+        self.passed = [n for n in self.order if n in names_of["entry"]]
+        return {**table, **made, "loops": "\n".join(loops), "after": after, "consumer_loops": consumed}
 
     def _step_names(self, number: int) -> set[str]:
         loop = self.chains.loops[number]
@@ -297,9 +293,8 @@ class ChainText:
         }
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
-        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in "".join(
-            s.text for s in self._scalars(box.reads)
-        )
+        scalars = "".join(s.text for s in self._scalars(box.reads))
+        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
         carrier = self._carrier(renamed)
         places = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
         return ", ".join(
@@ -424,24 +419,15 @@ class ChainText:
             or not isinstance(statement.node, ast.Assign | ast.AugAssign)
         ):
             return None
-        parts = []
         try:
-            for node, axis in conjuncts(found[0].args[0], self.chains.bound):
-                parts.append(self._hides(node, axis))
+            parts = [self._hides(*one) for one in conjuncts(found[0].args[0], self.chains.bound)]
         except Unsupported:
             return None
         spares = tuple(p for p in parts if p is not None)
         if not spares or len(spares) != len(parts):
             return None
-        text = ast.unparse(found[0])
-
-        class Open(ast.NodeTransformer):
-            def visit_Call(self, node: ast.Call) -> ast.AST:
-                return node.args[1] if ast.unparse(node) == text else self.generic_visit(node)
-
-        made = Open().visit(ast.parse(statement.text).body[0])
-        visible = Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
-        return spares, visible
+        open_ = statement.text.replace(ast.unparse(found[0]), f"({ast.unparse(found[0].args[1])})")
+        return spares, Statement(ast.parse(open_).body[0])
 
     def _hides(self, node: ast.expr, axis: int | None) -> Sum | None:
         """What is below zero where a comparison fails somewhere in a tile; None where that is not known."""
@@ -560,10 +546,9 @@ class ChainText:
         access = {key: self._param(key) for key in self.tunables}
         table = {
             **names,
-            **{k: v for k, v in access.items() if k != "turns"},
+            **access,
             **host,
             **made,
-            "turns_given": access["turns"],
             "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
             "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
