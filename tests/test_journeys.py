@@ -267,7 +267,7 @@ def test_a_day_at_the_terminal(here: Path) -> None:
             edited.write_text(edited.read_text() + "\n# mine\n")
     assert edited.read_text().endswith("# mine\n"), "an edited file is never replaced"
     campaign = load_config(campaign_file("squared_relu_tuned/campaign.yaml"))
-    assert campaign.budget.evaluations == 2 and Path(campaign.operator).is_dir()
+    assert campaign.budget.evaluations == 2 and (Path(campaign.operator).parent / "operator.py").is_file()
 
 
 RAY_ENVIRONMENT = {
