@@ -97,10 +97,10 @@ def discard(folder: Path) -> None:
 
 @contextmanager
 def logbook(folder: Path) -> Iterator[None]:
-    """Append what the search logs, from INFO up, to ``campaign.log`` in ``folder``; the terminal is the display's."""
+    """Append what search and workers log to ``campaign.log`` in ``folder``; the terminal is the display's."""
     handler = logging.FileHandler(folder / LOGBOOK, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    search = logging.getLogger("tilewright.evolve")
+    search = logging.getLogger("tilewright")
     level, handler.level = search.level, logging.INFO
     search.addHandler(handler)
     search.setLevel(logging.INFO)

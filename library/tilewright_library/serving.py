@@ -47,7 +47,7 @@ class Dispatcher:
             if topic in self._warned:
                 return
             self._warned.add(topic)
-        message = f"{reason}; the reference product is used, which is correct and slower"
+        message = f"{reason}; the reference answers, which is correct and slower"
         warnings.warn(message, FallbackWarning, stacklevel=5)
 
 

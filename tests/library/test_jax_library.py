@@ -77,7 +77,7 @@ def test_jit_grad_and_shard_map_over_several_devices(tmp_path: Path) -> None:
 def test_without_a_tpu_the_reference_answers_with_one_warning(found: dict[str, Any]) -> None:
     assert found["here"] >= 60.0
     (message,) = found["warnings"]
-    assert "promoted for tpu:TPU7x, not for cpu; the reference product is used" in message
+    assert "promoted for tpu:TPU7x, not for cpu; the reference answers" in message
 
 
 def test_operands_of_another_form_are_refused(found: dict[str, Any]) -> None:

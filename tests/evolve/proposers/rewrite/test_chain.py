@@ -157,7 +157,7 @@ PLANTED = {
     ),
     "the left operand is overwritten for the next tile": (
         ALONE.replace("mbarrier.wait(q_empty.index(each), q_phase)", "pass"),
-        "over shared memory that a product may still read|arrivals|by a copy",
+        "over shared memory that a product may still read|arrivals|by a copy|that a copy .* may still write",
     ),
     "the left operand is given back before the last product that reads it": (
         put(ALONE.replace(RELEASE, "pass"), "start_n_first = own_first", RELEASE),

@@ -9,16 +9,16 @@ from typing import Any
 SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "rows": ((64, 128), 64),
     "columns": ((32, 64, 128, 256), 128),
-    "consumers": ((1, 2, 3), 2),
+    "consumers": ((0, 1, 2), 0),
     "stages": ((2, 3, 4), 2),
     "overlap": ((False, True), True),
     "laps": ((1, 2, 4), 2),
 }
-"""What a lowered chain can be tuned by: values and default."""
+"""What a lowered chain can be tuned by: values and default. With 0, three ``consumers`` where their accumulators leave
+room in the registers, else two."""
 
 CONSTRAINTS: Mapping[str, str] = {
     "rows * columns <= 16384": "scores and weights live in the registers of one group of warps",
-    "rows * columns * consumers <= 32768": "three groups of warps share the registers of two",
 }
 
 STEPS = '''
@@ -242,7 +242,8 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
     return bars
 
 
-@gluon.jit
+# one binary for all sizes: no address depends on what divides them
+@gluon.jit(do_not_specialize=[{unspecialized}])
 def {kernel}(
     q_desc, k_desc, v_desc, o_desc, {numbers}{entry_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
@@ -288,8 +289,9 @@ ENTRY = ENTRY.replace(
 )
 
 HOST = """
+{groups} = {consumers} or (3 if {rows} * ({columns} + {width}) <= 12288 else 2)
 {last} = ({grid_of_axis}) - 1
-{tiles} = {last} // {consumers} + 1
+{tiles} = {last} // {groups} + 1
 {others} = {grid_of_others}
 {many} = min({tiles} * {others}, 132)
 # heads at a time: their tiles fill laps of all programs, and no lap of long tiles is left without one against it
@@ -305,7 +307,7 @@ k_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={k_rank})
 v_layout = gl.NVMMASharedLayout(min(128, 2 * {width}), 16, rank={v_rank})
 o_layout = gl.NVMMASharedLayout(min(128, {o_bytes} * {width}), 8 * {o_bytes}, rank={o_rank})
 # as many stages as shared memory has room for
-room = 225000 - {rows} * {consumers} * (2 * {depth} + {o_bytes} * {width})
+room = 225000 - {rows} * {groups} * (2 * {depth} + {o_bytes} * {width})
 stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
 {kernel}[({many},)](
     q_desc={q_desc},
@@ -318,14 +320,14 @@ stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
     {heads}={heads},
     {all_laps}=int({all_laps}),
     {sizes_given}{given}STAGES=stages,
-    CONSUMERS={consumers},
-    OVERLAP={overlap} and stages > 1,
+    CONSUMERS={groups},
+    OVERLAP={overlap} and stages > 1 and ({groups} < 3 or {rows} * ({columns} + {width}) <= 8192),
     Q_LAYOUT=q_layout,
     K_LAYOUT=k_layout,
     V_LAYOUT=v_layout,
     O_LAYOUT=o_layout,
-    REGISTERS=(240, 240, 160)[{consumers} - 1],
+    REGISTERS=(240, 240, 160)[{groups} - 1],
     num_warps=4,
-    maxnreg=(248, 168, 128)[{consumers} - 1],
+    maxnreg=(248, 168, 128)[{groups} - 1],
 )
 """
