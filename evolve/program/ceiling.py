@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-LEAST_SECONDS = 1.5e-6
-"""Least that a kernel takes on a current GPU."""
 
 WORTH = 0.002
 """Shares of the step below this are not worth a search."""
@@ -21,8 +18,6 @@ class Source:
     seconds: float
     floor: float
     note: str = ""
-    numerics: bool = False
-    """Whether it changes the results beyond rounding."""
 
     @property
     def saving(self) -> float:
@@ -38,54 +33,25 @@ class Ceiling:
     sources: list[Source]
     shares: dict[str, float]
     kernels: list[dict[str, Any]] = field(default_factory=list)
-    """Triton kernels: name, seconds, floor, calls, arguments, whether they multiply."""
+    """The record's rows of Triton's and Inductor's kernels."""
 
     def factor(self, source: Source) -> float:
         """How many times faster the step would be with this source at its floor."""
         return self.wall / max(self.wall - source.saving, 1e-12)
 
-    def of(self, *names: str) -> float:
-        """The same for several sources together."""
-        saved = sum(s.saving for s in self.sources if s.name in names)
-        return self.wall / max(self.wall - saved, 1e-12)
 
-
-TRITON, GENERATED, FP8, GAPS = (
-    "Triton kernels",
-    "Inductor's kernels",
-    "linear layers in FP8",
-    "gaps between kernels",
-)
+TRITON, GENERATED = "Triton kernels", "Inductor's kernels"
+FP8, GAPS = "linear layers in FP8", "gaps between kernels"
 
 
 def ceiling(record: Mapping[str, Any]) -> Ceiling:
-    """Of a record (``workers.program.record``).
-
-    A Triton kernel's floor is the time that a copy takes for the bytes of its tensors, each read or written once; of a
-    kernel with products that is a bound it may not reach, because its operations are not counted.
-    """
-    rows: Sequence[Mapping[str, Any]] = record["rows"]
-    copy = float(record["device"]["copy"])
+    """Of a record (``workers.program.record``), which has the floors of kernels. One with products may not reach its
+    floor: its operations are not counted."""
     wall, busy = float(record["wall_seconds"]), float(record["busy_seconds"])
     shares: dict[str, float] = {}
-    kernels = []
-    kept = any(launch["values"] for launch in record["launches"])
-    for row in rows:
+    for row in record["rows"]:
         shares[row["kind"]] = shares.get(row["kind"], 0.0) + row["seconds"] / max(busy, 1e-12)
-        if row["kind"] not in ("triton", "inductor"):
-            continue
-        launch = record["launches"][row["launch"]] if row["launch"] is not None else {}
-        floor = row["calls"] * max(LEAST_SECONDS, row["bytes"] / copy) if copy else 0.0
-        known = row["bytes"] > 0
-        kernels.append({
-            "kind": row["kind"], "name": row["name"], "launch": row["launch"], "calls": row["calls"],
-            "seconds": row["seconds"], "floor": min(floor, row["seconds"]) if known else row["seconds"],
-            "products": bool(launch.get("products")), "known": known,
-            "arguments": launch.get("arguments") or row.get("arguments", ""),
-            "place": launch.get("place") or row.get("place", ""),
-            "module": launch.get("module", ""), "attribute": launch.get("name", ""),
-            "left": _why_left(row, launch, kept),
-        })  # fmt: skip
+    kernels = [row for row in record["rows"] if row["kind"] in ("triton", "inductor")]
     sources = []
     for name, kind in ((TRITON, "triton"), (GENERATED, "inductor")):
         found = [k for k in kernels if k["kind"] == kind]
@@ -94,38 +60,14 @@ def ceiling(record: Mapping[str, Any]) -> Ceiling:
         note = "floors by bytes"
         if any(k["products"] for k in found):
             note += "; kernels with products may not reach theirs"
-        missing = sum(k["seconds"] for k in found if not k["known"])
+        missing = sum(k["seconds"] for k in found if not k["bytes"])
         if missing:
             note += f"; {1e3 * missing:.3f} ms of launches with unknown arguments left as they are"
         sources.append(Source(name, sum(k["seconds"] for k in found), sum(k["floor"] for k in found), note))
-    sources += filter(None, [_linear_layers(record)])
+    if record["fp8"]["shapes"]:
+        note = "the step with them, measured; changes numerics"
+        sources.append(Source(FP8, wall, wall / record["fp8"]["gain"], note))
     if busy and not record["graph"]:
         sources.append(Source(GAPS, max(0.0, wall - busy), 0.0, "a CUDA graph of the step could remove them"))
     sources.sort(key=lambda s: -s.saving)
     return Ceiling(wall, busy, sources, dict(sorted(shares.items(), key=lambda s: -s[1])), kernels)
-
-
-def _why_left(row: Mapping[str, Any], launch: Mapping[str, Any], kept: bool) -> str:
-    """Why a kernel can not be replaced; empty where it can. ``kept``: whether the record kept values at all."""
-    if row["kind"] == "inductor":
-        return "generated by Inductor: there is no name to replace it at"
-    if not launch:
-        return "launched in an order that does not say which launch is which"
-    if not launch["name"]:
-        return "no module has a name for it"
-    if launch["hooked"]:
-        return "a function of its configuration runs before each launch"
-    return "" if launch["values"] or not kept else "no values of it were kept"
-
-
-def _linear_layers(record: Mapping[str, Any]) -> Source | None:
-    """Linear layers in FP8, as measured under steady load (``workers.program.linear_times``)."""
-    steady = {tuple(row[:4]): row[4:] for row in record["linear_seconds"]}
-    served = [(steady[tuple(row)], count) for *row, count in record["linears"] if tuple(row) in steady]
-    if not served:
-        return None
-    note = "measured layer by layer; changes numerics"
-    if len(steady) < len(record["linears"]):
-        note += f"; {len(record['linears']) - len(steady)} shape(s) not in FP8"
-    now = sum(count * bf16 for (bf16, _), count in served)
-    return Source(FP8, now, sum(count * min(bf16, fp8) for (bf16, fp8), count in served), note, numerics=True)

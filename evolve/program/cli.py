@@ -59,8 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if proof is not None:
         lines += proof_lines(proof)
     lines += [f"  - {row['label']}: {row['why']}" for row in found.answer.get("left_out", ())]
-    for line in lines:
-        _say(line)
+    _say("\n".join(lines))
     if (found.folder / FASTER).is_file() and arguments.part in ("tune", "prove"):
         _say(f"installed by: {found.folder / FASTER}")
     _say(f"report: {found.folder / PAGE}")

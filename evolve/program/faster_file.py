@@ -21,11 +21,10 @@ install, uninstall, installed, counts = (
 
 
 def faster_text(
-    program: str, replacements: Sequence[Mapping[str, Any]], fp8_shapes: Sequence[Sequence[int]], device: str,
+    program: str, replacements: Sequence[str], fp8_shapes: Sequence[Sequence[int]], device: str,
     proof: Mapping[str, Any] | None,
 ) -> str:  # fmt: skip
-    """The file's text. ``replacements``: module, name, the launches as a literal and whether they are pinned; or an
-    option with its value and its calls as a literal."""
+    """The file's text. ``replacements``: the expressions that make them."""
     told = "not proved"
     if proof and proof.get("gain"):
         low, high = proof["interval"]
@@ -38,17 +37,11 @@ def faster_text(
         '"""\n'
     )
     body = runtime.split('"""', 2)[2]
-    rows = "".join(
-        f"    Option({r['module']!r}, {r['name']!r}, {r['option']!r}, {r['value']!r}, frozenset({r['known']})),\n"
-        if "option" in r
-        else f"    Replacement({r['module']!r}, {r['name']!r}, dict({r['launches']}), pinned={r['pinned']!r}),\n"
-        for r in replacements
-    )
+    rows = "".join(f"    {text},\n" for text in replacements)
     layers = "LAYERS = None"
     if fp8_shapes:
-        listed = [tuple(shape) for shape in fp8_shapes]
-        layers = (
-            "from tilewright_library.torch_linear_replacement import LinearLayers\n\n"
-            f"LAYERS = LinearLayers({listed!r})  # blockwise FP8: changes numerics"
+        layers = "from tilewright_library.torch_linear_replacement import LinearLayers\n\n"
+        layers += (
+            f"LAYERS = LinearLayers({list(map(tuple, fp8_shapes))!r})  # blockwise FP8: changes numerics"
         )
     return note + body + _END.format(replacements=rows, device=device, layers=layers)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.program.ceiling import Ceiling
+from tilewright.evolve.report.page import write_atomically
 
 RECORD, PAGE, FASTER, RECEIPT = "record.json", "program.html", "faster.py", "receipt.json"
-FOUND, KEPT = "found.json", "search.json"
-"""The searched launches of the last command, and the outcomes by kernel that a stopped search goes on from."""
+KEPT = "search.json"
+"""The outcomes by kernel that a stopped search goes on from."""
 
 PROGRAMS = "programs"
 
@@ -26,8 +27,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def mlflow_content(folder: Path, found: Ceiling) -> dict[str, Any]:
-    """What MLflow gets of a program (``mlflow_mirror.program_runs``)."""
+def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What MLflow gets of a program (``mlflow_mirror.program_runs``). ``searched``: launches with their outcomes."""
     record, receipt = read_json(folder / RECORD), read_json(folder / RECEIPT)
     uid, device = _key(str(folder.resolve())), record["device"]
     metrics = {"step_ms": 1e3 * found.wall, "device_busy_ms": 1e3 * found.busy}
@@ -42,14 +43,10 @@ def mlflow_content(folder: Path, found: Ceiling) -> dict[str, Any]:
         }  # fmt: skip
     kept = {row["label"]: row for row in receipt.get("kept", ())}
     kernels = []
-    for row in read_json(folder / FOUND).get("found", ()):
+    for row in searched:
         function = f"{row['module']}.{row['name']}"
-        figures = {
-            "us": 1e6 * row["seconds"],
-            "kernel_gain": row["gain"],
-            "tried": row["tried"],
-            "wrong": row["wrong"],
-        }
+        figures = {"us": 1e6 * row["seconds"], "kernel_gain": row["gain"], "tried": row["tried"]}
+        figures["wrong"] = len(row["wrong"])
         if function in kept:
             figures |= {"step_gain": kept[function]["gain"], "step_gain_low": kept[function]["interval"][0]}
         said = {"function": function, "arguments": row["arguments"]}
@@ -59,14 +56,8 @@ def mlflow_content(folder: Path, found: Ceiling) -> dict[str, Any]:
         })  # fmt: skip
     files = [str(folder / name) for name in (RECORD, PAGE, RECEIPT, FASTER) if (folder / name).is_file()]
     params = {name: str(device[name]) for name in ("product", "torch", "triton")}
-    return {
-        "uid": uid,
-        "name": record["name"],
-        "params": params,
-        "metrics": metrics,
-        "files": files,
-        "kernels": kernels,
-    }
+    facts = {"uid": uid, "name": record["name"], "params": params, "metrics": metrics}
+    return {**facts, "files": files, "kernels": kernels}
 
 
 def _key(text: str) -> str:
@@ -75,12 +66,9 @@ def _key(text: str) -> str:
 
 def note_program(home: Path, folder: Path, name: str, state: str) -> None:
     """Note where a program's files are, for ``tilewright status``. Raises OSError."""
-    key = _key(str(folder.resolve()))
-    (home / PROGRAMS).mkdir(parents=True, exist_ok=True)
     noted = {"name": name, "folder": str(folder.resolve()), "state": state}
-    part = home / PROGRAMS / f"{key}.part"
-    part.write_text(json.dumps(noted), encoding="utf-8")
-    part.replace(home / PROGRAMS / f"{key}.json")
+    (home / PROGRAMS).mkdir(parents=True, exist_ok=True)
+    write_atomically(home / PROGRAMS / f"{_key(noted['folder'])}.json", json.dumps(noted))
 
 
 def program_lines(home: Path) -> Iterator[str]:

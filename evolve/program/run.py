@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.program.ceiling import FP8, Ceiling, ceiling
+from tilewright.evolve.program.ceiling import Ceiling, ceiling
 from tilewright.evolve.program.faster_file import faster_text
-from tilewright.evolve.program.folder import (
-    FASTER,
-    FOUND,
-    KEPT,
-    PAGE,
-    RECEIPT,
-    RECORD,
-    mlflow_content,
-    note_program,
-)
+from tilewright.evolve.program.folder import FASTER, KEPT, PAGE, RECEIPT, RECORD, mlflow_content, note_program
 from tilewright.evolve.program.screen import figure_kind, page
 from tilewright.evolve.record.home import home_folder
 from tilewright.workers.child.launch import ROOT
@@ -110,8 +101,6 @@ class Program:
         given = str(Path(faster).resolve()) if faster is not None else ""
         self._ask(part="prove", seconds=seconds, prove_seconds=prove_seconds, fp8=fp8, faster=given)
         proof: dict[str, Any] = {**self.answer["proof"], "kind": figure_kind(self.answer["record"])}
-        if self.answer["fp8_shapes"]:
-            proof["predicted"] = 1 / (1 / proof["predicted"] + 1 / self.ceiling().of(FP8) - 1)
         self._write(proof)
         self._note("proved")
         return proof
@@ -126,13 +115,14 @@ class Program:
 
         command = [sys.executable, "-m", "tilewright.evolve.mlflow_mirror.program_runs"]
         command += ["--uri", store_uri(self.home), "--artifacts", str((self.home / ARTIFACTS).resolve())]
+        content = json.dumps(mlflow_content(self.folder, self.ceiling(), self.answer.get("found", ())))
         done = subprocess.run(
             command,
             env=mirror_environment(os.environ),
             capture_output=True,
             text=True,
             check=False,
-            input=json.dumps(mlflow_content(self.folder, self.ceiling())),
+            input=content,
         )
         if done.returncode == 0:
             return ""
@@ -144,7 +134,7 @@ class Program:
         except OSError as error:
             raise UserError(f"home: cannot write {self.home}: {error.strerror}.") from error
 
-    @cached_property
+    @property
     def name(self) -> str:
         return f"{self.path.name}:{self.step}"
 
@@ -156,15 +146,12 @@ class Program:
             given = {"path": str(self.path.resolve()), "step": self.step, "setup": self.setup, **request}
             given["kept"] = str((self.folder / KEPT).resolve())
             asked.write_text(json.dumps(given), encoding="utf-8")
-            environment = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-            }  # fmt: skip
+            modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
             command = [sys.executable, "-m", CHILD, str(asked), str(answered)]
             try:
                 done = subprocess.run(
-                    command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=environment,
-                    timeout=LEAST_WALL + 4 * budget, check=False,
+                    command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
+                    env={**os.environ, "PYTHONPATH": modules}, timeout=LEAST_WALL + 4 * budget, check=False,
                 )  # fmt: skip
             except KeyboardInterrupt:
                 if (self.folder / KEPT).is_file():
@@ -173,29 +160,26 @@ class Program:
             except subprocess.TimeoutExpired as error:
                 raise UserError(f"{self.name}: took more than {LEAST_WALL + 4 * budget:.0f} s.") from error
             if not answered.is_file():
-                last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-                raise UserError(f"{self.name}: its process ended without an answer: {last}")
+                said = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.MULTILINE) or [
+                    "no reason given"
+                ]
+                raise UserError(f"{self.name}: its process ended without an answer: {said[-1]}")
             answer = json.loads(answered.read_text(encoding="utf-8"))
         if "why" in answer:
             raise UserError(f"{answer['why']}.")
         self.answer = answer
-        files = {RECORD: json.dumps(answer["record"], indent=1), PAGE: page(answer["record"], self.ceiling())}
-        if "found" in answer:
-            files[FOUND] = json.dumps({"found": answer["found"]}, indent=1)
-        self._save(files)
+        record = json.dumps(answer["record"], indent=1)
+        self._save({RECORD: record, PAGE: page(answer["record"], self.ceiling())})
 
     def _write(self, proof: Mapping[str, Any] | None) -> None:
         """``faster.py`` with its receipt; neither where there is nothing to install."""
         record, replacements = self.answer["record"], self.answer["replacements"]
         files = {PAGE: page(record, self.ceiling(), proof)}
         if proof is not None:
-            receipt = {
-                "program": self.name,
-                "device": record["device"],
-                "shares": self.ceiling().shares,
-                **proof,
-            }
-            files[RECEIPT] = json.dumps(receipt, indent=1)
+            facts = {"program": self.name, "device": record["device"], "shares": self.ceiling().shares}
+            files[RECEIPT] = json.dumps({**facts, **proof}, indent=1)
+        else:
+            (self.folder / RECEIPT).unlink(missing_ok=True)
         if replacements or self.answer["fp8_shapes"]:
             files[FASTER] = faster_text(
                 self.name, replacements, self.answer["fp8_shapes"], record["device"]["product"], proof

@@ -161,7 +161,7 @@ class Launcher:
 
 def launch(
     kernel: Any, places: Mapping[str, int], configuration: Configuration, grid: Any, args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    kwargs: Mapping[str, Any], warmup: bool = False,
 ) -> Any:  # fmt: skip
     """A launch with a configuration in place of what the caller says. ``places``: parameters by position."""
     given = list(args)
@@ -172,7 +172,7 @@ def launch(
             given[place] = value
         else:
             named[name] = value
-    return kernel.run(*given, grid=grid, warmup=False, **named)
+    return kernel.run(*given, grid=grid, warmup=warmup, **named)
 
 
 def names_of(value: Any) -> Iterator[tuple[ModuleType, str]]:

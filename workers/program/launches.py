@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,21 +31,18 @@ class Values:
     storages: list[torch.Tensor]
     views: dict[int | str, tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]]
 
-    def fresh(self) -> list[torch.Tensor]:
-        """Copies of the storages."""
-        return [s.clone() for s in self.storages]
-
     def tensors(self, storages: Sequence[torch.Tensor]) -> dict[int | str, torch.Tensor]:
         """The arguments as views of such copies."""
+        bases = {at: storages[n].view(dtype) for at, (n, dtype, *_) in self.views.items()}
         return {
-            at: storages[n].view(dtype).as_strided(size, stride, offset)
-            for at, (n, dtype, size, stride, offset) in self.views.items()
+            at: bases[at].as_strided(size, stride, bases[at].storage_offset() + offset)
+            for at, (_, _, size, stride, offset) in self.views.items()
         }
 
 
 @dataclass
 class Launch:
-    """A distinct launch of a kernel, with how often it occurred.
+    """A distinct launch of a kernel.
 
     ``outer`` is the object that the program launches, ``module`` and ``name`` a name under which it is found.
     ``chosen``: constants and options that ``triton.autotune`` and ``triton.heuristics`` added. ``bytes``: of the
@@ -69,7 +65,6 @@ class Launch:
     text: str
     """The tensors with dtype and shape, and the integers."""
     number: int = 0
-    calls: int = 0
     values: Values | None = None
     hooked: bool = False
     """Whether a function of the configuration runs before each launch, which a replacement would leave out."""
@@ -84,85 +79,70 @@ class Event:
     captured: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Generated:
-    """A kernel that Inductor generated, as it was launched."""
+    """A kernel that Inductor generated, as it was launched first: its file, tensors, configuration, and their bytes."""
 
-    kernel: str
-    file: str
-    arguments: str
-    configuration: str
+    place: str
+    text: str
+    chosen: str
     bytes: int
 
 
+@contextlib.contextmanager
+def patched(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
+    """While open, ``around(before, this, ...)`` stands for a method."""
+    before = getattr(owner, name)
+    setattr(owner, name, lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 class LaunchRecorder:
-    """While entered, notes the launches. ``keep_values``: also clones the tensors of the first of each kind."""
+    """While entered, once or again, notes the launches. ``keep_values``: also clones the tensors of the first of each
+    kind."""
 
     def __init__(self, keep_values: bool = False) -> None:
         self.keep_values = keep_values
         self.launches: list[Launch] = []
         self.events: list[Event] = []
         self.generated: dict[str, Generated] = {}
-        self.linears: Counter[tuple[int, int, int, bool]] = Counter()
-        """Linear layers in bf16: rows, output features, input features, whether a gradient is wanted."""
         self.codes: dict[Any, str] = {}
         """Code of the functions that stood above a launch, with the package of its kernel."""
-        self._known: dict[tuple[int, Signature], int] = {}
+        self._known: dict[tuple[int, Signature], Launch] = {}
         self._kept = 0
         self._timing = False
         self._outer: Any = None
-        self._undo: list[Callable[[], None]] = []
+        self._patches = contextlib.ExitStack()
         self._places: dict[int, tuple[str, str]] = {}
 
     def __enter__(self) -> LaunchRecorder:
         from triton.runtime import autotuner, interpreter, jit
 
-        for kind in (
-            jit.JITFunction,
-            interpreter.InterpretedFunction,
-            autotuner.Autotuner,
-            autotuner.Heuristics,
-        ):
-            self._wrap(kind, "run", self._run)
-        self._wrap(autotuner.Autotuner, "_bench", self._bench)
-        try:
+        kinds = (jit.JITFunction, interpreter.InterpretedFunction, autotuner.Autotuner, autotuner.Heuristics)
+        places: list[tuple[Any, str, Callable[..., Any]]] = [(kind, "run", self._run) for kind in kinds]
+        places.append((autotuner.Autotuner, "_bench", self._bench))
+        with contextlib.suppress(ImportError):  # a torch without Inductor
             from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-        except ImportError:  # a torch without Inductor
-            pass
-        else:
-            self._wrap(CachingAutotuner, "run", self._run_generated)
-        linear = torch.nn.functional.linear
-        torch.nn.functional.linear = functools.partial(self._linear, linear)
-        self._undo.append(functools.partial(setattr, torch.nn.functional, "linear", linear))
+
+            places.append((CachingAutotuner, "run", self._run_generated))
+        for owner, name, around in places:
+            self._patches.enter_context(patched(owner, name, around))
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._patches.close()
 
-    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        before = getattr(owner, name)
-
-        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
-            return around(before, this, args, kwargs)
-
-        setattr(owner, name, wrapped)
-        self._undo.append(functools.partial(setattr, owner, name, before))
-
-    def _bench(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _bench(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
         outer, self._timing = self._timing, True
         try:
             return before(this, *args, **kwargs)
         finally:
             self._timing = outer
 
-    def _linear(self, before: Any, input: Any, weight: Any, bias: Any = None) -> Any:
-        if getattr(weight, "dtype", None) is torch.bfloat16 and weight.dim() == 2 and input.numel():
-            trains = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
-            self.linears[(input.numel() // input.shape[-1], *weight.shape, trains)] += 1
-        return before(input, weight, bias)
-
-    def _run(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self._timing or kwargs.get("warmup"):
             return before(this, *args, **kwargs)
         outermost = self._outer is None
@@ -176,7 +156,7 @@ class LaunchRecorder:
             if outermost:
                 self._outer = None
 
-    def _run_generated(self, before: Any, this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_generated(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("benchmark_run"):
             return before(this, *args, **kwargs)
         outer, self._timing = self._timing, True
@@ -188,9 +168,8 @@ class LaunchRecorder:
         if name not in self.generated:
             tensors = [a for a in args if torch.is_tensor(a)]
             config = this.launchers[0].config if this.launchers else ""
-            self.generated[name] = Generated(
-                name, str(this.filename), " ".join(_short(t) for t in tensors), str(config), _bytes(tensors)
-            )
+            text = " ".join(_short(t) for t in tensors)
+            self.generated[name] = Generated(str(this.filename), text, str(config), _bytes(tensors))
         self.events.append(Event(name, None, _capturing()))
         return result
 
@@ -199,12 +178,10 @@ class LaunchRecorder:
         if not self.keep_values or _capturing():
             return None
         key = signature(args, _arguments(kwargs))
-        if key is None or (id(this), key) in self._known:
+        known = sum(owner == id(this) for owner, _ in self._known)
+        if key is None or (id(this), key) in self._known or known >= MOST_SIGNATURES:
             return None
-        if sum(owner == id(this) for owner, _ in self._known) >= MOST_SIGNATURES:
-            return None
-        given: dict[int | str, Any] = dict(enumerate(args))
-        given.update(kwargs.items())
+        given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
         tensors = {at: v for at, v in given.items() if torch.is_tensor(v)}
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
         size = sum(s.nbytes() for s in storages.values())
@@ -231,18 +208,17 @@ class LaunchRecorder:
         if key is None:
             self.events.append(Event(kernel, None, _capturing()))
             return
-        number = self._known.get((id(outer), key))
-        if number is None:
-            number = self._known[(id(outer), key)] = len(self.launches)
-            self.launches.append(self._launch(outer, inner, key, given, plain, args, kwargs))
-            self.launches[number].number = number
-            self.launches[number].values = values
+        found = self._known.get((id(outer), key))
+        if found is None:
+            found = self._known[(id(outer), key)] = self._launch(
+                outer, inner, key, given, plain, args, kwargs
+            )
+            found.number = len(self.launches)
+            self.launches.append(found)
             self._note_callers(str(inner.fn.__module__).partition(".")[0])
-        found = self.launches[number]
-        if found.values is None and values is not None:
+        if found.values is None:
             found.values = values
-        found.calls += 1
-        self.events.append(Event(kernel, number, _capturing()))
+        self.events.append(Event(kernel, found.number, _capturing()))
 
     def _note_callers(self, package: str) -> None:
         frame = sys._getframe(2)
@@ -269,7 +245,7 @@ class LaunchRecorder:
         module, name = self._places.setdefault(id(outer), _place(outer, inner))
         code = inner.fn.__code__
         tensors = [v for v in (*given, *plain.values()) if torch.is_tensor(v)]
-        hooked = any(config.pre_hook is not None for config in getattr(outer, "configs", ()))
+        hooked = any(config.pre_hook is not None for config in getattr(tuner_of(outer), "configs", ()))
         return Launch(
             inner.fn.__name__, outer, module, name, f"{code.co_filename}:{code.co_firstlineno}", key,
             tuple(None if torch.is_tensor(v) else v for v in given),
@@ -277,6 +253,13 @@ class LaunchRecorder:
             grid, sizes, chosen, _bytes(tensors), str(getattr(inner, "src", "")), _text(inner.arg_names, given, plain),
             hooked=hooked,
         )  # fmt: skip
+
+
+def tuner_of(kernel: Any) -> Any:
+    """The ``triton.autotune`` of a kernel, which ``triton.heuristics`` may surround; None where it has none."""
+    while kernel is not None and not hasattr(kernel, "configs"):
+        kernel = getattr(kernel, "fn", None)
+    return kernel
 
 
 def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:

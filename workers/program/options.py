@@ -10,13 +10,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import torch
-
 from tilewright.library.launch_replacement import Installation, Option, Signature, call_signature, names_of
-from tilewright.workers.program.record import Recorded, burst_seconds, burst_steps
+from tilewright.workers.program.record import Recorded
+from tilewright.workers.program.search import Outcomes
 
 FACTORS = (4, 2, 8, 16)
 """Times the default: the first is tried of every option, the others where it pays."""
@@ -24,74 +23,42 @@ FACTORS = (4, 2, 8, 16)
 LEAST_GAIN = 1.01
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """An option of a function at ``module.name`` with its default, and the calls that left it out."""
+def search_options(recorded: Recorded, kept: Outcomes, say: Callable[[str], None]) -> list[Option]:
+    """Options that make the step faster, each at its best value.
 
-    module: str
-    name: str
-    option: str
-    default: int
-    known: frozenset[Signature]
-
-    def at(self, value: int) -> Option:
-        return Option(self.module, self.name, self.option, value, self.known)
-
-
-def search_options(
-    recorded: Recorded, marks: Mapping[str, Any], mark: Callable[[str, Any], None], say: Callable[[str], None]
-) -> list[tuple[Option, float]]:
-    """Options that make the step faster, each at its best value, with the gain.
-
-    ``marks``: what an earlier search noted by option. One that it was trying when its process died is passed over.
+    ``kept``: what an earlier search noted. An option that it was trying when its process died is passed over.
     """
     if recorded.data["graph"]:  # what it holds was called before
         return []
     found = []
     for candidate in candidates(recorded):
         name = f"{candidate.module}.{candidate.name}({candidate.option})"
-        noted = marks.get(name)
+        noted = kept.options.get(name)
         if noted is None:
-            mark(name, {})
+            kept.mark(name, {})
             value, gain = _best(candidate, recorded)
             noted = {"value": value, "gain": gain}
-            mark(name, noted)
+            kept.mark(name, noted)
             say(f"  {name}: " + (f"{gain:.3f} x by {value}" if gain > 1 else "no value is faster"))
         if noted.get("gain", 1.0) > LEAST_GAIN:
-            found.append((candidate.at(noted["value"]), float(noted["gain"])))
+            found.append(replace(candidate, value=noted["value"]))
     return found
 
 
-def _best(candidate: Candidate, recorded: Recorded) -> tuple[int, float]:
-    best = (candidate.default, 1.0)
-    for number, factor in enumerate(FACTORS):
-        option = candidate.at(candidate.default * factor)
-        gain = _gain(option, recorded)
-        if gain > best[1]:
-            best = (option.value, gain)
-        if not number and gain < LEAST_GAIN:
+def _best(candidate: Option, recorded: Recorded) -> tuple[int, float]:
+    gains = {candidate.value: 1.0}
+    for factor in FACTORS:
+        value = candidate.value * factor
+        gains[value] = recorded.turns.gain(Installation([replace(candidate, value=value)]), 1)
+        if factor == FACTORS[0] and gains[value] < LEAST_GAIN:
             break
-    return best if best[1] > LEAST_GAIN else (candidate.default, 1.0)
+    best = max(gains, key=lambda value: gains[value])
+    return (best, gains[best]) if gains[best] > LEAST_GAIN else (candidate.value, 1.0)
 
 
-def _gain(option: Option, recorded: Recorded) -> float:
-    """Of the step; 0 where it fails, or takes too much memory."""
-    step, count = recorded.step, max(2, burst_steps(recorded.data["wall_seconds"]) // 2)
-    try:
-        with Installation([option]).installed():
-            step()
-            step()
-            ours = burst_seconds(step, count)
-    except Exception:  # noqa: BLE001 - the package's own checks, or no memory
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return 0.0
-    step()
-    return burst_seconds(step, count) / ours
-
-
-def candidates(recorded: Recorded) -> list[Candidate]:
-    """The options of the functions that stood above a launch of their own package, as one step calls them."""
+def candidates(recorded: Recorded) -> list[Option]:
+    """The options of the functions that stood above a launch of their own package, at their defaults, with the calls of
+    one step that left them out."""
     watched: dict[tuple[str, str], tuple[dict[str, int], set[Signature]]] = {}
     undo: list[Callable[[], None]] = []
     try:
@@ -107,7 +74,7 @@ def candidates(recorded: Recorded) -> list[Candidate]:
         for put_back in reversed(undo):
             put_back()
     return [
-        Candidate(module, name, option, default, frozenset(c for c in calls if not _given(c, option)))
+        Option(module, name, option, default, frozenset(c for c in calls if not _given(c, option)))
         for (module, name), (options, calls) in watched.items()
         for option, default in options.items()
         if any(not _given(c, option) for c in calls)
@@ -133,10 +100,7 @@ def _functions(codes: Mapping[Any, str]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _options(function: Any) -> dict[str, int]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
+    parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
         p.name: p.default for p in parameters if type(p.default) is int and p.default >= 1 and p.kind in kinds

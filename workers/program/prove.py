@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tilewright.fitness.intervals import Ratio, paired_ratio
+from tilewright.fitness.intervals import Ratio
 from tilewright.library.launch_replacement import Installation, Option, Replacement
+from tilewright.workers.program.launches import tuner_of
 from tilewright.workers.program.losses import STARTS, loss_test
-from tilewright.workers.program.record import Recorded, burst_seconds, burst_steps
-from tilewright.workers.program.replay import Replay
+from tilewright.workers.program.record import Recorded
+from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import Program, parameters, synchronise
+from tilewright.workers.program.turns import ratio
 
 LOSS_STEPS, INTERPRETED_STEPS = 20, 4
-LEAST_ROUNDS, MOST_ROUNDS = 5, 40
 OPTION_SHARE = 2.0**-8
 """Most that an option may change the first step's result: a sum in another order, in bfloat16."""
 
@@ -44,18 +45,29 @@ class Proof:
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
 
-    def run(self, seconds: float) -> dict[str, Any]:
-        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds."""
+    def run(self, seconds: float, worth: Mapping[str, float]) -> dict[str, Any]:
+        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds. ``worth``: what the
+        search says that each function's launches save of the step, by label."""
         self.check_answers()
-        self._check_program()
+        if self.kept or self.layers is not None:
+            self._check_program()
+        alone = self._alone(worth)
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.kept or self.layers is not None:
             parts, whole, before, after = self._measured(seconds)
-            losing = [label for label, ratio in parts.items() if not ratio.low > 1.0]
+            losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
+                calls = self._installation(self.kept, self.layers).counts()
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
-                    "kept": [self._row(label, ratio) for label, ratio in parts.items()],
+                    "kept": [
+                        {
+                            "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
+                            "alone": 1 / (1 - alone.get(label, 0.0)), "calls": calls[label],
+                        }
+                        for label, gained in parts.items()
+                    ],
+                    "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
                 }  # fmt: skip
                 break
             if not losing:
@@ -77,51 +89,47 @@ class Proof:
     def check_answers(self) -> None:
         """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
         option by the first step's gradients and result."""
-        for replacement in [*self.kept, *self.pins]:
-            if isinstance(replacement, Option):
-                self._check_option(replacement)
-                continue
-            known = {
-                launch.key: launch for launch in self.recorded.launches
-                if (launch.module, launch.name) == (replacement.module, replacement.name)
-            }  # fmt: skip
-            if not known:
-                self._leave_out(replacement.label, "the step never launches it")
-                continue
-            for key, configuration in replacement.launches.items():
-                launch = known.get(key)
-                if launch is None or launch.values is None:
-                    self._leave_out(replacement.label, "no values of one of its launches were kept")
-                    break
-                why = ""
-                for derived in (False, True):
-                    replay = Replay(launch, derived, replacement.winner)
-                    replay.learn()
-                    why = why or replay.wrong(configuration)
-                if why:
-                    self._leave_out(replacement.label, f"wrong at {launch.text[:80]}: {why}")
-                    self.pins = [r for r in self.pins if r is not replacement]
-                    break
+        for r in [*self.kept, *self.pins]:
+            why = self._wrong_option(r) if isinstance(r, Option) else self._wrong(r)
+            if why:
+                self._leave_out(r.label, why)
+                self.pins = [pin for pin in self.pins if pin is not r]
 
-    def _check_option(self, option: Option) -> None:
+    def _wrong(self, replacement: Replacement) -> str:
+        known = {
+            launch.key: launch for launch in self.recorded.launches
+            if (launch.module, launch.name) == (replacement.module, replacement.name)
+        }  # fmt: skip
+        if not known:
+            return "the step never launches it"
+        for key, configuration in replacement.launches.items():
+            launch = known.get(key)
+            if launch is None or launch.values is None:
+                return "no values of one of its launches were kept"
+            for derived in (False, True):
+                replay = Replay(launch, derived, replacement.winner)
+                replay.learn()
+                if why := replay.wrong(configuration):
+                    return f"wrong at {launch.text[:80]}: {why}"
+        return ""
+
+    def _wrong_option(self, option: Option) -> str:
         before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
         results = [run["losses"][0] for run in (before, after)]
         if len(results[0]) != len(results[1]) or any(
             not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*results, strict=True)
         ):
-            self._leave_out(option.label, f"the first result is {results[1]}, the original's {results[0]}")
-        elif before["gradients"]:
-            db = _gradients_db(before["gradients"], after["gradients"])
-            if not db >= GRADIENT_DB:
-                self._leave_out(option.label, f"gradients are {db:.1f} dB from the original's")
+            return f"the first result is {results[1]}, the original's {results[0]}"
+        db = _gradients_db(before["gradients"], after["gradients"])
+        return "" if db >= GRADIENT_DB else f"gradients are {db:.1f} dB from the original's"
 
     def _refuse(self, why: str) -> None:
         """FP8 layers are the first to go; without them nothing stays."""
-        if self.layers is None:
-            self._leave_out_all(why)
-            return
-        self._leave_out(self.layers.label, why)
-        self._check_program()
+        if self.layers is not None:
+            self._leave_out(self.layers.label, why)
+            return self._check_program()
+        for label in [r.label for r in self.kept]:
+            self._leave_out(label, why)
 
     def _check_program(self) -> None:
         """Losses, gradients and memory from the same starts, as it was and with everything installed."""
@@ -166,9 +174,7 @@ class Proof:
         steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:
             steps = 1
-        if installation is not None:
-            installation.install()
-        try:
+        with (installation or Installation([])).installed():
             step, losses, gradients = self.program.started(start), [], {}
             for number in range(steps):
                 losses.append(list(_numbers(step())))
@@ -178,13 +184,32 @@ class Proof:
                         for name, p in parameters(self.program.state) if p.grad is not None
                     }  # fmt: skip
             synchronise()
-        finally:
-            if installation is not None:
-                installation.uninstall()
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
         return {"losses": losses, "gradients": gradients, "peak": peak}
 
     # -- times -----------------------------------------------------------------------------------
+
+    def _alone(self, worth: Mapping[str, float]) -> dict[str, float]:
+        """Share of the step that each part saves where it alone is installed, by label: the prediction adds them.
+
+        Kernels are installed together, because one is too little to be seen in the step, and share what they save as
+        the search says.
+        """
+        kernels = [r for r in self.kept if isinstance(r, Replacement)]
+        arms: dict[str, Installation | None] = {"": None}
+        if kernels:
+            arms["*"] = self._installation(kernels, None)
+        arms |= {r.label: Installation([r]) for r in self.kept if isinstance(r, Option)}
+        if self.layers is not None:
+            arms[self.layers.label] = Installation([], layers=self.layers)
+        if len(arms) == 1:
+            return {}
+        rounds = self.recorded.turns.rounds(arms)
+        saved = {name: 1 - 1 / ratio(rounds, "", name).value for name in arms if name}
+        together, whole = saved.pop("*", 0.0), sum(worth.get(r.label, 0.0) for r in kernels)
+        for r in kernels:
+            saved[r.label] = together * (worth.get(r.label, 0.0) / whole if whole else 1 / len(kernels))
+        return saved
 
     def _measured(self, seconds: float) -> tuple[dict[str, Ratio], Ratio, float, float]:
         """By label what it gives to the step beside all others; what all give; seconds before and after."""
@@ -195,45 +220,10 @@ class Proof:
             )
         if self.layers is not None:
             arms[self.layers.label] = self._installation(self.kept, None)
-        steps = {name: self._step(installation) for name, installation in arms.items()}
-        rounds: dict[str, list[list[float]]] = {name: [] for name in arms}
-        deadline = time.monotonic() + seconds
-        count = 0
-        while count < LEAST_ROUNDS or (count < MOST_ROUNDS and time.monotonic() < deadline):
-            # every arm once, in an order that turns round and starts elsewhere each time: drift cancels
-            names = list(arms)[count % len(arms) :] + list(arms)[: count % len(arms)]
-            for name in names if count % 2 else reversed(names):
-                rounds[name].append(self._timed(arms[name], steps[name]))
-            count += 1
-        whole = paired_ratio({"step": rounds[""]}, {"step": rounds["*"]})
-        parts = {
-            name: paired_ratio({"step": rounds[name]}, {"step": rounds["*"]})
-            for name in arms
-            if name not in ("", "*")
-        }
-        if self.layers is not None:
-            alone = paired_ratio({"step": rounds[""]}, {"step": rounds[self.layers.label]})
-            self.notes.append(f"without the FP8 layers the rest gives {_range(alone)}")
-        before, after = (sorted(t for r in rounds[name] for t in r) for name in ("", "*"))
-        return parts, whole, before[len(before) // 2], after[len(after) // 2]
-
-    def _step(self, installation: Installation | None) -> Callable[[], Any]:
-        """The started step of an arm: one for all, unless its launches lie in a CUDA graph."""
-        if not self.recorded.data["graph"]:
-            return self.recorded.step
-        if installation is None:
-            return self.program.started()
-        with installation.installed():
-            return self.program.started()
-
-    def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
-        count = burst_steps(self.recorded.data["wall_seconds"])
-        if installation is None or self.recorded.data["graph"]:
-            step()
-            return [burst_seconds(step, count)]
-        with installation.installed():
-            step()
-            return [burst_seconds(step, count)]
+        rounds = self.recorded.turns.rounds(arms, seconds)
+        parts = {name: ratio(rounds, name, "*") for name in arms if name not in ("", "*")}
+        before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
+        return parts, ratio(rounds, "", "*"), before, after
 
     # -- what stays ------------------------------------------------------------------------------
 
@@ -250,25 +240,15 @@ class Proof:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label and hasattr(launch.outer, "configs")
+            if f"{launch.module}.{launch.name}" == label and tuner_of(launch.outer) is not None
         }  # fmt: skip
         found = next((r for r in self.kept if r.label == label), None)
         if chosen and isinstance(found, Replacement):
             self.pins.append(Replacement(found.module, found.name, chosen, pinned=True))
 
-    def _leave_out_all(self, why: str) -> None:
-        for label in [r.label for r in self.kept]:
-            self._leave_out(label, why)
 
-    def _row(self, label: str, ratio: Ratio) -> dict[str, Any]:
-        counts = self._installation(self.kept, self.layers).counts()
-        return {
-            "label": label, "gain": ratio.value, "interval": (ratio.low, ratio.high), "calls": counts.get(label, 0),
-        }  # fmt: skip
-
-
-def _range(ratio: Ratio) -> str:
-    return f"{ratio.value:.4f} x ({ratio.low:.4f} to {ratio.high:.4f})"
+def _range(found: Ratio) -> str:
+    return f"{found.value:.4f} x ({found.low:.4f} to {found.high:.4f})"
 
 
 def _numbers(value: Any) -> Iterator[float]:
@@ -286,10 +266,5 @@ def _gradients_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tens
     """Signal over noise of all gradients together, dB."""
     if expected.keys() != found.keys():
         return -math.inf
-    signal = noise = 0.0
-    for name, a in expected.items():
-        signal += float(a.float().square().sum(dtype=torch.float64))
-        noise += float((a.float() - found[name].float()).square().sum(dtype=torch.float64))
-    if math.isnan(noise) or math.isnan(signal):
-        return -math.inf
-    return math.inf if noise == 0.0 else 10 * math.log10(signal / noise) if signal else -math.inf
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return decibels((a.to(device), found[name].to(device)) for name, a in expected.items())

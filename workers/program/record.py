@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import statistics
-import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tilewright.library.launch_replacement import innermost
-from tilewright.workers.program.compile_ahead import Tuners
+from tilewright.library.launch_replacement import Installation
 from tilewright.workers.program.launches import Launch, LaunchRecorder
-from tilewright.workers.program.linear_times import linear_seconds
-from tilewright.workers.program.step import BadStep, Program, synchronise
+from tilewright.workers.program.scout import limited
+from tilewright.workers.program.step import BadStep, Program
+from tilewright.workers.program.turns import Turns, burst_seconds, burst_steps
 
 WARM_STEPS, TIMED_BURSTS = 3, 3
-BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "product": ("nvjet", "gemm", "cutlass", "sm90_xmma", "cublas", "splitk"),
@@ -34,7 +31,10 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 RANDOM, STREAMS, ALLOCATES = "draws random numbers", "uses several streams", "allocates differently each time"
 DIFFERS = "launches other kernels, or on other shapes, each time"
 
-COPY_BYTES, PRODUCT_SIDE = 1 << 30, 8192
+LEAST_SECONDS = 1.5e-6
+"""Least that a kernel takes on a current GPU."""
+
+COPY_BYTES, COPIES, FP8_ROUNDS = 1 << 30, 7, 3
 
 
 @dataclass
@@ -46,121 +46,97 @@ class Recorded:
     step: Callable[[], Any]
     codes: Mapping[Any, str]
     """Code of the functions that stood above launches of their own package."""
+    turns: Turns
 
 
 def device_facts() -> dict[str, Any]:
-    """Product, capability, versions, and the rates that a copy (bytes/s) and a bf16 product (FLOP/s) reach here."""
+    """Product, versions, and the rate that a copy reaches here (bytes/s)."""
     import triton
 
-    facts: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__}
+    facts = {"torch": torch.__version__, "triton": triton.__version__, "product": "", "copy": 0.0}
     if not torch.cuda.is_available():
-        return {**facts, "product": "", "capability": 0, "copy": 0.0, "bf16": 0.0}
-    major, minor = torch.cuda.get_device_capability()
+        return facts
     source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    copy = _device_seconds(lambda: target.copy_(source))
-    a, b = (torch.randn(PRODUCT_SIDE, PRODUCT_SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    product = _device_seconds(lambda: torch.mm(a, b))
-    return {
-        **facts, "product": torch.cuda.get_device_name(), "capability": 10 * major + minor,
-        "copy": 2 * COPY_BYTES / copy, "bf16": 2.0 * PRODUCT_SIDE**3 / product,
-    }  # fmt: skip
-
-
-def _device_seconds(call: Callable[[], object], count: int = 7) -> float:
     found = []
-    for _ in range(count):
+    for _ in range(COPIES):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        target.copy_(source)
         end.record()
         end.synchronize()
         found.append(start.elapsed_time(end) * 1e-3)
-    return statistics.median(found)
+    copy = 2 * COPY_BYTES / statistics.median(found)
+    return {**facts, "product": torch.cuda.get_device_name(), "copy": copy}
 
 
-def burst_steps(seconds: float) -> int:
-    """Steps of a burst, by the seconds of one."""
-    if not torch.cuda.is_available():
-        return 2
-    return min(MOST_BURST, max(LEAST_BURST, round(BURST_SECONDS / max(seconds, 1e-6))))
+def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False) -> Recorded:
+    """Run the step a few times. Raises BadStep for one that fails or launches nothing.
 
-
-def burst_seconds(step: Callable[[], Any], count: int) -> float:
-    """Seconds of a step among ``count`` that follow each other as they do in a program, without a wait in between.
-
-    Products in bf16 draw more power than a GPU may: a step after a pause says 0.96 of what it takes in a row (H100).
+    ``ahead``: what was ``scouted``.
     """
-    synchronise()
-    begun = time.perf_counter()
-    for _ in range(count):
-        step()
-    synchronise()
-    return (time.perf_counter() - begun) / count
-
-
-def record(program: Program, keep_values: bool = False) -> Recorded:
-    """Run the step a few times. Raises BadStep for one that fails or launches nothing."""
-    tuners = Tuners()
-    with tuners.first() if torch.cuda.is_available() else contextlib.nullcontext():
-        setting_up, step, seconds = _set_up(program, keep_values, 1)
-    tuning: dict[str, Any] = {}
-    if tuners.tuned:  # again, with what the package's own tuners choose
-        begun = time.perf_counter()
-        tuners.compile()
-        tuning = {**tuners.facts(), "seconds": time.perf_counter() - begun}
-        del setting_up, step
-        with tuners.limited():
-            setting_up, step, seconds = _set_up(program, keep_values, WARM_STEPS)
-    else:
-        with setting_up:
-            for _ in range(WARM_STEPS - 1):
-                step()
-    setup_seconds, first = seconds
-    faults = _faults(step)
+    tuners = {name: value for name, value in ahead.items() if name not in ("linears", "failed")}
+    with limited(ahead.get("failed", [])), LaunchRecorder(keep_values) as recorder:
+        step = program.started()
+        first = burst_seconds(step, 1)
+        for _ in range(WARM_STEPS - 1):
+            step()
+    setting_up, recorder.events = recorder.events, []
+    faults = list(_faults(step))
     count = burst_steps(burst_seconds(step, 2))
     walls = [burst_seconds(step, count) for _ in range(TIMED_BURSTS if torch.cuda.is_available() else 1)]
-    with LaunchRecorder() as recorder:
-        kernels, operators = _profiled(step)
-    graph = not recorder.events and any(event.captured for event in setting_up.events)
-    source = setting_up if graph else recorder
-    launches = _with_values(setting_up, source)
-    events = [e for e in source.events if e.captured == graph]
+    with recorder:
+        kernels = _profiled(step)
+    launches, events = recorder.launches, recorder.events
+    graph = not events and any(event.captured for event in setting_up)
+    if graph:
+        events = [event for event in setting_up if event.captured]
     if not kernels and not events:
         raise BadStep(f"{program.name} launches nothing on a device")
-    generated = {**setting_up.generated, **recorder.generated}
+    wall = statistics.median(walls)
+    turns = Turns(program, step, graph, wall)
+    device = device_facts()
+    rows = _rows(kernels, events, launches, recorder.generated, device["copy"])
+    for row in rows:
+        if keep_values and row["launch"] is not None and launches[row["launch"]].values is None:
+            row["left"] = row["left"] or "no values of it were kept"
     data = {
-        "name": program.name, "device": device_facts(), "setup_seconds": setup_seconds, "first_step_seconds": first,
-        "tuning": tuning,
-        "wall_seconds": statistics.median(walls), "graph": graph, "faults": faults,
-        "busy_seconds": sum(k.seconds for k in kernels), "rows": _rows(kernels, events, launches, generated),
-        "operators": operators,
-        "linears": [[*shape, count] for shape, count in source.linears.items()],
-        "linear_seconds": [[*shape, bf16, fp8] for shape, bf16, fp8 in linear_seconds(source.linears)],
-        "launches": [_said(launch) for launch in launches],
+        "name": program.name, "device": device, "first_step_seconds": first, "tuning": tuners,
+        "wall_seconds": wall, "graph": graph, "faults": faults,
+        "busy_seconds": sum(k.seconds for k in kernels), "rows": rows,
+        "fp8": fp8_layers(ahead.get("linears", []), graph, turns),
+        "launches": [
+            {
+                "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
+                "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
+            }
+            for launch in launches
+        ],
     }  # fmt: skip
     if len({k.stream for k in kernels}) > 1 and not graph:
         faults.append(STREAMS)
     if graph and ALLOCATES in faults:  # what the replay reads and writes stays where it is
         faults.remove(ALLOCATES)
-    return Recorded(data, launches, step, setting_up.codes)
+    return Recorded(data, launches, step, recorder.codes, turns)
 
 
-def _set_up(
-    program: Program, keep_values: bool, steps: int
-) -> tuple[LaunchRecorder, Callable[[], Any], tuple[float, float]]:
-    """The recorder of a fresh start and ``steps`` steps, the step, and the seconds of setup and first step."""
-    with LaunchRecorder(keep_values) as recorder:
-        begun = time.perf_counter()
-        step = program.started()
-        synchronise()
-        between = time.perf_counter()
-        step()
-        synchronise()
-        first = time.perf_counter() - between
-        for _ in range(steps - 1):
-            step()
-    return recorder, step, (between - begun, first)
+def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> dict[str, Any]:
+    """Linear layers that the library serves faster in FP8, as ``shapes``, and the ``gain`` of the step with them."""
+    if not linears or not torch.cuda.is_available():
+        return {"shapes": [], "gain": 1.0}
+    from tilewright.library.layer_rows import BLOCK, is_faster, takes_rows
+    from tilewright.library.torch_launch import device_key
+    from tilewright.library.torch_linear_replacement import LinearLayers
+
+    device, way = device_key(torch.device("cuda")), "graph" if graph else "eager"
+    shapes = [
+        (m, n, k)
+        for m, n, k, trains in linears
+        if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
+        and is_faster("train" if trains else "infer", way, m, n, k, device)
+    ]  # fmt: skip
+    gain = turns.gain(Installation([], layers=LinearLayers(shapes)), FP8_ROUNDS) if shapes else 1.0
+    return {"shapes": shapes if gain > 1.0 else [], "gain": max(gain, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -172,85 +148,99 @@ class Kernel:
     stream: int
 
 
-def _profiled(step: Callable[[], Any]) -> tuple[list[Kernel], list[dict[str, Any]]]:
-    """Kernels of one step in order, and torch's operators with shapes and device time."""
+def _profiled(step: Callable[[], Any]) -> list[Kernel]:
+    """Kernels of one step in order."""
     if not torch.cuda.is_available():
         step()
-        return [], []
+        return []
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], record_shapes=True) as trace:
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
         step()
         torch.cuda.synchronize()
     raw = trace.profiler.kineto_results.events()
     on_device = [e for e in raw if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0]
     on_device = [e for e in on_device if not e.name().startswith(("gpu_user", "ProfilerStep", "## Call"))]
-    kernels = [
+    return [
         Kernel(e.name(), e.duration_ns() * 1e-9, e.device_resource_id())
         for e in sorted(on_device, key=lambda e: e.start_ns())
     ]
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in trace.events():
-        if event.kernels and event.name.startswith("aten::"):
-            found[(event.name, str(event.input_shapes))].append(sum(k.duration for k in event.kernels) * 1e-6)
-    operators = [
-        {"name": name, "shapes": shapes, "calls": len(times), "seconds": sum(times)}
-        for (name, shapes), times in found.items()
-    ]
-    return kernels, sorted(operators, key=lambda row: float(row["seconds"]), reverse=True)[:60]
-
-
-def _with_values(first: LaunchRecorder, second: LaunchRecorder) -> list[Launch]:
-    """The launches of ``second``, with the values that ``first`` kept of the same."""
-    if first is second:
-        return first.launches
-    kept = {(id(launch.outer), launch.key): launch.values for launch in first.launches}
-    for launch in second.launches:
-        launch.values = kept.get((id(launch.outer), launch.key))
-    return second.launches
 
 
 def _rows(
-    kernels: list[Kernel], events: list[Any], launches: list[Launch], generated: Mapping[str, Any]
+    kernels: list[Kernel],
+    events: list[Any],
+    launches: list[Launch],
+    generated: Mapping[str, Any],
+    copy: float,
 ) -> list[dict[str, Any]]:
-    """A row for each kernel and distinct launch: calls, seconds, kind. Launches join kernels by name and order."""
+    """A row for each kernel and distinct launch. Launches join kernels by name and order. ``copy``: bytes/s.
+
+    ``floor``: least seconds of the calls, by the time that a copy takes for the bytes of their tensors, each read or
+    written once; their own seconds where the bytes are not known. ``left``: why a kernel cannot be replaced.
+    """
     if not kernels:  # no device: launches alone, without times
+        calls = Counter(event.number for event in events)
         return [
-            {"kind": "triton", "name": launch.kernel, "launch": n, "calls": launch.calls, "seconds": 0.0,
-             "bytes": launch.bytes}
-            for n, launch in enumerate(launches)
-        ]  # fmt: skip
+            _row("triton", of.kernel, of, None, calls[of.number], 0.0, 0.0)
+            for of in launches
+            if calls[of.number]
+        ]
     by_name: dict[str, list[int | None]] = defaultdict(list)
     for event in events:
         by_name[event.kernel].append(event.number)
     counts = Counter(kernel.name for kernel in kernels)
     seen: Counter[str] = Counter()
-    rows: dict[tuple[str, str, int | None], dict[str, Any]] = {}
-    for kernel in kernels:
-        numbers = by_name.get(kernel.name, [])
-        number, size, kind = None, 0, _kind(kernel.name)
-        if kernel.name in generated:
-            kind, size = "inductor", generated[kernel.name].bytes
+    seconds: dict[tuple[str, str, int | None], list[float]] = defaultdict(list)
+    for name, took in ((kernel.name, kernel.seconds) for kernel in kernels):
+        numbers, number = by_name.get(name, []), None
+        if name in generated:
+            kind = "inductor"
         elif numbers:
             kind = "triton"
-            if counts[kernel.name] % len(numbers) == 0:  # otherwise the order does not say which is which
-                number = numbers[seen[kernel.name] % len(numbers)]
+            if counts[name] % len(numbers) == 0:  # otherwise the order does not say which is which
+                number = numbers[seen[name] % len(numbers)]
             elif len(set(numbers)) == 1:
                 number = numbers[0]
-            size = launches[number].bytes if number is not None else 0
-        seen[kernel.name] += 1
-        short = re.sub(r"<.*", "", kernel.name)[:80] if kind not in ("triton", "inductor") else kernel.name
-        row = rows.setdefault(
-            (kind, short, number),
-            {"kind": kind, "name": short, "launch": number, "calls": 0, "seconds": 0.0, "bytes": size},
+        else:
+            kind, name = _kind(name), re.sub(r"<.*", "", name)[:80]
+        seen[name] += 1
+        seconds[(kind, name, number)].append(took)
+    rows = [
+        _row(
+            kind,
+            name,
+            None if n is None else launches[n],
+            generated.get(name),
+            len(all_of),
+            sum(all_of),
+            copy,
         )
-        row["calls"] += 1
-        row["seconds"] += kernel.seconds
-    for row in rows.values():
-        if row["kind"] == "inductor":
-            found = generated[row["name"]]
-            row |= {"place": found.file, "arguments": found.arguments, "configuration": found.configuration}
-    return sorted(rows.values(), key=lambda row: -float(row["seconds"]))
+        for (kind, name, n), all_of in seconds.items()
+    ]
+    return sorted(rows, key=lambda row: -float(row["seconds"]))
+
+
+def _row(
+    kind: str, name: str, launch: Launch | None, code: Any, calls: int, seconds: float, copy: float
+) -> dict[str, Any]:
+    found, size = launch or code, 0 if launch is None and code is None else (launch or code).bytes
+    floor = min(seconds, calls * max(LEAST_SECONDS, size / copy)) if size and copy else seconds
+    left = ""
+    if code is not None:
+        left = "generated by Inductor: there is no name to replace it at"
+    elif launch is None:
+        left = "launched in an order that does not say which launch is which"
+    elif not launch.name:
+        left = "no module has a name for it"
+    elif launch.hooked:
+        left = "a function of its configuration runs before each launch"
+    return {
+        "kind": kind, "name": name, "calls": calls, "seconds": seconds, "bytes": size, "floor": floor, "left": left,
+        "launch": None if launch is None else launch.number, "place": getattr(found, "place", ""),
+        "arguments": getattr(found, "text", ""), "products": "dot(" in getattr(found, "source", ""),
+        "configuration": str(getattr(found, "chosen", "")),
+    }  # fmt: skip
 
 
 def _kind(name: str) -> str:
@@ -258,22 +248,8 @@ def _kind(name: str) -> str:
     return next((kind for kind, parts in KINDS.items() if any(p in lower for p in parts)), "other")
 
 
-def _said(launch: Launch) -> dict[str, Any]:
-    return {
-        "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
-        "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
-        "autotuned": hasattr(launch.outer, "configs"), "values": launch.values is not None,
-        "products": "tl.dot" in launch.source or "dot(" in launch.source,
-        "hooked": launch.hooked, "parameters": list(innermost(launch.outer).arg_names),
-    }  # fmt: skip
-
-
-def _faults(step: Callable[[], Any]) -> list[str]:
+def _faults(step: Callable[[], Any]) -> Iterator[str]:
     """What makes two steps differ, or waits: a proof needs a step without it."""
-    return list(_found_faults(step))
-
-
-def _found_faults(step: Callable[[], Any]) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     states, allocated, launched = [], [], []
     for _ in range(3):

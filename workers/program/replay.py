@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from tilewright.workers.intake.judge.bounds import CAP, EXPECTED_DB, PRODUCTS_DB
 from tilewright.workers.program.launches import Launch
 
 NARROW = ("bfloat16", "float16", "float32", "float64")
+GUARD, CANARY = 1 << 16, 0xA5
+"""Bytes on either side of each storage, and what they hold."""
+
 NOISE_ROOM_DB = 6.0
 """A kernel that adds in an order of its own differs from itself; another one may differ by so much more."""
 
@@ -35,6 +39,7 @@ class Replay:
         self._outputs: list[int | str] = []
         self._expected: list[torch.Tensor] = []
         self._bound = 0.0
+        self._guards: list[torch.Tensor] = []
 
     def call(self, configuration: Configuration, warmup: bool = False, original: bool = False) -> None:
         """Launch with a configuration over what the program's own tuner had chosen."""
@@ -43,14 +48,7 @@ class Replay:
         named = {k: self.tensors.get(k, v) for k, v in recorded.kwargs.items()}
         chosen = {**recorded.chosen, **configuration}
         kernel = self.original if original else self.kernel
-        if warmup:
-            named["warmup"] = True
-            places = self._places
-            for name in [n for n in chosen if places.get(n, len(args)) < len(args)]:
-                args[places[name]] = chosen.pop(name)
-            kernel.run(*args, grid=recorded.grid, **{**named, **chosen})
-            return
-        launch(kernel, self._places, chosen, recorded.grid, args, named)
+        launch(kernel, self._places, chosen, recorded.grid, args, named, warmup)
 
     def reset(self) -> None:
         """The values as they were before the launch, outputs poisoned."""
@@ -61,13 +59,17 @@ class Replay:
 
     def learn(self) -> None:
         """Run the original: which storages it writes, which tensors it fills whatever they held, what it answers."""
-        self.storages = [s.clone() for s in self._given]
+        around = [
+            torch.full((s.numel() + 2 * GUARD,), CANARY, dtype=s.dtype, device=s.device) for s in self._given
+        ]
+        self._guards = [edge for buffer in around for edge in (buffer[:GUARD], buffer[-GUARD:])]
+        self.storages = [buffer[GUARD:-GUARD].copy_(s) for buffer, s in zip(around, self._given, strict=True)]
         self.tensors = self.values.tensors(self.storages)
         first = self._answers(None, original=True)
         self._written = [
             n
             for n, (found, given) in enumerate(zip(first, self._given, strict=True))
-            if not _same(found, given)
+            if not torch.equal(found, given)
         ]
         expected = [first[n] for n in self._written]
         noise = self._distance(expected, [self._answers(None, original=True)[n] for n in self._written])
@@ -100,33 +102,33 @@ class Replay:
         """The least signal-to-noise ratio of any storage, dB."""
         least = math.inf
         for n, a, b in zip(self._written, expected, found, strict=True):
-            least = min(least, _decibels(a.view(self._dtypes[n]), b.view(self._dtypes[n])))
+            least = min(least, decibels([(a.view(self._dtypes[n]), b.view(self._dtypes[n]))]))
         return least
 
     def wrong(self, configuration: Configuration) -> str:
         """Why a configuration's answers are not the original's; empty where they are. ``learn`` comes first."""
+        for guard in self._guards:
+            guard.fill_(CANARY)
         try:
             found = self._answers(configuration)
             if self.storages[0].is_cuda:
                 torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001 - a compiler or a launch may raise anything
             return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        if not bool((torch.cat(self._guards) == CANARY).all()):
+            return "it writes beyond its tensors"
         for n, (answer, given) in enumerate(zip(found, self._given, strict=True)):
-            if n not in self._written and not _same(answer, given):
+            if n not in self._written and not torch.equal(answer, given):
                 return "it writes a tensor that the original does not write"
         for n, answer in zip(self._written, self._expected, strict=True):
             dtype = self._dtypes[n]
             a, b = answer.view(dtype), found[n].view(dtype)
-            if not dtype.is_floating_point:
-                if not torch.equal(a, b):
-                    return "its integers differ from the original's"
-                continue
-            db = _decibels(a, b)
+            db = decibels([(a, b)])
             if not db >= self._bound:
                 return f"{db:.1f} dB from the original's answer where {self._bound:.1f} dB are explained"
             cap = CAP.get(str(dtype).rpartition(".")[2], 2.0**-4)
-            if not _worst(a, b) <= cap:
-                return f"an element is {_worst(a, b):.3g} of what is usual away from the original's"
+            if not (worst := _worst(a, b)) <= cap:
+                return f"an element is {worst:.3g} of what is usual away from the original's"
         return ""
 
 
@@ -140,24 +142,25 @@ def _rescale(tensors: dict[Any, torch.Tensor], views: dict[Any, Any]) -> None:
         tensor.mul_(torch.rand_like(tensor, dtype=torch.float32).mul_(0.5).add_(0.5).to(tensor.dtype))
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a, b)
-
-
-def _decibels(expected: torch.Tensor, found: torch.Tensor) -> float:
-    """Signal over noise in dB; infinite where both are equal, minus infinite where their NaNs lie elsewhere."""
-    if not expected.dtype.is_floating_point:
-        return math.inf if torch.equal(expected, found) else -math.inf
-    a, b = expected.float(), found.float()
-    finite = torch.isfinite(a)
-    if not torch.equal(finite, torch.isfinite(b)):
-        return -math.inf
-    a, b = torch.where(finite, a, 0.0), torch.where(finite, b, 0.0)
-    noise = float((a - b).norm(dtype=torch.float64))
-    signal = float(a.norm(dtype=torch.float64))
+def decibels(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Signal over noise of all pairs of an expected and a found tensor together, dB; infinite where they are equal,
+    minus infinite where integers differ, or values that are not finite lie elsewhere."""
+    signal = noise = 0.0
+    for expected, found in pairs:
+        if not expected.dtype.is_floating_point:
+            if not torch.equal(expected, found):
+                return -math.inf
+            continue
+        a, b = expected.float(), found.float()
+        finite = torch.isfinite(a)
+        if not torch.equal(finite, torch.isfinite(b)):
+            return -math.inf
+        a, b = torch.where(finite, a, 0.0), torch.where(finite, b, 0.0)
+        noise += float((a - b).norm(dtype=torch.float64)) ** 2
+        signal += float(a.norm(dtype=torch.float64)) ** 2
     if noise == 0.0:
         return math.inf
-    return 20 * math.log10(signal / noise) if signal else -math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
 def _worst(expected: torch.Tensor, found: torch.Tensor) -> float:

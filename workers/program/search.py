@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,11 +16,12 @@ from typing import Any
 
 import torch
 
-from tilewright.fitness.intervals import paired_ratio
+from tilewright.fitness.intervals import Ratio
 from tilewright.library.launch_replacement import innermost
 from tilewright.workers.program.compile_ahead import compile_all, job_of
-from tilewright.workers.program.launches import OPTIONS, Launch
+from tilewright.workers.program.launches import OPTIONS, Launch, tuner_of
 from tilewright.workers.program.replay import Replay
+from tilewright.workers.program.turns import ratio, take_turns
 from tilewright.workers.runners.triton.clock import Clock, CpuClock, GpuClock
 
 FLUSH_BYTES = 256 << 20
@@ -27,7 +29,7 @@ SCREEN_CALLS, ROUNDS, ROUND_CALLS = 5, 8, 4
 WARPS, STAGES = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5)
 DEFAULTS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
 LEAST_TILE, MOST_TILE = 16, 65536
-FURTHER = 2
+TILE = re.compile(r"^[XYR]?(BLOCK|TILE)|_(BLOCK|TILE)$", re.IGNORECASE)
 LEAST_TRIED = 4
 COMPILE_SECONDS = 2.5
 """What one configuration takes to compile, about."""
@@ -46,10 +48,16 @@ class Found:
     seconds: float
     configuration: Configuration | None = None
     gain: float = 1.0
-    interval: tuple[float, float] = (1.0, 1.0)
+    interval: Sequence[float] = (1.0, 1.0)
     tried: int = 0
     why: str = ""
     wrong: list[str] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """The outcome and which launch it is of, as data."""
+        names = {name: getattr(self.launch, name) for name in ("kernel", "module", "name")}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "launch"}
+        return {**names, "arguments": self.launch.text, **own}
 
 
 @dataclass(frozen=True)
@@ -78,24 +86,26 @@ def clock(replay: Replay, seconds: float) -> Clock:
 class Outcomes:
     """What was found of launches, kept in a file as it is found: a search that was stopped goes on there."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self.rows: dict[str, dict[str, Any]] = {}
         self.options: dict[str, Any] = {}
-        if path is not None and path.is_file():
-            with contextlib.suppress(ValueError, KeyError):
-                known = json.loads(path.read_text(encoding="utf-8"))
-                self.rows, self.options = known["launches"], known["options"]
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            known = json.loads(path.read_text(encoding="utf-8"))
+            self.rows, self.options = known["launches"], known["options"]
 
     def of(self, launch: Launch) -> Found | None:
         """The outcome for the same launch of the same kernel, by the same device and compiler."""
         row = self.rows.get(_identity(launch))
-        return None if row is None else Found(launch, **{**row, "interval": tuple(row["interval"])})
+        names = [f.name for f in fields(Found) if f.name != "launch"]
+        return None if row is None else Found(launch, **{name: row[name] for name in names})
 
     def add(self, found: Found) -> None:
-        self.rows[_identity(found.launch)] = {
-            f.name: getattr(found, f.name) for f in fields(found) if f.name != "launch"
-        }
+        self.rows[_identity(found.launch)] = found.row()
+        self._save()
+
+    def drop(self, launch: Launch) -> None:
+        del self.rows[_identity(launch)]
         self._save()
 
     def mark(self, option: str, noted: Any) -> None:
@@ -104,27 +114,19 @@ class Outcomes:
         self._save()
 
     def _save(self) -> None:
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._path.with_suffix(".part")
-            part.write_text(
-                json.dumps({"launches": self.rows, "options": self.options}, indent=1), encoding="utf-8"
-            )
-            part.replace(self._path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        part = self._path.with_suffix(".part")
+        text = json.dumps({"launches": self.rows, "options": self.options}, indent=1)
+        part.write_text(text, encoding="utf-8")
+        part.replace(self._path)
 
 
 def _identity(launch: Launch) -> str:
     import triton
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    facts = (
-        launch.kernel,
-        launch.source,
-        launch.key,
-        sorted(launch.chosen.items()),
-        device,
-        triton.__version__,
-    )
+    chosen = sorted(launch.chosen.items())
+    facts = (launch.kernel, launch.source, launch.key, chosen, device, triton.__version__)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
@@ -142,16 +144,23 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
     left = sum(job.weight for job in new) or 1.0
     # half of the budget compiles, in as many processes as there are cores
     most = int(seconds / 2 * max(1, len(os.sched_getaffinity(0)) - 1) / COMPILE_SECONDS)
-    plans = [list(neighbours(job.launch))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new]
+    plans = [
+        list(neighbours(job.launch, {}))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new
+    ]
     _compile([(Replay(job.launch), c) for job, plan in zip(new, plans, strict=True) for c in plan])
     for job, plan in zip(new, plans, strict=True):
         remaining = max(0.0, seconds - (time.monotonic() - began))
         share = remaining * job.weight / max(left, 1e-12)
         left -= job.weight
-        replay = Replay(job.launch)
-        replay.learn()
-        timer = clock(replay, job.seconds)
-        outcome = found[job.launch.number] = _searched(replay, plan, timer, time.monotonic() + share)
+        kept.add(Found(job.launch, job.seconds, why="the process ended while it was searched"))
+        try:
+            replay = Replay(job.launch)
+            replay.learn()
+            timer = clock(replay, job.seconds)
+            outcome = found[job.launch.number] = _searched(replay, plan, timer, time.monotonic() + share)
+        except KeyboardInterrupt:
+            kept.drop(job.launch)
+            raise
         kept.add(outcome)
         say(
             f"  {job.launch.kernel}: {1e6 * outcome.seconds:.1f} us, {outcome.tried} tried, "
@@ -167,31 +176,33 @@ def _compile(pairs: Sequence[tuple[Replay, Configuration]]) -> None:
     compile_all([job for job in jobs if job is not None])
 
 
-def current(launch: Launch) -> Configuration:
-    """Options and tile sizes of a launch as it is."""
-    names = innermost(launch.outer).arg_names
-    given = {**dict(zip(names, launch.args, strict=False)), **launch.kwargs, **launch.chosen}
+def current(launch: Launch, configuration: Configuration) -> Configuration:
+    """Options and tile sizes of a launch with a configuration over what it has.
+
+    Tile sizes are what the kernel's own tuner sets, or what is named like one: with another value of another constant,
+    a width or a number of heads, a kernel reads and writes beyond its tensors.
+    """
+    kernel = innermost(launch.outer)
+    given = {
+        **dict(zip(kernel.arg_names, launch.args, strict=False)), **launch.kwargs, **launch.chosen, **configuration
+    }  # fmt: skip
     found = {name: int(given.get(name) or default) for name, default in DEFAULTS.items()}
-    constants = _constants(innermost(launch.outer))
-    for name in constants:
+    tuner = tuner_of(launch.outer)
+    if tuner is None:
+        names = {name for name in kernel.arg_names if TILE.search(name)}
+    else:
+        names = {name for config in tuner.configs for name in config.kwargs}
+    for name in names - set(OPTIONS):
         value = given.get(name)
-        if type(value) is int and value >= LEAST_TILE and value & (value - 1) == 0 and name not in OPTIONS:
+        if type(value) is int and value >= LEAST_TILE and value & (value - 1) == 0:
             found[name] = value
     return found
 
 
-def _constants(kernel: Any) -> list[str]:
-    """Parameters that are compiled in."""
-    parameters = getattr(kernel, "params", None)
-    if parameters is not None:
-        return [p.name for p in parameters if p.is_constexpr]
-    notes = getattr(kernel.fn, "__annotations__", {})
-    return [name for name in kernel.arg_names if "constexpr" in str(notes.get(name, ""))]
-
-
-def neighbours(launch: Launch) -> Iterator[Configuration]:
-    """Configurations one step away, the nearest first: other warps and stages, a tile twice or half as large."""
-    now = current(launch)
+def neighbours(launch: Launch, start: Configuration) -> Iterator[Configuration]:
+    """Configurations one step away from one, the nearest first: other warps and stages, a tile twice or half as
+    large."""
+    now = current(launch, start)
     interpreted = not torch.cuda.is_available()
     options = [
         (abs(values.index(v) - values.index(now[name])), {name: v})
@@ -212,17 +223,18 @@ def neighbours(launch: Launch) -> Iterator[Configuration]:
                 if not interpreted and warps in WARPS:
                     tiles.append({name: other, "num_warps": warps})
     far = (configuration for distance, configuration in options if distance > 1)
-    yield from (configuration for configuration in (*near, *tiles, *far) if _permitted(launch, configuration))
+    changed = ({**start, **configuration} for configuration in (*near, *tiles, *far))
+    yield from (configuration for configuration in changed if _permitted(launch, configuration))
 
 
 def _permitted(launch: Launch, configuration: Configuration) -> bool:
     """Whether the kernel's own tuner would try it: what it prunes may read or write beyond the tensors."""
-    prune = getattr(launch.outer, "early_config_prune", None)
+    tuner = tuner_of(launch.outer)
+    prune = getattr(tuner, "early_config_prune", None)
     if prune is None:
         return True
     from triton import Config
 
-    tuner = launch.outer
     options = {**launch.chosen, **configuration}
     plain = {name: value for name, value in options.items() if name not in OPTIONS}
     config = Config(plain, **{name: options[name] for name in DEFAULTS if name in options})
@@ -234,62 +246,38 @@ def _permitted(launch: Launch, configuration: Configuration) -> bool:
         return False
 
 
-def _further(configuration: Configuration, now: Configuration) -> Iterator[Configuration]:
-    """Each tile size of a configuration once more in its direction."""
-    for name, value in configuration.items():
-        other = value * 2 if value > now[name] else value // 2
-        if name not in DEFAULTS and LEAST_TILE <= other <= MOST_TILE:
-            yield {**configuration, name: other}
-
-
 def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadline: float) -> Found:
-    """The best of the neighbours, and of those two steps away on the way of the best."""
+    """The best on a way of steps, each from the best that is known: ``plan`` holds the first ones."""
     outcome = Found(replay.launch, _seconds(replay, {}, timer))
     derived = Replay(replay.launch, derived=True)
     derived.learn()
-    times: dict[tuple[Any, ...], float] = {}
-
-    def screen(configurations: Sequence[Configuration]) -> None:
-        for configuration in configurations:
-            key = tuple(sorted(configuration.items()))
-            if key in times or (time.monotonic() > deadline and outcome.tried >= LEAST_TRIED):
-                continue
+    times: dict[tuple[Any, ...], float] = {(): outcome.seconds}
+    best: tuple[Any, ...] | None = None
+    while best != (best := min(times, key=lambda key: times[key])):
+        if best:
+            plan = [c for c in neighbours(replay.launch, dict(best)) if _key(c) not in times][: len(plan)]
+            _compile([(replay, configuration) for configuration in plan])
+        for configuration in plan:
+            if time.monotonic() > deadline and outcome.tried >= LEAST_TRIED:
+                break
             outcome.tried += 1
-            times[key] = float("inf")
             why = replay.wrong(configuration) or derived.wrong(configuration)
             if why:
                 outcome.wrong.append(f"{configuration}: {why}")
-                continue
-            times[key] = _seconds(replay, configuration, timer)
-
-    screen(plan)
-    for _ in range(FURTHER):  # a tile that paid is doubled or halved again
-        best = min(times.items(), key=lambda row: row[1], default=((), float("inf")))
-        if best[1] < outcome.seconds:
-            screen([*_further(dict(best[0]), current(replay.launch))])
-    ranked = sorted(
-        ((t, dict(key)) for key, t in times.items() if t < 1.02 * outcome.seconds), key=lambda row: row[0]
-    )
-    if len(ranked) > 1 and time.monotonic() < deadline:
-        pairs = [
-            {**a, **b}
-            for n, (_, a) in enumerate(ranked[:3])
-            for _, b in ranked[n + 1 : 4]
-            if not a.keys() & b
-        ]
-        _compile([(replay, pair) for pair in pairs])
-        screen(pairs)
-    ranked = sorted(
-        ((t, dict(key)) for key, t in times.items() if t < outcome.seconds), key=lambda row: row[0]
-    )
-    for _, configuration in ranked[:2]:
-        ratio = _against(replay, configuration, timer)
-        if ratio.low > LEAST_GAIN and ratio.value > outcome.gain:
-            outcome.configuration, outcome.gain = configuration, ratio.value
-            outcome.interval = (ratio.low, ratio.high)
+            times[_key(configuration)] = math.inf if why else _seconds(replay, configuration, timer)
+    ranked = sorted((key for key in times if times[key] < outcome.seconds), key=lambda key: times[key])
+    for configuration in map(dict, ranked[:2]):
+        found = _against(replay, configuration, timer)
+        if found.low > LEAST_GAIN and found.value > outcome.gain:
+            outcome.configuration, outcome.gain = configuration, found.value
+            outcome.interval = (found.low, found.high)
     if outcome.configuration is None:
         outcome.why = "no configuration is faster"
     return outcome
+
+
+def _key(configuration: Configuration) -> tuple[Any, ...]:
+    return tuple(sorted(configuration.items()))
 
 
 def _seconds(replay: Replay, configuration: Configuration, timer: Clock) -> float:
@@ -297,13 +285,12 @@ def _seconds(replay: Replay, configuration: Configuration, timer: Clock) -> floa
     return sorted(burst.seconds)[len(burst.seconds) // 2]
 
 
-def _against(replay: Replay, configuration: Configuration, timer: Clock) -> Any:
+def _against(replay: Replay, configuration: Configuration, timer: Clock) -> Ratio:
     """Seconds of the incumbent over those of a configuration, in rounds that take turns."""
-    rounds: dict[bool, list[list[float]]] = {True: [], False: []}
-    for number in range(ROUNDS):
-        for ours in (True, False) if number % 2 else (False, True):
-            given = configuration if ours else {}
-            rounds[ours].append(
-                timer.burst(lambda given=given: replay.call(given), ROUND_CALLS, replay.reset).seconds  # type: ignore[misc]
-            )
-    return paired_ratio({"launch": rounds[False]}, {"launch": rounds[True]})
+
+    def timed(given: Configuration) -> list[float]:
+        return timer.burst(lambda: replay.call(given), ROUND_CALLS, replay.reset).seconds
+
+    return ratio(
+        take_turns({"": lambda: timed({}), "*": lambda: timed(configuration)}, least=ROUNDS), "", "*"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Program:
         ``start``: starts other than 0 have another seed, and parameters that differ in the last bit of bfloat16: of a
         setup that seeds itself, too.
         """
-        seed_all(start)
+        torch.manual_seed(SEED + start)
         if self.setup is None:
             return lambda: self._called(self.step)
         try:
@@ -54,11 +53,6 @@ class Program:
             return step(*given)
         except Exception as error:
             raise BadStep(f"{self.name} raises {_text(error)}") from error
-
-
-def seed_all(start: int = 0) -> None:
-    """One seed for every generator of torch."""
-    torch.manual_seed(SEED + start)
 
 
 def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -79,16 +73,14 @@ def program_of(path: str, step: str, setup: str = "") -> Program:
     """The functions of a file, which is run once. Raises BadStep."""
     file = Path(path)
     sys.path[:0] = [str(Path.cwd()), str(file.parent)]
-    found = _loaded(file)
+    found = loaded(file)
     for name in filter(None, (step, setup)):
         if not callable(found.get(name)):
             raise BadStep(f"{file.name} has no function {name}")
-    program = Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
-    _require_arguments(program)
-    return program
+    return Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
 
 
-def _loaded(file: Path) -> dict[str, Any]:
+def loaded(file: Path) -> dict[str, Any]:
     """The names of a file, which becomes a module so that its kernels have a place to be replaced at."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
@@ -100,25 +92,6 @@ def _loaded(file: Path) -> dict[str, Any]:
     except Exception as error:
         raise BadStep(f"{file.name} raises {_text(error)} when it is loaded") from error
     return vars(module)
-
-
-def _require_arguments(program: Program) -> None:
-    try:
-        parameters = inspect.signature(program.step).parameters.values()
-    except (TypeError, ValueError):
-        return
-    wanted = [
-        p
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(wanted) > (program.setup is not None):
-        remedy = (
-            "name the function that makes its argument with --setup"
-            if program.setup is None
-            else "one is given"
-        )
-        raise BadStep(f"{program.name} takes {len(wanted)} arguments; {remedy}")
 
 
 def _text(error: Exception) -> str:

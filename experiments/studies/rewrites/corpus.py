@@ -66,22 +66,24 @@ The rule writes a loop of two products, the second of what is made of the first 
 
 * **It keeps** the work of each old program (a new one computes `consumers` of them side by side), the order of
   steps and every statement. A statement that only a mask changes runs without it where the mask hides nothing in
-  the whole tile. `exp(x - y)` becomes a power of two (`base_two`). The old kernel stays for tensors that no
-  descriptor describes.
+  the whole tile: such steps come first, in a loop of their own. `exp(x - y)` becomes a power of two, with a factor
+  of the scores in its exponent if the host knows that it is above zero; a sum over a row's number becomes its product
+  with the inverse. The old kernel stays for tensors that no descriptor describes and factors below zero.
 * **It lowers** causal and full attention, shared heads of keys, windows, caps and biases; pointers that a loop
   advances; several such loops one after the other.
 * **It refuses** left operands that are computed before the loop, keys or values behind block pointers or
   descriptors, masked by a number that only the device knows (sequences of several lengths) or by more than sides;
-  grids whose programs share no keys along one axis; loops that read the second product's sums; helpers that hold
-  the loop; atomics, early returns, `while`. So it refuses the backward loops, which have more than two products.
+  grids whose programs share no keys along one axis; sums that are not stored as a tile of a tensor; loops that read
+  the second product's sums; helpers that hold the loop; atomics, early returns, `while`. So it refuses the backward
+  loops, which have more than two products.
 * **Its parameters**:
 
 | parameter | sets |
 | --- | --- |
 | `rows`, `columns` | rows of a group of warps, keys of a step |
-| `consumers`, `stages` | groups of warps, stages of the ring |
-| `overlap`, `turns` | the first product beside the second of the step before; groups take turns |
-| `heads`, `longest_first`, `programs` | order of tiles, number of programs |
+| `consumers`, `stages` | groups of warps (0: three if the registers suffice, else two), stages of the ring |
+| `overlap` | the first product beside the second of the step before, if the registers have room for both |
+| `laps` | heads in use at a time: as many as have tiles for so many laps of all programs |
 
 ## triton_compute_operand_once
 

@@ -53,6 +53,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "if (self.verdict is Verdict.OK) is not (self.fitness is not None):": "truths are one object each",
     },
     "fitness/race.py": {
+        "best: float = -1.0": "the larger of a share of it and a number that is not negative is taken",
         "return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[ -1].unit)": (
             "all workloads of a suite have one unit"
         ),
@@ -63,11 +64,12 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/targets.py": {
         "return self.kind <= FigureKind.COMPILED": "no kind comes before it",
     },
+    "workers/cascade/base.py": {
+        "final=scope <= Scope.FINAL,": "of two scopes no other comes before it",
+    },
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",
-        "@lru_cache(maxsize= 65)": CACHE,
-        "@lru_cache(maxsize= 63)": CACHE,
     },
     "workers/cascade/measured.py": {
         "if champion is not None and (champion.entry.id == entry.id or fitness <= NEAR * champion.fitness):": LAST_BIT,
@@ -106,6 +108,9 @@ EQUAL: dict[str, dict[str, str]] = {
 """Module to the changed line to the reason."""
 
 PATTERNS = {
+    r"lru_cache\(maxsize=": CACHE,
+    r"type\(.*\) (==|!=) \w": "types are one object each",
+    r"% shapes is position|len\(\w+\) is len\(": "small numbers are one object each",
     r"(==|!=) (Verdict|FigureKind|Stage|Scope|Ending|Reached)\.": ENUM,
     r"\.reshape\((- ?2|~1)": "any negative size is the one that is left to find",
     r"\* (999999\.0|1000001\.0):": DIGITS,

@@ -242,7 +242,7 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             bar_init(base + FULL_AT + s * 8, 1);
-            bar_init(base + EMPTY_AT + s * 8, WGS * 4 * CL);
+            bar_init(base + EMPTY_AT + s * 8, CL == 1 ? WGS * 128 : WGS * 4 * CL);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -314,10 +314,10 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
         int s = 0;
         u32 phase = 0;
         auto release = [&](int stage) {
-            __syncwarp();   // every lane has read its scales
             const u32 bar = base + EMPTY_AT + stage * 8;
-            if (CL == 1) { if (lane == 0) bar_arrive(bar); }
-            else if (lane < CL) bar_arrive_at(bar, lane);
+            if (CL == 1) { bar_arrive(bar); return; }   // every lane for its own reads, which racecheck follows
+            __syncwarp();   // every lane has read its scales
+            if (lane < CL) bar_arrive_at(bar, lane);
         };
         float acc[W][NA];
 #pragma unroll

@@ -200,6 +200,19 @@ def test_a_kernel_that_fails_its_re_verification_is_refused_whatever_the_reason(
     assert not writer.root.exists()
 
 
+def test_a_library_kernel_that_fails_now_sets_no_bar(campaign: Path, writer: LibraryWriter) -> None:
+    run(campaign, writer)
+
+    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+        changes = {"verdict": Verdict.CRASHED, "fitness": None, "reason": "drawn/M=122: illegal instruction"}
+        return evaluation.model_copy(update=changes) if job.genome == CHILD else evaluation
+
+    outcome = run(campaign, writer, Options(candidate="2"), spoil=spoil)
+    assert outcome.judgement.incumbents == "whole"
+    ((name, reason),) = outcome.promotion.refused.items()
+    assert name == f"library's {CHILD.id}" and "illegal instruction" in reason
+
+
 def test_figures_that_do_not_repeat_are_refused(campaign: Path, writer: LibraryWriter) -> None:
     def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
         figures = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -79,6 +80,17 @@ def fails(model):
     raise ValueError("no")
 
 
+def fails_later(model):
+    model.count = getattr(model, "count", 0) + 1
+    if model.count == 5:
+        raise RuntimeError("the data ended")
+    return Scale.apply(torch.ones(64)).sum()
+
+
+def of_two(model, batch):
+    return Scale.apply(torch.ones(64)).sum()
+
+
 def nothing(model):
     return torch.ones(3).sum()
 
@@ -113,9 +125,10 @@ def wrong(out, x, factor, n, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < tl.minimum(n, 100))
 
 
-class Case:
-    def __init__(self, name, winner, block):
-        self.module, self.name, self.winner, self.block = "program", name, winner, block
+@triton.jit
+def beyond(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < 2 * n)
 
 
 def tensor(n):
@@ -132,12 +145,15 @@ CASES = {
     "own": ('Replacement("program", "scale_kernel", launches(128), same)', ""),
     "slower": ('Replacement("program", "scale_kernel", launches(16), slower)', "gives 0."),
     "wrong": ('Replacement("program", "scale_kernel", launches(128), wrong)', "wrong at out=float32[4, 32]"),
+    "beyond": ('Replacement("program", "scale_kernel", launches(512), beyond)', "writes beyond its tensors"),
     "idle": ('Replacement("program", "idle_kernel", launches(128))', "never launches"),
 }
 
 
 REFUSED = {
     "fails": ("record", "program.py:fails raises ValueError: no"),
+    "fails_later": ("record", "program.py:fails_later raises RuntimeError: the data ended"),
+    "of_two": ("record", "of_two raises TypeError: of_two() missing 1 required positional argument: 'batch'"),
     "nothing": ("record", "launches nothing"),
     "random": ("prove", "draws random numbers"),
     "absent": ("record", "has no function absent"),
@@ -156,6 +172,45 @@ json.dump(answers, open(sys.argv[2], "w"))
 """
 
 
+ON_DEVICE = """
+
+class OnDevice:
+    def __init__(self):
+        self.x, self.calls, self.side = torch.ones(1 << 20, device="cuda"), 0, torch.cuda.Stream()
+
+
+def scaled(x):
+    out, n = torch.empty_like(x), x.numel()
+    scale_kernel[(triton.cdiv(n, 1024),)](out, x, 2.0, n, BLOCK=1024)
+    return out
+
+
+def allocates(state):
+    state.calls += 1
+    torch.empty(state.calls << 20, device="cuda")
+    return scaled(state.x).sum()
+
+
+def streams(state):
+    with torch.cuda.stream(state.side):
+        state.x.mul(1.0)
+    return scaled(state.x).sum()
+
+
+def draws(state):
+    return scaled(torch.rand_like(state.x)).sum()
+
+
+def waits(state):
+    return scaled(state.x).sum().item()
+"""
+DEVICE_REFUSED = {
+    "allocates": "allocates differently each time",
+    "streams": "uses several streams",
+    "draws": "draws random numbers",
+}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     pytest.importorskip("triton")
@@ -163,9 +218,34 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def ran(folder: Path, code: str, *arguments: str, **variables: str) -> str:
+    """What a program prints that runs in the folder, on the interpreter unless the variables say otherwise."""
+    known = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "TILEWRIGHT_HOME")}
+    own = {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments], cwd=folder, capture_output=True, text=True,
+        env={**known, **own, **variables}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def asked(folder: Path, requests: dict[str, dict[str, Any]], interpret: str = "1") -> dict[str, Any]:
+    """The answer to every request, one after the other in a process: nothing may be left installed."""
+    common = {
+        "path": str(folder / "program.py"),
+        "setup": "setup",
+        "prove_seconds": 0.8,
+        "kept": str(folder / "kept.json"),
+    }
+    (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
+    ran(folder, ASKED, "requests.json", "answers.json", TRITON_INTERPRET=interpret)
+    return json.loads((folder / "answers.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The answer to every request of this page, one after the other in a process: nothing may be left installed."""
+    """The answer to every request of this page."""
     pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("programs")
     (folder / "program.py").write_text(PROGRAM)
@@ -177,14 +257,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for case, (text, _) in CASES.items():
         (folder / f"{case}.py").write_text(f"{WINNERS}\n\nREPLACEMENTS = [{text}]\n")
         requests[case] = {"step": "step", "part": "prove", "faster": str(folder / f"{case}.py")}
-    common = {"path": str(folder / "program.py"), "setup": "setup", "prove_seconds": 0.3}
-    (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
-    done = subprocess.run(
-        [sys.executable, "-c", ASKED, "requests.json", "answers.json"], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "answers.json").read_text())
+    return asked(folder, requests)
 
 
 def test_the_record_says_every_launch(answers: dict[str, Any]) -> None:
@@ -212,31 +285,67 @@ def test_a_step_that_cannot_be_used_is_refused(answers: dict[str, Any], step: st
     assert REFUSED[step][1] in answers[step]["why"]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
+def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> None:
+    (folder / "program.py").write_text(PROGRAM + ON_DEVICE)
+    steps = [*DEVICE_REFUSED, "waits"]
+    requests = {step: {"step": step, "part": "prove", "setup": "OnDevice", "seconds": 1} for step in steps}
+    answers = asked(folder, requests, interpret="0")
+    assert {step: answers[step].get("why", "").partition(f"{step} ")[2].partition(";")[0] for step in steps} == {
+        **DEVICE_REFUSED, "waits": "",
+    }  # fmt: skip
+    assert "waits for the device (1 times a step)" in answers["waits"]["record"]["faults"]
+
+
+def scale(x: Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[name-defined]  # noqa: F821
+    """The kernel of the next test, which is not run."""
+
+
+def test_what_a_package_prunes_is_not_tried() -> None:
+    triton = pytest.importorskip("triton")
+    from tilewright.workers.program.launches import Launch
+    from tilewright.workers.program.search import neighbours
+
+    pruned = {"early_config_prune": lambda configs, *_, **__: [c for c in configs if c.kwargs["BLOCK"] <= 32]}
+    tuner = triton.autotune([triton.Config({"BLOCK": 32})], [], prune_configs_by=pruned)(triton.jit(scale))
+    launch = Launch(
+        "scale",
+        triton.heuristics({})(tuner),
+        "m",
+        "scale",
+        "",
+        (),
+        (),
+        {},
+        None,
+        (),
+        {"BLOCK": 32},
+        0,
+        "",
+        "",
+    )
+    tried = [c["BLOCK"] for c in neighbours(launch, {}) if "BLOCK" in c]
+    assert 16 in tried and 64 not in tried
+
+
 def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers: dict[str, Any]) -> None:
     proof = answers["pieces"]["proof"]
     assert [row["label"].partition("(")[2].partition("=")[0] for row in proof["kept"]] == ["rows"]
     left = {row["label"].partition("(")[2].partition("=")[0]: row["why"] for row in proof["left_out"]}
     assert "the first result is" in left["apart"]
-    assert any("option" in row and row["name"] == "cut" for row in answers["pieces"]["replacements"])
+    assert any(
+        text.startswith("Option('program', 'cut', 'rows'") for text in answers["pieces"]["replacements"]
+    )
 
 
-def command(folder: Path, *arguments: str) -> str:
-    """What the command line prints."""
-    code = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{folder}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder, env={k: v for k, v in environment.items() if k not in ("MLFLOW_TRACKING_URI", "TILEWRIGHT_HOME")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
 
 
 def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(folder: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "0.2")
-    printed = command(folder, *call)
+    printed = ran(folder, COMMAND, *call)
     assert "cut(apart=" in printed and "apart" not in (folder / "pieces_faster" / "faster.py").read_text()
     kept = json.loads((folder / "pieces_faster" / "search.json").read_text())
     (row,) = kept["launches"].values()
@@ -244,27 +353,24 @@ def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
     for option in [name for name in kept["options"] if "rows" in name]:
         kept["options"][option] = {}  # its process died while it tried it
     (folder / "pieces_faster" / "search.json").write_text(json.dumps(kept))
-    printed = command(folder, *call)
+    printed = ran(folder, COMMAND, *call)
     assert "1 launch(es) as an earlier search found them" in printed and "rows=" not in printed
-    (found,) = json.loads((folder / "pieces_faster" / "found.json").read_text())["found"]
-    assert found["why"] == "found before"
-    assert "program program.py:pieces  tuned  1 launch(es) searched" in command(folder, "status")
+    assert "program program.py:pieces  tuned  1 launch(es) searched" in ran(folder, COMMAND, "status")
     client = mlflow.MlflowClient(f"sqlite:///{folder}/.tilewright/mlflow.db")
     experiment = client.get_experiment_by_name("programs").experiment_id
     runs = {run.info.run_name: run for run in client.search_runs([experiment])}
     assert sorted(runs) == ["program.py:pieces", "scale_kernel"], "written twice, there once"
     parent, child = runs["program.py:pieces"], runs["scale_kernel"]
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.data.tags["configuration"] == "found before"
     assert parent.data.metrics["step_ms"] > 0 and child.data.metrics["kernel_gain"] == 1
 
 
 def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
     """The command, and what it writes: gradients as before, other shapes by the original, nothing left behind."""
-    printed = command(
-        folder, "program", "program.py:step", "tune", "--setup", "setup", "--seconds", "25", "--no-mlflow"
-    )
+    call = ("program", "program.py:step", "tune", "--setup", "setup", "--seconds", "25", "--no-mlflow")
+    printed = ran(folder, COMMAND, *call)
     assert "2 distinct launch(es)" in printed
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
     use = """
         import sys, torch, program
         sys.path.insert(0, "step_faster")
@@ -281,10 +387,5 @@ def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
         assert not any(name.startswith("tilewright") for name in sys.modules)
         print(faster.counts()["program.scale_kernel"], faster.REPLACEMENTS[0].others)
     """
-    used = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(use)], cwd=folder, capture_output=True, text=True, check=False,
-        env={**environment, "PYTHONPATH": str(folder)},
-    )  # fmt: skip
-    assert used.returncode == 0, used.stderr
-    counted, others = map(int, used.stdout.split())
+    counted, others = map(int, ran(folder, use, PYTHONPATH=str(folder)).splitlines()[0].split())
     assert (counted, others) == (2, 1)

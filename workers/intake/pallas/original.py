@@ -165,6 +165,7 @@ def _jit_of(jit: Callable[..., Any]) -> Callable[..., Any]:
     """``jax.jit`` without the options of its older versions, none of which changes what is traced."""
     known = set(inspect.signature(jit).parameters)
 
+    @functools.wraps(jit)  # with its parameters, for one around this one
     def made(*functions: Any, **options: Any) -> Any:
         return jit(*functions, **{name: value for name, value in options.items() if name in known})
 

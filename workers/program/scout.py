@@ -1,0 +1,182 @@
+"""A look ahead: the program runs once in a process of its own, in which a launch only says what it would compile.
+
+All of that, with every configuration of the packages' own tuners, then compiles at once, in as many processes as there
+are cores, and the program itself finds it on disk. Kernels that do not run leave wrong values behind, and whatever
+becomes of that process: nothing but its list is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilewright.library.launch_replacement import innermost, signature
+from tilewright.workers.program.compile_ahead import Job, compile_all, job_of
+from tilewright.workers.program.launches import patched
+from tilewright.workers.program.step import Program
+
+BENCH_WARMUP_MS, BENCH_MS = 5, 25
+"""Of a trial of a package's own tuner while it is recorded: a fifth of Triton's default, for a few hundred trials."""
+
+
+def scouted(load: Callable[[], Program]) -> dict[str, Any]:
+    """What the look ahead found; empty where there is no device. It comes before this process meets the device.
+
+    ``kernels``: how many compiled. ``tuners``, ``configurations``: launches with a tuner, and what these choose among.
+    ``compiled``: how many of the configurations did, ``failed``: which did not. ``seconds``: of all of it,
+    ``compile_seconds``: of one compilation after the other. ``linears``: rows, output and input features of bf16
+    layers, and whether they are trained.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return {}
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tilewright-scout-") as folder:
+        found = Path(folder) / "found.json"
+        child = os.fork()
+        if child == 0:
+            _look(load, found)
+        os.waitpid(child, 0)
+        if not found.is_file():
+            return {}
+        return {**json.loads(found.read_text(encoding="utf-8")), "seconds": time.monotonic() - begun}
+
+
+def _look(load: Callable[[], Program], found: Path) -> None:
+    """The child, which never returns."""
+    try:
+        with open(os.devnull, "w") as nowhere:
+            for stream in (1, 2):
+                os.dup2(nowhere.fileno(), stream)
+        if torch.cuda.is_available():
+            look = _Look()
+            look.run(load)
+            found.write_text(json.dumps(look.said()), encoding="utf-8")
+    except Exception as error:  # noqa: BLE001 - the program goes on without what was to be found
+        found.write_text(json.dumps({"why": repr(error)}), encoding="utf-8")
+    finally:
+        os._exit(0)
+
+
+class _Look:
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.tuned: dict[str, dict[str, int | None]] = {}
+        """By tuner and key: each configuration's job; None for one that cannot be launched."""
+        self.linears: list[list[Any]] = []
+        self._seen: set[Any] = set()
+
+    def run(self, load: Callable[[], Program]) -> None:
+        """Set up and one step, as far as they come with what the launches leave."""
+        from torch.profiler import ProfilerActivity, profile
+        from triton.runtime.autotuner import Autotuner
+        from triton.runtime.jit import JITFunction
+
+        with (
+            patched(JITFunction, "run", self._launch),
+            patched(Autotuner, "run", self._tune),
+            profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace,
+            contextlib.suppress(Exception),
+        ):
+            load().started()()
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        if dynamo is None or not dynamo.counters["frames"]:  # compiled code has no layer to replace
+            self.linears = _linears(trace.profiler.kineto_results.events())
+
+    def said(self) -> dict[str, Any]:
+        """Compile, and say what came of it (``scouted``)."""
+        done = compile_all(self.jobs)
+        rows = [(key, config, job) for key, of in self.tuned.items() for config, job in of.items()]
+        failed = [[key, config] for key, config, job in rows if job is None or not done.get(job, (False,))[0]]
+        return {
+            "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows),
+            "compiled": len(rows) - len(failed), "failed": failed,
+            "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
+        }  # fmt: skip
+
+    def _launch(self, before: Any, kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("warmup", False):
+            return before(kernel, *args, warmup=True, **kwargs)
+        seen = (id(kernel), signature(args, {k: v for k, v in kwargs.items() if k != "grid"}))
+        if seen not in self._seen:
+            self._seen.add(seen)
+            self._note(kernel, lambda: before(kernel, *args, warmup=True, **kwargs))
+        return None
+
+    def _tune(self, before: Any, tuner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        given = {k: v for k, v in kwargs.items() if k != "warmup"}
+        rows = self.tuned.setdefault(_key(tuner, {**tuner.nargs, **given}), {})
+        if not rows:
+            for config in tuner.prune_configs(dict(given)) if len(tuner.configs) > 1 else tuner.configs:
+                rows[str(config)] = self._note(
+                    innermost(tuner),
+                    lambda c=config: tuner.fn.run(*args, **given, **c.all_kwargs(), warmup=True),  # type: ignore[misc]
+                )
+        return None
+
+    def _note(self, kernel: Any, launch: Callable[[], object]) -> int | None:
+        job = job_of(kernel, launch)
+        if job is None:
+            return None
+        self.jobs.append(job)
+        return len(self.jobs) - 1
+
+
+def _linears(events: Any) -> list[list[Any]]:
+    """Rows, output features, input features of each layer in bf16, and whether something was differentiated."""
+    trains = any(e.name().startswith("autograd::engine") for e in events)
+    found = []
+    for event in events:
+        if event.name() == "aten::linear" and event.dtypes()[:2] == ["c10::BFloat16"] * 2:
+            given, weight = event.shapes()[:2]
+            if len(weight) == 2 and weight[1]:
+                rows = 1
+                for size in given[:-1]:
+                    rows *= size
+                found.append((rows, *weight, trains))
+    return [list(row) for row in dict.fromkeys(found)]
+
+
+@contextlib.contextmanager
+def limited(failed: list[list[str]]) -> Iterator[None]:
+    """While open, tuners choose among what compiled, in shorter trials."""
+    from triton.runtime.autotuner import Autotuner
+
+    left = {tuple(row) for row in failed}
+    changed: list[Any] = []
+
+    def prune(before: Any, tuner: Any, kwargs: dict[str, Any]) -> Any:
+        configs, key = before(tuner, kwargs), _key(tuner, {**tuner.nargs, **kwargs})
+        return [c for c in configs if (key, str(c)) not in left] or configs[:1]
+
+    def bench(before: Any, tuner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if getattr(tuner, "_do_bench", None) is None and "do_bench" not in vars(tuner):
+            from functools import partial
+
+            tuner.do_bench = partial(tuner.do_bench, warmup=BENCH_WARMUP_MS, rep=BENCH_MS)
+            changed.append(tuner)
+        return before(tuner, *args, **kwargs)
+
+    with patched(Autotuner, "prune_configs", prune), patched(Autotuner, "_bench", bench):
+        try:
+            yield
+        finally:
+            for tuner in changed:
+                vars(tuner).pop("do_bench", None)
+
+
+def _key(tuner: Any, named: Mapping[str, Any]) -> str:
+    """Kernel, and what its tuner chooses a configuration by: values of the key's arguments, and dtypes."""
+    function = innermost(tuner).fn
+    values = [named[k] for k in tuner.keys if k in named]
+    dtypes = [str(v.dtype) for k, v in named.items() if k in tuner.arg_names and hasattr(v, "dtype")]
+    return f"{function.__module__}.{function.__qualname__} {values} {dtypes}"

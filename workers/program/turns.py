@@ -1,0 +1,100 @@
+"""Times of a program's step under several installations, which take turns in bursts of steps without a wait.
+
+Products in bf16 draw more power than a GPU may: a step after a pause says 0.96 of what it takes in a row (H100).
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tilewright.fitness.intervals import Ratio, paired_ratio
+from tilewright.library.launch_replacement import Installation
+from tilewright.workers.program.step import Program, synchronise
+
+BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
+LEAST_ROUNDS, MOST_ROUNDS = 5, 40
+
+Rounds = dict[str, list[list[float]]]
+"""Seconds of a step by arm and round."""
+
+
+def burst_steps(seconds: float) -> int:
+    """Steps of a burst, by the seconds of one."""
+    if not torch.cuda.is_available():
+        return 2
+    return min(MOST_BURST, max(LEAST_BURST, round(BURST_SECONDS / max(seconds, 1e-6))))
+
+
+def burst_seconds(step: Callable[[], Any], count: int) -> float:
+    """Seconds of a step among ``count`` that follow each other as they do in a program; of an interpreter those of the
+    processor, which other programs do not change."""
+    now = time.perf_counter if torch.cuda.is_available() else time.process_time
+    synchronise()
+    begun = now()
+    for _ in range(count):
+        step()
+    synchronise()
+    return (now() - begun) / count
+
+
+Arms = Mapping[str, Callable[[], list[float]]]
+
+
+def take_turns(arms: Arms, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
+    """Times of every arm once a round, in an order that turns round and starts elsewhere each time, so that drift
+    cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time, and ``least`` whatever they take."""
+    found: Rounds = {name: [] for name in arms}
+    deadline, count = time.monotonic() + seconds, 0
+    while count < least or (count < MOST_ROUNDS and time.monotonic() < deadline):
+        names = list(arms)[count % len(arms) :] + list(arms)[: count % len(arms)]
+        for name in names if count % 2 else reversed(names):
+            found[name].append(arms[name]())
+        count += 1
+    return found
+
+
+class Turns:
+    """The started step of a program, or one of each installation where the launches lie in a CUDA graph (``graph``)."""
+
+    def __init__(self, program: Program, step: Callable[[], Any], graph: bool, seconds: float) -> None:
+        self._program, self._own, self._graph = program, step, graph
+        self._count = burst_steps(seconds)
+
+    def rounds(
+        self, arms: Mapping[str, Installation | None], seconds: float = 0.0, least: int = LEAST_ROUNDS
+    ) -> Rounds:
+        """Seconds of a step under each installation (``take_turns``)."""
+        steps = {name: self._step(installation) for name, installation in arms.items()}
+        timed = {name: functools.partial(self._timed, arms[name], steps[name]) for name in arms}
+        return take_turns(timed, seconds, least)
+
+    def gain(self, installation: Installation, rounds: int) -> float:
+        """Of the step by an installation; 0 where it fails, or takes too much memory."""
+        try:
+            found = self.rounds({"": None, "*": installation}, least=rounds)
+        except Exception:  # noqa: BLE001 - a package's own checks, or no memory
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return 0.0
+        return sum(map(sum, found[""])) / sum(map(sum, found["*"]))
+
+    def _step(self, installation: Installation | None) -> Callable[[], Any]:
+        if not self._graph:
+            return self._own
+        with (installation or Installation([])).installed():
+            return self._program.started()
+
+    def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
+        with (installation or Installation([])).installed():
+            step()
+            return [burst_seconds(step, self._count)]
+
+
+def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:
+    """Seconds of one arm over those of another, with the interval."""
+    return paired_ratio({"step": rounds[slower]}, {"step": rounds[faster]})
