@@ -64,6 +64,9 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/targets.py": {
         "return self.kind <= FigureKind.COMPILED": "no kind comes before it",
     },
+    "workers/cascade/base.py": {
+        "final=scope <= Scope.FINAL,": "of two scopes no other comes before it",
+    },
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,7 @@ from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import Scope
-from tilewright.workers.cascade import measured
+from tilewright.workers.cascade import drawn_shapes, measured
 from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.cascade.measured_stages import (
     Confirmation,
@@ -30,7 +31,7 @@ from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.device.station import Champion, Entry
+from tilewright.workers.device.station import Champion, Entry, LocalStation
 from tilewright.workers.device.timing import Samples, calls_of
 from tilewright.workers.request import Failure, Findings
 
@@ -578,6 +579,22 @@ def test_a_champion_that_changed_while_waiting_is_the_one_to_meet():
     gone = Gone(champion=champion(1e-4))
     judged(gone)
     assert gone.champion().entry.id == "g" and len(gone.jobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("tables", "lots"), [({}, ["MEASURED"]), ({"a": np.zeros(1)}, ["MEASURED", "LARGE"])]
+)
+def test_large_shapes_are_drawn_where_answers_are_sampled_and_compilers_count(tables, lots):
+    compiler = SimpleNamespace(cpu_seconds=3.0)
+    cascade = MeasuredCascade(
+        OPERATOR, TARGET, SUITE, object.__new__(LocalStation), compiler=compiler,
+        samples=SimpleNamespace(tables=tables),
+    )  # fmt: skip
+    assert [lot for lot, _ in cascade._on_drawn()._lots] == [getattr(drawn_shapes, name) for name in lots]
+    before = time.thread_time()
+    assert before <= cascade._cpu_seconds() - 3.0 <= time.thread_time()
+    cascade._compiler = None
+    assert cascade._cpu_seconds() <= time.thread_time()
 
 
 def test_a_device_that_cannot_be_asked_leaves_its_versions_out():

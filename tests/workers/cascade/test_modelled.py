@@ -52,7 +52,7 @@ class Notes:
             class Noting:
                 stage = which
 
-                def __init__(self, *shapes, compiles=True, checks=True):
+                def __init__(self, *shapes, compiles=True, checks=True, exact=None):
                     self.label = name if compiles and checks else f"{name} alone"
 
                 def run(self, request, found):
@@ -69,6 +69,7 @@ class Notes:
         monkeypatch.setattr(modelled, "CompileStage", stage_of("compile", Stage.COMPILE))
         monkeypatch.setattr(modelled, "MeasureStage", stage_of("measure", Stage.MEASURE))
         monkeypatch.setattr(modelled, "VerifyStage", stage_of("verify", Stage.CHECK))
+        monkeypatch.setattr(modelled, "DrawnStage", stage_of("drawn", Stage.CHECK))
         monkeypatch.setattr(modelled, "pallas_template", Spawn)
         monkeypatch.setattr(modelled.libtpu_simulator, "missing_parts", lambda: absent)
         monkeypatch.setattr(modelled, "to_verify", self._to_verify)
@@ -146,7 +147,11 @@ def test_finalists_are_verified_and_what_is_only_timed_is_not(monkeypatch):
 
 @pytest.mark.parametrize(
     ("fails", "stage"),
-    [(None, Stage.MEASURE), ("check", Stage.CHECK), ("verify", Stage.CHECK), ("measure", Stage.MEASURE)],
+    [
+        (None, Stage.MEASURE),
+        *((name, Stage.CHECK) for name in ("check", "verify", "drawn")),
+        ("measure", Stage.MEASURE),
+    ],
 )
 def test_a_finalist_passes_the_gates_while_it_is_simulated(monkeypatch, fails, stage):
     notes = Notes(monkeypatch, fails=fails)
@@ -154,8 +159,9 @@ def test_a_finalist_passes_the_gates_while_it_is_simulated(monkeypatch, fails, s
     assert (found.stage, found.verdict is Verdict.OK) == (stage, fails is None)
     labels = [ran[0] for ran in notes.ran]
     assert labels[:2] == ["trace alone", "compile alone"], "lowered and described before either begins"
-    verified = ["verify"] if fails != "check" else []
-    assert sorted(labels[2:]) == sorted(["check", *verified, "compile", "measure"])
+    gates = ["check", "verify", "drawn"]
+    gates = gates[: gates.index(fails) + 1] if fails in gates else gates
+    assert sorted(labels[2:]) == sorted([*gates, "compile", "measure"])
 
 
 def test_a_race_compiles_after_it_has_judged_every_module(monkeypatch):
