@@ -64,22 +64,16 @@ def language_of(path: Path) -> str:
         text = _text_of(path)
         if re.search(r"\btriton\.jit\b|\bpallas_call\b", text):
             return ""
-        if re.search(r"\bload_inline\b|\bRawKernel\b|__global__", text):
-            named = "CUDA C++"
-        else:
-            imports = re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M)
-            named = next(
-                (v for k, v in LANGUAGES.items() if any(f"{i}.".startswith(f"{k}.") for i in imports)), ""
-            )
+        imports = [f"{name}." for name in re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M)]
+        named = next((v for k, v in LANGUAGES.items() if any(i.startswith(f"{k}.") for i in imports)), "")
+        named = "CUDA C++" if re.search(r"\bload_inline\b|\bRawKernel\b|__global__", text) else named
     ways = {
+        "": "",
         "CUDA C++": "use an operator folder with the kernel and its launch (docs/cuda.md)",
         "Helion": "name the Triton file that Helion writes (HELION_PRINT_OUTPUT_CODE=1)",
     }
-    return (
-        f"{named}: {ways.get(named, 'tune takes functions that launch Triton or Pallas kernels')}"
-        if named
-        else ""
-    )
+    way = ways.get(named, "tune takes functions that launch Triton or Pallas kernels")
+    return way and f"{named}: {way}"
 
 
 def is_problem(path: Path, options: Options) -> bool:
@@ -118,7 +112,7 @@ def plan(path: Path, options: Options, target: Target, folder: Path) -> Plan:
     calls = options.calls
     problem = next(filter(_is_kernelbench, _files_with_calls(path, options)), None) if not calls else None
     if problem is not None:
-        calls = tuple(child.calls_of_file(f"{problem}:get_inputs", problem))
+        calls = tuple(child.calls_of_files([f"{problem}:get_inputs"], problem))
     reference = resolve_reference(options.reference) if options.reference else ""
     name = _name(path.stem if options.function in (MODEL, ANSWER) else options.function)
     return Plan(Request(path, options.function, reference, calls), name, {})
@@ -146,7 +140,7 @@ def _plan_of_task(task: Path, options: Options, folder: Path) -> Plan:
     )
     _write(folder, files)
     submission, values = folder / "submission.py", "" if options.calls else str(folder / "task_values.npz")
-    calls = options.calls or child.calls_of_file(str(folder / "task_calls.py"), submission, Path(values))
+    calls = options.calls or child.calls_of_files([str(folder / "task_calls.py")], submission, Path(values))
     reference = resolve_reference(options.reference or f"{folder / 'reference.py'}:ref_kernel")
     request = Request(submission, "custom_kernel", reference, tuple(calls), values, str(folder))
     return Plan(request, _name(task.resolve().name), files)
