@@ -58,6 +58,9 @@ EQUAL: dict[str, dict[str, str]] = {
             "all workloads of a suite have one unit"
         ),
     },
+    "fitness/tpu/simulation.py": {
+        "if moved <= 0.95 * compulsory_bytes:": "a number of bytes that equals its bound to the last bit",
+    },
     "fitness/score.py": {
         'name = "vector" if unit is "valu" else unit': INTERNED,
     },
@@ -85,6 +88,7 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/isa.py": {
         'counts = Counter(_AMD_LINE.findall(text.split(".section", 2)[0]))': "the first part is the same",
         'tail = name.rsplit("store_", 1)[+1]': "a store has its word once",
+        'tail = name.rsplit("store_", 1)[1]': "a store has its word once",
         'tail = name.rsplit("store_", 2)[-1]': "a store has its word once",
     },
     "workers/cascade/modelled_stages.py": {
