@@ -112,6 +112,8 @@ EQUAL: dict[str, dict[str, str]] = {
 """Module to the changed line to the reason."""
 
 PATTERNS = {
+    r'^"(matrix|vector|steps|memory)": \(\*?_?V6E': "how many rows a class of kernels rests on is told and decides nothing",
+    r"repr=True": "what a repr shows decides nothing",
     r'"MALLOC_': "what an allocator keeps changes no answer",
     r"lru_cache\(maxsize=": CACHE,
     r"type\(.*\) (==|!=) \w": "types are one object each",
