@@ -61,6 +61,9 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/tpu/simulation.py": {
         "if moved <= 0.95 * compulsory_bytes:": "a number of bytes that equals its bound to the last bit",
     },
+    "fitness/dialect.py": {
+        'if entry < "launch":': "of two entries it is the last",
+    },
     "fitness/score.py": {
         'name = "vector" if unit is "valu" else unit': INTERNED,
     },
@@ -112,7 +115,7 @@ EQUAL: dict[str, dict[str, str]] = {
 """Module to the changed line to the reason."""
 
 PATTERNS = {
-    r'^"(matrix|vector|steps|memory)": \(\*?_?V6E': "how many rows a class of kernels rests on is told and decides nothing",
+    r'^"(matrix|vector|steps|memory)": \(\*?_?V6E': "how many rows a class rests on decides nothing",
     r"repr=True": "what a repr shows decides nothing",
     r'"MALLOC_': "what an allocator keeps changes no answer",
     r"lru_cache\(maxsize=": CACHE,
