@@ -84,6 +84,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "if host != 0:": "a time is not negative",
     },
     "workers/cascade/measured_stages.py": {
+        "return intervals.Ratio(math.exp(value), -1.0, math.inf), off": "below every bound, as 0 is",
         "held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=False)] for name in first}": (
             "entries have as many rounds each, which is checked before"
         ),
