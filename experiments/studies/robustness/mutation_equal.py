@@ -108,6 +108,7 @@ EQUAL: dict[str, dict[str, str]] = {
 """Module to the changed line to the reason."""
 
 PATTERNS = {
+    r'"MALLOC_': "what an allocator keeps changes no answer",
     r"lru_cache\(maxsize=": CACHE,
     r"type\(.*\) (==|!=) \w": "types are one object each",
     r"% shapes is position|len\(\w+\) is len\(": "small numbers are one object each",
