@@ -16,9 +16,11 @@ from pathlib import Path
 
 from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
+from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.fitness.gpus import LOCAL
-from tilewright.fitness.targets import Target, UnknownTarget, load_target, targets
+from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target, targets
 from tilewright.workers.device.station import station_fault
+from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 from tilewright.workers.toolchains.libtpu_simulator import recipe_fault
 
@@ -45,7 +47,8 @@ def examine(home: Path) -> Iterator[Diagnosis]:
     yield _memory()
     yield _folder(home)
     yield _sandbox()
-    yield from _together(itertools.chain(map(_target, targets().values()), (find() for find in (_cuda,))))
+    known = (target for target in targets().values() if target.name not in MEASURED_TPUS)
+    yield from _together(itertools.chain(map(_target, known), (find() for find in (_cuda, _tpu))))
 
 
 def _together(findings: Iterable[Diagnosis]) -> Iterator[Diagnosis]:
@@ -65,11 +68,15 @@ def _together(findings: Iterable[Diagnosis]) -> Iterator[Diagnosis]:
 
 def examine_target(name: str) -> Diagnosis:
     """One target alone, needed. Raises UserError for a name that is none."""
-    try:
-        target = load_target(named_target(name))
-    except UnknownTarget as error:
-        raise UserError(f"{error}.") from error
-    return replace(_target(target), needed=True)
+    if name == TPU:
+        finding = _tpu()
+    else:
+        try:
+            target = load_target(named_target(name))
+        except UnknownTarget as error:
+            raise UserError(f"{error}.") from error
+        finding = _tpu(target.chip) if name in MEASURED_TPUS else _target(target)
+    return replace(finding, needed=True)
 
 
 def _package(name: str) -> Diagnosis:
@@ -156,6 +163,17 @@ def _sandbox() -> Diagnosis:
     )
     advice = "" if network and files else "; use a container without credentials"
     return Diagnosis("sandbox", network and files, f"{steps} in candidates' processes{advice}", needed=False)
+
+
+def _tpu(wanted: Chip | None = None) -> Diagnosis:
+    """One finding for the measured TPU targets: a machine has one of these chips at most."""
+    fault = tpu_toolchain.missing_parts(wanted)
+    if fault is None:
+        chip = CHIPS[tpu_toolchain.chip_here() or ""]
+        fault = station_fault(chip)
+    return Diagnosis(
+        f"target {TPU}", fault is None, fault or "runs and times a kernel (measured)", needed=False
+    )
 
 
 def _target(target: Target) -> Diagnosis:

@@ -309,7 +309,7 @@ class _Run:
         """
         if self.resolved.target.compile_only:
             return None
-        if self.resolved.target.interpreted:  # its times rank nothing: the first seed stays
+        if self.resolved.target.gpu_interpreter:  # its times rank nothing: the first seed stays
             return self.resolved.starts[0].genome
         if self.resolved.target.measured:
             return self._dispatch(campaign, pool)

@@ -42,6 +42,8 @@ class Chip:
     mxu_cycles: Mapping[str, int]
     mxu_rows: Mapping[str, int]
     slots: Mapping[str, int]
+    interpreted: bool = False
+    """Whether this machine's CPU stands in for the chip, in tests of the measuring path."""
 
     @property
     def copy(self) -> float:

@@ -87,7 +87,7 @@ class Race:
         """What ``data`` gave."""
         rungs = tuple(Rung(tuple(r["workloads"]), r["offset"], r["half_width"]) for r in data["rungs"])
         cells = tuple((cell, fitness) for cell, fitness in data["cells"])
-        return cls(rungs, cells, data["fastest"], data.get("best", 0.0))
+        return cls(rungs, cells, data["fastest"], data["best"])
 
 
 @dataclass(frozen=True)

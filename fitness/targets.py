@@ -10,6 +10,12 @@ from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.fitness.evaluation import FigureKind, Reached
 from tilewright.fitness.gpus import GPUS, LOCAL, Gpu, local_gpu, local_product
 
+TPU = "tpu"
+"""The measured target of whatever TPU this machine has; ``workers.toolchains.tpu`` finds out which of MEASURED_TPUS."""
+
+MEASURED_TPUS: Mapping[str, str] = {"tpu-v5e": "v5e", "tpu-v6e": "v6e", "tpu-7x": "tpu7x"}
+"""Measured targets by name, with the chip they run on."""
+
 
 class UnknownTarget(LookupError):
     """No such target. The message is one sentence that lists what there is."""
@@ -59,15 +65,20 @@ class Target:
 
     @property
     def interpreted(self) -> bool:
-        """Whether it is Triton's interpreter: it judges answers, and its times mean nothing."""
+        """Whether a CPU stands in for the device, so that times mean nothing."""
+        return not isinstance(self.part, Architecture) and self.part.interpreted
+
+    @property
+    def gpu_interpreter(self) -> bool:
+        """Whether it is Triton's interpreter: it judges answers, and its figures are no fitness."""
         return isinstance(self.part, Gpu) and self.part.interpreted
 
     @property
     def reached(self) -> Reached:
         """What runs a candidate on the gates' inputs."""
-        if self.compile_only or self.interpreted:
+        if self.compile_only or self.gpu_interpreter:
             return Reached.INTERPRETER
-        return Reached.DEVICE if self.measured else Reached.TRACE
+        return Reached.DEVICE if self.measured and not self.interpreted else Reached.TRACE
 
     @property
     def entry(self) -> str:
@@ -97,7 +108,8 @@ def targets() -> Mapping[str, Target]:
     modelled = {name: Target(name, FigureKind.MODELLED, chip) for name, chip in CHIPS.items()}
     measured = {name: Target(name, FigureKind.MEASURED, gpu) for name, gpu in GPUS.items()}
     compiled = {name: Target(name, FigureKind.COMPILED, part) for name, part in ARCHITECTURES.items()}
-    return {**modelled, **measured, **compiled}
+    tpus = {name: Target(name, FigureKind.MEASURED, CHIPS[chip]) for name, chip in MEASURED_TPUS.items()}
+    return {**modelled, **measured, **tpus, **compiled}
 
 
 def load_target(name: str) -> Target:
@@ -106,6 +118,6 @@ def load_target(name: str) -> Target:
     if (gpu := local_gpu(name)) is not None:
         return Target(name, FigureKind.MEASURED, gpu)
     if name not in known:
-        listed = ", ".join([*known, LOCAL])
+        listed = ", ".join([*known, TPU, LOCAL])
         raise UnknownTarget(f"target: {name!r} is unknown; known targets are {listed}")
     return known[name]

@@ -7,7 +7,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = "exploits/test_triton.py"
-"""One worker asks the device about all exploits. pytest 9.2 keeps no node id that xdist 3.8 could add a group to."""
+"""One worker starts one station for all exploits. pytest 9.2 keeps no node id that xdist 3.8 could add a group to."""
 
 
 class TestOrFile(LoadScopeScheduling):
@@ -18,5 +18,6 @@ class TestOrFile(LoadScopeScheduling):
         return file if file.endswith(TOGETHER) else nodeid
 
 
+@pytest.hookimpl(optionalhook=True)  # the study of mutants runs pytest without its plugins
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
     return TestOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None

@@ -242,12 +242,12 @@ SESSION: list[tuple[str, int, list[str], str]] = [
         [r"tpu7x \(modelled\)", r"winner: squared_relu_tuned/"],
         "InitGoogle|INVALID",
     ),
-    ("status", 0, ["quick_gelu-001 .*finished", "squared_relu-001 .*finished"], "running"),
-    ("status squared_relu-001", 0, ["wall clock", "2 evaluations"], "per %|nothing evaluated"),
-    ("report squared_relu-001", 0, [r"report\.html"], ""),
-    ("du", 0, ["quick_gelu-001", "squared_relu-001", "MLflow of all"], ""),
-    ("rm quick_gelu-001", 0, ["deleted quick_gelu-001", "MLflow keeps"], ""),
-    ("status quick_gelu-001", 2, ["'quick_gelu-001' is unknown"], ""),
+    ("status", 0, ["quick-gelu-001 .*finished", "squared-relu-001 .*finished"], "running"),
+    ("status squared-relu-001", 0, ["wall clock", "2 evaluations"], "per %|nothing evaluated"),
+    ("report squared-relu-001", 0, [r"report\.html"], ""),
+    ("du", 0, ["quick-gelu-001", "squared-relu-001", "MLflow of all"], ""),
+    ("rm quick-gelu-001", 0, ["deleted quick-gelu-001", "MLflow keeps"], ""),
+    ("status quick-gelu-001", 2, ["'quick-gelu-001' is unknown"], ""),
     ("--version", 0, [r"tilewright \d+\.\d+\.\d+"], "unknown"),
 ]
 """Typed, exit code, patterns that must come, a pattern that must not."""
@@ -267,7 +267,7 @@ def test_a_day_at_the_terminal(here: Path) -> None:
             edited.write_text(edited.read_text() + "\n# mine\n")
     assert edited.read_text().endswith("# mine\n"), "an edited file is never replaced"
     campaign = load_config(campaign_file("squared_relu_tuned/campaign.yaml"))
-    assert campaign.budget.evaluations == 2 and Path(campaign.operator).is_dir()
+    assert campaign.budget.evaluations == 2 and (Path(campaign.operator).parent / "operator.py").is_file()
 
 
 RAY_ENVIRONMENT = {

@@ -10,6 +10,7 @@ from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.record.system import system
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.score import rate_unit
 from tilewright.fitness.tpu import time_model
@@ -53,7 +54,7 @@ def _calibration_kernel(resolved: Resolved) -> Entry | None:
 def _local_gpus(resolved: Resolved) -> int:
     """GPUs of this machine to measure on; 0 with a cluster, which alone knows its own."""
     target = resolved.target
-    if not target.measured or target.interpreted:
+    if not target.measured or target.interpreted or isinstance(target.part, Chip):
         return 0
     return 0 if resolved.config.workers.address is not None else triton_toolchain.gpu_count()
 

@@ -1,4 +1,4 @@
-"""A campaign's target on this machine: what ``cuda`` stands for, what is missing, its device started early.
+"""A campaign's target on this machine: what ``cuda`` and ``tpu`` stand for, what is missing, its device started early.
 
 The command imports this module before anything else of a campaign, so that the device starts meanwhile: it must stay
 cheap to import.
@@ -11,17 +11,19 @@ from collections.abc import Iterator
 
 from tilewright.evolve.campaign.config import CampaignConfig
 from tilewright.evolve.errors import UserError
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.gpus import GPUS, LOCAL
-from tilewright.fitness.targets import Target, UnknownTarget, load_target
+from tilewright.fitness.targets import MEASURED_TPUS, TPU, Target, UnknownTarget, load_target
 from tilewright.workers.device.warm_device import WarmDevice, device_for
 from tilewright.workers.toolchains import libtpu_simulator
+from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 HIP = "hip"
 
 
 def named_target(name: str) -> str:
-    """The target that ``name`` stands for; the record says which device ``cuda`` was. Raises UserError."""
+    """The target that ``name`` stands for; the record says which device ``cuda`` or ``tpu`` was. Raises UserError."""
     if name == HIP:
         raise UserError(
             f"target: {HIP} cannot be measured yet; compile-only targets such as gfx950 check candidates for AMD GPUs."
@@ -33,12 +35,19 @@ def named_target(name: str) -> str:
         if found is None:
             raise UserError(f"target: {LOCAL} cannot be used here: the driver names no device.")
         return found
+    if name == TPU:
+        if (missing := tpu_toolchain.missing_parts(None)) is not None:
+            raise UserError(f"target: {TPU} cannot be used here: {missing}.")
+        chip = tpu_toolchain.chip_here()
+        return next(name for name, part in MEASURED_TPUS.items() if part == chip)
     return name
 
 
 def require_usable(target: Target, remote: bool) -> None:
     """Raises UserError when this machine, or with ``remote`` its Ray cluster, lacks what the target needs."""
-    if target.measured:
+    if target.measured and isinstance(target.part, Chip):
+        missing = tpu_toolchain.missing_parts(target.part, remote=remote)
+    elif target.measured:
         missing = triton_toolchain.missing_parts(target.gpu, remote=remote)
     elif target.compile_only:
         missing = triton_toolchain.missing_parts(target.architecture, remote=remote)

@@ -29,7 +29,7 @@ class KeptCall:
 class CapturedCalls:
     """A function with its distinct calls, as texts with their values.
 
-    ``seconds``: time of all calls, of the device where there is one, else of the host.
+    ``seconds``: time of all calls.
     """
 
     function: Callable[..., Any]
@@ -128,11 +128,11 @@ class Captured:
             call = KeptCall(call_text(args, kwargs), values_of(args, kwargs)) if counts else KeptCall("", [])
             frame = _Frame(kind)
             self._frames.append(frame)
-            clock = _Clock()
+            began = _now()
             try:
                 return function(*args, **kwargs)
             finally:
-                seconds = clock.seconds()
+                seconds = _now() - began
                 self._frames.pop()
                 if kind is _Kind.BACKWARD and name in self.functions and frame.launched:
                     self.functions[name].seconds += seconds
@@ -174,27 +174,13 @@ class _Frame:
     launched: bool = False
 
 
-class _Clock:
-    """Seconds from its making: of the device, where there is one and no graph is being captured, else of the host."""
+def _now() -> float:
+    """Seconds, once a device has done what it was given, unless a graph is being captured."""
+    import torch
 
-    def __init__(self) -> None:
-        import torch
-
-        self._device = torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
-        if self._device:
-            self._begin = torch.cuda.Event(enable_timing=True)
-            self._begin.record()
-        self._began = time.perf_counter()
-
-    def seconds(self) -> float:
-        if not self._device:
-            return time.perf_counter() - self._began
-        import torch
-
-        end = torch.cuda.Event(enable_timing=True)
-        end.record()
-        end.synchronize()
-        return float(self._begin.elapsed_time(end)) / 1e3
+    if torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _with_parts(modules: Sequence[ModuleType]) -> list[ModuleType]:

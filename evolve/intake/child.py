@@ -92,16 +92,9 @@ def started_intake(target: str | None) -> Iterator[Intake]:
 
 
 def ask(
-    path: Path,
-    function: str | None,
-    reference: str,
-    calls: Sequence[str],
-    target: Target,
-    program: str = MAIN,
-    intake: Intake | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
-    values: str = "",
-) -> Mapping[str, Any]:
+    path: Path, function: str | None, reference: str, calls: Sequence[str], target: Target, program: str = MAIN,
+    intake: Intake | None = None, meanwhile: Callable[[], None] = lambda: None, values: str = "",
+) -> Mapping[str, Any]:  # fmt: skip
     """The child's answer. Raises UserError where it gives none.
 
     ``intake``: a process that was started before, and is closed by who started it; one of another program is not asked.
@@ -172,23 +165,30 @@ def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Targ
         return " ".join(err.decode(errors="replace").strip().splitlines()[-1:]) or "its process ended"
 
 
-def calls_of_file(place: str, of: Path, values: Path | None = None) -> list[str]:
-    """The calls that ``FILE`` or ``FILE:NAME`` holds, as texts, of the function of the file ``of``; their tensors are
-    written to ``values``. Raises UserError."""
-    file, name = (place, "") if Path(place).is_file() else place.rpartition(":")[::2]
-    if not file or not Path(file).is_file():
-        raise UserError(f"--call: {place!r} names no file; write FILE.py, or FILE.py:NAME.")
+def calls_of_files(places: Sequence[str], of: Path, values: Path | None = None) -> list[str]:
+    """The different calls that ``FILE`` or ``FILE:NAME`` hold, as texts, of the function of the file ``of``; their
+    tensors are written to ``values``, in that order. Raises UserError."""
+    pairs = [(p, "") if Path(p).is_file() else p.rpartition(":")[::2] for p in places]
+    for place, (file, _) in zip(places, pairs, strict=True):
+        if not Path(file or ".").is_file():
+            raise UserError(f"--call: {place!r} names no file; write FILE.py, or FILE.py:NAME.")
     program = [sys.executable, "-m", "tilewright.workers.intake.calls.file_calls"]
-    command = [*program, file, name, str(of) if of.suffix == ".py" else "", str(values or "")]
+    command = [
+        *program,
+        str(of) if of.suffix == ".py" else "",
+        str(values or ""),
+        *(p for pair in pairs for p in pair),
+    ]
+    listed = ", ".join(file for file, _ in pairs)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"--call: {file} took more than {CALLS_SECONDS} s to make its calls.") from error
+        raise UserError(f"--call: {listed} took more than {CALLS_SECONDS} s to make its calls.") from error
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError) as error:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UserError(f"--call: {file} cannot be run: {last}") from error
+        raise UserError(f"--call: {listed} cannot be run: {last}") from error
     if "why" in answer:
-        raise UserError(f"--call: {file}: {answer['why']}.")
+        raise UserError(f"--call: {answer['why']}.")
     return [str(text) for text in answer["calls"]]

@@ -73,27 +73,22 @@ def _say(line: str) -> None:
 
 def _options(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Options]:
     """The file, and what the command line gives beside it; values of calls go to ``folder``. Raises UserError."""
-    from tilewright.evolve.intake.child import calls_of_file
+    from tilewright.evolve.intake.child import calls_of_files
     from tilewright.evolve.intake.problems import Options
     from tilewright.evolve.intake.tune import parse_place
     from tilewright.workers.intake.calls.call_text import BadCall, parse
-    from tilewright.workers.intake.calls.kept_values import FILE, gathered
+    from tilewright.workers.intake.calls.kept_values import FILE
 
     path, function = parse_place(arguments.place)
-    rows: dict[str, tuple[Path | None, int]] = dict.fromkeys(arguments.args, (None, 0))
-    for count, place in enumerate(arguments.call):
-        held = folder / f"values{count}.npz"
-        for number, text in enumerate(calls_of_file(place, path, held)):
-            rows.setdefault(text, (held, number))
+    values = folder / FILE if arguments.call else None
+    made = calls_of_files(arguments.call, path, values) if arguments.call else []
+    calls = tuple(dict.fromkeys([*made, *arguments.args]))
     try:
-        for text in rows:
+        for text in calls:
             parse(text)
     except BadCall as error:
         raise UserError(f"{error}.") from error
-    values = folder / FILE if arguments.call else None
-    if values is not None:
-        gathered(values, list(rows.values()))
-    return path, Options(function or "", arguments.reference or "", tuple(rows), str(values or ""))
+    return path, Options(function or "", arguments.reference or "", calls, str(values or ""))
 
 
 def _plan(

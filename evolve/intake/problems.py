@@ -1,8 +1,8 @@
-"""Benchmarks' files at the command line: function, calls and reference, as KernelBench and GPU MODE give them.
+"""Files that state their own calls: function, calls and reference, as KernelBench, GPU MODE and Inductor give them.
 
 A KernelBench problem holds a ``Model`` and its inputs, an answer a ``ModelNew``. A folder of GPU MODE holds a task:
 ``reference.py`` (``ref_kernel``, ``generate_input``), ``submission.py`` (``custom_kernel``), and ``task.yml`` with its
-benchmarks and the other files that it needs.
+benchmarks and the other files that it needs. Inductor's ``output_code.py`` holds a ``call`` and its benchmark.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 import yaml
 
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.intake import child
+from tilewright.evolve.intake import child, inductor
 from tilewright.evolve.intake.tune import Request, resolve_reference, unreadable
 from tilewright.fitness.targets import Target
+from tilewright.workers.intake.judge.self_reference import SELF
 
 MODEL, ANSWER = "Model", "ModelNew"
 TASK = ("reference.py", "submission.py", "task.yml")
@@ -63,29 +64,23 @@ def language_of(path: Path) -> str:
         text = _text_of(path)
         if re.search(r"\btriton\.jit\b|\bpallas_call\b", text):
             return ""
-        if re.search(r"\bload_inline\b|\bRawKernel\b|__global__", text):
-            named = "CUDA C++"
-        else:
-            imports = re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M)
-            named = next(
-                (v for k, v in LANGUAGES.items() if any(f"{i}.".startswith(f"{k}.") for i in imports)), ""
-            )
+        imports = [f"{name}." for name in re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M)]
+        named = next((v for k, v in LANGUAGES.items() if any(i.startswith(f"{k}.") for i in imports)), "")
+        named = "CUDA C++" if re.search(r"\bload_inline\b|\bRawKernel\b|__global__", text) else named
     ways = {
+        "": "",
         "CUDA C++": "use an operator folder with the kernel and its launch (docs/cuda.md)",
         "Helion": "name the Triton file that Helion writes (HELION_PRINT_OUTPUT_CODE=1)",
     }
-    return (
-        f"{named}: {ways.get(named, 'tune takes functions that launch Triton or Pallas kernels')}"
-        if named
-        else ""
-    )
+    way = ways.get(named, "tune takes functions that launch Triton or Pallas kernels")
+    return way and f"{named}: {way}"
 
 
 def is_problem(path: Path, options: Options) -> bool:
     """Whether the file, or its reference's, has to give what the command line does not."""
     if options.function:
         return not options.calls and any(map(_is_kernelbench, _files_with_calls(path, options)))
-    return _is_task(path) or path.is_dir() or _is_kernelbench(path)
+    return _is_task(path) or path.is_dir() or _is_kernelbench(path) or _is_output(path)
 
 
 def judge_in(path: Path) -> str:
@@ -105,6 +100,8 @@ def plan(path: Path, options: Options, target: Target, folder: Path) -> Plan:
             )
         if task:
             return _plan_of_task(path if path.is_dir() else path.parent, options, folder)
+        if _is_output(path):
+            return _plan_of_output(path, options, folder)
         if ANSWER not in _defined(path):
             raise UserError(
                 f"{path.name} is a problem of KernelBench: it gives what to compute, but no kernel to begin with. "
@@ -115,7 +112,7 @@ def plan(path: Path, options: Options, target: Target, folder: Path) -> Plan:
     calls = options.calls
     problem = next(filter(_is_kernelbench, _files_with_calls(path, options)), None) if not calls else None
     if problem is not None:
-        calls = tuple(child.calls_of_file(f"{problem}:get_inputs", problem))
+        calls = tuple(child.calls_of_files([f"{problem}:get_inputs"], problem))
     reference = resolve_reference(options.reference) if options.reference else ""
     name = _name(path.stem if options.function in (MODEL, ANSWER) else options.function)
     return Plan(Request(path, options.function, reference, calls), name, {})
@@ -143,10 +140,31 @@ def _plan_of_task(task: Path, options: Options, folder: Path) -> Plan:
     )
     _write(folder, files)
     submission, values = folder / "submission.py", "" if options.calls else str(folder / "task_values.npz")
-    calls = options.calls or child.calls_of_file(str(folder / "task_calls.py"), submission, Path(values))
+    calls = options.calls or child.calls_of_files([str(folder / "task_calls.py")], submission, Path(values))
     reference = resolve_reference(options.reference or f"{folder / 'reference.py'}:ref_kernel")
     request = Request(submission, "custom_kernel", reference, tuple(calls), values, str(folder))
     return Plan(request, _name(task.resolve().name), files)
+
+
+def _plan_of_output(path: Path, options: Options, folder: Path) -> Plan:
+    try:
+        text, call = inductor.plain(_text_of(path))
+    except (inductor.NoOutput, SyntaxError) as error:
+        raise UserError(f"{path.name} is Inductor's output, but {error}.") from error
+    files = {f"{path.stem}_plain.py": text}
+    _write(folder, files)
+    request = Request(
+        folder / f"{path.stem}_plain.py",
+        inductor.FUNCTION,
+        resolve_reference(options.reference or SELF),
+        options.calls or (call,),
+        made=str(folder),
+    )
+    return Plan(request, _name(path.stem), files)
+
+
+def _is_output(path: Path) -> bool:
+    return path.suffix == ".py" and path.is_file() and inductor.is_output(_text_of(path))
 
 
 def _is_kernelbench(path: Path) -> bool:

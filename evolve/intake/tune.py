@@ -23,7 +23,7 @@ from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.intake.calls.kept_values import FILE
 from tilewright.workers.intake.judge.self_reference import SELF
-from tilewright.workers.toolchains import libtpu_simulator
+from tilewright.workers.toolchains import tpu
 
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
@@ -128,7 +128,7 @@ def ask_intake(
     """What the child makes of it (see ``child.ask``). Raises IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
     if program == child.PALLAS:
-        libtpu_simulator.silence_libtpu()
+        tpu.silence_libtpu()
     if program == child.PALLAS and _languages(request.path) == {"triton"}:
         raise UserError(
             f"target: {target.name} takes Pallas functions, and {request.path.name} imports Triton; leave --target "
@@ -196,7 +196,7 @@ def config_data(request: Request, target: Target, overrides: Mapping[str, Any] |
         "suite": folder.SMALL if target.interpreted or target.compile_only else folder.CALLS,
         "budget": {"evaluations": 64},
     }
-    if target.measured and not target.interpreted:
+    if target.measured and not (target.interpreted or isinstance(target.part, Chip)):
         # a device judges a small kernel sooner than one compiler makes the next; so few need no Ray
         least, most = IN_FLIGHT
         in_flight = min(most, max(least, len(os.sched_getaffinity(0)) // 2))
@@ -236,13 +236,9 @@ def _warm_up(request: Request) -> None:
 
 
 def prepare(
-    request: Request,
-    target: Target,
-    where: Path,
-    say: Say,
-    intake: child.Intake | None = None,
+    request: Request, target: Target, where: Path, say: Say, intake: child.Intake | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> Mapping[str, Any]:
+) -> Mapping[str, Any]:  # fmt: skip
     """Read the function in, show what was found, and write the folder. Raises IntakeRefused, UserError."""
     answer = ask_intake(request, target, intake, lambda: _warm_up(request))
     say(
@@ -250,7 +246,7 @@ def prepare(
     )
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
-    if target.interpreted:
+    if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
     try:
         title = f"{request.function} of {request.path.name}"

@@ -117,8 +117,10 @@ def winner_module(
     returned = "".join(f"    {name}.copy_({RESULTS}[{n}])\n" for name, n in wrapper.get("writes", {}).items())
     value = wrapper.get("returned") or f"{RESULTS}[0] if len({RESULTS}) == 1 else {RESULTS}"
     returned += f"    return {value if entry == 'launch' else RESULTS}\n"
-    ways = {"launch": "launch(own, PARAMS)", "build": "build(PARAMS)(*own.values())"}
-    run = "tilewright_paired(own)" if pair else ways.get(entry, f"{entry}(*own.values())")
+    ways = {"launch": "launch(tilewright_own, PARAMS)", "build": "build(PARAMS)(*tilewright_own.values())"}
+    run = (
+        "tilewright_paired(tilewright_own)" if pair else ways.get(entry, f"{entry}(*tilewright_own.values())")
+    )
     given = ", ".join(signature.names)
     doc = f"    {signature.doc!r}\n" if signature.doc else ""
     halves = _halves_text(kernels, pair, [row[0] for row in own]) if pair else ""
@@ -154,10 +156,10 @@ def tilewright_returned({RESULTS}, {inner}):
 {returned}
 
 def {request.name}({signature.text}){signature.returns}:
-{doc}    own = tilewright_operands(SERVED, {given})
-    if own is None:
+{doc}    tilewright_own = tilewright_operands(SERVED, {given})
+    if tilewright_own is None:
         return tilewright_original(SERVED)({signature.forwarded()})
-    return tilewright_returned({run}, **own)
+    return tilewright_returned({run}, **tilewright_own)
 '''
 
 

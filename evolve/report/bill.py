@@ -247,7 +247,7 @@ def _gain(journal: Journal, events: Sequence[Event]) -> float | None:
 def timed(target: object) -> bool:
     """Whether the times of a target mean anything: those of an interpreter do not."""
     try:
-        return not load_target(str(target)).interpreted
+        return not load_target(str(target)).gpu_interpreter
     except UnknownTarget:
         return True
 

@@ -188,6 +188,7 @@ def changed(array, place, value):
     [
         (CODES, EXPONENTS, True),
         (changed(CODES, (1, 2), 9.0), EXPONENTS, True),
+        (np.where(np.arange(64) % 2, CODES, np.float32(9.0)).astype(E4M3), EXPONENTS, True),
         (changed(CODES, (1, 2), 7.5), EXPONENTS, True),
         (changed(CODES, (1, 2), 10.0), EXPONENTS, False),
         (changed(CODES, (1, 2), 0.0), EXPONENTS, False),
@@ -271,6 +272,11 @@ def test_sums_of_few_bits_are_off_by_a_share_of_their_products() -> None:
     assert objection(off(crossing, 1.0), wanted, few) is None
     assert objection(off(crossing, 1.0), wanted, many) is not None
     assert objection(off(crossing, 40.0), wanted, few) is not None
+    sizes = np.abs(wanted[32:64, 64:])
+    usual_there = np.median(sizes[8]) * np.median(sizes[:, 6]) / np.median(sizes) / 0.6745
+    for share, passes in ((0.9, True), (1.12, False)):
+        error = share * 2 * usual_there * INEXACT
+        assert ("is off by" not in objection(off(crossing, error), wanted, few)) is passes
     assert objection(off(usual, 1.0), wanted, few) is not None
     blocks = wanted.copy()
     blocks[:64] = 0
@@ -415,3 +421,24 @@ def test_a_few_codes_that_turn_say_nothing():
     assert elements.turned_one_way(codes, wanted) is None
     assert elements.turned_one_way(codes[:0], wanted[:0]) is None
     assert elements.turned_one_way(*_turned(32, 4, 1.0, 3, ONE_WAY["up"])) is not None
+
+
+@pytest.mark.parametrize("bits", [7, 5, 3])
+@pytest.mark.parametrize(("share", "seen"), [(0.45, False), (0.5, True)])
+def test_errors_of_small_elements_that_go_with_them_are_seen(bits, share, seen):
+    """Ten of a tile are just below a share of what is usual, and err; more are just above it, and do not."""
+    tile = np.ones(1024)
+    tile[:10], tile[10:160] = 0.9 * 2.0**-bits, 1.1 * 2.0**-bits
+    wanted = np.tile(tile.reshape(32, 32), (2, 2)) * np.random.default_rng(1).choice((-1.0, 1.0), (64, 64))
+    wanted[np.abs(wanted) < 1] *= np.sqrt((wanted**2).mean())
+    erring = np.abs(wanted) < 0.95 * 2.0**-bits * np.sqrt((wanted**2).mean())
+    slack = np.where(erring, 0.2 * np.abs(wanted), 0.0)
+    allowed = Allowance(worst=0.0, sign=1.0, rounded=False)
+    output = wanted + share * np.sign(wanted) * slack
+    assert erring.sum() == 40
+    assert (objection(output, wanted, allowed, slack=slack) is not None) is seen
+    both = (
+        wanted
+        + share * np.random.default_rng(2).permutation(np.resize((-1.0, 1.0), 4096)).reshape(64, 64) * slack
+    )
+    assert objection(both, wanted, allowed, slack=slack) is None

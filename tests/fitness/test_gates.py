@@ -23,6 +23,9 @@ def test_snr_is_ten_times_the_log_of_the_power_ratio():
     assert snr_db(REFERENCE, REFERENCE) == math.inf
     assert snr_db(np.ones(3), np.zeros(3)) == -math.inf
     assert snr_db(np.zeros(3), np.zeros(3)) == math.inf
+    (edge,) = read_gates((SnrGate("edge", "exact", snr_db(REFERENCE * 1.1, REFERENCE)),), {"c": REFERENCE * 1.1},
+                         {"exact": {"c": REFERENCE}}, "randn")  # fmt: skip
+    assert edge.passed, "at its bar"
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True), st.integers(0, 1023))

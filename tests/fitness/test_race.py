@@ -63,7 +63,10 @@ def test_the_bar_is_that_of_the_cell_as_far_as_it_is_known():
 def test_a_cell_of_several_descriptors_is_met_by_all_of_them():
     held = Race((), (({"a": "1", "b": "1"}, 10.0), ({"a": "1", "b": "2"}, 20.0)), {})
     assert (held.bar({"a": "1", "b": "2"}), held.bar({"a": "1"}), held.bar({"b": "2"})) == (20.0, 10.0, 20.0)
-    assert held.bar({"a": "2", "b": "1"}) == 0.0 and held.bar({"a": "1", "b": "1", "c": "3"}) == 10.0
+    assert (
+        held.bar({"a": "2", "b": "1"}) == held.bar({"a": "0", "b": "0"}) == 0.0
+        and held.bar({"a": "1", "b": "1", "c": "3"}) == 10.0
+    )
 
 
 def test_what_reaches_a_bar_to_the_last_bit_stays_in():

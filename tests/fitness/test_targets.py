@@ -1,5 +1,7 @@
 """Targets: what each is called, runs, may be asked, and how what it finds was reached."""
 
+import dataclasses
+
 import pytest
 
 from tilewright.fitness import gpus
@@ -7,18 +9,18 @@ from tilewright.fitness.architectures import ARCHITECTURES
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.evaluation import FigureKind, Reached
 from tilewright.fitness.gpus import GPUS, local_gpu, local_name
-from tilewright.fitness.targets import UnknownTarget, load_target, target_text, targets
+from tilewright.fitness.targets import MEASURED_TPUS, Target, UnknownTarget, load_target, target_text, targets
 
 
 def test_every_part_is_a_target_of_its_kind():
     found = targets()
-    assert list(found) == [*CHIPS, *GPUS, *ARCHITECTURES]
+    assert list(found) == [*CHIPS, *GPUS, *MEASURED_TPUS, *ARCHITECTURES]
     for name, target in found.items():
         assert target.name == name and load_target(name) == target
         assert target.label == f"{name} ({target.kind.value})"
-        assert target.measured is (name in GPUS)
+        assert target.measured is (name in GPUS or name in MEASURED_TPUS)
         assert target.compile_only is (name in ARCHITECTURES)
-        assert target.entry == ("build" if name in CHIPS else "launch")
+        assert target.entry == ("build" if name in CHIPS or name in MEASURED_TPUS else "launch")
         if name in CHIPS:
             assert target.chip is target.hardware is CHIPS[name] and target.kind is FigureKind.MODELLED
             assert target.constants == {"vmem_bytes": CHIPS[name].vmem_bytes}
@@ -40,12 +42,19 @@ def test_every_part_is_a_target_of_its_kind():
         ("tpu7x", Reached.TRACE),
         ("h200", Reached.DEVICE),
         ("h100", Reached.DEVICE),
+        ("tpu-v5e", Reached.DEVICE),
         ("interpreter", Reached.INTERPRETER),
         ("sm_100", Reached.INTERPRETER),
     ],
 )
 def test_how_an_answer_was_reached(name, reached):
     assert load_target(name).reached is reached
+
+
+def test_a_stand_in_for_a_tpu_interprets_what_was_traced():
+    chip = dataclasses.replace(CHIPS["v5e"], interpreted=True)
+    target = Target("tpu-v5e", FigureKind.MEASURED, chip)
+    assert target.interpreted and target.reached is Reached.TRACE
 
 
 def test_a_target_has_no_other_part():
@@ -57,7 +66,7 @@ def test_a_target_has_no_other_part():
 def test_an_unknown_target_is_named_with_what_there_is():
     with pytest.raises(UnknownTarget) as caught:
         load_target("tpu9")
-    listed = ", ".join([*targets(), "cuda"])
+    listed = ", ".join([*targets(), "tpu", "cuda"])
     assert str(caught.value) == f"target: 'tpu9' is unknown; known targets are {listed}"
 
 

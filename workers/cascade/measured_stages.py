@@ -18,6 +18,7 @@ from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadF
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.device.kernel_traces import plans_of
 from tilewright.workers.device.station import Champion, Entry, Station, entry_id
 from tilewright.workers.device.timing import (
     MALFORMED,
@@ -123,6 +124,17 @@ class GateStage:
                 wrong = Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({kind})")
             if wrong is not None:
                 return wrong
+        return None
+
+
+class HandOverStage:
+    """Makes plans of what a candidate's Python traced to: all that a TPU's process is given of it."""
+
+    stage = Stage.COMPILE
+
+    def run(self, request: Request, found: Findings) -> Failure | None:
+        """Never fails."""
+        found.plans = plans_of(found.traced)
         return None
 
 

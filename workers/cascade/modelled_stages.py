@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from signal import Signals
 
 from tilewright.fitness import gates, score
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
-from tilewright.fitness.original import is_original
 from tilewright.fitness.tpu import simulation, structure, time_model
 from tilewright.fitness.tpu.llo import ParseError
 from tilewright.seeds.operator import Arrays, BesideKernels, Workload
 from tilewright.workers.cascade.common_stages import dealt_kinds, drawn_kinds
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
+from tilewright.workers.child.run_once import ChildLimits, run_child
+from tilewright.workers.device.kernel_traces import chip_of, run_pallas_child, trace_kernels
 from tilewright.workers.device.timing import MALFORMED, malformed
 from tilewright.workers.request import Failure, Findings, Request, artefact_hash, duplicate, one_line
 from tilewright.workers.toolchains import libtpu_simulator
@@ -34,7 +34,7 @@ class TraceStage:
 
     stage = Stage.COMPILE
 
-    def __init__(self, *, checks: bool = True) -> None:
+    def __init__(self, *, checks: bool) -> None:
         """With ``checks`` the second child runs it on the gates' inputs as well: most that is wrong ends here."""
         self._checks = checks
 
@@ -58,29 +58,14 @@ def trace(request: Request, found: Findings) -> Failure | None:
     missing = [w for w in _workloads(request) if w.id not in found.traced]
     if not missing:
         return None
-    wanted, errors = {w.id for w in missing}, []
-
-    def hear(frame: Frame) -> bool:
-        name = frame.data.get("workload")
-        if frame.kind == "artefact" and isinstance(name, str) and name in wanted and "text" in frame.blobs:
-            found.traced[name] = frame
-        elif frame.kind == "error":
-            errors.append(frame)
-        return not errors
-
-    data = {
-        "source": request.source,
-        "params": dict(request.params),
-        "chip": _chip(request),
-        "workloads": [request.described(w) for w in missing],
-    }
-    kind = "pallas.original" if is_original(request.source) else "pallas.trace"
-    outcome = run_pallas_child(Frame(kind, data), request, hear)
-    found.logs.append(outcome.log)
-    if errors:
-        phase = "import" if errors[0].data.get("phase") == "import" else "trace"
-        return _candidate_failure(_with_phase(errors[0], phase))
-    failure = _child_failure(outcome, "tracing")
+    traced = trace_kernels(request, missing, request.launcher, request.folder)
+    assert traced.outcome is not None
+    found.traced.update(traced.frames)
+    found.logs.append(traced.outcome.log)
+    if traced.error is not None:
+        phase = "import" if traced.error.data.get("phase") == "import" else "trace"
+        return _candidate_failure(_with_phase(traced.error, phase))
+    failure = _child_failure(traced.outcome, "tracing")
     if failure is None and any(w.id not in found.traced for w in missing):
         return Failure(Verdict.CRASHED, "the child ended before it had answered everything")
     return failure
@@ -92,29 +77,13 @@ def check(request: Request, found: Findings, *, gates: bool = True) -> Failure |
     Without ``gates`` it is lowered alone.
     """
     conversation = _Conversation(request, found, request.checked if gates else ())
-    outcome = run_pallas_child(conversation.job(), request, conversation.hear)
+    outcome = run_pallas_child(
+        conversation.job(), request, request.launcher, request.folder, conversation.hear
+    )
     found.logs.append(outcome.log)
     if conversation.failure is not None:
         return conversation.failure
     return _child_failure(outcome, "checking") or conversation.incomplete()
-
-
-def run_pallas_child(job: Frame, request: Request, hear: Callable[[Frame], bool]) -> ChildOutcome:
-    """A child without a compiler, in a folder of its own. Raises OSError."""
-    with temporary_folder(request.folder) as folder:
-        return run_child(
-            job,
-            _scaled(request.limits.trace, request.time_factor),
-            folder,
-            extra_environment=libtpu_simulator.trace_environment(),
-            on_frame=hear,
-            launcher=request.launcher,
-        )
-
-
-def _chip(request: Request) -> dict[str, object]:
-    """The chip that code is traced for, for a job."""
-    return {"kind": request.target.chip.device_kind, "cores": request.target.chip.cores}
 
 
 def _workloads(request: Request) -> list[Workload]:
@@ -157,7 +126,7 @@ class _Conversation:
         for name in self._workloads:
             arrays.update({f"constant/{name}/{n}": a for n, a in found.traced[name].arrays.items()})
         data = {
-            "chip": _chip(request),
+            "chip": chip_of(request),
             "workloads": [request.described(w) for w in self._workloads.values()],
             "lower": [name for name in self._workloads if name not in found.modules],
             "check": [

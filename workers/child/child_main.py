@@ -38,7 +38,10 @@ RUNNERS = {
 }
 """Job kind to the module whose ``run(job, answer)`` serves it."""
 
-SESSION_RUNNERS = {"plan.device": "tilewright.workers.runners.triton.plan_runner"}
+SESSION_RUNNERS = {
+    "plan.device": "tilewright.workers.runners.triton.plan_runner",
+    "tpu.device": "tilewright.workers.runners.pallas.tpu_runner",
+}
 """Runner name to the module with a ``Runner(config)`` that has ``hello`` (JSON-able) and ``run(job, answer)``."""
 
 

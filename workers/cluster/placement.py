@@ -12,14 +12,16 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
+from tilewright.workers.toolchains import tpu as tpu_toolchain
 
 SLIVER = 0.001
 """Of a node's resource: enough to be placed there."""
 
 
 def local_resources(workers: int, gpus: int) -> dict[str, int]:
-    """What a Ray that is started on this machine offers."""
+    """What a Ray that is started on this machine offers; its TPU chips Ray finds by itself."""
     return {"num_cpus": workers, "num_gpus": gpus}
 
 
@@ -32,7 +34,7 @@ def worker_resources(target: str) -> dict[str, Any]:
 
 
 def station_resources(target: Target, gpus: int) -> list[dict[str, Any]]:
-    """What each station asks of a node: one station for each of ``gpus`` GPUs (0: all of the target's nodes).
+    """What each station asks of a node: one station for each of ``gpus`` GPUs (0: all of the target's nodes) or TPUs.
 
     Under the interpreter ``gpus`` processes of a CPU stand in for them, at least one. A station on a node that is lost
     may restart on any; it refuses a GPU of another product.
@@ -44,6 +46,9 @@ def station_resources(target: Target, gpus: int) -> list[dict[str, Any]]:
         asked = [
             {"num_gpus": 0, **(_on(nodes[number % len(nodes)]) if nodes else {})} for number in range(count)
         ]
+    elif isinstance(target.part, Chip):
+        count = max(1, int(ray.cluster_resources().get(tpu_toolchain.RESOURCE, 1)))
+        asked = [{"resources": {tpu_toolchain.RESOURCE: 1}}] * count
     else:
         places = [node for node, has in _nodes(target) for _ in range(int(has.get("GPU", 0)))]
         if places and not gpus:
@@ -64,7 +69,8 @@ def missing_resource(target: Target) -> str:
     if offered and name not in offered:
         others = ", ".join(sorted(offered))
         return f"no node of the cluster offers {name}, only {others}: workers wait for one that joins"
-    if target.measured and not target.interpreted and not ray.cluster_resources().get("GPU"):
+    gpu = target.measured and not target.interpreted and not isinstance(target.part, Chip)
+    if gpu and not ray.cluster_resources().get("GPU"):
         return f"no node of the cluster has a GPU for {target.name}: workers wait for one that joins"
     return ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cluster.jobs import PoolGenome, PoolJob
@@ -100,6 +101,6 @@ def make_pool(
 def runs_here(settings: PoolSettings) -> bool:
     """Whether threads of this process are enough: no cluster, no more than one GPU, and few enough workers."""
     target = load_target(settings.target)
-    if settings.address or settings.gpus > 1:
+    if settings.address or settings.gpus > 1 or (target.measured and isinstance(target.part, Chip)):
         return False
     return settings.count <= (MEASURING_THREADS if target.measured else MODELLING_THREADS)

@@ -1,4 +1,4 @@
-"""Measuring stations as Ray actors: one for each GPU, exclusive, serving every evaluator of a campaign."""
+"""Measuring stations as Ray actors: one for each GPU or TPU, exclusive, serving every evaluator of a campaign."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StationActor:
 
     def __init__(self, target: str, scratch: str | None) -> None:
         self._target = load_target(target)
-        self._station = LocalStation(self._target.gpu, Path(scratch) if scratch else None)
+        self._station = LocalStation(self._target.hardware, Path(scratch) if scratch else None)
         with contextlib.suppress(OSError):  # the first job will say why
             self._station.warm()
 

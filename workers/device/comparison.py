@@ -10,10 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from tilewright.fitness.chips import Chip
+from tilewright.fitness.gpus import Gpu
 from tilewright.fitness.intervals import Ratio, Rounds, median_seconds, paired_ratio
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Workload
+from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.device.kernel_traces import trace_kernels
 from tilewright.workers.device.plan_compiler import PlanStage
 from tilewright.workers.device.station import Entry, LocalStation, Station, compile_children
 from tilewright.workers.device.timing import Samples, Timing, measure
@@ -24,6 +28,7 @@ from tilewright.workers.request import (
     Limits,
     TimingRequest,
     Truth,
+    one_line,
 )
 
 CONTROL = "control"
@@ -116,11 +121,11 @@ def compare(
 def _planned(
     request: TimingRequest, entries: Sequence[Entry], failed: dict[str, str], station: Station
 ) -> list[Entry]:
-    """The entries with their plans, where the target launches plans; without those that have none."""
+    """The entries with their plans, where the target's device launches plans; without those that have none."""
     target = request.target
-    if target.interpreted:
+    if target.interpreted and not isinstance(target.part, Chip):
         return list(entries)
-    compiler = compile_children(target.gpu)
+    planner = _Traces() if isinstance(target.part, Chip) else _Plans(target.gpu)
     planned = []
     try:
         for entry in entries:
@@ -135,16 +140,13 @@ def _planned(
                 source=entry.source,
                 params=entry.params,
             )
-            found, failure = Findings(), None
-            plans = entry.plans or _kept(station, entry, shapes)
-            if not plans:
-                failure = PlanStage(compiler).run(part, found)
-            if failure is not None:
-                failed[entry.id] = f"{failure.verdict.value}: {failure.reason}"
+            plans = entry.plans or _kept(station, entry, shapes) or planner.plans(part)
+            if isinstance(plans, str):
+                failed[entry.id] = plans
             else:
-                planned.append(dataclasses.replace(entry, plans=plans or found.plans))
+                planned.append(dataclasses.replace(entry, plans=plans))
     finally:
-        compiler.close()
+        planner.close()
     return planned
 
 
@@ -154,6 +156,43 @@ def _kept(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping
         return {}
     found = station.plans(entry.source, entry.params)
     return {w.id: found[w.id] for w in shapes} if all(w.id in found for w in shapes) else {}
+
+
+class _Plans:
+    """Plans of a GPU's kernels."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._compiler = compile_children(gpu)
+
+    def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
+        """By workload, or why there are none."""
+        found = Findings()
+        failure = PlanStage(self._compiler).run(part, found)
+        return found.plans if failure is None else f"{failure.verdict.value}: {failure.reason}"
+
+    def close(self) -> None:
+        self._compiler.close()
+
+
+class _Traces:
+    """Traces of a TPU's kernels."""
+
+    def __init__(self) -> None:
+        self._launcher = Spawn()
+
+    def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
+        """By workload, or why there are none."""
+        traced = trace_kernels(part, part.measured, self._launcher, None)
+        if traced.error is not None:
+            return one_line(
+                f"compile_error: {traced.error.data.get('type')}: {traced.error.data.get('message')}"
+            )
+        if len(traced.frames) < len(part.measured):
+            return "crashed: the child ended before it had traced everything"
+        return traced.plans()
+
+    def close(self) -> None:
+        return
 
 
 def _timed(

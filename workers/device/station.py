@@ -1,4 +1,4 @@
-"""A measuring station: one GPU (or an interpreter), exclusive, and the champion contenders are measured against.
+"""A measuring station: one GPU or TPU (or an interpreter), exclusive, and the champion contenders are measured against.
 
 Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds the device.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.gpus import Gpu
 from tilewright.seeds.sampled import Sample
@@ -26,6 +27,7 @@ from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDi
 from tilewright.workers.child.template import Template
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.device.oracle import DeviceOracle
+from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 KEPT = 256
@@ -146,10 +148,10 @@ class OperandSeeds:
 class LocalStation:
     """A station in this process, for several threads: jobs take turns; what is only asked or told waits for none."""
 
-    def __init__(self, device: Gpu, scratch: Path | None = None, *, spare: bool = True) -> None:
-        """Without ``spare`` no second child waits beside the first."""
+    def __init__(self, device: Gpu | Chip, scratch: Path | None = None, *, spare: bool = True) -> None:
+        """Without ``spare`` no second child waits beside the first, where a device's children have one."""
         self._keeper: SessionPool | ForkedChildren
-        if device.interpreted:
+        if not isinstance(device, Chip) and device.interpreted:
             self._keeper = ForkedChildren(
                 "interpret.",
                 ("tilewright.workers.runners.triton.interpreter_runner",),
@@ -158,9 +160,14 @@ class LocalStation:
                 scratch,
             )
         else:
-            config = dataclasses.replace(device_config(device), scratch=scratch, spare=spare)
-            self._keeper = SessionPool(config)
-        self._oracle = None if device.interpreted else DeviceOracle()
+            config = (
+                tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
+            )
+            self._keeper = SessionPool(
+                dataclasses.replace(config, scratch=scratch, spare=spare and config.spare)
+            )
+        on_gpu = not isinstance(device, Chip) and not device.interpreted
+        self._oracle = DeviceOracle() if on_gpu else None
         self._turn, self._state = threading.Lock(), threading.Lock()
         self._over = False
         self._hello: Mapping[str, Any] = {}
@@ -304,7 +311,7 @@ def compile_children(
     )
 
 
-def station_fault(device: Gpu) -> str | None:
+def station_fault(device: Gpu | Chip) -> str | None:
     """None, or one sentence on why candidates cannot run on this machine's device. Starts a child (seconds)."""
     try:
         station = LocalStation(device)

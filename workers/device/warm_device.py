@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.template import Template
@@ -34,9 +35,10 @@ class WarmDevice:
 
 def warm_device(target: Target, scratch: Path | None = None) -> WarmDevice:
     """Begin to start both, and wait for neither. Raises OSError where no process can be made."""
+    compiles = not (isinstance(target.part, Chip) or target.interpreted)
     found = WarmDevice(
-        LocalStation(target.gpu, scratch, spare=False),
-        None if target.interpreted else compile_children(target.gpu, scratch).template,
+        LocalStation(target.hardware, scratch, spare=False),
+        compile_children(target.gpu, scratch).template if compiles else None,
     )
     try:
         found.station.warm()
@@ -55,7 +57,10 @@ def device_for(target: Target) -> Iterator[WarmDevice | None]:
     Several devices are compared before any of them is used, and the pool starts them.
     """
     device = None
-    if target.interpreted or (target.measured and triton_toolchain.gpu_count() == 1):
+    one_device = target.interpreted or (
+        target.measured and not isinstance(target.part, Chip) and triton_toolchain.gpu_count() == 1
+    )
+    if one_device:
         with contextlib.suppress(OSError):  # the campaign will say why
             device = warm_device(target)
     try:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
-import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,18 +32,6 @@ SILENT = {
 
 QUIET = {**SILENT, "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 """Environment under which libtpu compiles for a chip that is not there, silently, several processes at a time."""
-
-PCI = Path("/sys/bus/pci/devices")
-_TPUS = frozenset(["0x005e", "0x0062", "0x0063", "0x006f", "0x0076"])
-"""PCI device numbers of TPUs, as ``jax._src.hardware_utils`` knows them."""
-
-
-def silence_libtpu() -> None:
-    """Keep libtpu from writing errors to the terminal on a machine without a TPU, where JAX was not imported yet."""
-    if "jax" not in sys.modules and not any(
-        path.read_text().strip() in _TPUS for path in PCI.glob("*/device")
-    ):
-        os.environ.update({**SILENT, **os.environ})
 
 
 def trace_environment() -> dict[str, str]:

@@ -138,11 +138,13 @@ def numbers_hold(m: int, n: int, k: int) -> list[float]:
 
 
 def table(found: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """A table for ``tilewright_library.layer_rows``: a result's times in the place of an old table's of its modes."""
+    """A table for ``tilewright_library.layer_rows``: a result's times in the place of an old table's of its rows."""
     from tilewright_library import layer_rows, store
 
     rows = [row for row in found["rows"] if "error" not in row]
-    times: dict[str, Any] = {}
+    times: dict[str, Any] = {
+        mode: {k: dict(v) for k, v in layers.items()} for mode, layers in old["us"].items()
+    }
     for row in rows:
         layer = times.setdefault(row["mode"], {}).setdefault(f"{row['n']}x{row['k']}", {})
         layer[str(row["m"])] = [row["graph"]["fp8"], row["graph"]["bf16"]]
@@ -151,9 +153,13 @@ def table(found: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
         mode: [
             statistics.median(row["eager"][c] for row in few if row["mode"] == mode) for c in ("fp8", "bf16")
         ]
-        for mode in times
+        for mode in {row["mode"] for row in few}
     }
-    measured = {mode: {key: found[key] for key in ("date", "device", "torch")} for mode in times}
+    measured = {
+        mode: {**old["measured"].get(mode, {}), "renewed": {**{key: found[key] for key in ("date", "device", "torch")},
+               "rows": sorted({row["m"] for row in rows if row["mode"] == mode})}}
+        for mode in {row["mode"] for row in rows}
+    }  # fmt: skip
     operators = [name for name in store.operators() if name.startswith(layer_rows.FAMILY)]
     return {
         "kind": "measured",
@@ -161,7 +167,7 @@ def table(found: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
         "measured": {**old["measured"], **measured},
         "versions": {name.split("/")[1]: store.current_version(name).name for name in operators},
         "host_us": {**old["host_us"], **host},
-        "us": {**old["us"], **times},
+        "us": times,
     }
 
 

@@ -77,7 +77,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "fitness/tpu/llo.py": ("tests/fitness/tpu/test_llo.py", "tests/fitness/tpu/test_model.py"),
     "fitness/dialect.py": DIALECT,
-    "workers/device/timing.py": ("tests/workers/device/test_timing.py",),
+    "workers/device/timing.py": (
+        "tests/workers/device/test_timing.py",
+        "tests/workers/cascade/test_measured_stages.py",
+    ),
     **{f"workers/cascade/{name}.py": (f"tests/workers/cascade/{_test_of(name)}",) for name in _OF_STAGES},
     "workers/cascade/common_stages.py": ("tests/workers/cascade/test_base.py",),
     "workers/cascade/measured.py": (
@@ -99,8 +102,9 @@ class Mutant:
     changed: str
 
 
-def mutants(source: str, each: int, rng: random.Random) -> list[Mutant]:
-    """At most ``each`` of a family of operators at a place, in random order. Raises ImportError without Cosmic Ray."""
+def mutants(source: str, each: int, most: int, rng: random.Random) -> Iterator[Mutant]:
+    """At most ``most``, and ``each`` of a family of operators at a place, in random order. Raises ImportError without
+    Cosmic Ray."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
@@ -117,7 +121,6 @@ def mutants(source: str, each: int, rng: random.Random) -> list[Mutant]:
     rng.shuffle(found)
     seen: Counter[tuple[str, tuple[int, int]]] = Counter()
     meanings = {meaning(source)}
-    made = []
     lines = source.splitlines()
     for name, occurrence, start, operator in found:
         family = name.split("_")[0]
@@ -130,10 +133,9 @@ def mutants(source: str, each: int, rng: random.Random) -> list[Mutant]:
         seen[family, start] += 1
         after = text.splitlines()
         at = next((n for n, (a, b) in enumerate(zip(lines, after, strict=False)) if a != b), start[0] - 1)
-        made.append(
-            Mutant(name.removeprefix("core/"), at + 1, text, after[at].strip() if at < len(after) else "")
-        )
-    return made
+        yield Mutant(name.removeprefix("core/"), at + 1, text, after[at].strip() if at < len(after) else "")
+        if sum(seen.values()) == most:
+            return
 
 
 def meaning(text: str) -> str:
@@ -249,8 +251,7 @@ def survey(module: str, args: argparse.Namespace) -> Iterator[tuple[Mutant, bool
     if noticed(module, source, TESTS[module], args.seconds):
         raise SystemExit(f"{module}: its tests fail, or take over {args.seconds:g} s, without any change.")
     sys.stdout.write(f"# {module}: {time.monotonic() - began:.1f} s without any change\n")
-    todo = mutants(source, args.each, random.Random(f"{args.seed} {module}"))
-    for mutant in todo[: args.most]:
+    for mutant in mutants(source, args.each, args.most, random.Random(f"{args.seed} {module}")):
         yield mutant, noticed(module, mutant.text, TESTS[module], args.seconds)
 
 

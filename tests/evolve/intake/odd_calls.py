@@ -156,9 +156,7 @@ class Twisted(torch.autograd.Function):
     def backward(ctx, dy, dz):
         (z,) = ctx.saved_tensors
         if ctx.needs_input_grad[0] and dy.shape[0] > 16:
-            dx = _scaled(
-                dy.t().contiguous(), torch.empty(dy.shape[1], dy.shape[0], dtype=dy.dtype), ctx.factor
-            )
+            dx = _scaled(dy.t().contiguous(), torch.empty(dy.shape[::-1], dtype=dy.dtype), ctx.factor)
         else:
             dx = torch.zeros(dy.shape[1], dy.shape[0])
         dw = torch.empty_like(z)
@@ -247,9 +245,8 @@ def _outcome(function, arguments, keywords):
         seen = _seen(returned)
         outs = [t for t in _tensors(returned) if t.requires_grad and t.device.type != "meta"]
         for turn in range(2 if way == "twice" else 1) if outs else ():
-            loss = sum(
-                (n + 1) * (t.double() ** 2).sum() for n, t in enumerate(outs if way != "last" else outs[-1:])
-            )
+            used = outs[-1:] if way == "last" else outs
+            loss = sum((n + 1) * (t.double() ** 2).sum() for n, t in enumerate(used))
             torch.autograd.backward(loss, retain_graph=turn == 0)
         grads = [None if not t.is_leaf or t.grad is None else t.grad.tolist() for t in leaves]
         same = [[t is leaf for leaf in leaves] for t in _tensors(returned)]
@@ -267,19 +264,9 @@ def _tensors(value):
 
 def _seen(value):
     if isinstance(value, torch.Tensor):
-        held = (
-            []
-            if value.device.type == "meta"
-            else [round(v, 4) for v in value.detach().double().flatten().tolist()]
-        )
-        return [
-            str(value.dtype),
-            list(value.shape),
-            value.stride(),
-            value.requires_grad,
-            str(value.device),
-            held,
-        ]
+        plain = value.detach().double().flatten() if value.device.type != "meta" else torch.empty(0)
+        said = [str(value.dtype), list(value.shape), value.stride(), value.requires_grad, str(value.device)]
+        return [*said, [round(v, 4) for v in plain.tolist()]]
     if isinstance(value, dict):
         return {key: _seen(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -347,12 +334,14 @@ def compare(folder: Path) -> None:
         for number in range(len(list(_odd(shapes)))):
             gone.clear()
             sides = []
-            for side in (original, function):
+            # the last one finds what was decided of the call before
+            for side in (original, function, function):
                 torch.manual_seed(1)
                 case, arguments, keywords = list(_odd([[t.clone() for t in a] if isinstance(a, list) else a.clone()
                                                        for a in shapes]))[number]  # fmt: skip
                 sides.append(_outcome(side, arguments, keywords))
-            found.append([name, case, [] if sides[0] == sides[1] else sides, not gone and len(sides[0]) > 2])
+            alike = sides == sides[:1] * 3
+            found.append([name, case, [] if alike else sides, not gone and len(sides[0]) > 2])
     sys.stdout.write(json.dumps(found))
 
 

@@ -91,3 +91,47 @@ def test_a_file_of_another_language_is_named_as_such(tmp_path: Path, name: str, 
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=re.escape(f"{name} is {said}")):
         tune.parse_place(f"{tmp_path / name}:f" if name.endswith(".py") else str(tmp_path / name))
+
+
+OUTPUT = """
+import torch
+from torch._inductor.async_compile import AsyncCompile
+async_compile = AsyncCompile()
+triton_poi_0 = async_compile.triton('triton_poi_0', '''
+import triton
+import triton.language as tl
+
+@triton_heuristics.pointwise(size_hints={'x': 1024})
+@triton.jit
+def triton_poi_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    xnumel = 800
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    tl.store(out_ptr0 + xindex, tl.load(in_ptr0 + xindex, xmask) * 2.0, xmask)
+''', device_str='cuda')
+
+def call(args):
+    arg0_1, = args
+    args.clear()
+    assert_size_stride(arg0_1, (8, 100), (100, 1))
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        buf0 = empty_strided_cuda((8, 100), (100, 1), torch.float32)
+        stream0 = get_raw_stream(0)
+        triton_poi_0.run(arg0_1, buf0, 800, stream=stream0)
+        del arg0_1
+    return (buf0, )
+
+def benchmark_compiled_module(times=10, repeat=10):
+    arg0_1 = rand_strided((8, 100), (100, 1), device='cuda:0', dtype=torch.float32)
+"""
+
+
+def test_what_inductor_writes_is_a_plain_file_with_its_own_call(tmp_path: Path) -> None:
+    (tmp_path / "output_code.py").write_text(OUTPUT)
+    found = plan(tmp_path / "output_code.py", NOTHING, HERE, tmp_path / "made")
+    text = found.request.path.read_text()
+    assert found.request.calls == ("float32[8, 100]",) and found.request.function == "call"
+    assert "triton_poi_0[triton.cdiv(800, 64),](arg0_1, buf0, 800, XBLOCK=64)" in text
+    assert "assert_size_stride(arg0_1, (8, 100), (100, 1))" in text and "get_raw_stream" not in text
+    compile(text, "plain", "exec")

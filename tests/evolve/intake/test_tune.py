@@ -10,7 +10,7 @@ import pytest
 from tilewright.evolve.campaign.loop import Order
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
-from tilewright.evolve.intake.child import calls_of_file
+from tilewright.evolve.intake.child import calls_of_files
 from tilewright.evolve.intake.tune import (
     COMPILE_SECONDS,
     IN_FLIGHT,
@@ -83,6 +83,6 @@ def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path: Path) -> 
     pytest.importorskip("torch")
     file = tmp_path / "mine.py"
     file.write_text("print('noise')\ncalls = ['f32[4]', 'f32[8], dim=1']\n")
-    assert calls_of_file(str(file), file) == ["f32[4]", "f32[8], dim=1"]
+    assert calls_of_files([str(file), str(file)], file) == ["f32[4]", "f32[8], dim=1"]
     with pytest.raises(UserError, match="names no file"):
-        calls_of_file(str(tmp_path / "gone.py"), file)
+        calls_of_files([str(tmp_path / "gone.py")], file)

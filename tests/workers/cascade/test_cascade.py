@@ -105,5 +105,5 @@ def test_steps_that_others_build_on_are_run_before_a_kernel_is_wrong(monkeypatch
 @pytest.mark.parametrize("name", sorted(twins.ESCAPES))
 def test_what_escapes_the_dialect_still_has_no_say(operator, name, tmp_path):
     asked = {"target": load_target("tpu7x"), "limits": LIMITS, "params": twins.PARAMS, "folder": tmp_path}
-    failure = TraceStage().run(request(operator, source=twins.escaped(name), **asked), Findings())
+    failure = TraceStage(checks=True).run(request(operator, source=twins.escaped(name), **asked), Findings())
     assert failure is not None and failure.verdict is Verdict.CRASHED, failure

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testkit.taken import softmax
+from testkit.taken import attention, softmax
 from tilewright.evolve.promote.verify import served_within
 from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict
 from tilewright.fitness.targets import load_target
@@ -40,6 +40,59 @@ def _request(operator: Operator, source: str = "", seed: int = 1) -> Request:
         params={**lot.declared(text, "DEFAULTS"), **kernel.overrides}, seed=seed, measured=suite.workloads,
         checked=suite.check, folder=Path("/nowhere"), genome="g", final=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "few", "turns"),
+    [
+        ("if k // 64 == 3: pass", [192, 255, 224], [191, 192, 255, 256]),
+        ("x = (q == 7) & (r == 5)", [5, 7], [4, 5, 6, 7, 8]),
+        ("x = 0 < k < 5", [1, 4, 3], [4, 5]),
+        ("x = k > 200", [], [200, 201]),
+        ("x = k % 7 == 3", [], [2, 3, 4, 9, 10, 11, 16, 17, 18, 23, 24, 25]),
+        ("x = k == P * HELD\nHELD = 16", [192], [191, 192, 193]),
+        ("x = k // 70000 == 2", [140000, 140001], [139999, 140000]),
+        ("x = k % 256 < 16 and k < 600", [1, 15, 8, 256, 271, 264, 512, 527, 520],
+         [15, 16, 255, 256, 271, 272, 511, 512, 527, 528]),
+        ("x = k == 16777216", [1 << 24], [(1 << 24) - 1, 1 << 24]),
+        ("while k - 192: pass", [192], [191, 192, 193]),
+        ("x = not k - 5 or k == 9", [5, 9], [4, 5, 6, 8, 9, 10]),
+        *((text, [], []) for text in ("x = k + 1", "if k: pass", "x = k == r", "x = k == 1.5", "x = k.n == 5",
+                                      "x = 1 == 1", "x = k == 2**3**4", "x = k == 1 << 99", "x = k // (k - k) == 1",
+                                      "x = k == L", "x = k == P.n", "x = f(k) == 2")),
+    ],
+)  # fmt: skip
+def test_sizes_at_which_a_truth_turns(source: str, few: list[int], turns: list[int]) -> None:
+    assert lot.named_sizes(source, {"P": 12, "L": 2.5}) == [few, turns]
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "constrained", "drawn"),
+    [
+    ("softmax", "INTERPRETED", False, "1x70 4x192 53x128 59x120 10x128 5x128 4x1 17x200 17x201 1x128"),
+    ("softmax", "INTERPRETED", True, "16x192 7x192 4x96 4x48 4x144 7x192 4x192 7x384 1x96 4x24"),
+    ("softmax", "MODELLED", True, "16x192 7x144 4x96 7x192 7x384 1x96"),
+    ("softmax", "LARGE", False, "1x70 24x192 5x128 19x1"),
+    ("attention", "INTERPRETED", False, "23x2x75 7x16x3 1x16x75 7x29x5 12x23x80 9x16x37 12x1x1 12x15x80 2x16x80 7x16x1"),  # noqa: E501
+    ("attention", "INTERPRETED", True, "7x192x37 7x24x37 12x192x80 12x192x75 12x48x75 7x24x37 12x24x80"),
+    ("attention", "MEASURED", False, "23x2x75 7x16x3 1x16x75 7x16x5 12x19x80 47x16x37 12x16x52 7x61x37 9x16x37 12x1x1 12x15x80 2x16x80 7x16x1 11x16x37 12x16x38 12x1x75"),  # noqa: E501
+    ("attention", "LARGE", True, "7x24x37 7x24x39 7x24x75 7x24x37"),
+    ],
+)  # fmt: skip
+def test_a_seed_draws_the_same_shapes_every_time(
+    operator: str, name: str, constrained: bool, drawn: str
+) -> None:
+    made = {"softmax": softmax, "attention": attention}[operator]()
+    source = made.kernels["seed"].source
+    if constrained:
+        source = source.replace("CONSTRAINTS = {}", "CONSTRAINTS = {'N % 24 == 0': ''}")
+        source += "\n\ndef other(k):\n    if k // 64 == 3:\n        return k\n"
+    found = [
+        w.dims.values()
+        for seed in range(2)
+        for w in lot.drawn(_request(made, source, seed), getattr(lot, name))
+    ]
+    assert " ".join("x".join(map(str, sizes)) for sizes in found) == drawn
 
 
 @pytest.mark.parametrize("test", NAMES)

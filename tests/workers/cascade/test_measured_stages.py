@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +14,9 @@ from testkit.scripted import INTERPRETED, SOURCE, TARGET, Doubler, ScriptedStati
 from tilewright.fitness.evaluation import FigureKind, GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
+from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import Scope
-from tilewright.workers.cascade import measured
+from tilewright.workers.cascade import drawn_shapes, measured
 from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.cascade.measured_stages import (
     Confirmation,
@@ -27,8 +29,9 @@ from tilewright.workers.cascade.measured_stages import (
 )
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.device.station import Champion, Entry
+from tilewright.workers.device.station import Champion, Entry, LocalStation
 from tilewright.workers.device.timing import Samples, calls_of
 from tilewright.workers.request import Failure, Findings
 
@@ -63,6 +66,21 @@ def test_each_kind_of_inputs_runs_on_one_shape_and_on_all_for_a_finalist():
     _, found, station = gated(final=True)
     assert [c["kinds"] for c in station.jobs[0][0].data["check"]] == [["randn", "ones"]] * 2
     assert len(found.gates) == 4
+
+
+def test_answers_are_due_before_the_device_is_asked():
+    class Counted(Doubler):
+        asked = 0
+
+        def oracle(self, workload, inputs):
+            self.asked += 1
+            return super().oracle(workload, inputs)
+
+    stage, operator = GateStage(ScriptedStation(answers)), Counted()
+    asked = scripted.request(operator, source="text", checked=(shape(32), shape(48)))
+    stage.prepare(asked)
+    assert operator.asked == 2
+    assert stage.run(asked, Findings()) is None and operator.asked == 2
 
 
 def test_plans_travel_instead_of_the_source():
@@ -110,7 +128,7 @@ def test_every_question_is_answered_once():
         found = Findings()
         station = ScriptedStation(lambda job, kept=kept: done([answers(job).frames[n] for n in kept]))
         assert GateStage(station).run(request(), found) == said and not found.gates
-    swapped = ScriptedStation(lambda job: done([Frame("note"), *answers(job).frames[::-1]]))
+    swapped = ScriptedStation(lambda job: done([Frame("note"), Frame("aside"), *answers(job).frames[::-1]]))
     assert GateStage(swapped).run(request(), Findings()) is None
 
 
@@ -158,6 +176,23 @@ def test_a_screen_is_paced_by_the_champion():
     broken, found = ScriptedStation(lambda job: done([])), Findings()
     assert ScreenStage(broken, Samples(OPERATOR)).run(request(), found).verdict is Verdict.CRASHED
     assert not found.figures
+
+
+def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_asked_for():
+    told, made = [], []
+    station = SimpleNamespace(operand_seed=lambda seed, ahead=False: told.append(ahead) or 3)
+    samples = SimpleNamespace(tables={"a": np.zeros(1)}, of=lambda *key: made.append(key))
+    samples.drawn = lambda workload, seed, most: [f"{seed} {most}"]
+    for final, most in ((False, 2), (True, None)):
+        made.clear()
+        ScreenStage(station, samples).prepare(request(final=final))
+        assert [(w.id, *rest) for w, *rest in made] == [
+            (name, 3, kind) for name in ("m64", "m32") for kind in ("", f"7 {most}")
+        ]
+    assert told == [True, True], "another job counts its use"
+    samples.tables = {}
+    ScreenStage(station, samples).prepare(request())
+    assert len(told) == 2
 
 
 TIMES = {
@@ -325,7 +360,10 @@ class Wide(Doubler):
 
 def met(light, heavy, screened):
     """The meeting on eight shapes at these times of a contender, the champion's being 1e-4, and the jobs it took."""
-    operator, shapes = Wide(), tuple(dataclasses.replace(request().measured[0], id=f"m{n}") for n in range(8))
+    operator, shapes = (
+        Wide(),
+        tuple(dataclasses.replace(request().measured[0], id=f"m{n}") for n in range(len(screened))),
+    )
     champion = Champion(Entry("best", "its source", {}), 2.0, tuple(figures(w.id, 1e-4) for w in shapes))
 
     def change(frame):
@@ -352,6 +390,8 @@ def test_many_shapes_meet_the_lightest_first_and_go_on_while_it_may_be_the_faste
     assert jobs == [light, heavy, light + heavy], "not surely the faster"
     verdict, _, jobs = met(0.99e-4, 1e-4, [0.97e-4] * 4 + [0.99e-4] * 4)
     assert jobs == [light] and not verdict.accepted, "screened two per cent too fast, the rest is none faster"
+    assert met(1.02e-4, 1e-4, [1e-4] * 10)[2] == [[*light, "m4"]], "five, and five that are heavier"
+    assert len(met(1.02e-4, 1e-4, [1e-4] * 7)[2][0]) == 7, "three are few"
 
 
 def test_one_clearly_ahead_on_the_lightest_shapes_is_taken_as_screened_on_the_rest():
@@ -362,6 +402,11 @@ def test_one_clearly_ahead_on_the_lightest_shapes_is_taken_as_screened_on_the_re
     assert [f.seconds for f in found.figures] == pytest.approx([0.9e-4] * 4 + [0.95e-4] * 4)
     assert found.figures[7].tflops == pytest.approx(1 / 0.95e-4) and found.figures[7].diagnosis["foreseen"]
     assert verdict.ratio.value == pytest.approx((1 / 0.9 / 0.95) ** 0.5)
+    half = (
+        3.1824463 * 0.003 * 0.5 * math.sqrt(1 / 4 + 1 / 4)
+    )  # Student's of four shapes that agree, on half of all
+    assert verdict.ratio.low == pytest.approx(verdict.ratio.value * math.exp(-half), rel=1e-6)
+    assert verdict.ratio.high == pytest.approx(verdict.ratio.value * math.exp(half), rel=1e-6)
     _, _, jobs = met(0.99e-4, 1e-4, [0.97e-4, 1.01e-4] * 2 + [0.98e-4] * 4)
     assert jobs[:2] == [light, heavy], "screens that scatter so much tell too little"
 
@@ -553,6 +598,22 @@ def test_a_champion_that_changed_while_waiting_is_the_one_to_meet():
     assert gone.champion().entry.id == "g" and len(gone.jobs) == 2
 
 
+@pytest.mark.parametrize(
+    ("tables", "lots"), [({}, ["MEASURED"]), ({"a": np.zeros(1)}, ["MEASURED", "LARGE"])]
+)
+def test_large_shapes_are_drawn_where_answers_are_sampled_and_compilers_count(tables, lots):
+    compiler = SimpleNamespace(cpu_seconds=3.0)
+    cascade = MeasuredCascade(
+        OPERATOR, TARGET, SUITE, object.__new__(LocalStation), compiler=compiler,
+        samples=SimpleNamespace(tables=tables),
+    )  # fmt: skip
+    assert [lot for lot, _ in cascade._on_drawn()._lots] == [getattr(drawn_shapes, name) for name in lots]
+    before = time.thread_time()
+    assert before <= cascade._cpu_seconds() - 3.0 <= time.thread_time()
+    cascade._compiler = None
+    assert cascade._cpu_seconds() <= time.thread_time()
+
+
 def test_a_device_that_cannot_be_asked_leaves_its_versions_out():
     held = station()
 
@@ -565,6 +626,15 @@ def test_a_device_that_cannot_be_asked_leaves_its_versions_out():
     wrong = MeasuredCascade(OPERATOR, PLAUSIBLE, SUITE, station())
     rejected = wrong.evaluate("g", "import os\n", {}, seed=7)
     assert rejected.verdict is Verdict.REJECTED and "device" not in rejected.toolchain
+
+
+def test_a_tpu_s_candidates_are_traced_by_forks_of_a_template(monkeypatch):
+    started = []
+    monkeypatch.setattr(measured, "pallas_template", lambda: started.append(1) or Spawn())
+    MeasuredCascade(OPERATOR, PLAUSIBLE, SUITE, station()).close()
+    assert not started
+    MeasuredCascade(OPERATOR, load_target("tpu-v5e"), SUITE, station()).close()
+    assert started
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from tilewright.workers.cascade import modelled_stages as stages
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
+from tilewright.workers.device import kernel_traces
+from tilewright.workers.device.kernel_traces import Traced
 from tilewright.workers.request import Failure, Findings, Limits, artefact_hash
 
 OPERATOR = Doubler()
@@ -70,32 +72,30 @@ def compiled_findings():
     return found
 
 
-def tracing(monkeypatch, frames, found, **ending):
-    """The verdict, and what was asked for, of a child that says this and ends so."""
+def tracing(monkeypatch, answer, found, asked=None):
+    """The verdict, and what was asked for."""
     seen = []
 
-    def run(job, request, hear):
-        seen.append([w["id"] for w in job.data["workloads"]])
-        assert job.kind == "pallas.trace" and job.data["chip"] == {"kind": "TPU7x", "cores": 1}
-        heard = [hear(travelled(frame)) for frame in frames]
-        assert heard == [frame.kind != "error" for frame in frames]
-        return ChildOutcome(**{"ending": Ending.DONE, "log": "log", **ending})
+    def trace_kernels(request, workloads, launcher, folder):
+        seen.append([w.id for w in workloads])
+        return answer
 
-    monkeypatch.setattr(stages, "run_pallas_child", run)
-    return stages.trace(request(), found), seen
+    monkeypatch.setattr(stages, "trace_kernels", trace_kernels)
+    return stages.trace(asked or request(), found), seen
 
 
 def test_each_shape_is_traced_once(monkeypatch):
-    frames = [artefact(name) for name in NAMES]
+    frames = {name: artefact(name) for name in NAMES}
+    whole = Traced(frames, None, ChildOutcome(Ending.DONE, log="log"))
     found = Findings()
-    failure, seen = tracing(monkeypatch, frames, found)
+    failure, seen = tracing(monkeypatch, whole, found)
     assert failure is None and [sorted(names) for names in seen] == [sorted(NAMES)]
-    assert sorted(found.traced) == sorted(NAMES) and found.logs == ["log"]
-    assert found.traced["m32"].blobs == {"text": b"m32"}
-    assert tracing(monkeypatch, frames, found) == (None, []), "nothing is left to trace"
+    assert found.traced == frames and found.logs == ["log"]
+    assert tracing(monkeypatch, whole, found) == (None, []), "nothing is left to trace"
     del found.traced["m48"]
-    assert tracing(monkeypatch, frames[1:2], found) == (None, [["m48"]])
-    assert tracing(monkeypatch, frames[:1], Findings())[0] == INCOMPLETE
+    assert tracing(monkeypatch, whole, found) == (None, [["m48"]])
+    part = Traced({"m32": frames["m32"]}, None, ChildOutcome(Ending.DONE))
+    assert tracing(monkeypatch, part, Findings())[0] == INCOMPLETE
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,27 @@ def test_each_shape_is_traced_once(monkeypatch):
 )
 def test_what_is_no_trace_is_none(monkeypatch, said):
     """The child that traces runs the candidate's Python."""
+
+    def run(job, request, launcher, folder, hear):
+        assert hear(travelled(said)) and [w["id"] for w in job.data["workloads"]] == ["m32", "m48", "m64"]
+        return ChildOutcome(Ending.DONE)
+
+    monkeypatch.setattr(kernel_traces, "run_pallas_child", run)
     found = Findings()
-    assert tracing(monkeypatch, [said], found)[0] == INCOMPLETE and not found.traced
+    assert stages.TraceStage(checks=True).run(request(), found) == INCOMPLETE and not found.traced
 
 
 def test_a_trace_that_fails_is_the_candidate_s_whatever_phase_it_says(monkeypatch):
     for phase, kind in (("import", "import"), ("trace", "trace"), ("check", "trace"), ("topology", "trace")):
         found = Findings()
-        failure, _ = tracing(monkeypatch, [error(phase)], found, ending=Ending.STOPPED)
+        said = Traced({}, error(phase), ChildOutcome(Ending.STOPPED, log="log"))
+        failure, _ = tracing(monkeypatch, said, found)
         assert failure == Failure(Verdict.COMPILE_ERROR, "ValueError: why", "the trace"), kind
         assert found.logs == ["log"]
-    bare = Frame("error", {"type": "X"})
-    assert tracing(monkeypatch, [bare], Findings())[0] == Failure(Verdict.COMPILE_ERROR, "X", "")
-    late = tracing(monkeypatch, [], Findings(), ending=Ending.TIMEOUT, detail="60 s")[0]
-    assert late == Failure(Verdict.TIMEOUT, "tracing: 60 s", "log")
+    bare = Traced({}, Frame("error", {"type": "X"}), ChildOutcome(Ending.STOPPED))
+    assert tracing(monkeypatch, bare, Findings())[0] == Failure(Verdict.COMPILE_ERROR, "X", "")
+    late = Traced({}, None, ChildOutcome(Ending.TIMEOUT, detail="60 s", log="log"))
+    assert tracing(monkeypatch, late, Findings())[0] == Failure(Verdict.TIMEOUT, "tracing: 60 s", "log")
 
 
 BEYOND = "reads or writes outside an array: "
@@ -238,7 +245,7 @@ class Checker:
         self._change, self._ending = change, ending or ChildOutcome(Ending.DONE, log="log")
         monkeypatch.setattr(stages, "run_pallas_child", self._run)
 
-    def _run(self, job, request, hear):
+    def _run(self, job, request, launcher, folder, hear):
         self.jobs.append(job)
         for frame in checked(job, request):
             changed = self._change(frame)
@@ -426,9 +433,11 @@ def test_what_was_traced_before_is_a_duplicate(monkeypatch):
     failure = stages.check(asked, found)
     assert failure.verdict is Verdict.DUPLICATE and found.artefact == known, "of the measured shapes"
     assert child.heard == 3 and known in failure.reason
-    assert stages.TraceStage().run(request(), traced_findings()) is None
-    assert [job.kind for job in child.jobs] == ["pallas.check"] * 2, "it is not traced again"
-    assert tracing(monkeypatch, [error("import")], Findings())[0].verdict is Verdict.COMPILE_ERROR
+    monkeypatch.setattr(stages, "trace_kernels", lambda *a: pytest.fail("traced twice"))
+    assert stages.TraceStage(checks=True).run(request(), traced_findings()) is None
+    (late,) = [Traced({}, error("import"), ChildOutcome(Ending.DONE))]
+    monkeypatch.setattr(stages, "trace_kernels", lambda *a: late)
+    assert stages.TraceStage(checks=True).run(request(), Findings()).verdict is Verdict.COMPILE_ERROR
 
 
 def compiling(monkeypatch, tmp_path, frames=None, *, compiles=True, ending=None, found=None, **changes):

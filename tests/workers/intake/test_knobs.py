@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tilewright.workers.intake.source.knobs import Knob, values_around
-from tilewright.workers.intake.triton.knob_evidence import _moved_together
+from tilewright.workers.intake.triton import knob_evidence
 
 NUMBERS = {"BM": 64, "BN": 64, "rows": 64, "columns": 64, "other": 32}
 ECHOES = ("rows", "columns")
@@ -29,7 +29,11 @@ CASES: dict[str, tuple[Callable[..., bool], tuple[str, ...] | None, list[int]]] 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name: str) -> None:
+def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knob_evidence, "blanks", lambda seed, dims, device: {})
+    monkeypatch.setattr(knob_evidence, "launch_arguments", lambda seed, params, tensors: dict(params))
     passes, ties, values = CASES[name]
     knobs = [Knob(n, v, values_around(v), "", echo=n in ECHOES) for n, v in NUMBERS.items()]
     seed: Any = SimpleNamespace(text=SimpleNamespace(knobs=knobs, ties={}), defaults=NUMBERS)
@@ -38,5 +42,5 @@ def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name: str) -> 
         def passed_at(self, points: list[Mapping[str, int]], shapes: list[Any]) -> list[list[bool]]:
             return [[passes(**{**NUMBERS, **point})] for point in points]
 
-    found = _moved_together(seed, Trials(), knobs[0], ["a shape"])  # type: ignore[arg-type, list-item]
+    found = knob_evidence._moved_together(seed, Trials(), knobs[0], [SimpleNamespace(dims={})])  # type: ignore[arg-type, list-item]
     assert found is None if ties is None else found == (ties, values)

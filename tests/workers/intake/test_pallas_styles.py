@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,13 +13,17 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
+from jax.experimental import pallas as pl  # noqa: E402
 
 from tilewright.evolve.intake.winner import plain_module  # noqa: E402
 from tilewright.fitness import dialect  # noqa: E402
 from tilewright.fitness.original import is_original  # noqa: E402
+from tilewright.fitness.targets import load_target  # noqa: E402
+from tilewright.workers.intake.child_program import Refusal  # noqa: E402
+from tilewright.workers.intake.operator import Operand  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
 from tilewright.workers.intake.pallas.original import Original, on_chip  # noqa: E402
-from tilewright.workers.intake.pallas.seed_build import text_of  # noqa: E402
+from tilewright.workers.intake.pallas.seed_build import SeedBuild, text_of  # noqa: E402
 from tilewright.workers.runners.pallas.trace import load_build  # noqa: E402
 
 STYLES = Path(__file__).with_name("pallas_styles.py")
@@ -121,6 +126,22 @@ def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(taken: An
     assert {k.name: k.default for k in knobs} == {"cols": 128, "rows": 8}
     assert "params['rows']" in source
     assert load_build(source)({"cols": 128, "rows": 8}) is not None
+
+
+@pytest.mark.parametrize(("columns", "said"), [(512, ""), (256, "begins behind"), (64, "begins behind")])
+def test_a_block_that_begins_behind_its_operand_is_refused(columns: int, said: str) -> None:
+    def added(x, y):
+        spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
+        kernel = pl.pallas_call(
+            lambda x, y, o: None, grid=(8, 4), in_specs=[spec] * 2, out_specs=spec, out_shape=x
+        )
+        return [kernel(x, y)]
+
+    operands = [Operand("x", "float32", (64, 512)), Operand("y", "float32", (64, columns))]
+    chip = load_target("tpu7x").chip
+    assert chip is not None
+    with pytest.raises(Refusal, match=said) if said else contextlib.nullcontext():
+        assert SeedBuild(chip, lambda params: added, operands).traced({}, {})
 
 
 def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) -> None:

@@ -151,15 +151,9 @@ def settle(
 
 
 def _most_names(
-    raw: Sequence[Operand],
-    shapes: Sequence[Sizes],
-    ways: Iterator[list[Any]],
-    most: int,
-    calls: int,
-    works: Works,
-    size: int,
-    kept: Collection[int] = (),
-) -> list[Any] | None:
+    raw: Sequence[Operand], shapes: Sequence[Sizes], ways: Iterator[list[Any]], most: int, calls: int, works: Works,
+    size: int, kept: Collection[int] = (),
+) -> list[Any] | None:  # fmt: skip
     """Of the ways that work one with the most different names; None where none works. Axes of sizes that are ``kept``
     keep them."""
     best: tuple[int, list[Any]] | None = None
@@ -282,11 +276,8 @@ def _assignments(raw: Sequence[Sizes], *, merged: bool = False, apart: bool = Fa
             options = before[:1]
         else:
             new = [fresh] if not before or (not merged and len(before) < 3) else []
-            options = (
-                [*new, *(n for n in before if n not in names)]
-                if place == 0
-                else [*(n for n in before if n not in names), *new]
-            )
+            again = [n for n in before if n not in names]
+            options = [*new, *again] if place == 0 else [*again, *new]
         for name in options:
             more = known if name in before else {**known, size: [*before, name]}
             yield from go(place, axis + 1, more, (*names, name), made)

@@ -1,10 +1,10 @@
 """The calls that a user's file makes, as texts, and their values.
 
-``python -m tilewright.workers.intake.calls.file_calls FILE NAME OF VALUES``. NAME may be empty; OF is the file of the
-function that is called, whose package the calls may import although parts of it are not installed; VALUES is the file
-to write tensors to (see ``kept_values``), or empty.
+``python -m tilewright.workers.intake.calls.file_calls OF VALUES FILE NAME ...``. OF is the file of the function that is
+called, whose package the calls may import although parts of it are not installed; VALUES is the file to write tensors
+to (see ``kept_values``), or empty; NAME may be empty.
 
-FILE runs once, in this process. It holds its calls under ``calls``, or makes them in a function of that name: a list
+A FILE runs once, in this process. It holds its calls under ``calls``, or makes them in a function of that name: a list
 of tuples of arguments, of which the last may be a dictionary of keywords; one such tuple will do, and so will texts as
 ``--args`` has them. ``get_inputs`` and ``inputs`` are one call. Where there is no GPU, tensors asked for on one
 are made on the host.
@@ -77,20 +77,25 @@ def _calls(path: Path, name: str) -> list[Any]:
 def main() -> None:
     """Write the texts as JSON, and the values; of a file without calls, one sentence."""
     answer: dict[str, Any]
-    file, name, of, values = sys.argv[1:]
+    of, values, *places = sys.argv[1:]
+    rows: dict[str, list[Any]] = {}
+    file = ""
     try:
         if of and (package := package_of(Path(of))) is not None:
             sys.meta_path.insert(0, package)
-        made = [c if isinstance(c, str) else arguments_of(c) for c in calls(Path(file), name)]
-        answer = {"calls": [c if isinstance(c, str) else call_text(*c) for c in made]}
+        for file, name in zip(places[::2], places[1::2], strict=True):
+            for made in calls(Path(file), name):
+                if isinstance(made, str):
+                    rows.setdefault(made, [])
+                else:
+                    given = arguments_of(made)
+                    rows.setdefault(call_text(*given), values_of(*given))
+        answer = {"calls": list(rows)}
         if values:
-            write(Path(values), [[] if isinstance(c, str) else values_of(*c) for c in made])
+            write(Path(values), list(rows.values()))
     except Exception as error:  # noqa: BLE001 - whatever the user's file raises is told
-        answer = {
-            "why": str(error)
-            if isinstance(error, LookupError)
-            else f"it raises {type(error).__name__}: {error}"
-        }
+        why = str(error) if isinstance(error, LookupError) else f"it raises {type(error).__name__}: {error}"
+        answer = {"why": f"{file}: {why}"}
     sys.stderr.flush()
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
 

@@ -60,17 +60,6 @@ def write(path: Path, calls: Sequence[Call]) -> None:
     _save(path, {f"{n}/{place}": array for n, call in enumerate(calls) for place, array in enumerate(call)})
 
 
-def gathered(to: Path, calls: Sequence[tuple[Path | None, int]]) -> None:
-    """Write the values of calls of several files, each by its file and its number there. Raises OSError."""
-    arrays = {}
-    for n, (path, number) in enumerate(calls):
-        if path is not None and path.is_file():
-            with np.load(path) as held:
-                found = [key for key in held.files if key.partition("/")[0] == str(number)]
-                arrays.update({f"{n}/{key.partition('/')[2]}": held[key] for key in found})
-    _save(to, arrays)
-
-
 def with_values(path: str, folder: Path, labels: Sequence[str], operands: Sequence[Operand]) -> list[Operand]:
     """Operands with the caller's own values where there are any, by the labels of the calls' shapes."""
     to = folder / FILE

@@ -139,10 +139,11 @@ class _Transform(ast.NodeTransformer):
         inner = [n for n in ast.walk(node) if n is not node]
         bound = [n.arg for n in inner if isinstance(n, ast.arg)]
         bound += [n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        bound += [n.name for n in inner if isinstance(n, ast.FunctionDef)]
+        functions = [n.name for n in inner if isinstance(n, ast.FunctionDef)]
+        bound += functions
         self._local: dict[str, str] = {}
         for name in dict.fromkeys(bound):
-            new = name if name == "_" else name.lstrip("_") or "u"
+            new = name.lstrip("_") or ("step" if name in functions else name if name == "_" else "u")
             while new in RESERVED or (new != name and new in {*bound, *self._local.values()}):
                 new += "_"
             self._local[name] = new

@@ -58,9 +58,13 @@ def legal_values(
     return found, set(space) - telling if found else set()
 
 
-def values_anywhere(knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]]) -> tuple[int, ...]:
-    """A knob's values that some shape takes."""
+def values_taken(
+    knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]], checked: Sequence[str]
+) -> tuple[int, ...]:
+    """A knob's values that some shape takes, and every shape at which answers are ``checked``."""
     taken = {v for by_knob in legal.values() for v in by_knob.get(knob.name, knob.values)}
+    for label in checked:
+        taken &= set(legal.get(label, {}).get(knob.name, knob.values))
     return tuple(v for v in knob.values if v in taken or v == knob.default) if legal else knob.values
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.core import jaxprs_in_params
 from jax._src.pallas.mosaic import lowering
 from jax._src.pallas.mosaic.core import CoreType
 from jax.experimental.pallas import tpu as pltpu
@@ -26,13 +25,13 @@ from tilewright.seeds.operator import TensorSpec
 from tilewright.seeds.sampled import windows
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.operator import Operand, known_values
-from tilewright.workers.intake.pallas.block_sizes import launches
+from tilewright.workers.intake.pallas.block_sizes import kernels_in, launches
 from tilewright.workers.intake.pallas.original import on_chip, plain_jaxpr
 from tilewright.workers.runners.failures import describe
 from tilewright.workers.runners.pallas.check import exported, interpret, settings_of
 from tilewright.workers.runners.pallas.jaxpr_codec import decode, encode
 from tilewright.workers.runners.pallas.sampled_grid import Program
-from tilewright.workers.runners.pallas.trace import check_form, closed_of
+from tilewright.workers.runners.pallas.trace import check_form, closed_of, mesh_of
 
 Dims = Mapping[str, int]
 Params = Mapping[str, int]
@@ -60,16 +59,16 @@ class SeedBuild:
     kept: dict[str, list[np.ndarray]] = field(default_factory=dict)
     compiled: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
-    def on_chip(self) -> Any:
+    def mesh(self) -> Any:
         """While it is entered, code is traced for the chip: a pipeline within a kernel asks which one."""
-        return on_chip({"kind": self.chip.device_kind, "cores": self.chip.cores})
+        return mesh_of({"kind": self.chip.device_kind, "cores": self.chip.cores})
 
     def closed(self, dims: Dims, params: Params) -> ClosedJaxpr:
         """What it traces to, as candidates are judged by. Raises what the function raises."""
         return self._closed(params, shaped(self.operands, dims))
 
     def _closed(self, params: Params, specs: Sequence[jax.ShapeDtypeStruct]) -> ClosedJaxpr:
-        with self.on_chip():
+        with on_chip({"kind": self.chip.device_kind, "cores": self.chip.cores}):
             return plain_jaxpr(closed_of(self.build(dict(params)), specs))
 
     def interpreted(self, params: Params, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -92,7 +91,7 @@ class SeedBuild:
     def _interpreted(self, params: Params, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         pltpu.reset_tpu_interpret_mode_state()  # a kernel that failed leaves state that would fail the next
         key = repr((sorted(params.items()), [(a.dtype.name, a.shape) for a in operands]))
-        with self.on_chip():
+        with self.mesh():
             if key not in self.compiled:
                 closed = self._closed(params, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands])
                 settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
@@ -104,7 +103,7 @@ class SeedBuild:
     ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
         """Some rows and columns of the outputs at a large shape, as gates sample them, and where they are."""
         pltpu.reset_tpu_interpret_mode_state()
-        with self.on_chip():
+        with self.mesh():
             closed = self.closed(dims, params)
             specs = [TensorSpec(str(n), tuple(a.shape), a.dtype.name) for n, a in enumerate(closed.out_avals)]
             axes = windows(specs, rng)
@@ -117,12 +116,18 @@ class SeedBuild:
 
     def traced(self, dims: Dims, params: Params) -> str:
         """Its jaxpr as text. Raises what it raises, ValueError for blocks that no TPU takes, Refusal where a kernel
-        never runs."""
+        never runs or leaves its operands."""
         closed = self.closed(dims, params)
-        if _never_runs(closed.jaxpr):
-            raise Refusal(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
-        with self.on_chip():
-            _check_blocks(closed.jaxpr)
+        for equation in kernels_in(closed.jaxpr):
+            mapping, info = equation.params["grid_mapping"], equation.params["jaxpr"].debug_info
+            if 0 in mapping.grid:  # a block that is larger than what it divides
+                raise Refusal(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
+            if not _reaches(mapping):
+                raise Refusal(
+                    f"a block begins behind the end of its operand for {dict(dims)} and {dict(params)}"
+                )
+            with self.mesh():
+                lowering._check_block_mappings(mapping.block_mappings, None, info, CoreType.TC)  # type: ignore[arg-type]
         return text_of(closed)
 
     def lowered(
@@ -147,7 +152,7 @@ class SeedBuild:
         for label, dims in shapes.items():
             specs = [{"name": o.name, "shape": list(o.sizes(dims)), "dtype": o.dtype} for o in self.operands]
             try:
-                with self.on_chip():
+                with self.mesh():
                     closed = self.closed(dims, params)
                     made = closed.out_avals
                     outputs = [
@@ -188,22 +193,17 @@ def text_of(closed: ClosedJaxpr) -> str:
     return _PLACES.sub("", str(closed)) + str(launches(closed.jaxpr))
 
 
-def _check_blocks(jaxpr: Any) -> None:
-    """Raises ValueError where the compiler refuses a kernel's blocks."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "pallas_call":
-            mapping, info = equation.params["grid_mapping"], equation.params["jaxpr"].debug_info
-            lowering._check_block_mappings(mapping.block_mappings, None, info, CoreType.TC)  # type: ignore[arg-type]
-        else:
-            for inner in jaxprs_in_params(equation.params):
-                _check_blocks(inner)
-
-
-def _never_runs(jaxpr: Any) -> bool:
-    """Whether a kernel has an axis of no steps: a block that is larger than what it divides."""
-    return any(
-        0 in equation.params["grid_mapping"].grid
-        if equation.primitive.name == "pallas_call"
-        else any(map(_never_runs, jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
-    )
+def _reaches(mapping: Any) -> bool:
+    """Whether the last step of a grid begins its blocks within their operands, as far as grids alone say where."""
+    last = [np.int32(size - 1) for size in mapping.grid if isinstance(size, int)]
+    for block in mapping.block_mappings:
+        index_map = block.index_map_jaxpr
+        if len(last) != len(index_map.jaxpr.invars):
+            continue  # values say where
+        at = jax.core.eval_jaxpr(index_map.jaxpr, index_map.consts, *last)
+        steps = [getattr(size, "block_size", 1) for size in block.block_shape]
+        if any(
+            int(n) * step >= size for n, step, size in zip(at, steps, block.array_aval.shape, strict=True)
+        ):
+            return False
+    return True

@@ -37,7 +37,7 @@ from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.pallas.function_text import FollowedText
-from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_anywhere
+from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_taken
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
 from tilewright.workers.intake.source.knobs import IDLE, Knob
@@ -48,6 +48,9 @@ EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, 
 TIMED_SECONDS = 60.0
 MOST_BYTES = 3 << 29
 """Most that the readings at timed shapes may take, and the largest operands there."""
+
+KEPT = dimensions.KEEPABLE[1]
+"""Largest size of a dimension that is tried as it is in the call."""
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
@@ -77,8 +80,12 @@ def judge(
     def takes(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
         if isinstance(oracle, Oracle):
             return _takes(oracle, dims, named)
+        free = [size for size in dims.values() if size > KEPT]
+        turned = iter(reversed(free))
+        others = {name: next(turned) if size > KEPT else size for name, size in dims.items()}
         with contextlib.suppress(Exception):  # whatever the user's code raises
-            return bool(replace(seed, operands=named).traced(dims, defaults))
+            tried = replace(seed, operands=named)
+            return all(bool(tried.traced(sizes, defaults)) for sizes in (dims, others))
         return False
 
     operands, all_dims = dimensions.settle(
@@ -111,15 +118,16 @@ def judge(
     notes = kinds.notes
     if failed:
         return refused(f"the kernel's own answer is not the reference's: {failed}")
-    every = [*all_dims, *(shape.dims for shape in shapes)]
+    every = [*(shape.dims for shape in shapes), *all_dims]
 
     def traced(dims: Mapping[str, int], params: Mapping[str, int]) -> str:
         if params != defaults and seed.result_shapes(dims, params) != seed.result_shapes(dims, defaults):
             raise Refusal("its results have other shapes")
         return seed.traced(dims, params)
 
+    checked = [label_of(shape.dims) for shape in shapes]
     legal, idle = legal_values({k.name: k.values for k in knobs}, defaults, every, traced)
-    knobs = [replace(k, values=values_anywhere(k, legal)) for k in knobs]
+    knobs = [replace(k, values=values_taken(k, legal, checked)) for k in knobs]
     space, fixed, held, tied = tiling_knobs(
         [k for k in knobs if k.name not in idle], defaults, shapes[-1], results, seed.interpreted
     )
@@ -252,9 +260,9 @@ def _checked_shapes(
         try:
             rng = np.random.default_rng(17)
             inputs = {o.name: draw(o, small, "randn", 2, rng) for o in seed.operands}
+            seed.traced(small, defaults)  # before it runs: a run that fails may spoil the next
             answers = oracle(inputs)
             outputs = seed.interpreted(defaults, inputs)
-            seed.traced(small, defaults)
             reason = bounds.wrong(outputs, answers, seed.operands)
         except Refusal as refusal:
             reason = refusal.what

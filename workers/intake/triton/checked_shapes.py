@@ -24,11 +24,11 @@ MOST_PROGRAMS, THIN = 192, (3, 2, 5, 4)
 milliseconds for each program, however little it does."""
 
 LOOPED_SECONDS = 3.0
-"""Most that a run on a shape of several tiles may take, and the most elements of its operands."""
-LOOPED_ELEMENTS = 1 << 21
+"""Most that a run on a shape of several tiles may take, and the most elements of its operands, and programs."""
+LOOPED_ELEMENTS, LOOPED_PROGRAMS = 1 << 21, 512
 
 SLOW_SECONDS = 3.0
-"""A shape that takes longer is the only one that is checked, with fewer kinds of inputs."""
+"""Once the shapes that were found take longer, there are no more: each is run for every kind of inputs."""
 
 SCALES: Mapping[str, Sequence[int]] = {
     "odd": (7, 70, 37, 19, 11, 5), "even": (16, 128, 64, 32, 16, 16), "large": (32, 256, 128, 64, 32, 16),
@@ -36,7 +36,7 @@ SCALES: Mapping[str, Sequence[int]] = {
 }  # fmt: skip
 """Sizes by the place of a dimension."""
 
-TILES = frozenset((16, 32, 64, 128, 256))
+TILES = frozenset((16, 32, 64, 128, 256, 512, 1024, 2048, 4096))
 FEW, SOME = 16, 4
 """Elements along an axis, a batch or heads, of which a shape of several tiles has no more than some."""
 
@@ -81,13 +81,19 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
             return False
 
     tiles = [k.default for k in seed.text.knobs if k.name not in NO_TILES]
-    wide = [d for d in looped(dims, tiles, holds) if site.elements(d) <= LOOPED_ELEMENTS]
+
+    def fits(small: Mapping[str, int]) -> bool:
+        """Whether a shape of several tiles is small enough for the interpreter."""
+        few = site.elements(small) <= LOOPED_ELEMENTS
+        return few and programs_of(seed, small) <= LOOPED_PROGRAMS
+
+    wide = list(filter(fits, looped(dims, tiles, holds, fits)))
     tried: set[str] = set()
-    slow, last = False, last_resorts(dims)
+    spent, last = 0.0, last_resorts(dims)
     for small in (*wide, *(thinned(seed, shape, holds) for shape in ladder(dims, _rank(seed), holds))):
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
-        if label in tried or big or (found and (slow or small in last)) or len(found) == 3:
+        if label in tried or big or (found and (spent > SLOW_SECONDS or small in last)) or len(found) == 3:
             continue
         tried.add(label)
         reason = seed.unlike_at(small)
@@ -99,10 +105,10 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
                 outputs = process.outputs()
                 if small in wide and process.seconds > LOOPED_SECONDS:
                     continue
-                slow = slow or process.seconds > SLOW_SECONDS
+                spent += process.seconds
                 reason = wrong(outputs, answers, site.operands)
             except TooSlow:
-                reason = f"more than {RUN_SECONDS} s in the interpreter"
+                spent, reason = spent + RUN_SECONDS, f"more than {RUN_SECONDS} s in the interpreter"
             except Refusal as refusal:
                 reason = refusal.what
             except Exception as error:  # noqa: BLE001 - a shape the kernel or the reference does not take
@@ -187,21 +193,30 @@ def last_resorts(dims: Mapping[str, int]) -> list[dict[str, int]]:
 
 
 def looped(
-    dims: Mapping[str, int], tiles: Collection[int], holds: Callable[[Mapping[str, int]], bool]
-) -> Iterator[dict[str, int]]:
+    dims: Mapping[str, int], tiles: Collection[int], holds: Callable[[Mapping[str, int]], bool],
+    fits: Callable[[Mapping[str, int]], bool] = lambda dims: True,
+) -> Iterator[dict[str, int]]:  # fmt: skip
     """Shapes of two or three tiles and a part along every axis, with a tail and without one: loops run again there,
     programs follow each other, and neighbouring axes differ in their number of tiles.
 
-    ``tiles``: defaults of knobs. A dimension whose other sizes do not hold keeps its own.
+    ``tiles``: defaults of knobs, of which the largest counts whose shapes ``fits`` finds small enough. A dimension
+    whose other sizes do not hold keeps its own.
     """
-    tile = max((t for t in tiles if t in TILES), default=0)
-    if not tile:
-        return
-    odd = [(2 + place % 2) * tile + 7 + 2 * place for place in range(len(dims))]
-    even = [(2 + place % 2) * tile + max(tile // 2, 16) for place in range(len(dims))]
-    for sizes in (odd, even):
-        aim = {n: min(s, size if s > FEW else SOME) for (n, s), size in zip(dims.items(), sizes, strict=True)}
-        yield aim if holds(aim) else reduced(dims, {n: (size, *WHOLE) for n, size in aim.items()}, holds)
+    for tile in sorted(TILES & set(tiles), reverse=True):
+        odd = [(2 + place % 2) * tile + 7 + 2 * place for place in range(len(dims))]
+        even = [(2 + place % 2) * tile + max(tile // 2, 16) for place in range(len(dims))]
+        for sizes in (odd, even):
+            aim = {
+                n: min(s, size if s > FEW else SOME) for (n, s), size in zip(dims.items(), sizes, strict=True)
+            }
+            if fits(aim):
+                yield (
+                    aim
+                    if holds(aim)
+                    else reduced(dims, {n: (size, *WHOLE) for n, size in aim.items()}, holds)
+                )
+        if fits(aim):
+            return
 
 
 def reduced(

@@ -128,11 +128,18 @@ def _moved_together(
     numbers = [k for k in seed.text.knobs if k.default == knob.default and k is not knob and not k.certain]
     free = [k for k in numbers if k.name not in seed.text.ties]
     echoes = [k.name for k in free if k.echo]
-    if not wide:
-        return None if echoes else ((), list(knob.values))
     sides = [[v for v in knob.values if v < knob.default], [v for v in knob.values if v > knob.default]]
     nearest = [value for below, above in [sides] for value in (*below[-1:], *above[:1])]
     found: tuple[tuple[str, ...], list[int]] | None = None
+
+    def tells(shape: CheckedShape) -> bool:
+        """Whether another number in place of an echo would show."""
+        tensors = blanks(seed, shape.dims, "meta")
+        plain = launch_arguments(seed, {}, tensors)
+        return any(launch_arguments(seed, dict.fromkeys(echoes, v), tensors) != plain for v in nearest)
+
+    if echoes and not any(map(tells, wide)):
+        return None
     # alone, with one repetition or all, and with other parameters of its value, which then are no knobs of their own
     ones = [(name,) for name in echoes if len(echoes) <= MOST_REPEATED]
     ways = [(), *ones, tuple(echoes), tuple(k.name for k in free)]

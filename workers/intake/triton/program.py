@@ -56,7 +56,7 @@ from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 
-EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1)
+EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0)
 OWN_DRAWS = 8
 """Draws where the kernel is its own reference, so that each is a run."""
 
@@ -163,37 +163,28 @@ class Unpaired(Exception):
 
 def _function_in(module: ModuleType, name: str, file: str) -> Any:
     """A function, a method of a new object, what a layer's ``forward`` does, or, of ``name()``, what that returns."""
-    function: Any = module
-    for part in re.findall(r"\w+(?:\([^()]*\))?", name):
-        part, _, given = part.partition("(")
-        if not hasattr(function, part):
-            raise Refusal(f"{file} defines no {name}")
-        owner, function = function, getattr(function, part)
-        code = getattr(function, "__code__", None)
-        if isinstance(owner, type) and code is not None and "self" in code.co_varnames[:1]:
-            function = getattr(_object_of(owner, module), part)
-        if given:
-            function = _made_by(function, part, given.removesuffix(")"))
+
+    def value(node: ast.expr) -> Any:
+        try:
+            return eval(ast.unparse(node), {**vars(module), "__builtins__": {}})
+        except (NameError, AttributeError) as error:
+            raise Refusal(f"{file} defines no {name}") from error
+
+    node = ast.parse(name, mode="eval").body
+    function = value(node)
+    owner = value(node.value) if isinstance(node, ast.Attribute) else None
+    code = getattr(function, "__code__", None)
+    if (
+        isinstance(node, ast.Attribute)
+        and isinstance(owner, type)
+        and "self" in getattr(code, "co_varnames", ())[:1]
+    ):
+        function = getattr(_object_of(owner, module), node.attr)
     if not callable(function):
-        raise Refusal(f"{name} of {file} is no function")
+        raise Refusal(f"{name} of {file} {'returns' if isinstance(node, ast.Call) else 'is'} no function")
     if isinstance(function, type) and callable(getattr(function, "forward", None)):
         return _object_of(function, module).forward  # a layer launches its kernels there
     return function
-
-
-def _made_by(function: Any, name: str, given: str) -> Any:
-    """What a function returns that makes one, called with the keywords and numbers of its text."""
-    try:
-        call = ast.parse(f"f({given})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-        arguments = [ast.literal_eval(a) for a in call.args]
-    except (SyntaxError, ValueError) as error:
-        raise Refusal(f"{name}({given}) is no call with plain values") from error
-    made = function(*arguments, **keywords)
-    if not callable(made):
-        raise Refusal(f"{name}({given}) returns no function")
-    return made
 
 
 def _object_of(kind: type, module: ModuleType) -> Any:
@@ -376,7 +367,7 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
     small = [shape for shape in shapes if not shape.looped] or shapes
     deep = functools.cache(lambda: deep_shape(seed))
-    wide = [shape for shape in shapes if shape.looped]
+    wide = [shape for shape in shapes if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
     space, fixed = tiling_knobs(seed, small, results, wide, deep)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)

@@ -18,9 +18,10 @@ import torch
 import triton
 
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.runners.device_runner import Answer
 from tilewright.workers.runners.gluon_emulator.install import install as install_emulator
 from tilewright.workers.runners.gluon_emulator.install import is_gluon
-from tilewright.workers.runners.triton.candidate import Answer, checked_results, load_module
+from tilewright.workers.runners.triton.candidate import checked_results, load_module
 from tilewright.workers.runners.triton.clock import CpuClock, nothing
 from tilewright.workers.runners.triton.interpreter_rounding import repair as repair_interpreter
 from tilewright.workers.runners.triton.launch_guard import (

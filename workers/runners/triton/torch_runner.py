@@ -5,8 +5,9 @@ Jobs (all with ``entries`` [{id, ...}]):
     One ``checked`` per (workload, kind) with the outputs of the first entry.
 ``time``: ``workloads``, ``seed``, ``rounds``, ``calls``, ``calls_of`` {workload: calls} (optional, instead of
     ``calls``), ``pace`` {workload: seconds} (optional), ``kinds`` {workload: [kind]} (optional), arrays
-    ``table/operand`` (see ``seeds.sampled``) or ``workload/operand``, and ``where/workload/output/axis``; for each kind
-    the same with ``kind/operand`` and ``kind/output``, on which every entry is called once before it is timed.
+    ``table/operand`` of ``tables`` [operand] (see ``seeds.sampled``) or ``workload/operand``, and
+    ``where/workload/output/axis``; for each kind ``workload/kind/operand`` and ``where/workload/kind/output/axis``, on
+    which every entry is called once before it is timed.
     One ``timed`` per workload: times of every entry in every round, host seconds, wall seconds, and what the
     outputs of one timed call of each entry hold at the places asked for.
 Any job: ``alive`` frames in between, as signs of life; one ``error`` {phase, type, message, spoiled, entry} ends it.
@@ -16,14 +17,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.runners.failures import error_frame
-from tilewright.workers.runners.triton.candidate import Answer
+from tilewright.workers.runners.device_runner import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
 from tilewright.workers.runners.triton.clock import LONG_SECONDS, Clock, nothing
 from tilewright.workers.runners.triton.launch_guard import Canaries, OutsideWrite, poisons
 from tilewright.workers.runners.triton.tensors import (
@@ -35,14 +35,13 @@ from tilewright.workers.runners.triton.tensors import (
     to_torch,
 )
 
-ALIVE_SECONDS = 1.0
-
-CLEARLY_SLOWER = 1.5
-"""A candidate behind the pace by this factor on its first workloads is measured with single calls from there on."""
-
-LEAST_PACED = 2
-
-_SPOILING = ("CUDA error", "device-side assert", "out of memory", "illegal", "launch failure")
+_SPOILING = (
+    "CUDA error",
+    "device-side assert",
+    "out of memory",
+    "illegal",
+    "launch failure",
+)
 
 
 class Call(Protocol):
@@ -73,9 +72,8 @@ class Call(Protocol):
         ...
 
 
-class TorchDevice:
-    """Serves ``check`` and ``time`` jobs on ``device``, as torch calls it. A subclass says how an entry becomes a
-    ``Call``."""
+class TorchDevice(DeviceRunner):
+    """``device`` as torch calls it. A subclass says how an entry becomes a ``Call``."""
 
     def __init__(self, device: str, clock: Clock) -> None:
         self._device = device
@@ -84,15 +82,6 @@ class TorchDevice:
         self._checksums = Checksums(device)
         self._said = time.monotonic()
         self._kept: list[torch.Tensor] = []
-
-    def run(self, job: Frame, answer: Answer) -> None:
-        """Serve one job; failures of a candidate become an ``error`` frame."""
-        serve = {"check": self._check, "time": self._time}[job.kind]
-        state = {"phase": "import", "entry": job.data["entries"][0]["id"]}
-        try:
-            serve(job, answer, state)
-        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its answer
-            answer(error_frame(state["phase"], error, spoiled=self._spoiled(error), entry=state["entry"]))
 
     def _keep(self, outputs: Tensors) -> None:
         """For a device whose memory does not lie where it did: what was made last."""
@@ -105,7 +94,7 @@ class TorchDevice:
         raise NotImplementedError
 
     def _spoiled(self, error: BaseException) -> bool:
-        """Whether this process must not be used again: an error says that tensors may be damaged."""
+        """Whether the context or other tensors may be damaged: an error says so, or the device does."""
         text = str(error)
         spoiling = torch.OutOfMemoryError | MemoryError | OutsideWrite
         if isinstance(error, spoiling) or any(word in text for word in _SPOILING):
@@ -212,11 +201,6 @@ class TorchDevice:
             "brief": brief,
         }
         return Frame("timed", data, arrays=arrays)
-
-
-def far_behind(ratios: Sequence[float]) -> bool:
-    """Whether a candidate with these ratios to the pace so far is measured briefly from here on."""
-    return len(ratios) >= LEAST_PACED and statistics.geometric_mean(ratios) > CLEARLY_SLOWER
 
 
 def _keeper(sampler: Sampler, call: Call) -> Callable[[Any], Tensors]:

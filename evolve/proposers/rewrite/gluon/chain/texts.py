@@ -242,7 +242,8 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
     return bars
 
 
-@gluon.jit
+# one binary for all sizes: no address depends on what divides them
+@gluon.jit(do_not_specialize=[{unspecialized}])
 def {kernel}(
     q_desc, k_desc, v_desc, o_desc, {numbers}{entry_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
@@ -297,7 +298,7 @@ HOST = """
 {heads} = max(1, min({others}, {laps} * max(1, {many} // {tiles})))
 {all_laps}, {heads} = min(
     (whole + rest + (whole + rest) % 2 / (1.01 * (rest or each)), n)
-    for n in range({heads}, 4 * {heads} + 1)
+    for n in range({heads}, 4 * {heads} + 1, 1 + {heads} // 8)
     for each in [-(-n * {tiles} // {many})]
     for whole, rest in [({others} // n * each, -(-({others} % n) * {tiles} // {many}))]
 )

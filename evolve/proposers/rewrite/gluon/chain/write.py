@@ -105,7 +105,8 @@ class ChainCarrier(Carrier):
         made = self.generic_visit(node)
         assert isinstance(made, ast.Subscript)
         if self.sums and expanded(node) == 0 and reads & set(self.foreign):
-            made.value = _call("gl.convert_layout", made.value, f"gl.SliceLayout(1, {self.names['out']})")
+            text = f"gl.convert_layout({ast.unparse(made.value)}, gl.SliceLayout(1, {self.names['out']}))"
+            made.value = ast.parse(text, mode="eval").body
         return made
 
     def _layout(self, node: ast.Call) -> str:
@@ -211,6 +212,7 @@ class ChainText:
         chains, names = self.chains, self.names
         others = [a for a in range(len(self.grid)) if a != chains.axis]
         self.sizes = [self.source.fresh("size")] if len(others) == 2 else []
+        self.numbers = [names[n] for n in ("tiles", "others", "last", "heads", "all_laps")] + self.sizes
         if len(others) == 2:
             split = f"{program(others[0])} = {names['other']} % {self.sizes[0]}\n"
             split += f"{program(others[1])} = {names['other']} // {self.sizes[0]}"
@@ -226,9 +228,7 @@ class ChainText:
             "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
             "mine": program(chains.axis),
             "programs_of_other": split,
-            "numbers": listed(
-                [names[n] for n in ("tiles", "others", "last", "heads", "all_laps")] + self.sizes
-            ),
+            "numbers": listed(self.numbers),
             "ROWS": chains.rows,
             "COLUMNS": chains.columns,
             "WIDTH": chains.width,
@@ -269,6 +269,8 @@ class ChainText:
         for kind, wanted in names_of.items():
             made[f"{kind}_parameters"], made[f"{kind}_arguments"] = self._parameters(wanted)
         self.passed = [n for n in self.order if n in names_of["entry"]]
+        runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
+        made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
         return {**table, **made, "loops": "\n".join(loops), "after": after, "consumer_loops": consumed}
 
     def _step_names(self, number: int) -> set[str]:
@@ -602,13 +604,6 @@ class ChainText:
 
     def _param(self, key: str) -> str:
         return parameter_access(self.source, self.kernel.launch(), self.tunables[key])
-
-
-def _call(function: str, value: ast.expr, layout: str) -> ast.expr:
-    made = ast.parse(f"{function}(0, {layout})", mode="eval").body
-    assert isinstance(made, ast.Call)
-    made.args[0] = value
-    return made
 
 
 def _indented(text: str) -> str:
