@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.child_program import Refusal, first_line
 from tilewright.workers.intake.judge.bounds import wrong
@@ -107,6 +109,8 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
                     continue
                 spent += process.seconds
                 reason = wrong(outputs, answers, site.operands)
+                if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
+                    reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
             except TooSlow:
                 spent, reason = spent + RUN_SECONDS, f"more than {RUN_SECONDS} s in the interpreter"
             except Refusal as refusal:
