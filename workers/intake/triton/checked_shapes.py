@@ -26,8 +26,8 @@ MOST_PROGRAMS, THIN = 192, (3, 2, 5, 4)
 milliseconds for each program, however little it does."""
 
 LOOPED_SECONDS = 3.0
-"""Most that a run on a shape of several tiles may take, and the most elements of its operands, and programs."""
-LOOPED_ELEMENTS, LOOPED_PROGRAMS = 1 << 21, 512
+"""Most that a run on a shape of several tiles may take, and the most elements of its operands."""
+LOOPED_ELEMENTS = 1 << 21
 
 SLOW_SECONDS = 3.0
 """Once the shapes that were found take longer, there are no more: each is run for every kind of inputs."""
@@ -87,7 +87,7 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
     def fits(small: Mapping[str, int]) -> bool:
         """Whether a shape of several tiles is small enough for the interpreter."""
         few = site.elements(small) <= LOOPED_ELEMENTS
-        return few and programs_of(seed, small) <= LOOPED_PROGRAMS
+        return few and programs_of(seed, small) <= MOST_PROGRAMS
 
     wide = list(filter(fits, looped(dims, tiles, holds, fits)))
     tried: set[str] = set()
