@@ -58,6 +58,12 @@ EQUAL: dict[str, dict[str, str]] = {
             "all workloads of a suite have one unit"
         ),
     },
+    "fitness/tpu/simulation.py": {
+        "if moved <= 0.95 * compulsory_bytes:": "a number of bytes that equals its bound to the last bit",
+    },
+    "fitness/dialect.py": {
+        'if entry < "launch":': "of two entries it is the last",
+    },
     "fitness/score.py": {
         'name = "vector" if unit is "valu" else unit': INTERNED,
     },
@@ -78,6 +84,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "if host != 0:": "a time is not negative",
     },
     "workers/cascade/measured_stages.py": {
+        "return intervals.Ratio(math.exp(value), -1.0, math.inf), off": "below every bound, as 0 is",
         "held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=False)] for name in first}": (
             "entries have as many rounds each, which is checked before"
         ),
@@ -85,6 +92,7 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/isa.py": {
         'counts = Counter(_AMD_LINE.findall(text.split(".section", 2)[0]))': "the first part is the same",
         'tail = name.rsplit("store_", 1)[+1]': "a store has its word once",
+        'tail = name.rsplit("store_", 1)[1]': "a store has its word once",
         'tail = name.rsplit("store_", 2)[-1]': "a store has its word once",
     },
     "workers/cascade/modelled_stages.py": {
@@ -108,6 +116,9 @@ EQUAL: dict[str, dict[str, str]] = {
 """Module to the changed line to the reason."""
 
 PATTERNS = {
+    r'^"(matrix|vector|steps|memory)": \(\*?_?V6E': "how many rows a class rests on decides nothing",
+    r"repr=True": "what a repr shows decides nothing",
+    r'"MALLOC_': "what an allocator keeps changes no answer",
     r"lru_cache\(maxsize=": CACHE,
     r"type\(.*\) (==|!=) \w": "types are one object each",
     r"% shapes is position|len\(\w+\) is len\(": "small numbers are one object each",

@@ -178,6 +178,23 @@ def test_a_screen_is_paced_by_the_champion():
     assert not found.figures
 
 
+def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_asked_for():
+    told, made = [], []
+    station = SimpleNamespace(operand_seed=lambda seed, ahead=False: told.append(ahead) or 3)
+    samples = SimpleNamespace(tables={"a": np.zeros(1)}, of=lambda *key: made.append(key))
+    samples.drawn = lambda workload, seed, most: [f"{seed} {most}"]
+    for final, most in ((False, 2), (True, None)):
+        made.clear()
+        ScreenStage(station, samples).prepare(request(final=final))
+        assert [(w.id, *rest) for w, *rest in made] == [
+            (name, 3, kind) for name in ("m64", "m32") for kind in ("", f"7 {most}")
+        ]
+    assert told == [True, True], "another job counts its use"
+    samples.tables = {}
+    ScreenStage(station, samples).prepare(request())
+    assert len(told) == 2
+
+
 TIMES = {
     "m32": ([[1e-4], [1e-4]], [[2e-4], [2.2e-4]], [[1e-4], [1.1e-4]]),
     "m64": ([[3e-4], [3e-4]], [[1e-4], [1e-4]], [[3e-4], [3e-4]]),

@@ -76,6 +76,12 @@ WRITTEN = {
         ("float(\"-inf\"))", "0.0)"),
         ("p = tl.exp(qk - m_ij[:, None])", "p = qk"),
     ],
+    "scores that are copied, bound anew and read a step later": [
+        ("qk *= sm_scale\n", "qk *= sm_scale\n        raw = qk\n        qk = raw + 0.25 * old\n"),
+        ("        k = tl.load", "        old = last * 1.0\n        k = tl.load"),
+        ("    for start_n", "    last = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)\n    for start_n"),
+        ("        m_i = m_ij\n", "        last = raw\n        m_i = m_ij\n"),
+    ],
     "a factor below zero, which no row's largest score outlives": [("q.shape[2] ** -0.5", "-(q.shape[2] ** -0.5)")],
     "two loops, of whole tiles and of those on the diagonal": [
         (CASE.source[CASE.source.index("    for start_n") : CASE.source.index("    acc = acc / l_i")], "LOOPS"),

@@ -42,11 +42,12 @@ def unscaled(
     host = None if factor is None else _in_host(factor, kernel, bound)
     if factor is None or host is None or device_call(value, tl) != "dot":
         return chain
-    if names_in(ast.unparse(factor)) & written or name in {*outside, *names_in(chain.operand)}:
+    before = {n for s in chain.early for n in s.reads}  # of the step before
+    if names_in(ast.unparse(factor)) & written or name in {*outside, *before, *names_in(chain.operand)}:
         return chain
     scaled, pending, made = _Scaled(tl, name, factor), True, list[Statement]()
     for statement in middle:
-        if pending and name in statement.reads and not _hides(statement.node, name, tl):
+        if pending and not _hides(statement.node, name, tl):
             made.append(scaled.of(statement))
             pending = name not in statement.writes
         else:

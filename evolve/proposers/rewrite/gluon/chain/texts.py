@@ -298,7 +298,7 @@ HOST = """
 {heads} = max(1, min({others}, {laps} * max(1, {many} // {tiles})))
 {all_laps}, {heads} = min(
     (whole + rest + (whole + rest) % 2 / (1.01 * (rest or each)), n)
-    for n in range({heads}, 4 * {heads} + 1)
+    for n in range({heads}, 4 * {heads} + 1, 1 + {heads} // 8)
     for each in [-(-n * {tiles} // {many})]
     for whole, rest in [({others} // n * each, -(-({others} % n) * {tiles} // {many}))]
 )
