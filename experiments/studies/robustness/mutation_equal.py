@@ -83,6 +83,9 @@ EQUAL: dict[str, dict[str, str]] = {
         "continue": "edges ascend: what is under one is under the next",
         "if host != 0:": "a time is not negative",
     },
+    "workers/cascade/drawn_shapes.py": {
+        'return dataclasses.replace(failure, reason=f"{shapes[ -1].id}: {failure.reason}")': "there is one shape",
+    },
     "workers/cascade/measured_stages.py": {
         "return intervals.Ratio(math.exp(value), -1.0, math.inf), off": "below every bound, as 0 is",
         "held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=False)] for name in first}": (
