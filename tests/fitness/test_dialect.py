@@ -73,6 +73,7 @@ def test_plain_code_is_accepted(source):
         (BUILD + "# " + "x" * 70000, "bytes, at most"),
         (BUILD + "X = " + "(" * 90 + "1" + ",)" * 90 + "\n", "nests deeper"),
         (BUILD + "X = (" + "1," * 30000 + ")\n", "syntax nodes"),
+        ("X = (" + "1," * 30000 + ")\n", "syntax nodes"),
     ],
 )
 def test_an_escape_is_named(source, why):
