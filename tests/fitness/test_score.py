@@ -39,6 +39,7 @@ def test_a_geometric_mean_is_of_positive_numbers():
 
 def test_rates_are_per_second_in_their_unit():
     assert score.tflops(6 * 10**12, 2.0) == 3.0 and score.gbytes(6 * 10**9, 2.0) == 3.0
+    assert score.tflops(1, 4.0) == 0.25e-12 and score.gbytes(1, 4.0) == 0.25e-9
     bound, free = operator(6 * 10**12, 4 * 10**9, memory_bound=True), operator(6 * 10**12, memory_bound=False)
     assert (score.rate_unit(bound), score.rate(bound, DIMS, 2.0)) == ("GB/s", 2.0)
     for plain in (free, operator(6 * 10**12)):
@@ -127,3 +128,4 @@ def test_headroom_is_what_lies_between_the_first_seed_and_the_floor():
     assert [(row.closed, row.gain, row.left) for row in rows] == [(0.75, 2.0, 1.5), (1.0, 1.5, 1.0)]
     assert score.mean_gain(rows) == pytest.approx(3**0.5) and score.mean_closed(rows) == 0.875
     assert score.mean_closed([]) is None
+    assert score.headroom(timed(a=4.0), timed(a=1.0), {"a": {"mxu": 0.5}})[0].floor == 0.5

@@ -57,7 +57,7 @@ def _request(operator: Operator, source: str = "", seed: int = 1) -> Request:
         ("x = k == 16777216", [1 << 24], [(1 << 24) - 1, 1 << 24]),
         ("while k - 192: pass", [192], [191, 192, 193]),
         ("x = not k - 5 or k == 9", [5, 9], [4, 5, 6, 8, 9, 10]),
-        *((text, [], []) for text in ("x = k + 1", "if k: pass", "x = k == r", "x = k == 1.5", "x = k.n == 5",
+        *((text, [], []) for text in ("x = k - 5", "if k: pass", "x = k == r", "x = k == 1.5", "x = k.n == 5",
                                       "x = 1 == 1", "x = k == 2**3**4", "x = k == 1 << 99", "x = k // (k - k) == 1",
                                       "x = k == L", "x = k == P.n", "x = f(k) == 2")),
     ],
