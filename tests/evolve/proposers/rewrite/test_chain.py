@@ -82,6 +82,7 @@ WRITTEN = {
         ("    for start_n", "    last = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)\n    for start_n"),
         ("        m_i = m_ij\n", "        last = raw\n        m_i = m_ij\n"),
     ],
+    "scores of which a rounding is more than an exponent": [("q.shape[2] ** -0.5", "q.shape[2] ** -0.5 * 1.7e17")],
     "a factor below zero, which no row's largest score outlives": [("q.shape[2] ** -0.5", "-(q.shape[2] ** -0.5)")],
     "two loops, of whole tiles and of those on the diagonal": [
         (CASE.source[CASE.source.index("    for start_n") : CASE.source.index("    acc = acc / l_i")], "LOOPS"),

@@ -62,6 +62,9 @@ class Chain:
     positive: str = ""
     """What the host must find true of that factor."""
 
+    bounds: frozenset[str] = frozenset()
+    """Rows that are at least the largest of their scores, multiplied: an exponent below them is none above zero."""
+
     @property
     def body(self) -> tuple[Statement, ...]:
         return (*self.early, self.first, *self.middle, *self.late)

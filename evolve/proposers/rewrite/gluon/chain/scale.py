@@ -53,9 +53,23 @@ def unscaled(
         else:
             made.append(statement)
     late = tuple(scaled.of(s) if pending else s for s in chain.late)
+    bounds = frozenset(n for s in (*made, *late) for n in s.writes if _bounds(s.node, tl))
     first = Statement(ast.parse(f"{name} = {ast.unparse(value)}").body[0])
     scale, positive = ast.unparse(factor), f"{host} > 0"
-    return replace(chain, first=first, middle=tuple(made), late=late, scale=scale, positive=positive)
+    return replace(
+        chain, first=first, middle=tuple(made), late=late, scale=scale, positive=positive, bounds=bounds
+    )
+
+
+def _bounds(node: ast.stmt, tl: str) -> bool:
+    """Whether a statement's value is at least the largest of a row's scores, once multiplied."""
+
+    def largest(value: ast.expr) -> bool:
+        if device_call(value, tl) == "maximum" and isinstance(value, ast.Call):
+            return any(map(largest, value.args))
+        return isinstance(value, ast.BinOp) and device_call(value.left, tl) == "max"
+
+    return isinstance(node, ast.Assign) and largest(node.value)
 
 
 def _hides(node: ast.stmt, name: str, tl: str) -> bool:

@@ -77,13 +77,15 @@ class ChainCarrier(Carrier):
             and isinstance(node.args[0], ast.BinOp)
         ):
             inner = node.args[0]
-            if isinstance(inner.op, ast.Sub):
-                left, scale = inner.left, self.chains.scale
-                if scale and isinstance(left, ast.BinOp) and ast.unparse(left.right) == scale:
-                    left = left.left
-                else:
-                    scale = "1.0"
-                sides = [self.visit(n) for n in (left, ast.parse(scale, mode="eval").body, inner.right)]
+            left, right, loop = inner.left, inner.right, self.chains.loops[0]
+            if (
+                isinstance(inner.op, ast.Sub)
+                and isinstance(left, ast.BinOp)
+                and loop.scale
+                and ast.unparse(left.right) == loop.scale
+                and names_in(ast.unparse(right)) & loop.bounds
+            ):
+                sides = [self.visit(n) for n in (left.left, ast.parse(loop.scale, mode="eval").body, right)]
                 return ast.Call(ast.Name(self.names["exponent"], ast.Load()), sides, [])
         return super().visit_Call(node)
 
