@@ -62,7 +62,8 @@ def tilewright_key(value: Any) -> Any:
         return kind, *[(key, tilewright_key(part)) for key, part in value.items()]
     if kind is float:  # of which two that are equal may differ
         return kind, repr(value)
-    if isinstance(value, enum.Enum | types.FunctionType | TilewrightDefault) or kind.__module__ == "torch":
+    named = kind is types.FunctionType and "<" not in value.__qualname__  # any other may hold tensors
+    if named or isinstance(value, enum.Enum | TilewrightDefault) or kind.__module__ == "torch":
         return kind, value
     raise LookupError(kind)
 

@@ -236,13 +236,9 @@ def _warm_up(request: Request) -> None:
 
 
 def prepare(
-    request: Request,
-    target: Target,
-    where: Path,
-    say: Say,
-    intake: child.Intake | None = None,
+    request: Request, target: Target, where: Path, say: Say, intake: child.Intake | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> Mapping[str, Any]:
+) -> Mapping[str, Any]:  # fmt: skip
     """Read the function in, show what was found, and write the folder. Raises IntakeRefused, UserError."""
     answer = ask_intake(request, target, intake, lambda: _warm_up(request))
     say(

@@ -214,6 +214,8 @@ def test_codes_without_exponents_and_what_does_not_count():
     assert turned_too_far(CODES, CODES, 0.0) is None
     assert turned_too_far(changed(CODES, (0, 0), 0.0), CODES, 0.0) == "element [0, 0] is 0 where 8 is due"
     assert turned_too_far(changed(CODES, (0, 0), 4.0), CODES, 0.51) is None
+    two = changed(changed(CODES, (1, 2), 0.0), (3, 4), 0.0)
+    assert turned_too_far(two, CODES, 0.0) == "element [1, 2] is 0 where 8 is due", "the first"
     assert turned_too_far(np.zeros((0, 4), E4M3), np.zeros((0, 4), E4M3), 0.0) is None
     eight, two = np.array(8.0).astype(E4M3), np.array(2.0).astype(E4M3)
     assert turned_too_far(eight, eight, 0.0) is None

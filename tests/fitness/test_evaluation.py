@@ -108,3 +108,11 @@ def test_two_are_even_where_one_lies_in_the_other_s_interval():
     assert not failed.even_with(other(10.0)) and not evaluation().even_with(failed)
     measured = evaluation(workloads=(figures(kind="measured"),))
     assert not measured.even_with(measured), "what was measured has its own way to be compared"
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_repetition_and_one_that_lost_a_race_have_not_failed(verdict):
+    told = {} if verdict is Verdict.OK else {"fitness": None, "interval": None, "reason": "why"}
+    found = evaluation(verdict=verdict, **told)
+    assert found.failed is (verdict not in (Verdict.OK, Verdict.DUPLICATE, Verdict.OUTPACED))
+    assert (found.wall_seconds, found.spent, found.log, found.drawn) == (0.0, {}, "", ())

@@ -39,6 +39,7 @@ def test_a_geometric_mean_is_of_positive_numbers():
 
 def test_rates_are_per_second_in_their_unit():
     assert score.tflops(6 * 10**12, 2.0) == 3.0 and score.gbytes(6 * 10**9, 2.0) == 3.0
+    assert score.tflops(1, 4.0) == 0.25e-12 and score.gbytes(1, 4.0) == 0.25e-9
     bound, free = operator(6 * 10**12, 4 * 10**9, memory_bound=True), operator(6 * 10**12, memory_bound=False)
     assert (score.rate_unit(bound), score.rate(bound, DIMS, 2.0)) == ("GB/s", 2.0)
     for plain in (free, operator(6 * 10**12)):
@@ -107,6 +108,24 @@ def test_floors_are_by_unit():
     assert "vector" not in score.floors(operator(constants={"group": 0}), DIMS, part)
     gpu = GPUS["h200"]
     assert score.floors(grouped, DIMS, gpu).keys() == {"mxu", "hbm"}
-    work = operator(lane_work=lambda workload: {"valu": 8192 * 3.0, "eup": 2048.0})
-    assert score.floors(work, DIMS, part) == {"mxu": 10.0, "hbm": 50.0, "vector": 3.0, "eup": 1.0}
+    work = operator(lane_work=lambda workload: {"valu": 8192 * 3.0, "eup": 2048.0 * 1.5})
+    assert score.floors(work, DIMS, part) == {"mxu": 10.0, "hbm": 50.0, "vector": 3.0, "eup": 1.5}
     assert score.floors(work, DIMS, gpu).keys() == {"mxu", "hbm"}
+
+
+def test_headroom_is_what_lies_between_the_first_seed_and_the_floor():
+    def timed(**seconds):
+        return [SimpleNamespace(workload=name, seconds=time) for name, time in seconds.items()]
+
+    floors = {
+        "a": {"mxu": 1.0, "hbm": 2.0, "vector_two_ops": 9.0},
+        "b": {"mxu": 3.0},
+        "c": {"hbm": 0.0},
+        "d": {"mxu": 1.0},
+    }
+    rows = score.headroom(timed(a=6.0, b=3.0, c=1.0), timed(a=3.0, b=2.0, c=1.0, d=1.0, e=1.0), floors)
+    assert rows == [score.Headroom("a", 6.0, 3.0, 2.0), score.Headroom("b", 3.0, 2.0, 3.0)]
+    assert [(row.closed, row.gain, row.left) for row in rows] == [(0.75, 2.0, 1.5), (1.0, 1.5, 1.0)]
+    assert score.mean_gain(rows) == pytest.approx(3**0.5) and score.mean_closed(rows) == 0.875
+    assert score.mean_closed([]) is None
+    assert score.headroom(timed(a=4.0), timed(a=1.0), {"a": {"mxu": 0.5}})[0].floor == 0.5

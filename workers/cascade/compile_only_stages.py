@@ -20,8 +20,6 @@ from tilewright.workers.device.timing import MALFORMED, malformed
 from tilewright.workers.request import Failure, Findings, Request, duplicate, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
 
-MOST_CODE_BYTES = 64 << 20
-
 
 class CrossCompileStage:
     """Compiles for every shape and reads the code of every kernel."""
@@ -56,7 +54,7 @@ class CrossCompileStage:
 
 
 def _read(frame: Frame, architecture: Architecture) -> KernelIsa:
-    data, text = frame.data, frame.arrays["text"].tobytes()[:MOST_CODE_BYTES].decode(errors="replace")
+    data, text = frame.data, frame.arrays["text"].tobytes().decode(errors="replace")
     return read_isa(
         text, str(data["usage"]), architecture, str(data["name"]), int(data["warps"]), int(data["shared"])
     )

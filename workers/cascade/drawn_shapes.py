@@ -51,8 +51,8 @@ TURNS = 2
 TRIES = 8
 """For each shape."""
 
-ELSEWHERE = 0.3
-"""How often a dimension changes beside the one whose turn it is."""
+ELSEWHERE, NAMED_ELSEWHERE = 0.3, 0.1
+"""How often a dimension changes beside the one whose turn it is, and beside one that has a size that is named."""
 
 NOT_SERVED = (Verdict.COMPILE_ERROR, Verdict.RESOURCE_ERROR)
 
@@ -68,7 +68,7 @@ class Lot:
     work: int
 
 
-INTERPRETED = Lot(4, 2, 1 << 17, 1 << 23)
+INTERPRETED = Lot(5, 3, 1 << 17, 1 << 23)
 MODELLED = Lot(3, 1, 1 << 21, 1 << 30)
 MEASURED = Lot(8, 4, 1 << 22, 1 << 29)
 LARGE = Lot(2, 0, 1 << 26, 1 << 42)
@@ -121,7 +121,8 @@ def _drawn(
 ) -> dict[str, int] | None:
     """One shape, in which dimension ``turn`` is a drawn one; None where none was legal and small enough.
 
-    Sizes that are ``named`` for a dimension are taken from there first, each once, and as they are.
+    Sizes that are ``named`` for a dimension are taken from there first, each once, and as they are: seldom in several
+    dimensions at once, since a kernel may not serve all of them.
     """
     base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
     dims = _with(base, turn, shapes, legal, named, rng)
@@ -138,7 +139,8 @@ def _drawn(
         dims = made or dims
     if not legal.small(dims):
         return None
-    for name in (n for n in order if named or rng.random() < ELSEWHERE):
+    often = NAMED_ELSEWHERE if named else ELSEWHERE
+    for name in (n for n in order if rng.random() < often):
         made = _with(dims, name, shapes, legal, named, rng)
         if made is not None and legal.small(made):
             dims = made

@@ -7,6 +7,7 @@ a wall clock; whatever happens, its whole process group is dead and its folder g
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -33,6 +34,10 @@ _LOOK_SECONDS = 0.25
 
 ADDRESS_FACTOR = 3
 """Address space a child may map, as a multiple of the memory it may hold: libtpu maps far more than it touches."""
+
+
+PIPE_BYTES = 1 << 20
+"""Of a pipe: each time one is full or empty its end here waits for its turn among threads that judge."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,9 @@ class Pipes:
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
         self.result, result = os.pipe()
+        for end in (self.stdin, self.result):
+            with contextlib.suppress(OSError):  # more than a user may have
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.theirs = Streams(stdin, stdout, stderr, result)
         self._open = [self.stdin, self.stdout, self.stderr, self.result]
         self._theirs_open = [stdin, stdout, stderr, result]

@@ -175,11 +175,8 @@ def measure(
     workloads = sorted(request.measured, key=request.operator.flops)
     seed = station.operand_seed(request.seed)
     drawn = {w.id: samples.drawn(w, request.seed, 0 if request.baseline else kinds) for w in workloads}
-    arrays: dict[str, np.ndarray] = {
-        f"table/{_under(kind, name)}": table
-        for kind in ("", *{kind: None for some in drawn.values() for kind in some})
-        for name, table in kind_tables(samples.tables, kind).items()
-    }
+    # who makes the operands makes their kinds: tables of all kinds would be most of what a device waits for
+    arrays: dict[str, np.ndarray] = {f"table/{name}": table for name, table in samples.tables.items()}
     for workload, kind in ((w, kind) for w in workloads for kind in ("", *drawn[w.id])):
         if samples.tables:
             for name, axes in samples.of(workload, seed, kind).where.items():
@@ -193,6 +190,7 @@ def measure(
         "workloads": [request.described(w) for w in workloads],
         "seed": seed,
         "kinds": drawn,
+        "tables": list(samples.tables),
         "rounds": effort[0],
         "calls": effort[1],
         "calls_of": {w.id: calls_of(request, w, effort, known or pace) for w in workloads},

@@ -181,7 +181,7 @@ class LaunchRecorder:
         known = sum(owner == id(this) for owner, _ in self._known)
         if key is None or (id(this), key) in self._known or known >= MOST_SIGNATURES:
             return None
-        given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        given: dict[int | str, Any] = dict(enumerate(args)) | dict(kwargs)
         tensors = {at: v for at, v in given.items() if torch.is_tensor(v)}
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
         size = sum(s.nbytes() for s in storages.values())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
+from tilewright.seeds.sampled import kind_tables
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.failures import error_frame
 
@@ -39,6 +42,11 @@ class DeviceRunner:
     def _spoiled(self, error: BaseException) -> bool:
         """Whether this process must not be used again."""
         raise NotImplementedError
+
+
+def operand_tables(job: Frame, kind: str) -> Mapping[str, np.ndarray]:
+    """By operand, what its elements of this kind are drawn from (see ``seeds.sampled``); empty where they are sent."""
+    return kind_tables({name: job.arrays[f"table/{name}"] for name in job.data.get("tables", ())}, kind)
 
 
 def far_behind(ratios: Sequence[float]) -> bool:

@@ -23,6 +23,7 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/elements.py": {
         "if (place := _first(excess >= 0)) is not None:": "an error that equals its bound to the last bit",
         "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
+        "return np.where(outlying * (middle > 0), rows * columns / middle, 0.0) / MEDIAN": "of truths the same",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
     },
     "fitness/tpu/structure.py": {
@@ -40,6 +41,7 @@ EQUAL: dict[str, dict[str, str]] = {
         ),
     },
     "fitness/tpu/time_model.py": {
+        '"memory": (-0.082, 0.05, 2),': "how many rows a class rests on decides nothing",
         "seconds, core, memory, waited, longest = calibration.call, 0.0, 0.0, 0.0, ( -1.0, math.inf)": (
             "less than any operation's time, as 0 is"
         ),
@@ -53,10 +55,17 @@ EQUAL: dict[str, dict[str, str]] = {
         "if (self.verdict is Verdict.OK) is not (self.fitness is not None):": "truths are one object each",
     },
     "fitness/race.py": {
+        "if figures.kind > FigureKind.MEASURED:": "what only compiles is not raced",
         "best: float = -1.0": "the larger of a share of it and a number that is not negative is taken",
         "return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[ -1].unit)": (
             "all workloads of a suite have one unit"
         ),
+    },
+    "fitness/tpu/simulation.py": {
+        "if moved <= 0.95 * compulsory_bytes:": "a number of bytes that equals its bound to the last bit",
+    },
+    "fitness/dialect.py": {
+        'if entry < "launch":': "of two entries it is the last",
     },
     "fitness/score.py": {
         'name = "vector" if unit is "valu" else unit': INTERNED,
@@ -77,7 +86,11 @@ EQUAL: dict[str, dict[str, str]] = {
         "continue": "edges ascend: what is under one is under the next",
         "if host != 0:": "a time is not negative",
     },
+    "workers/cascade/drawn_shapes.py": {
+        'return dataclasses.replace(failure, reason=f"{shapes[ -1].id}: {failure.reason}")': "there is one shape",
+    },
     "workers/cascade/measured_stages.py": {
+        "return intervals.Ratio(math.exp(value), -1.0, math.inf), off": "below every bound, as 0 is",
         "held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=False)] for name in first}": (
             "entries have as many rounds each, which is checked before"
         ),
@@ -85,6 +98,8 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/isa.py": {
         'counts = Counter(_AMD_LINE.findall(text.split(".section", 2)[0]))': "the first part is the same",
         'tail = name.rsplit("store_", 1)[+1]': "a store has its word once",
+        "return int(tail[1:]) / 8": "a number of bytes is whole",
+        'tail = name.rsplit("store_", 1)[1]': "a store has its word once",
         'tail = name.rsplit("store_", 2)[-1]': "a store has its word once",
     },
     "workers/cascade/modelled_stages.py": {
@@ -108,6 +123,10 @@ EQUAL: dict[str, dict[str, str]] = {
 """Module to the changed line to the reason."""
 
 PATTERNS = {
+    r'^"(matrix|vector|steps|memory)": \(\*?_?V6E': "how many rows a class rests on decides nothing",
+    r"copy=(True|False)\)": "a copy that nobody writes to",
+    r"repr=True": "what a repr shows decides nothing",
+    r'"MALLOC_': "what an allocator keeps changes no answer",
     r"lru_cache\(maxsize=": CACHE,
     r"type\(.*\) (==|!=) \w": "types are one object each",
     r"% shapes is position|len\(\w+\) is len\(": "small numbers are one object each",

@@ -142,11 +142,15 @@ def test_a_diagnosis_is_worked_out_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "flagged"), [(2.68e-6, False), (2.67e-6, True), (1e-6, True), (1e-3, False)]
-)
-def test_a_time_that_is_half_latency_is_flagged(seconds, flagged):
+    ("seconds", "waited", "flagged"),
+    [
+        (2.68e-6, 3e-4, False), (2.67e-6, 3e-4, True), (1e-6, 3e-4, True), (1e-3, 3e-4, False),
+        (1e-6, 0.51e-6, True), (1e-6, 0.49e-6, False),
+    ],
+)  # fmt: skip
+def test_a_time_that_is_half_latency_is_flagged(seconds, waited, flagged):
     """One copy's latency on this chip is 1.34 us."""
-    found = simulation.diagnosis(run_of(), CHIP, time(seconds=seconds))
+    found = simulation.diagnosis(run_of(), CHIP, time(seconds=seconds, waited=waited))
     assert ("caution" in found) is flagged
     assert found.get("caution", simulation.SMALL_BLOCKS) == simulation.SMALL_BLOCKS
 

@@ -129,6 +129,14 @@ def test_an_answer_that_does_not_read_is_a_crash(monkeypatch, said):
     assert failure.verdict is Verdict.COMPILE_ERROR
 
 
+def test_plans_of_cuda_are_taken_as_they_come(monkeypatch):
+    refused, seen = Failure(Verdict.DUPLICATE, "known"), []
+    monkeypatch.setattr(compile_only_stages, "adopt_plans", lambda frame, *_: seen.append(frame) or refused)
+    first, last = Frame("compiled", {"notes": []}), Frame("aside")
+    assert compiled(monkeypatch, [first, last])[0] is refused and seen == [first]
+
+
+CODE = {"spills": 0, "matrix": {}, "yields": 0.0}
 FACTS = {"occupancy": 0.5, "spilled": 0, "stack_bytes": 0, "matrix": {}, "store_bytes": 16.0}
 
 
@@ -149,6 +157,21 @@ FACTS = {"occupancy": 0.5, "spilled": 0, "stack_bytes": 0, "matrix": {}, "store_
 )
 def test_a_cell_is_the_worst_of_its_kernels(kernels, cell):
     assert descriptors({str(n): {**FACTS, **kernel} for n, kernel in enumerate(kernels)}) == cell
+
+
+@pytest.mark.parametrize(
+    ("kernels", "cell"),
+    [
+        ([{}], {"spills": "no", "matrix": "none", "yields": "no"}),
+        ([{"yields": 0.25}, FACTS], {"spills": "no", "matrix": "none", "yields": "yes"}),
+        (
+            [{"yields": 0.24, "matrix": {"b": 1}}, {"spills": 2}],
+            {"spills": "yes", "matrix": "b", "yields": "no"},
+        ),
+    ],
+)
+def test_what_plans_say_of_their_code_is_a_cell_of_its_own(kernels, cell):
+    assert descriptors({str(n): {**CODE, **kernel} for n, kernel in enumerate(kernels)}) == cell
 
 
 class Interpreter:

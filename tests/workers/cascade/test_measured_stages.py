@@ -178,6 +178,23 @@ def test_a_screen_is_paced_by_the_champion():
     assert not found.figures
 
 
+def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_asked_for():
+    told, made = [], []
+    station = SimpleNamespace(operand_seed=lambda seed, ahead=False: told.append(ahead) or 3)
+    samples = SimpleNamespace(tables={"a": np.zeros(1)}, of=lambda *key: made.append(key))
+    samples.drawn = lambda workload, seed, most: [f"{seed} {most}"]
+    for final, most in ((False, 2), (True, None)):
+        made.clear()
+        ScreenStage(station, samples).prepare(request(final=final))
+        assert [(w.id, *rest) for w, *rest in made] == [
+            (name, 3, kind) for name in ("m64", "m32") for kind in ("", f"7 {most}")
+        ]
+    assert told == [True, True], "another job counts its use"
+    samples.tables = {}
+    ScreenStage(station, samples).prepare(request())
+    assert len(told) == 2
+
+
 TIMES = {
     "m32": ([[1e-4], [1e-4]], [[2e-4], [2.2e-4]], [[1e-4], [1.1e-4]]),
     "m64": ([[3e-4], [3e-4]], [[1e-4], [1e-4]], [[3e-4], [3e-4]]),
@@ -444,6 +461,7 @@ def test_the_first_is_crowned_unmet():
     found = judged(held)
     assert found.verdict is Verdict.OK, found.reason
     assert held.champion().entry.id == "g" and held.champion().entry.source == SOURCE
+    assert held.champion().screens == 1.0
     assert held.claims == ["g", "released g"] and "confirmation" not in found.workloads[0].diagnosis
     assert held.champion().fitness == found.fitness and held.champion().figures == found.workloads
     assert found.interval[0] < found.fitness < found.interval[1]
@@ -595,6 +613,24 @@ def test_large_shapes_are_drawn_where_answers_are_sampled_and_compilers_count(ta
     assert before <= cascade._cpu_seconds() - 3.0 <= time.thread_time()
     cascade._compiler = None
     assert cascade._cpu_seconds() <= time.thread_time()
+
+
+def test_a_large_drawn_shape_is_called_once_and_judged():
+    asked = request(target=PLAUSIBLE, final=True)
+    for factor, right in ((1.0, True), (1.1, False)):
+
+        def change(frame, factor=factor):
+            return dataclasses.replace(
+                frame, arrays={n: a * np.float32(factor) for n, a in frame.arrays.items()}
+            )
+
+        held = ScriptedStation(lambda job, change=change: answers(job, change))
+        failure = MeasuredCascade(OPERATOR, PLAUSIBLE, SUITE, held)._sampled(asked, Findings())
+        assert failure is None if right else failure.verdict is Verdict.INCORRECT
+        ((job, _),) = held.jobs
+        assert (job.data["rounds"], job.data["calls"]) == (1, 1)
+        assert all(kinds == ["ones"] for kinds in job.data["kinds"].values())
+        assert [w["id"] for w in job.data["workloads"]] == sorted(w.id for w in asked.checked)
 
 
 def test_a_device_that_cannot_be_asked_leaves_its_versions_out():

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from testkit import scripted
 from testkit.scripted import Doubler, shape
 from tilewright.fitness.evaluation import FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race, Rung
@@ -155,13 +156,29 @@ def test_finalists_are_verified_and_what_is_only_timed_is_not(monkeypatch):
 )
 def test_a_finalist_passes_the_gates_while_it_is_simulated(monkeypatch, fails, stage):
     notes = Notes(monkeypatch, fails=fails)
-    found = judged(scope=Scope.FINAL)
-    assert (found.stage, found.verdict is Verdict.OK) == (stage, fails is None)
+    heard = []
+    found = judged(scope=Scope.FINAL, on_stage=heard.append)
+    assert (found.stage, found.verdict is Verdict.OK) == (stage, fails is None) and heard[-1] is Stage.CHECK
     labels = [ran[0] for ran in notes.ran]
     assert labels[:2] == ["trace alone", "compile alone"], "lowered and described before either begins"
     gates = ["check", "verify", "drawn"]
     gates = gates[: gates.index(fails) + 1] if fails in gates else gates
     assert sorted(labels[2:]) == sorted([*gates, "compile", "measure"])
+
+
+def test_a_drawn_shape_is_traced_and_checked_on_few_kinds(monkeypatch):
+    asked, wrong = [], {}
+    for name in ("trace", "check"):
+        monkeypatch.setattr(
+            modelled, name, lambda part, found, n=name: asked.append((n, part)) or wrong.get(n)
+        )
+    given = scripted.request(OPERATOR, target=CHIP, thorough=True, checked=(shape(64),))
+    assert modelled._interpreted(given, Findings()) is None
+    assert [name for name, _ in asked] == ["trace", "check"]
+    assert all(p.large_checks == p.checked == (shape(64),) and not p.thorough for _, p in asked)
+    for wrong["check"], wrong["trace"] in ((WRONG, None), (None, WRONG)):
+        assert modelled._interpreted(given, Findings()) is WRONG
+    assert [name for name, _ in asked[2:]] == ["trace", "check", "trace"]
 
 
 def test_a_race_compiles_after_it_has_judged_every_module(monkeypatch):

@@ -21,6 +21,7 @@ CALLS = {
     "halved": "f32[30, 20]", "tripled": "f32[30, 20]",
     "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
     "maker(factor=3)": "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
+    "in_parts": "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """

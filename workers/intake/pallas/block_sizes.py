@@ -37,17 +37,23 @@ def names_block(name: str) -> bool:
     return _BLOCK.search(name.strip("_")) is not None
 
 
+def kernels_in(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr that launch kernels."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation
+        else:
+            for inner in jaxprs_in_params(equation.params):
+                yield from kernels_in(inner)
+
+
 def launches(jaxpr: Any) -> list[Any]:
     """Grid, blocks and scratch memory of every kernel of a jaxpr."""
     found = []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "pallas_call":
-            mapping = equation.params["grid_mapping"]
-            blocks = [str(block.block_shape) for block in mapping.block_mappings]
-            found.append((str(mapping.grid), blocks, [str(v.aval) for v in equation.params["jaxpr"].invars]))
-        else:
-            for inner in jaxprs_in_params(equation.params):
-                found += launches(inner)
+    for equation in kernels_in(jaxpr):
+        mapping = equation.params["grid_mapping"]
+        blocks = [str(block.block_shape) for block in mapping.block_mappings]
+        found.append((str(mapping.grid), blocks, [str(v.aval) for v in equation.params["jaxpr"].invars]))
     return found
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.core import jaxprs_in_params
 from jax._src.pallas.mosaic import lowering
 from jax._src.pallas.mosaic.core import CoreType
 from jax.experimental.pallas import tpu as pltpu
@@ -26,7 +25,7 @@ from tilewright.seeds.operator import TensorSpec
 from tilewright.seeds.sampled import windows
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.operator import Operand, known_values
-from tilewright.workers.intake.pallas.block_sizes import launches
+from tilewright.workers.intake.pallas.block_sizes import kernels_in, launches
 from tilewright.workers.intake.pallas.original import on_chip, plain_jaxpr
 from tilewright.workers.runners.failures import describe
 from tilewright.workers.runners.pallas.check import exported, interpret, settings_of
@@ -119,12 +118,16 @@ class SeedBuild:
         """Its jaxpr as text. Raises what it raises, ValueError for blocks that no TPU takes, Refusal where a kernel
         never runs or leaves its operands."""
         closed = self.closed(dims, params)
-        if _never_runs(closed.jaxpr):
-            raise Refusal(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
-        if not _reaches(closed.jaxpr):
-            raise Refusal(f"a block begins behind the end of its operand for {dict(dims)} and {dict(params)}")
-        with self.mesh():
-            _check_blocks(closed.jaxpr)
+        for equation in kernels_in(closed.jaxpr):
+            mapping, info = equation.params["grid_mapping"], equation.params["jaxpr"].debug_info
+            if 0 in mapping.grid:  # a block that is larger than what it divides
+                raise Refusal(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
+            if not _reaches(mapping):
+                raise Refusal(
+                    f"a block begins behind the end of its operand for {dict(dims)} and {dict(params)}"
+                )
+            with self.mesh():
+                lowering._check_block_mappings(mapping.block_mappings, None, info, CoreType.TC)  # type: ignore[arg-type]
         return text_of(closed)
 
     def lowered(
@@ -190,44 +193,17 @@ def text_of(closed: ClosedJaxpr) -> str:
     return _PLACES.sub("", str(closed)) + str(launches(closed.jaxpr))
 
 
-def _check_blocks(jaxpr: Any) -> None:
-    """Raises ValueError where the compiler refuses a kernel's blocks."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "pallas_call":
-            mapping, info = equation.params["grid_mapping"], equation.params["jaxpr"].debug_info
-            lowering._check_block_mappings(mapping.block_mappings, None, info, CoreType.TC)  # type: ignore[arg-type]
-        else:
-            for inner in jaxprs_in_params(equation.params):
-                _check_blocks(inner)
-
-
-def _reaches(jaxpr: Any) -> bool:
-    """Whether the last step of every grid begins its blocks within their operands, as far as grids alone say where."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name != "pallas_call":
-            if not all(map(_reaches, jaxprs_in_params(equation.params))):
-                return False
-            continue
-        mapping = equation.params["grid_mapping"]
-        last = [np.int32(size - 1) for size in mapping.grid if isinstance(size, int)]
-        for block in mapping.block_mappings:
-            index_map = block.index_map_jaxpr
-            if len(last) != len(index_map.jaxpr.invars):
-                continue  # values say where
-            at = jax.core.eval_jaxpr(index_map.jaxpr, index_map.consts, *last)
-            steps = [getattr(size, "block_size", 1) for size in block.block_shape]
-            if any(
-                int(n) * step >= size for n, step, size in zip(at, steps, block.array_aval.shape, strict=True)
-            ):
-                return False
+def _reaches(mapping: Any) -> bool:
+    """Whether the last step of a grid begins its blocks within their operands, as far as grids alone say where."""
+    last = [np.int32(size - 1) for size in mapping.grid if isinstance(size, int)]
+    for block in mapping.block_mappings:
+        index_map = block.index_map_jaxpr
+        if len(last) != len(index_map.jaxpr.invars):
+            continue  # values say where
+        at = jax.core.eval_jaxpr(index_map.jaxpr, index_map.consts, *last)
+        steps = [getattr(size, "block_size", 1) for size in block.block_shape]
+        if any(
+            int(n) * step >= size for n, step, size in zip(at, steps, block.array_aval.shape, strict=True)
+        ):
+            return False
     return True
-
-
-def _never_runs(jaxpr: Any) -> bool:
-    """Whether a kernel has an axis of no steps: a block that is larger than what it divides."""
-    return any(
-        0 in equation.params["grid_mapping"].grid
-        if equation.primitive.name == "pallas_call"
-        else any(map(_never_runs, jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
-    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.child_program import Refusal, first_line
 from tilewright.workers.intake.judge.bounds import wrong
@@ -24,8 +26,8 @@ MOST_PROGRAMS, THIN = 192, (3, 2, 5, 4)
 milliseconds for each program, however little it does."""
 
 LOOPED_SECONDS = 3.0
-"""Most that a run on a shape of several tiles may take, and the most elements of its operands, and programs."""
-LOOPED_ELEMENTS, LOOPED_PROGRAMS = 1 << 21, 512
+"""Most that a run on a shape of several tiles may take, and the most elements of its operands."""
+LOOPED_ELEMENTS = 1 << 21
 
 SLOW_SECONDS = 3.0
 """Once the shapes that were found take longer, there are no more: each is run for every kind of inputs."""
@@ -85,7 +87,7 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
     def fits(small: Mapping[str, int]) -> bool:
         """Whether a shape of several tiles is small enough for the interpreter."""
         few = site.elements(small) <= LOOPED_ELEMENTS
-        return few and programs_of(seed, small) <= LOOPED_PROGRAMS
+        return few and programs_of(seed, small) <= MOST_PROGRAMS
 
     wide = list(filter(fits, looped(dims, tiles, holds, fits)))
     tried: set[str] = set()
@@ -107,6 +109,8 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
                     continue
                 spent += process.seconds
                 reason = wrong(outputs, answers, site.operands)
+                if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
+                    reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
             except TooSlow:
                 spent, reason = spent + RUN_SECONDS, f"more than {RUN_SECONDS} s in the interpreter"
             except Refusal as refusal:

@@ -173,6 +173,8 @@ class _Transform(ast.NodeTransformer):
         ]
         self._local = set(bound)
         self._masks = masks_of(node)
+        loops = (n.target for n in ast.walk(node) if isinstance(n, ast.For))
+        self._counters = {target.id for target in loops if isinstance(target, ast.Name)}
         tests = (n.test for n in ast.walk(node) if isinstance(n, ast.If | ast.While | ast.IfExp | ast.Assert))
         self._tests = {id(n) for test in tests for n in ast.walk(test)}
         for name in bound:
@@ -327,7 +329,7 @@ class _Transform(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not self._object(node.func)[0]:
-            _by_own_name(node)
+            _by_own_name(node, self._counters)
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name and name == self._owner.spelt("pow") and (exponent := whole_exponent(node)):
@@ -342,15 +344,21 @@ class _Transform(ast.NodeTransformer):
         return node
 
 
-def _by_own_name(node: ast.Call) -> None:
-    """A function of the language that is called as a tensor's method, ``x.log()``, by its own name."""
+def _by_own_name(node: ast.Call, counters: Collection[str]) -> None:
+    """A function of the language that is called as a tensor's method, ``x.log()``, by its own name; so is ``to`` of a
+    loop's counter, which is a tensor to the compiler, and none to the interpreter."""
     func = node.func
-    if not isinstance(func, ast.Attribute) or func.attr in VALUE_ATTRIBUTES:
+    if not isinstance(func, ast.Attribute):
         return
-    if hasattr(tl.tensor, func.attr) and callable(getattr(tl, func.attr, None)):
-        node.args.insert(0, func.value)
-        language = ast.copy_location(ast.Name("tl", ast.Load()), node)
-        node.func = ast.copy_location(ast.Attribute(language, func.attr, ast.Load()), node)
+    counted = func.attr == "to" and any(
+        isinstance(n, ast.Name) and n.id in counters for n in ast.walk(func.value)
+    )
+    name = "cast" if counted and isinstance(func.value, ast.Name | ast.BinOp) else func.attr
+    if name in VALUE_ATTRIBUTES or not (hasattr(tl.tensor, func.attr) and callable(getattr(tl, name, None))):
+        return
+    node.args.insert(0, func.value)
+    language = ast.copy_location(ast.Name("tl", ast.Load()), node)
+    node.func = ast.copy_location(ast.Attribute(language, name, ast.Load()), node)
 
 
 def kernel_function(value: Any) -> Any:

@@ -27,7 +27,13 @@ from jax.extend.core import jaxpr_as_fun
 
 from tilewright.seeds.sampled import places, stream
 from tilewright.workers.child.frames import Frame, FrameReader
-from tilewright.workers.runners.device_runner import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
+from tilewright.workers.runners.device_runner import (
+    ALIVE_SECONDS,
+    Answer,
+    DeviceRunner,
+    far_behind,
+    operand_tables,
+)
 from tilewright.workers.runners.pallas.check import artefact_of, interpret
 from tilewright.workers.runners.pallas.clock import Clock, ProfilerClock, Program, WallClock, overheads
 from tilewright.workers.runners.pallas.jaxpr_codec import decode
@@ -180,12 +186,12 @@ def _alive(answer: Answer) -> Iterator[None]:
 
 def _operands(job: Frame, workload: Mapping[str, Any], kind: str = "") -> list[jax.Array]:
     """Made on the device from a table where the operator has one (see ``seeds.sampled``), else sent."""
-    made = []
+    made, tables = [], operand_tables(job, kind)
     for spec in workload["inputs"]:
-        name = f"{kind}/{spec['name']}" if kind else spec["name"]
-        table = job.arrays.get(f"table/{name}")
+        table = tables.get(spec["name"])
         if table is None:
-            made.append(jax.device_put(job.arrays[f"{workload['id']}/{name}"]))
+            sent = "/".join(filter(None, (workload["id"], kind, spec["name"])))
+            made.append(jax.device_put(job.arrays[sent]))
             continue
         with jax.enable_x64(True):  # the hash wants products of 64 bits
             index = jnp.arange(int(np.prod(spec["shape"])), dtype=jnp.int64)

@@ -12,6 +12,7 @@ import torch
 
 from tilewright.seeds.sampled import places, stream
 from tilewright.workers.child.frames import Frame, dtype_named
+from tilewright.workers.runners.device_runner import operand_tables
 
 Tensors = dict[str, torch.Tensor]
 
@@ -106,7 +107,8 @@ class Operands:
         """Made from a table the job brings (see ``seeds.sampled``), or sent. ``kind``: one beside the first."""
         key = (int(job.data["seed"]), workload["id"], kind)
         if key not in self._kept:
-            made = {spec["name"]: self._made(job, *key, spec) for spec in workload["inputs"]}
+            tables = operand_tables(job, kind)
+            made = {spec["name"]: self._made(job, key, spec, tables) for spec in workload["inputs"]}
             self._kept[key] = made, self._checksums.of(made)
         self._kept.move_to_end(key)
         self._used.add(key)
@@ -135,17 +137,18 @@ class Operands:
         self._kept.clear()
         return True
 
-    def _made(self, job: Frame, seed: int, name: str, kind: str, spec: Mapping[str, Any]) -> torch.Tensor:
-        own = f"{kind}/{spec['name']}" if kind else spec["name"]
-        table = job.arrays.get(f"table/{own}")
-        if table is None:
-            return to_torch(job.arrays[f"{name}/{own}"], self._device)
-        values, key = to_torch(table, self._device), stream(seed, name, spec["name"])
+    def _made(
+        self, job: Frame, key: Key, spec: Mapping[str, Any], tables: Mapping[str, np.ndarray]
+    ) -> torch.Tensor:
+        (seed, workload, kind), name = key, spec["name"]
+        if name not in tables:
+            return to_torch(job.arrays["/".join(filter(None, (workload, kind, name)))], self._device)
+        values, salt = to_torch(tables[name], self._device), stream(seed, workload, name)
         tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]), device=self._device)
         flat, bits = tensor.view(-1), bits_of(tensor)
         for start in range(0, flat.numel(), PIECE):
             index = torch.arange(start, min(start + PIECE, flat.numel()), device=self._device)
-            flat.view(bits)[start : start + PIECE] = values.view(bits)[places(index, key)]
+            flat.view(bits)[start : start + PIECE] = values.view(bits)[places(index, salt)]
         return tensor
 
 

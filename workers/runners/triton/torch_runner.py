@@ -5,8 +5,9 @@ Jobs (all with ``entries`` [{id, ...}]):
     One ``checked`` per (workload, kind) with the outputs of the first entry.
 ``time``: ``workloads``, ``seed``, ``rounds``, ``calls``, ``calls_of`` {workload: calls} (optional, instead of
     ``calls``), ``pace`` {workload: seconds} (optional), ``kinds`` {workload: [kind]} (optional), arrays
-    ``table/operand`` (see ``seeds.sampled``) or ``workload/operand``, and ``where/workload/output/axis``; for each kind
-    the same with ``kind/operand`` and ``kind/output``, on which every entry is called once before it is timed.
+    ``table/operand`` of ``tables`` [operand] (see ``seeds.sampled``) or ``workload/operand``, and
+    ``where/workload/output/axis``; for each kind ``workload/kind/operand`` and ``where/workload/kind/output/axis``, on
+    which every entry is called once before it is timed.
     One ``timed`` per workload: times of every entry in every round, host seconds, wall seconds, and what the
     outputs of one timed call of each entry hold at the places asked for.
 Any job: ``alive`` frames in between, as signs of life; one ``error`` {phase, type, message, spoiled, entry} ends it.
