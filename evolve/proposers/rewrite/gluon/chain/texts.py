@@ -242,7 +242,6 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
     return bars
 
 
-# one binary for all sizes: no address depends on what divides them
 @gluon.jit(do_not_specialize=[{unspecialized}])
 def {kernel}(
     q_desc, k_desc, v_desc, o_desc, {numbers}{entry_parameters}STAGES: gl.constexpr,
