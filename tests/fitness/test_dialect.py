@@ -29,6 +29,7 @@ def test_an_honest_kernel_is_of_the_dialect():
         body("return [y for y in range(x.shape[0])]"),
         body("return jnp.where(x > 0, x, -x).astype(jnp.bfloat16)"),
         body("return x.at[0].set(1.0)"),
+        BUILD + f"X = {'x' * 4096!r}\n",
         BUILD + "TILE = 8 * 16\nKINDS = ('a', 'b')\nF8 = jnp.float8_e4m3fn\n",
         BUILD + "SPACE = {'a': (1, 2)}\nDEFAULTS = {'a': 1}\n",
         BUILD + "def twice(x, *, by=2, dtype=jnp.float32):\n    return x * by\n",
@@ -70,6 +71,10 @@ def test_plain_code_is_accepted(source):
         (HEAD + "@jax.jit\ndef build(params):\n    return params\n", "undecorated"),
         ("x = (", "not Python"),
         ("x = 1\0", "not Python"),
+        *(
+            (BUILD + f"X = {'x' * length!r}\n", "a string of more than 4096 characters")
+            for length in (4097, 9000)
+        ),
         (BUILD + "# " + "x" * 70000, "bytes, at most"),
         (BUILD + "X = " + "(" * 90 + "1" + ",)" * 90 + "\n", "nests deeper"),
         (BUILD + "X = (" + "1," * 30000 + ")\n", "syntax nodes"),

@@ -92,11 +92,8 @@ class Replay:
         """Decibels that the data types leave."""
         found = {str(dtype).rpartition(".")[2] for _, dtype, *_ in self.values.views.values()}
         narrow = next((name for name in NARROW if name in found), "float32")
-        return (
-            PRODUCTS_DB["float32"]
-            if narrow == "float32" and "dot(" in self.launch.source
-            else EXPECTED_DB[narrow]
-        )
+        products = narrow == "float32" and "dot(" in self.launch.source
+        return PRODUCTS_DB["float32"] if products else EXPECTED_DB[narrow]
 
     def _distance(self, expected: list[torch.Tensor], found: list[torch.Tensor]) -> float:
         """The least signal-to-noise ratio of any storage, dB."""

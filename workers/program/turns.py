@@ -78,6 +78,7 @@ class Turns:
         try:
             found = self.rounds({"": None, "*": installation}, least=rounds)
         except Exception:  # noqa: BLE001 - a package's own checks, or no memory
+            synchronise()  # raises for a device that no longer answers
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return 0.0

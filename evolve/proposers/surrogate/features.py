@@ -2,9 +2,9 @@
 
 Sources share one table of columns, by parameter name, so that what one kernel taught about ``block_m`` informs
 the next. ``smooth`` columns are for distances: a number appears by its rank and by its logarithm, both within
-[0, 1], by how often two divides it, and faintly one-hot; text and bools appear one-hot. ``split`` columns are for
-trees: ranks and one-hot kinds. Both also hold the quantities constraints speak of, such as ``block_m * stages``,
-since who writes a constraint names what matters.
+[0, 1], and faintly one-hot; text and bools appear one-hot. ``split`` columns are for trees: ranks and one-hot
+kinds. Both also hold the quantities constraints speak of, such as ``block_m * stages``, since who writes a
+constraint names what matters.
 """
 
 from __future__ import annotations
@@ -26,13 +26,6 @@ _ABSENT = 0.5
 _OWN = 0.35
 """How far apart two values of a number are for being two values, beside their rank and logarithm: hardware
 likes some numbers better than their neighbours."""
-
-_ALIGNED = 1.0
-"""How far apart the most and the least aligned value of a number are for that: warps, lanes and banks come in powers of
-two, so what 64 and 128 do, 96 often does not (``experiments/records/search/choices_by_family.md``)."""
-
-_MOST_ALIGNED = 7
-"""Divisions by two beyond which alignment is no better."""
 
 _MAX_TERMS = 12
 """Derived quantities per space; more would crowd out the parameters themselves."""
@@ -93,8 +86,7 @@ class _Scale:
             self._values.sort()
         self.live = len(self._values) > 1
         self._known: dict[int, np.ndarray] = {}
-        self._alignment = _alignment(self._values) if self._ordinal else np.zeros((len(self._values), 0))
-        self.width = len(self._values) + (2 if self._ordinal else 0) + self._alignment.shape[1]
+        self.width = len(self._values) + (2 if self._ordinal else 0)
 
     def _places(self, space: Space) -> np.ndarray:
         """Where each of a space's own values stands among the values of all."""
@@ -133,22 +125,7 @@ class _Scale:
         values = np.array([float(v) for v in self._values])
         logs = np.sign(values) * np.log2(np.abs(values) + 1.0)
         pair = np.stack([rank, (logs - logs.min()) / np.ptp(logs)], axis=1)
-        return np.hstack([pair, _OWN * np.eye(len(rank)), _ALIGNED * self._alignment])
-
-
-def _alignment(values: Sequence[Value]) -> np.ndarray:
-    """[values, 1]: how often two divides each, between 0 and 1; [values, 0] where their order says as much."""
-    times = np.array([_divisions_by_two(value) for value in values], dtype=float)
-    if (np.diff(times) >= 0).all() or np.ptp(times) == 0:
-        return np.zeros((len(values), 0))
-    return ((times - times.min()) / np.ptp(times))[:, None]
-
-
-def _divisions_by_two(value: Value) -> int:
-    """Of a whole number, at most ``_MOST_ALIGNED``; 0 of any other."""
-    if not isinstance(value, int) or value <= 0:
-        return 0
-    return min((value & -value).bit_length() - 1, _MOST_ALIGNED)
+        return np.hstack([pair, _OWN * np.eye(len(rank))])
 
 
 class _Term:

@@ -33,7 +33,7 @@ def test_far_better_than_random_on_a_recorded_space_with_failures(table: Table) 
     assert np.median(scores) > 0.94
 
 
-@pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "dff2739fa25e"), (1, 4, "30d3c72cf6b6")])
+@pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "108042f4133c"), (1, 4, "c597616952a7")])
 def test_the_sequence_is_the_one_written_down(table: Table, seed: int, lag: int, expected: str) -> None:
     """Digests taken once: whatever processor, Python or numpy runs this must propose the same points."""
     assert digest(run_search(table, seed, Setting(budget=60, lag=lag))) == expected

@@ -131,3 +131,8 @@ def test_vmem_is_that_of_the_largest_program():
     )
     assert vmem_bytes([large, small]) == vmem_bytes([small, large]) == 0x20
     assert vmem_bytes([]) == 0 and vmem_bytes([line.format(4, "smem", "0x40")]) == 0
+
+
+def test_what_was_executed_adds_up():
+    one, other = Executed(spills=2, fills=3, bundles=4), Executed(spills=5, fills=7, bundles=11)
+    assert one + other == Executed(spills=7, fills=10, bundles=15)

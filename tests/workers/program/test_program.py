@@ -221,7 +221,8 @@ def folder(tmp_path: Path) -> Path:
 def ran(folder: Path, code: str, *arguments: str, **variables: str) -> str:
     """What a program prints that runs in the folder, on the interpreter unless the variables say otherwise."""
     known = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "TILEWRIGHT_HOME")}
-    own = {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
+    paths = f"{ROOT}:{folder}:{known.get('PYTHONPATH', '')}"
+    own = {"TRITON_INTERPRET": "1", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments], cwd=folder, capture_output=True, text=True,
         env={**known, **own, **variables}, check=False,

@@ -58,8 +58,8 @@ def {place_of}(lap, tiles, others, heads):
 
 @gluon.jit
 def {exponent}(x, scale, y):
-    """exp(x * scale - y), where the multiplications and the difference are one instruction."""
-    return gl.exp2(x * (scale * 1.4426950408889634) - y * 1.4426950408889634)
+    """exp(x * scale - y), each step rounded: a row's largest must come to exactly one, however large it is."""
+    return gl.exp2((x * scale - y) * 1.4426950408889634)
 '''
 
 PRODUCER = '''
@@ -329,5 +329,6 @@ stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
     REGISTERS=(240, 240, 160)[{groups} - 1],
     num_warps=4,
     maxnreg=(248, 168, 128)[{groups} - 1],
+    enable_fp_fusion=False,
 )
 """
