@@ -108,12 +108,17 @@ def _pair(x: Any, y: Any, how: Callable[..., Any]) -> Tensor:
     return values.binary(x, y, how)
 
 
-def maximum(x: Any, y: Any, **_: Any) -> Tensor:
-    return _pair(x, y, np.fmax)
+def maximum(x: Any, y: Any, propagate_nan: Any = None) -> Tensor:
+    return _pair(x, y, np.maximum if _is_all(propagate_nan) else np.fmax)
 
 
-def minimum(x: Any, y: Any, **_: Any) -> Tensor:
-    return _pair(x, y, np.fmin)
+def minimum(x: Any, y: Any, propagate_nan: Any = None) -> Tensor:
+    return _pair(x, y, np.minimum if _is_all(propagate_nan) else np.fmin)
+
+
+def _is_all(propagate_nan: Any) -> bool:
+    """Whether a value is ``PropagateNan.ALL``, of Triton's extension."""
+    return getattr(propagate_nan, "name", "NONE") == "ALL"
 
 
 def fma(x: Any, y: Any, z: Any) -> Tensor:

@@ -62,7 +62,7 @@ def {exponent}(x, scale, y):
     Its roundings are those of numbers as large as y, so y is lowered by more than they can be, and what is above zero
     then is zero: without that the exponent of a largest score of 2 ** 80 is 2 ** 50 or its negative."""
     below = y * 1.4426950408889634 - gl.maximum(y, -y) * 4.76837158203125e-07
-    return gl.exp2(gl.minimum(x * (scale * 1.4426950408889634) - below, 0.0))
+    return gl.exp2(gl.minimum(x * (scale * 1.4426950408889634) - below, 0.0, propagate_nan={tl}.PropagateNan.ALL))
 '''
 
 PRODUCER = '''
@@ -245,7 +245,6 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
     return bars
 
 
-# one binary for all sizes: no address depends on what divides them
 @gluon.jit(do_not_specialize=[{unspecialized}])
 def {kernel}(
     q_desc, k_desc, v_desc, o_desc, {numbers}{entry_parameters}STAGES: gl.constexpr,

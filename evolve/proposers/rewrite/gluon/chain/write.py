@@ -188,7 +188,7 @@ class ChainText:
 
     def functions(self) -> str:
         self.table = self._table()
-        parts = [filled(texts.COMMON, self.table)]
+        parts = [filled(texts.COMMON, {**self.table, "tl": self.kernel.tl})]
         parts += [
             filled(texts.STEPS, {**self.table, **self._steps(i)}) for i in range(len(self.chains.loops))
         ]
