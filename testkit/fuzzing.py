@@ -27,7 +27,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.fitness import dialect
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.tpu.llo import ParseError, read_profile, scan_bundles, vmem_bytes
-from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
+from tilewright.fitness.tpu.timeline import read_critical_path, read_diagnosis
 from tilewright.library.store import NotServed, load_table
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
 
@@ -137,7 +137,7 @@ def _frames(data: bytes, folder: Path) -> object:
 
 def _timeline(data: bytes, folder: Path) -> object:
     cut = data.find(b"Length to end")
-    return read_timeline(data[:cut], read_critical_path(data[cut:], 1000), 1000, CHIPS["tpu7x"])
+    return read_diagnosis(data[:cut], read_critical_path(data[cut:], 1000), 1000, CHIPS["tpu7x"])
 
 
 def _yaml(data: bytes, folder: Path) -> object:

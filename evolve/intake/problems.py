@@ -83,8 +83,8 @@ def is_problem(path: Path, options: Options) -> bool:
     return _is_task(path) or path.is_dir() or _is_kernelbench(path) or _is_output(path)
 
 
-def judge_in(path: Path) -> str:
-    """What a problem calls its reference, for a file that is named alone; empty for any other file."""
+def reference_name_in(path: Path) -> str:
+    """The name of the reference in a problem's file that is named alone; empty for any other file."""
     return "run" if path.suffix == ".json" else MODEL if _is_kernelbench(path) else ""
 
 

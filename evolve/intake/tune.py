@@ -105,11 +105,11 @@ def resolve_reference(text: str) -> str:
     """With the file's path made absolute. Raises UserError for a file that is not there."""
     if text == SELF:
         return text
-    from tilewright.evolve.intake.problems import judge_in
+    from tilewright.evolve.intake.problems import reference_name_in
 
     file, colon, name = text.rpartition(":")
     if not colon and Path(text).suffix in (".py", ".json"):
-        file, name = text, judge_in(Path(text))
+        file, name = text, reference_name_in(Path(text))
         if not name:
             raise UserError(f"--reference: which function of {text}? Write {text}:FUNCTION.")
     elif not colon:

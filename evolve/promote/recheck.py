@@ -28,6 +28,7 @@ from tilewright.evolve.promote.verify import (
     Refusal,
     Verified,
     served_within,
+    verified_alone,
     verify,
 )
 from tilewright.evolve.promote.version_files import (
@@ -84,6 +85,7 @@ class Found:
     """All that a recheck found of one operator on one target.
 
     ``entry_name``: the table's name for the target. ``constants``: what legality may name, of operator and target.
+    ``alone``: whether the verified shapes alone are served.
     ``dropped``: regions nobody serves any more. ``failed``: kernel to reason. ``verified``: by kernel.
     """
 
@@ -92,6 +94,7 @@ class Found:
     version: str
     target: Target
     constants: Mapping[str, float]
+    alone: bool = False
     served: list[Served] = field(default_factory=list)
     dropped: list[Region] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -154,7 +157,7 @@ def recheck_operator(
     campaign = told["campaign"]
     first = _resolve_suite(campaign["operator"], wanted.name, campaign["suite"])
     constants = {**first.operator.constants, **first.target.constants}
-    found = Found(operator, name, version, wanted, constants)
+    found = Found(operator, name, version, wanted, constants, verified_alone(first))
     promises = {(s["workload"], s["genome"]): {"model_version": None, **s} for s in told["shapes"]}
     suites: dict[str, dict[str, list[Region]]] = {}
     for region in entry["regions"]:
@@ -384,7 +387,10 @@ def _entry(found: Found, old: Mapping[str, Any], shapes: Sequence[Mapping[str, A
     for name, verified in found.verified.items():
         mine = [s.region["dims"] for s in found.served if s.region["kernel"] == name]
         source = verified.contender.genome.source
-        limits = [*read_declarations(source).constraints, *served_within(verified.evaluations, mine)]
+        limits = [
+            *read_declarations(source).constraints,
+            *served_within(verified.evaluations, mine, found.alone),
+        ]
         kernels[name] = {**old["kernels"][name], "constraints": limits}
     return {
         **old,

@@ -26,6 +26,7 @@ from tilewright.seeds.operator import Scope, Workload
 from tilewright.workers.cascade.drawn_shapes import drawn_dims
 from tilewright.workers.cascade.verify_shapes import too_large
 from tilewright.workers.device.comparison import Comparison
+from tilewright.workers.intake.operator import TakenOperator
 
 FACTOR = 10
 """Sets of inputs, as a multiple of what the search checked a candidate on."""
@@ -243,14 +244,25 @@ def _require_gated(resolved: Resolved, verified: Verified) -> None:
             )
 
 
-def served_within(evaluations: Sequence[Evaluation], shapes: Sequence[Mapping[str, int]]) -> list[str]:
-    """Constraints that keep a library to the shapes that a kernel was verified on, and those between.
+def verified_alone(resolved: Resolved) -> bool:
+    """Whether a library serves a kernel at the verified shapes alone: one whose text was right there with some
+    parameters and wrong elsewhere has passed (``DrawnStage``), as blocks of a tuned Pallas function may not divide."""
+    return isinstance(resolved.operator, TakenOperator) and not resolved.target.measured
+
+
+def served_within(
+    evaluations: Sequence[Evaluation], shapes: Sequence[Mapping[str, int]], alone: bool = False
+) -> list[str]:
+    """Constraints that keep a library to the shapes that a kernel was verified on, and, not ``alone``, those between.
 
     ``shapes``: what it is promoted for; the others were drawn. Each size lies between the least and the largest seen,
     and is a multiple of what all seen ones are multiples of; shapes that were left out are left out.
     """
     drawn = [drawn_dims(name) for evaluation in evaluations for name in evaluation.drawn]
     seen = [*shapes, *drawn]
+    if alone:
+        texts = (" and ".join(f"{name} == {size}" for name, size in shape.items()) for shape in seen)
+        return [" or ".join(dict.fromkeys(f"({text})" for text in texts))]
     found = []
     for name in shapes[0]:
         sizes = [shape[name] for shape in seen]

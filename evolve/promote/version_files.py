@@ -19,7 +19,7 @@ import numpy as np
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.reference_files import packed_reference
-from tilewright.evolve.promote.verify import Verified, gates_read, served_within
+from tilewright.evolve.promote.verify import Verified, gates_read, served_within, verified_alone
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.genome import normalise
@@ -123,6 +123,7 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
                 *served_within(
                     promotion.found[promotion.names[genome.id]].evaluations,
                     [shape.dims for shape in promotion.judgement.shapes if shape.genome == genome.id],
+                    verified_alone(resolved),
                 ),
             ],
         }

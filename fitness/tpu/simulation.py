@@ -22,7 +22,7 @@ from tilewright.fitness.tpu.llo import (
     vmem_bytes,
 )
 from tilewright.fitness.tpu.time_model import CALIBRATIONS, Modelled, time_of
-from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
+from tilewright.fitness.tpu.timeline import read_critical_path, read_diagnosis
 
 LATENCY_LIMIT = 0.5
 """Part of the time that the core may wait, and the latencies of copies come to, before a time is flagged."""
@@ -73,7 +73,7 @@ def read_dumps(folder: Path, chip: Chip) -> StaticRun:
         if name == longest.name:
             # a diagnosis that does not read is no reason to refuse a kernel
             with contextlib.suppress(ParseError):
-                schedule = read_timeline(text, waited, longest.cycles, chip, opcodes=opcodes)
+                schedule = read_diagnosis(text, waited, longest.cycles, chip, opcodes=opcodes)
     vmem = vmem_bytes(_text(path) for path in (folder / "llo").glob("*original.txt"))
     return StaticRun(operations, executed, vmem, schedule, tuple(events))
 

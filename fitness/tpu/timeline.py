@@ -35,16 +35,14 @@ _SPILL = re.compile(
     rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?v(?:st|ld)\S* \[[^\]\n]*_spill\]"
 )
 _MATMUL = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?(vmatmul[^\n]{0,160})")
-_DMA = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?(dma\.[\w.]+)([^\n]*)")
 _CRITICAL = re.compile(
     rb"(?:^|\n)Length to end: ([0-9]{1,15}), %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?"
     rb"([a-z][\w.]*)([^\n]{0,160})"
 )
-_GRANULES = re.compile(rb"size_in_granules=\*/([0-9]{1,15})(?![0-9])")
 _MXU = re.compile(rb"mxu([0-9])")
 
 
-def read_timeline(
+def read_diagnosis(
     bundles: bytes,
     path: CriticalPath,
     cycles: int,

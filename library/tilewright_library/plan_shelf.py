@@ -26,9 +26,6 @@ from .store import PACK, Kernel, UnsoundLibrary, digest, read_checked, read_rece
 
 FORMAT = 1
 CACHE_VARIABLE = "TILEWRIGHT_CACHE"
-_HEAD_START = 12
-"""Bytes of magic and length before a plan's header."""
-
 _DIGEST_BYTES = 32
 
 

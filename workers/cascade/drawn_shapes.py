@@ -7,7 +7,7 @@ so that the operator's answers cost little. A promotion serves nothing outside w
 
 What does not compile there is not served there. Where a candidate is wrong and a seed of the operator is, too, the
 shape lies outside of what the operator's kernels are for, and is left out. So is one at which a seed's own text is
-wrong with other parameters, if nothing serves a shape that was not verified: blocks that do not divide it, say.
+wrong with other parameters, where only verified shapes are served: its blocks may not divide it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRIED = 2048
 """Sizes below this are tried in a source's truths."""
 
 RARE, RUNS = 16, 4
-"""At most this part of the sizes, in so many runs, is what only some sizes are."""
+"""Sizes count as few if they are at most one in ``RARE`` of those tried, in at most ``RUNS`` runs."""
 
 TURNS = 2
 """Most lots that are drawn where of the first many are outside."""
@@ -337,7 +337,7 @@ class DrawnStage:
     stage = Stage.CHECK
 
     def __init__(self, *lots: tuple[Lot, Run], exact: bool = False) -> None:
-        """``exact``: what wins here serves verified shapes alone, and those that promotion allows for."""
+        """``exact``: what wins here is served at the verified shapes alone."""
         self._lots, self._exact = lots, exact
 
     def run(self, request: Request, found: Findings) -> Failure | None:

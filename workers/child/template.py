@@ -20,10 +20,10 @@ class TemplateLost(OSError):
 
 
 class Template:
-    """Forks children from one process that has imported ``modules``; for several threads, each with its child.
+    """Forks children from one process that has imported ``modules``.
 
-    The template runs none but trusted code and holds no secret: its environment is as scrubbed as a child's. It dies
-    with this process.
+    Several threads may use it, each for its own child. The template runs only trusted code and holds no secret: its
+    environment is as scrubbed as a child's. It dies with this process.
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:

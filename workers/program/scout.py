@@ -29,12 +29,12 @@ BENCH_WARMUP_MS, BENCH_MS = 5, 25
 
 
 def scouted(load: Callable[[], Program]) -> dict[str, Any]:
-    """What the look ahead found; empty where there is no device. It comes before this process meets the device.
+    """What the look ahead found; empty where there is no device. Call it before this process uses the device.
 
     ``kernels``: how many compiled. ``tuners``, ``configurations``: launches with a tuner, and what these choose among.
     ``compiled``: how many of the configurations did, ``failed``: which did not. ``seconds``: of all of it,
     ``compile_seconds``: of one compilation after the other. ``linears``: rows, output and input features of bf16
-    layers, and whether they are trained.
+    layers, and whether they are trained. ``why``: what failed, in place of all but ``seconds``.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return {}

@@ -46,7 +46,7 @@ Arms = Mapping[str, Callable[[], list[float]]]
 
 
 def take_turns(arms: Arms, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
-    """Times of every arm once a round, in an order that turns round and starts elsewhere each time, so that drift
+    """Times of every arm once a round, in an order that reverses and starts at another arm each round, so that drift
     cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time, and ``least`` whatever they take."""
     found: Rounds = {name: [] for name in arms}
     deadline, count = time.monotonic() + seconds, 0
@@ -74,7 +74,7 @@ class Turns:
         return take_turns(timed, seconds, least)
 
     def gain(self, installation: Installation, rounds: int) -> float:
-        """Of the step by an installation; 0 where it fails, or takes too much memory."""
+        """How many times faster the step is with an installation; 0 where it fails, or takes too much memory."""
         try:
             found = self.rounds({"": None, "*": installation}, least=rounds)
         except Exception:  # noqa: BLE001 - a package's own checks, or no memory

@@ -4,7 +4,7 @@ import pytest
 
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.tpu.llo import ParseError
-from tilewright.fitness.tpu.timeline import read_critical_path, read_timeline
+from tilewright.fitness.tpu.timeline import read_critical_path, read_diagnosis
 
 CHIP = CHIPS["tpu7x"]
 BUNDLES = b"""0x0: bundle slots:
@@ -41,10 +41,10 @@ Length to end: 100, %11 = vst [vmem:[#allocation42_spill] sm:$0xff] /*vst_source
 
 def test_the_critical_path_says_what_was_waited_for():
     last = b"0x3: bundle slots:\n  %11 = vst [vmem:[#allocation42_spill] sm:$0xff] /*vst_source=*/%v8_v14\n"
-    found = read_timeline(BUNDLES + last, read_critical_path(CRITICAL, 1000), 1000, CHIP)
+    found = read_diagnosis(BUNDLES + last, read_critical_path(CRITICAL, 1000), 1000, CHIP)
     assert found["critical_path"] == {"mxu": 500, "dma": 400, "spill": 100}
     assert found["overlap"] == {"mxu_with_valu": 0.125, "valu_with_mxu": 1.0}
-    assert read_timeline(
+    assert read_diagnosis(
         BUNDLES + b"0x3: bundle slots:\n\n\n", read_critical_path(CRITICAL, 1000), 1000, CHIP
     )
 
@@ -62,4 +62,4 @@ def test_the_critical_path_says_what_was_waited_for():
 )
 def test_a_schedule_that_does_not_read_is_a_parse_error(bundles, critical, cycles):
     with pytest.raises(ParseError):
-        read_timeline(bundles, read_critical_path(critical, cycles), cycles, CHIP)
+        read_diagnosis(bundles, read_critical_path(critical, cycles), cycles, CHIP)

@@ -240,3 +240,12 @@ def test_a_library_serves_what_lies_between_verified_shapes() -> None:
     for dims, served in {(64, 128): True, (1, 64): True, (90, 256): True, (91, 128): False, (64, 320): False,
                          (64, 32): False, (37, 192): False, (38, 192): True, (64, 96): False}.items():  # fmt: skip
         assert legal({"M": dims[0], "K": dims[1]}) == served, dims
+    alone = Legality(
+        tuple(served_within([evaluation([(1, 256)])], [{"M": 64, "K": 128}], alone=True)), {}
+    ).holds
+    assert [alone({"M": m, "K": k}) for m, k in ((64, 128), (1, 256), (64, 256), (32, 128))] == [
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -62,7 +62,7 @@ class Chain:
     positive: str = ""
     """What the host must find true of that factor."""
 
-    bounds: frozenset[str] = frozenset()
+    row_bounds: frozenset[str] = frozenset()
     """Rows that are at least the largest of their scores, multiplied: an exponent below them is none above zero."""
 
     @property

@@ -53,15 +53,15 @@ def unscaled(
         else:
             made.append(statement)
     late = tuple(scaled.of(s) if pending else s for s in chain.late)
-    bounds = frozenset(n for s in (*made, *late) for n in s.writes if _bounds(s.node, tl))
+    bounds = frozenset(n for s in (*made, *late) for n in s.writes if _is_row_bound(s.node, tl))
     first = Statement(ast.parse(f"{name} = {ast.unparse(value)}").body[0])
     scale, positive = ast.unparse(factor), f"{host} > 0"
     return replace(
-        chain, first=first, middle=tuple(made), late=late, scale=scale, positive=positive, bounds=bounds
+        chain, first=first, middle=tuple(made), late=late, scale=scale, positive=positive, row_bounds=bounds
     )
 
 
-def _bounds(node: ast.stmt, tl: str) -> bool:
+def _is_row_bound(node: ast.stmt, tl: str) -> bool:
     """Whether a statement's value is at least the largest of a row's scores, once multiplied."""
 
     def largest(value: ast.expr) -> bool:

@@ -83,7 +83,7 @@ class ChainCarrier(Carrier):
                 and isinstance(left, ast.BinOp)
                 and loop.scale
                 and ast.unparse(left.right) == loop.scale
-                and names_in(ast.unparse(right)) & loop.bounds
+                and names_in(ast.unparse(right)) & loop.row_bounds
             ):
                 sides = [self.visit(n) for n in (left.left, ast.parse(loop.scale, mode="eval").body, right)]
                 return ast.Call(ast.Name(self.names["exponent"], ast.Load()), sides, [])
