@@ -282,7 +282,12 @@ def refuse(folder: Path, words: str, *arguments: str | Path, **environment: str)
 @pytest.mark.slow
 def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     changes = {"operator": f"{FAMILY}/bad", "budget": {"evaluations": 3}}
-    refuse(tmp_path, "wrong fails its own gate: incorrect", "run", campaign_file(tmp_path, **changes))
+    refuse(
+        tmp_path,
+        "wrong cannot start a campaign on tpu7x: implausible",
+        "run",
+        campaign_file(tmp_path, **changes),
+    )
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence(

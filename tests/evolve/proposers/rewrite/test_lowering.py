@@ -38,7 +38,7 @@ VARIANTS = {
         {"consumers": 3, "skew": True, "walk_rows": 1},
     ],
     "matmul_masked.py": [
-        {"pieces": 2, "in_flight": False, "parts": 4, "slots": 4},
+        {"pieces": 2, "in_flight": False, "parts": 4, "slots": 4, "BLOCK_N": 128},
         {"stages": 1, "consumers": 1, "slots": 1, "pieces": 2},
     ],
     "matmul_block_pointers.py": [{"pieces": 2, "consumers": 1}],
