@@ -83,6 +83,10 @@ WRITTEN = {
         ("        m_i = m_ij\n", "        last = raw\n        m_i = m_ij\n"),
     ],
     "scores of which a rounding is more than an exponent": [("q.shape[2] ** -0.5", "q.shape[2] ** -0.5 * 1.7e17")],
+    "weights above one": [("p = tl.exp(qk - m_ij[:, None])", "p = tl.exp(qk - (m_ij - 3.0)[:, None])")],
+    "rows that are below their largest": [
+        ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = tl.maximum(m_i, tl.max(qk, 1) - 3.0)"),
+    ],
     "a factor below zero, which no row's largest score outlives": [("q.shape[2] ** -0.5", "-(q.shape[2] ** -0.5)")],
     "two loops, of whole tiles and of those on the diagonal": [
         (CASE.source[CASE.source.index("    for start_n") : CASE.source.index("    acc = acc / l_i")], "LOOPS"),

@@ -118,6 +118,16 @@ class Chains:
         return self.loops[0].scale
 
     @property
+    def scores(self) -> frozenset[str]:
+        """Names of what the first product gives, in every loop."""
+        return frozenset.intersection(*(frozenset(loop.first.writes) for loop in self.loops))
+
+    @property
+    def row_bounds(self) -> frozenset[str]:
+        """Names that are ``Chain.row_bounds`` in every loop."""
+        return frozenset.intersection(*(loop.row_bounds for loop in self.loops))
+
+    @property
     def everything(self) -> list[Statement]:
         found = list[Statement]()
         for before, loop in zip(self.between, self.loops, strict=True):

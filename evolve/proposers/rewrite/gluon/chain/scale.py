@@ -53,7 +53,7 @@ def unscaled(
         else:
             made.append(statement)
     late = tuple(scaled.of(s) if pending else s for s in chain.late)
-    bounds = frozenset(n for s in (*made, *late) for n in s.writes if _is_row_bound(s.node, tl))
+    bounds = frozenset(n for s in (*made, *late) for n in s.writes if _is_row_bound(s.node, scaled))
     first = Statement(ast.parse(f"{name} = {ast.unparse(value)}").body[0])
     scale, positive = ast.unparse(factor), f"{host} > 0"
     return replace(
@@ -61,13 +61,17 @@ def unscaled(
     )
 
 
-def _is_row_bound(node: ast.stmt, tl: str) -> bool:
+def _is_row_bound(node: ast.stmt, scaled: _Scaled) -> bool:
     """Whether a statement's value is at least the largest of a row's scores, once multiplied."""
 
     def largest(value: ast.expr) -> bool:
-        if device_call(value, tl) == "maximum" and isinstance(value, ast.Call):
+        if device_call(value, scaled.tl) == "maximum" and isinstance(value, ast.Call):
             return any(map(largest, value.args))
-        return isinstance(value, ast.BinOp) and device_call(value.left, tl) == "max"
+        if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Mult):
+            return False
+        row, factor = value.left, ast.unparse(value.right)
+        of_scores = isinstance(row, ast.Call) and ast.unparse(row.args[0]) == scaled.name
+        return of_scores and device_call(row, scaled.tl) == "max" and factor == ast.unparse(scaled.factor)
 
     return isinstance(node, ast.Assign) and largest(node.value)
 

@@ -77,15 +77,17 @@ class ChainCarrier(Carrier):
             and isinstance(node.args[0], ast.BinOp)
         ):
             inner = node.args[0]
-            left, right, loop = inner.left, inner.right, self.chains.loops[0]
+            left, right = inner.left, inner.right
+            row = right.value if isinstance(right, ast.Subscript) and expanded(right) is not None else right
             if (
                 isinstance(inner.op, ast.Sub)
                 and isinstance(left, ast.BinOp)
-                and loop.scale
-                and ast.unparse(left.right) == loop.scale
-                and names_in(ast.unparse(right)) & loop.row_bounds
+                and isinstance(left.op, ast.Mult)
+                and ast.unparse(left.left) in self.chains.scores
+                and ast.unparse(left.right) == self.chains.scale
+                and ast.unparse(row) in self.chains.row_bounds
             ):
-                sides = [self.visit(n) for n in (left.left, ast.parse(loop.scale, mode="eval").body, right)]
+                sides = [self.visit(n) for n in (left.left, left.right, right)]
                 return ast.Call(ast.Name(self.names["exponent"], ast.Load()), sides, [])
         return super().visit_Call(node)
 
