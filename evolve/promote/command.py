@@ -80,10 +80,11 @@ def promote(
             break
         except Refusal as refusal:
             reason = str(refusal).removeprefix("promotion refused: ")
-            if table_now is not None and refusal.genome in {opponent.genome.id for opponent in opponents}:
-                # what is served fails on inputs that its own promotion did not meet: it sets no bar, and must go
+            failed = next((o.name for o in opponents if o.genome.id == refusal.genome), None)
+            if table_now is not None and failed is not None:
+                # a kernel that is served fails on inputs that its own promotion did not meet: it sets no bar
                 say(f"{reason} The library's kernels are compared no more; verifying against the baseline")
-                refused[next(o.name for o in opponents if o.genome.id == refusal.genome)] = reason
+                refused[failed] = reason
                 table_now = None
                 continue
             left = nomination.without(refusal.genome) if refusal.genome is not None else None

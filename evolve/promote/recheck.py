@@ -28,7 +28,6 @@ from tilewright.evolve.promote.verify import (
     Refusal,
     Verified,
     served_within,
-    verified_alone,
     verify,
 )
 from tilewright.evolve.promote.version_files import (
@@ -48,6 +47,7 @@ from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.library import dispatch_rule as rule
 from tilewright.library import plan_shelf, store
+from tilewright.workers.cascade.drawn_shapes import verified_alone
 
 LOSS = 0.03
 """Share of the promised time beyond which a shape counts as slower here."""
@@ -157,7 +157,7 @@ def recheck_operator(
     campaign = told["campaign"]
     first = _resolve_suite(campaign["operator"], wanted.name, campaign["suite"])
     constants = {**first.operator.constants, **first.target.constants}
-    found = Found(operator, name, version, wanted, constants, verified_alone(first))
+    found = Found(operator, name, version, wanted, constants, verified_alone(first.operator, first.target))
     promises = {(s["workload"], s["genome"]): {"model_version": None, **s} for s in told["shapes"]}
     suites: dict[str, dict[str, list[Region]]] = {}
     for region in entry["regions"]:

@@ -26,7 +26,6 @@ from tilewright.seeds.operator import Scope, Workload
 from tilewright.workers.cascade.drawn_shapes import drawn_dims
 from tilewright.workers.cascade.verify_shapes import too_large
 from tilewright.workers.device.comparison import Comparison
-from tilewright.workers.intake.operator import TakenOperator
 
 FACTOR = 10
 """Sets of inputs, as a multiple of what the search checked a candidate on."""
@@ -242,12 +241,6 @@ def _require_gated(resolved: Resolved, verified: Verified) -> None:
             raise Refusal(
                 f"promotion refused: {verified.contender.name} was not checked on {workload.id}: {reason}."
             )
-
-
-def verified_alone(resolved: Resolved) -> bool:
-    """Whether a library serves a kernel at the verified shapes alone: one whose text was right there with some
-    parameters and wrong elsewhere has passed (``DrawnStage``), as blocks of a tuned Pallas function may not divide."""
-    return isinstance(resolved.operator, TakenOperator) and not resolved.target.measured
 
 
 def served_within(

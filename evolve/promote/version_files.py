@@ -19,7 +19,7 @@ import numpy as np
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.reference_files import packed_reference
-from tilewright.evolve.promote.verify import Verified, gates_read, served_within, verified_alone
+from tilewright.evolve.promote.verify import Verified, gates_read, served_within
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.genome import normalise
@@ -30,6 +30,7 @@ from tilewright.fitness.targets import Target
 from tilewright.library import checks, operands, oracle, store
 from tilewright.library import dispatch_rule as rule
 from tilewright.seeds.operator import Operator, Workload
+from tilewright.workers.cascade.drawn_shapes import verified_alone
 
 GOLDEN_LIMIT = 4 << 20
 RANGED = ("jax", "jaxlib", "libtpu", "triton")
@@ -123,7 +124,7 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
                 *served_within(
                     promotion.found[promotion.names[genome.id]].evaluations,
                     [shape.dims for shape in promotion.judgement.shapes if shape.genome == genome.id],
-                    verified_alone(resolved),
+                    verified_alone(resolved.operator, resolved.target),
                 ),
             ],
         }

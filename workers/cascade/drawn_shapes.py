@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.fitness.targets import Target
 from tilewright.library.dispatch_rule import REACH, Legality
-from tilewright.seeds.operator import Workload
+from tilewright.seeds.operator import Operator, Workload
+from tilewright.workers.intake.operator import TakenOperator
 from tilewright.workers.request import Failure, Findings, Request
 
 PREFIX = "drawn/"
@@ -329,6 +331,12 @@ def _is_plain(part: ast.AST) -> bool:
 
 Run = Callable[[Request, Findings], Failure | None]
 """Passes the gates on a request's checked shapes and times nothing."""
+
+
+def verified_alone(operator: Operator, target: Target) -> bool:
+    """Whether a kernel is served at the verified shapes alone: there its text may be right with some parameters and
+    wrong with others, as blocks of a tuned Pallas function may not divide a shape."""
+    return isinstance(operator, TakenOperator) and not target.measured
 
 
 class DrawnStage:

@@ -29,7 +29,7 @@ from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Operator, Suite
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
-from tilewright.workers.cascade.drawn_shapes import MODELLED, DrawnStage
+from tilewright.workers.cascade.drawn_shapes import MODELLED, DrawnStage, verified_alone
 from tilewright.workers.cascade.modelled_stages import (
     CheckStage,
     CompileStage,
@@ -41,7 +41,6 @@ from tilewright.workers.cascade.modelled_stages import (
 from tilewright.workers.cascade.verify_shapes import VerifyStage, to_verify
 from tilewright.workers.child.run_once import environment
 from tilewright.workers.child.template import Template
-from tilewright.workers.intake.operator import TakenOperator
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep, Truth
 from tilewright.workers.toolchains import libtpu_simulator
 
@@ -129,7 +128,7 @@ class ModelledCascade(Cascade):
             gates.append(VerifyStage(shapes))
         if request.baseline is None:
             gates.append(
-                DrawnStage((MODELLED, _interpreted), exact=isinstance(request.operator, TakenOperator))
+                DrawnStage((MODELLED, _interpreted), exact=verified_alone(request.operator, request.target))
             )
         checked = dataclasses.replace(found, gates=[], logs=[], drawn=[], outside=[])
         with ThreadPoolExecutor(1) as other:
