@@ -116,7 +116,7 @@ def _rewrites(source: str) -> Iterator[str]:
     from tilewright.evolve.proposers.rewrite.registry import rules
 
     if is_original(source):
-        yield "  rewrites   none: a function as it stands has parameters alone"
+        yield "  rewrites   none: the function runs as it stands, only its parameters are tuned"
         return
     kernel, applied = KernelSource(source), []
     every = rules(kernel.language)
