@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.fitness.chips import Chip
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import Call, Literal, Place
+from tilewright.workers.intake.calls.call_text import GIVEN, Call, Literal, Place
 from tilewright.workers.intake.calls.kept_values import held, with_values
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
@@ -41,16 +41,24 @@ from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
 from tilewright.workers.intake.source.knobs import IDLE, Knob
+from tilewright.workers.runners.pallas.check import settings_of
 
-EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=45.0)
-"""Some kernels take seconds a run."""
+EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
+OWN_EFFORT = replace(EFFORT, draws=3, special=False)
+"""Some kernels take seconds a run. One that is its own judge is asked less: each answer is a run, and what it makes of no
+number is what its blocks make of it."""
 
-TIMED_SECONDS = 60.0
+NAMES_SECONDS, SLOW_SECONDS, TIMED_SECONDS = 15.0, 8.0, 15.0
 MOST_BYTES = 3 << 29
-"""Most that the readings at timed shapes may take, and the largest operands there."""
+"""Most that finding dimensions may take, checked shapes before there are no more, and the readings at timed shapes; the
+largest operands there."""
 
-KEPT = dimensions.KEEPABLE[1]
-"""Largest size of a dimension that is tried as it is in the call."""
+FEW, KEPT = 128, dimensions.KEEPABLE[1]
+"""Largest size of an axis that keeps it while dimensions are found, and of a dimension that is tried as it is."""
+
+SHRUNK, LEAST = 4, 8
+"""What the sizes are divided by of a kernel that copies by hand, every copy of which takes milliseconds here, and the
+least that is left."""
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
@@ -77,9 +85,13 @@ def judge(
     else:
         oracle = _oracle(request["reference"], calls[0], operands, places)
 
+    until = time.monotonic() + NAMES_SECONDS
+
     def takes(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
         if isinstance(oracle, Oracle):
             return _takes(oracle, dims, named)
+        if time.monotonic() > until:
+            return False
         free = [size for size in dims.values() if size > KEPT]
         turned = iter(reversed(free))
         others = {name: next(turned) if size > KEPT else size for name, size in dims.items()}
@@ -88,9 +100,8 @@ def judge(
             return all(bool(tried.traced(sizes, defaults)) for sizes in (dims, others))
         return False
 
-    operands, all_dims = dimensions.settle(
-        operands, len(calls), takes, size=8 if isinstance(oracle, Oracle) else 128
-    )
+    size, few = (8, 0) if isinstance(oracle, Oracle) else (128, FEW)
+    operands, all_dims = dimensions.settle(operands, len(calls), takes, size=size, few=few)
     shapes = _shapes_with(
         with_values(request.get("values", ""), folder, [label_of(dims) for dims in all_dims], operands),
         all_dims[0], seed, defaults, oracle,
@@ -111,7 +122,8 @@ def judge(
                 found.append(None)
         return found
 
-    kinds = InputKinds(operands, shapes, oracle, run_all, EFFORT, factors, module.source(""), numbers)
+    effort = EFFORT if isinstance(oracle, Oracle) else OWN_EFFORT
+    kinds = InputKinds(operands, shapes, oracle, run_all, effort, factors, module.source(""), numbers)
     operands = seed.operands = kinds.operands
     _add_timed(kinds, seed, oracle, [d for d in all_dims if all(d != s.dims for s in shapes)], defaults)
     results, failed = kinds.results(_result_sizes(seed, all_dims[0], defaults, shapes))
@@ -221,10 +233,11 @@ def _shapes_with(
     operands: Sequence[Operand], dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int],
     oracle: Oracle | OwnAnswers,
 ) -> list[CheckedShape]:  # fmt: skip
-    """``_checked_shapes`` with operands that are drawn, or the caller's own where drawn ones will not do. Raises
-    Refusal of the first way."""
+    """``_checked_shapes`` with the caller's own integers, where there are any: with drawn page tables and lengths a
+    kernel may wait for ever, or do nothing. Else with operands that are drawn, or all the caller's own. Raises Refusal of
+    the first way."""
     first: Refusal | None = None
-    for way in held(operands):
+    for way in sorted(held(operands), key=lambda way: not 0 < sum(o.form == GIVEN for o in way) < len(way)):
         seed.operands, oracle.call = way, ""
         if isinstance(oracle, OwnAnswers):
             oracle.operands = way
@@ -241,7 +254,7 @@ def _checked_shapes(
 ) -> list[CheckedShape]:
     """Two small shapes on which the default is right: multiples of blocks, then the call's own if it is small. Raises
     Refusal where there is none."""
-    largest = max([128, *(v for v in defaults.values() if v <= 1024)])
+    began, largest = time.monotonic(), max([128, *(v for v in defaults.values() if v <= 1024)])
     sizes: Sequence[Callable[[int], int]] = (
         lambda place: 1024,  # takes the largest blocks that are worth trying
         lambda place: 2 * largest * (1 + place % 2),
@@ -250,12 +263,19 @@ def _checked_shapes(
         lambda place: 128 * (1 + place % 3),
     )
     tries = [{n: min(s, size(place)) for place, (n, s) in enumerate(dims.items())} for size in sizes]
+    if any(operand.form == GIVEN for operand in seed.operands):
+        tries = []  # there are values of the call's own shape alone
+    elif settings_of(seed.closed(dims, defaults)).detect_races:
+        tries.insert(0, _shrunk(dims, seed, defaults))
     found: list[CheckedShape] = []
     reasons = []
     for small in (*tries, dict(dims)):
-        if len(found) == 2 or any(shape.dims == small for shape in found):
+        late = bool(found) and time.monotonic() - began > SLOW_SECONDS
+        if len(found) == 2 or late or any(shape.dims == small for shape in found):
             continue
-        if sum(math.prod(o.sizes(small)) for o in seed.operands) > MOST_ELEMENTS:
+        elements = sum(math.prod(o.sizes(small)) for o in seed.operands)
+        if elements > MOST_ELEMENTS:
+            reasons.append(f"{label_of(small)}: {elements} elements, of at most {MOST_ELEMENTS} that are interpreted")
             continue
         try:
             rng = np.random.default_rng(17)
@@ -274,6 +294,17 @@ def _checked_shapes(
             found.append(CheckedShape(small, inputs, answers, outputs))
     if not found:
         raise Refusal(f"the kernel agrees with the reference on no small shape: {'; '.join(reasons)}")
+    return found
+
+
+def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int]) -> dict[str, int]:
+    """The shape with one size after the other so much smaller, where the function can still be traced."""
+    found, began = dict(dims), time.monotonic()
+    for name, size in dims.items():
+        tried = {**found, name: max(LEAST, size // SHRUNK)}
+        with contextlib.suppress(Exception):  # whatever the user's code raises
+            if tried != found and time.monotonic() - began < SLOW_SECONDS and seed.traced(tried, defaults):
+                found = tried
     return found
 
 
