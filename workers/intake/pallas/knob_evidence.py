@@ -15,7 +15,7 @@ from tilewright.workers.intake.judge.input_kinds import CheckedShape
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import MEANING, Knob
 
-EVIDENCE_SECONDS = 25.0
+EVIDENCE_SECONDS = 20.0
 LEGAL_SECONDS = 10.0
 
 Below = tuple[str, str]

@@ -44,7 +44,7 @@ from tilewright.workers.intake.source.knobs import IDLE, Knob
 from tilewright.workers.runners.pallas.check import settings_of
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
-OWN_EFFORT = replace(EFFORT, draws=3, special=False)
+OWN_EFFORT = replace(EFFORT, draws=1, special=False, seconds=15.0)
 """Some kernels take seconds a run. One that is its own judge is asked less: each answer is a run, and what it makes of no
 number is what its blocks make of it."""
 
@@ -125,7 +125,8 @@ def judge(
     effort = EFFORT if isinstance(oracle, Oracle) else OWN_EFFORT
     kinds = InputKinds(operands, shapes, oracle, run_all, effort, factors, module.source(""), numbers)
     operands = seed.operands = kinds.operands
-    _add_timed(kinds, seed, oracle, [d for d in all_dims if all(d != s.dims for s in shapes)], defaults)
+    if isinstance(oracle, Oracle):  # of a kernel that is its own judge nothing is off
+        _add_timed(kinds, seed, oracle, [d for d in all_dims if all(d != s.dims for s in shapes)], defaults)
     results, failed = kinds.results(_result_sizes(seed, all_dims[0], defaults, shapes))
     notes = kinds.notes
     if failed:
@@ -178,7 +179,7 @@ def judge(
 
 
 def _add_timed(
-    kinds: InputKinds, seed: SeedBuild, oracle: Oracle | OwnAnswers, timed: Sequence[Mapping[str, int]],
+    kinds: InputKinds, seed: SeedBuild, oracle: Oracle, timed: Sequence[Mapping[str, int]],
     defaults: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Readings of the seed at timed shapes, as the campaign's gates take them: bounds must hold there, too."""
@@ -298,10 +299,11 @@ def _checked_shapes(
 
 
 def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int]) -> dict[str, int]:
-    """The shape with one size after the other so much smaller, where the function can still be traced."""
+    """The shape with one size after the other so much smaller, where the function can still be traced; dimensions of one
+    size may have to be equal."""
     found, began = dict(dims), time.monotonic()
-    for name, size in dims.items():
-        tried = {**found, name: max(LEAST, size // SHRUNK)}
+    for whole in dict.fromkeys(dims.values()):
+        tried = {n: max(LEAST, whole // SHRUNK) if dims[n] == whole else size for n, size in found.items()}
         with contextlib.suppress(Exception):  # whatever the user's code raises
             if tried != found and time.monotonic() - began < SLOW_SECONDS and seed.traced(tried, defaults):
                 found = tried
