@@ -119,7 +119,12 @@ Works = Callable[[Mapping[str, int], list[Operand]], bool]
 
 
 def settle(
-    raw: Sequence[Operand], calls: int, works: Works, size: int = 16, surely: Works | None = None, few: int = 0
+    raw: Sequence[Operand],
+    calls: int,
+    works: Works,
+    size: int = 16,
+    surely: Works | None = None,
+    few: int = 0,
 ) -> tuple[list[Operand], list[dict[str, int]]]:
     """Operands with named dimensions, and those of every call: as many different ones as ``works`` bears.
 

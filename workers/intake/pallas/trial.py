@@ -45,8 +45,8 @@ from tilewright.workers.runners.pallas.check import settings_of
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
 OWN_EFFORT = replace(EFFORT, draws=1, special=False, seconds=15.0)
-"""Some kernels take seconds a run. One that is its own judge is asked less: each answer is a run, and what it makes of no
-number is what its blocks make of it."""
+"""Some kernels take seconds a run. One that is its own judge is asked less: each answer is a run, and what it makes of
+infinity depends on its blocks."""
 
 NAMES_SECONDS, SLOW_SECONDS, TIMED_SECONDS = 15.0, 8.0, 15.0
 MOST_BYTES = 3 << 29
@@ -85,7 +85,9 @@ def judge(
     else:
         oracle = _oracle(request["reference"], calls[0], operands, places)
 
-    until = time.monotonic() + NAMES_SECONDS
+    # with the caller's own integers the call's shape is the one that is checked
+    own = bool(request.get("values")) and any("int" in operand.dtype for operand in operands)
+    until = time.monotonic() + (0.0 if own else NAMES_SECONDS)
 
     def takes(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
         if isinstance(oracle, Oracle):
@@ -235,8 +237,8 @@ def _shapes_with(
     oracle: Oracle | OwnAnswers,
 ) -> list[CheckedShape]:  # fmt: skip
     """``_checked_shapes`` with the caller's own integers, where there are any: with drawn page tables and lengths a
-    kernel may wait for ever, or do nothing. Else with operands that are drawn, or all the caller's own. Raises Refusal of
-    the first way."""
+    kernel may wait for ever, or do nothing. Else with operands that are drawn, or all the caller's own. Raises Refusal
+    of the first way."""
     first: Refusal | None = None
     for way in sorted(held(operands), key=lambda way: not 0 < sum(o.form == GIVEN for o in way) < len(way)):
         seed.operands, oracle.call = way, ""
@@ -276,7 +278,9 @@ def _checked_shapes(
             continue
         elements = sum(math.prod(o.sizes(small)) for o in seed.operands)
         if elements > MOST_ELEMENTS:
-            reasons.append(f"{label_of(small)}: {elements} elements, of at most {MOST_ELEMENTS} that are interpreted")
+            reasons.append(
+                f"{label_of(small)}: {elements} elements, of at most {MOST_ELEMENTS} that are interpreted"
+            )
             continue
         try:
             rng = np.random.default_rng(17)
@@ -299,8 +303,8 @@ def _checked_shapes(
 
 
 def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int]) -> dict[str, int]:
-    """The shape with one size after the other so much smaller, where the function can still be traced; dimensions of one
-    size may have to be equal."""
+    """The shape with one size after the other so much smaller, where the function can still be traced; dimensions of
+    one size may have to be equal."""
     found, began = dict(dims), time.monotonic()
     for whole in dict.fromkeys(dims.values()):
         tried = {n: max(LEAST, whole // SHRUNK) if dims[n] == whole else size for n, size in found.items()}

@@ -1,7 +1,7 @@
 """Views of references under JAX's interpreter, which by itself reads and writes ranges alone.
 
-A kernel may read and write ``ref.reshape(...)``, ``ref.bitcast(...)`` and ``ref.transpose(...)``, and ranges of these. What
-it asks of the memory is then the range before the first such view, and the rest follows on those values.
+A kernel may read and write ``ref.reshape(...)``, ``ref.bitcast(...)`` and ``ref.transpose(...)``, and ranges of these.
+What it asks of the memory is then the range before the first such view, and the rest follows on those values.
 """
 
 from __future__ import annotations
