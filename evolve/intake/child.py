@@ -181,7 +181,10 @@ def calls_of_files(places: Sequence[str], of: Path, values: Path | None = None) 
     ]
     listed = ", ".join(file for file, _ in pairs)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise UserError(f"--call: {listed} took more than {CALLS_SECONDS} s to make its calls.") from error
     try:

@@ -86,14 +86,14 @@ def main() -> None:
     answer: dict[str, Any]
     of, values, *places = sys.argv[1:]
     rows: dict[str, list[Any]] = {}
+    text = Path(of).read_text(encoding="utf-8") if of else ""
+    torch = "triton" in text or "pallas" not in text
     file = ""
     try:
         if of and (package := package_of(Path(of))) is not None:
             sys.meta_path.insert(0, package)
         for file, name in zip(places[::2], places[1::2], strict=True):
-            for made in calls(
-                Path(file), name, not of or "pallas" not in Path(of).read_text(encoding="utf-8")
-            ):
+            for made in calls(Path(file), name, torch):
                 if isinstance(made, str):
                     rows.setdefault(made, [])
                 else:
