@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -258,14 +258,15 @@ def _checked_shapes(
     """Two small shapes on which the default is right: multiples of blocks, then the call's own if it is small. Raises
     Refusal where there is none."""
     began, largest = time.monotonic(), max([128, *(v for v in defaults.values() if v <= 1024)])
-    sizes: Sequence[Callable[[int], int]] = (
-        lambda place: 1024,  # takes the largest blocks that are worth trying
-        lambda place: 2 * largest * (1 + place % 2),
-        lambda place: largest * (1 + place % 3),
-        lambda place: largest,
-        lambda place: 128 * (1 + place % 3),
+    # the first takes the largest blocks that are worth trying
+    rows = (
+        (1024,),
+        (2 * largest, 4 * largest),
+        (largest, 2 * largest, 3 * largest),
+        (largest,),
+        (128, 256, 384),
     )
-    tries = [{n: min(s, size(place)) for place, (n, s) in enumerate(dims.items())} for size in sizes]
+    tries = [{n: min(s, row[place % len(row)]) for place, (n, s) in enumerate(dims.items())} for row in rows]
     if any(operand.form == GIVEN for operand in seed.operands):
         tries = []  # there are values of the call's own shape alone
     elif settings_of(seed.closed(dims, defaults)).detect_races:

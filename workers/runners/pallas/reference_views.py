@@ -6,7 +6,7 @@ What it asks of the memory is then the range before the first such view, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,47 +16,40 @@ from jax._src.pallas.mosaic.interpret import utils
 from jax._src.state import types as state
 from jax._src.state.indexing import NDIndexer
 
+_GET, _STORE, _SWAP = interpreter.get.__wrapped__, interpreter.store.__wrapped__, interpreter.swap.__wrapped__
+Place = tuple[Any, ...]
+"""Device, core, memory and buffer."""
+
 
 def install() -> None:
-    """Let the interpreter know views; once is enough."""
-    if hasattr(interpreter.get, "knows_views"):
-        return
-    get, store, swap = (made.__wrapped__ for made in (interpreter.get, interpreter.store, interpreter.swap))
-
-    def got(token: Any, *call: Any, **options: Any) -> Any:
-        ranges, views = _divided(call[4])
-        token, found = get(token, *call[:4], ranges, *call[5:], **options)
-        return token, view_of(found, views)
-
-    def whole(call: tuple[Any, ...], ranges: tuple[Any, ...], options: dict[str, Any]) -> np.ndarray:
-        named = {k: v for k, v in options.items() if k != "output_name"}
-        return np.asarray(get(None, *call[:4], ranges, **named)[1])
-
-    def stored(token: Any, *call: Any, **options: Any) -> Any:
-        ranges, views = _divided(call[4])
-        if views:
-            changed = put(whole(call, ranges, options), views, np.array(call[5]))
-            call = (*call[:4], ranges, changed, *call[6:])
-        return store(token, *call, **options)
-
-    def swapped(token: Any, *call: Any, **options: Any) -> Any:
-        ranges, views = _divided(call[4])
-        if not views:
-            return swap(token, *call, **options)
-        before, (value, mask) = whole(call, ranges, options), call[5:7]
-        seen = view_of(before, views)
-        value = np.array(value) if mask is None else np.where(np.array(mask), np.array(value), seen)
-        return swap(token, *call[:4], ranges, put(before, views, value), None, **options)[0], seen
-
-    _replace("get", got)
-    _replace("store", stored)
-    _replace("swap", swapped)
+    """Let the interpreter know views."""
+    for name, made in (("get", _get), ("store", _store), ("swap", _swap)):
+        setattr(interpreter, name, interpreter.fail_on_exception(made))
 
 
-def _replace(name: str, made: Callable[..., Any]) -> None:
-    kept = interpreter.fail_on_exception(made)
-    kept.knows_views = True
-    setattr(interpreter, name, kept)
+def _get(token: Any, *call: Any, **options: Any) -> Any:
+    ranges, views = _divided(call[4])
+    token, found = _GET(token, *call[:4], ranges, *call[5:], **options)
+    return token, view_of(found, views)
+
+
+def _store(token: Any, *call: Any, **options: Any) -> Any:
+    ranges, views = _divided(call[4])
+    value = call[5]
+    if views:
+        before = _GET(None, *call[:4], ranges, **{k: v for k, v in options.items() if k != "output_name"})[1]
+        value = put(before, views, np.array(value))
+    return _STORE(token, *call[:4], ranges, value, *call[6:], **options)
+
+
+def _swap(token: Any, *call: Any, **options: Any) -> Any:
+    ranges, views = _divided(call[4])
+    if not views:
+        return _SWAP(token, *call, **options)
+    before, value, mask = _GET(None, *call[:4], ranges, **options)[1], np.array(call[5]), call[6]
+    seen = view_of(before, views)
+    changed = put(before, views, value if mask is None else np.where(np.array(mask), value, seen))
+    return _SWAP(token, *call[:4], ranges, changed, None, **options)[0], seen
 
 
 def _divided(transforms: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -86,11 +79,11 @@ def put(array: np.ndarray, views: Sequence[Any], value: np.ndarray) -> np.ndarra
     if not views:
         return value
     first, rest = views[0], views[1:]
-    if isinstance(first, NDIndexer):
-        made, at = array.copy(), _within(array, first)
-        made[at] = put(array[at], rest, value)
-        return made
     changed = put(view_of(array, [first]), rest, value)
+    if isinstance(first, NDIndexer):
+        made = array.copy()
+        made[_within(array, first)] = changed
+        return made
     if isinstance(first, state.TransposeTransform):
         return changed.transpose(np.argsort(first.permutation))
     if isinstance(first, state.BitcastTransform):
