@@ -40,7 +40,7 @@ from tilewright.workers.intake.pallas.function_text import FollowedText
 from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_taken
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
-from tilewright.workers.intake.source.knobs import IDLE, Knob
+from tilewright.workers.intake.source.knobs import ALONE, IDLE, Knob
 from tilewright.workers.runners.pallas.check import settings_of
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
@@ -143,10 +143,10 @@ def judge(
     checked = [label_of(shape.dims) for shape in shapes]
     legal, idle = legal_values({k.name: k.values for k in knobs}, defaults, every, traced)
     knobs = [replace(k, values=values_taken(k, legal, checked)) for k in knobs]
-    space, fixed, held, tied = tiling_knobs(
-        [k for k in knobs if k.name not in idle], defaults, shapes[-1], results, seed.interpreted
-    )
-    fixed += [{"name": k.name, "value": k.default, "why": IDLE} for k in knobs if k.name in idle]
+    telling = [k for k in knobs if k.name not in idle and len(k.values) > 1]
+    space, fixed, held, tied = tiling_knobs(telling, defaults, shapes[-1], results, seed.interpreted)
+    whys = {k.name: IDLE if k.name in idle else ALONE for k in knobs if k not in telling}
+    fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
     constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
     chosen = {name: defaults[name] for name in space}
     replaced = {
