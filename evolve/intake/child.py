@@ -153,8 +153,10 @@ def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Targ
     question = {
         "path": str(path.resolve()), "function": request.name, "calls": list(request.calls),
         "operands": answer["operands"], "dims": [*(answer["check"] if slow else ()), *answer["dims"]],
-        "jax": target.entry == "build", "first": slow,
+        "chip": None, "first": slow,
     }  # fmt: skip
+    if target.entry == "build":
+        question["chip"] = {"kind": target.chip.device_kind, "cores": target.chip.cores}
     err = b""
     try:
         out, err = trial.answer(question, TRIAL_SECONDS, lambda: None)
