@@ -112,7 +112,7 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
             raise UserError(
                 f"campaign {folder.name} stopped before it began; start it again with 'tilewright run'."
             )
-        config = parse_config(data, str(folder))
+        config = parse_config(data, str(folder), recorded=True)
         if address is not None:
             config = config.model_copy(
                 update={"workers": config.workers.model_copy(update={"address": address})}
