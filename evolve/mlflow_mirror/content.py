@@ -31,7 +31,7 @@ from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.report.change import full_diff
 from tilewright.evolve.report.data import FINALIST_PREFIX, SEED_PREFIX, CampaignData, rival_speeds
 from tilewright.evolve.report.tables import flatten
-from tilewright.evolve.report.text import gain_text, percent_text, rate_text, time_text
+from tilewright.evolve.report.text import percent_text, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict, WorkloadFigures
 from tilewright.fitness.score import mean_closed
 from tilewright.fitness.targets import target_text
@@ -307,7 +307,7 @@ def _headline(data: CampaignData) -> str:
     mean = f" (geometric mean of {len(winner.workloads)} shapes)" if len(winner.workloads) > 1 else ""
     speed = f" It is {_plain(speeds)}{mean}." if speeds else ""
     if data.bill.gain is not None and not any(name.startswith(SEED_PREFIX) for name in finals):
-        speed += f" Its gain is {gain_text(data.bill.gain)} over the best seed."
+        speed += f" It is {speed_text(data.bill.gain, 'the best seed')}."
     return (
         f"The winner takes **{time_text(first.seconds)}**{interval} at {_plain(first.workload)} "
         f"({data.target_text}, {data.kind}).{speed}"
