@@ -210,9 +210,8 @@ class CampaignProgress:
 
     def gain(self, evaluation: Evaluation) -> dict[str, float]:
         """The metric of its gain; empty before the seed has passed."""
-        if not (self.seed and evaluation.fitness):
-            return {}
-        return {gain_metric(self.kind): round(evaluation.fitness / self.seed, 4)}
+        rates = self.seed, evaluation.fitness
+        return {gain_metric(self.kind): round(rates[1] / rates[0], 4)} if rates[0] and rates[1] else {}
 
     def campaign_metrics(self) -> dict[str, float]:
         """The campaign's own curves, at step = evaluations finished."""
@@ -256,7 +255,7 @@ def model_tags(data: CampaignData) -> dict[str, str]:
 def cost_line(data: CampaignData) -> str:
     """The bill and the mean headroom in one line of Markdown."""
     rows = data.bill.rows()
-    named = ("wall clock", "processors", "device", "tokens", "money", "per % gained")
+    named = ("wall clock", "processors", "device", "tokens", "money")
     parts = [f"{name} {rows[name]}" for name in named if name in rows]
     closed = mean_closed(data.headroom())
     if closed is not None:
