@@ -55,10 +55,8 @@ class Resolved:
         shapes = (*self.suite.workloads, *self.suite.final, *self.suite.check)
         found = []
         for name, genome in ((start.name, start.genome) for start in self.starts):
-            wanted: dict[str, Any] = {
-                **self.space(genome.source).defaults,
-                **self.operator.kernels[name].overrides,
-            }
+            declared = {**self.space(genome.source).defaults, **self.operator.kernels[name].overrides}
+            wanted: dict[str, Value] = declared  # type: ignore[assignment]
             moved = [f"{n} {v!r}" for n, v in sorted(genome.params.items()) if wanted[n] != v]
             for shape, constants in zip(shapes if moved else (), self.constants, strict=False):
                 with contextlib.suppress(SpaceError):

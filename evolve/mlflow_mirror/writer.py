@@ -109,7 +109,7 @@ class Mirror:
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             self._progress_metrics = self._progress.add(evaluation, is_seed)
         written = self._write_child(self._by_index[index], evaluation, at)
-        if is_seed and evaluation.fitness and evaluation.fitness == self._progress.seed:
+        if written and is_seed and evaluation.fitness and evaluation.fitness == self._progress.seed:
             self._write_early_gains(arrival)
         self._curve += [
             Metric(k, v, int(at * 1000), arrival) for k, v in self._progress.campaign_metrics().items()
