@@ -1,10 +1,10 @@
 """Does the time model choose what the hardware chose? Published winners of tuning, ranked by the model in their sets.
 
-    python -m experiments.studies.tpu.choices FOLDER [--seed N] [--minutes M] [--table NAME] [--chip CHIP]
+    python -m experiments.studies.tpu.choices FOLDER [--minutes M] [--table NAME] [--chip CHIP] [--seed N]
 
 FOLDER holds the repositories ``tpu-inference`` and ``sglang-jax``; nothing is fetched, and what was compiled is kept in
-FOLDER/choices. Compiles what the cache lacks until the minutes are over, then says of every row whose set is complete
-the rank of the published winner and its regret: its modelled time over the set's best, less 1.
+FOLDER/choices. Compiles what is lacking until the minutes are over, then says of the rows whose set is complete the
+rank of the published winner and its regret: its modelled time over the set's best, less 1.
 """
 
 from __future__ import annotations
@@ -24,193 +24,169 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.tpu.choices.steps import Grid, Simulated, check, operand_bytes, ranked
-from experiments.studies.tpu.choices.tables import TABLES, Blocks, Row, candidates, drawn, rows
+from experiments.studies.tpu.choices.steps import Grid, Simulated
+from experiments.studies.tpu.choices.tables import TABLES, Blocks, Row, Table, candidates, drawn, rows
 from tilewright.fitness.chips import CHIPS
+from tilewright.fitness.tpu.events import Events
 from tilewright.fitness.tpu.time_model import CALIBRATIONS, VERSION
 from tilewright.workers.toolchains import libtpu_simulator as recipe
 
-ROOT = Path(__file__).resolve().parents[4]
 BATCH, LIMIT = 12, 150.0
 """Settings a child compiles, and its seconds."""
+PLACED = 512
+"""Rows of x from which XLA may copy it to VMEM while it computes the largest values."""
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=38)
     parser.add_argument("--minutes", type=float, default=0.0)
-    parser.add_argument("--per-row-count", type=int, default=8)
-    parser.add_argument("--most-rows", type=int, default=2048)
-    parser.add_argument("--settings", type=int, default=12)
-    parser.add_argument("--table", action="append")
+    parser.add_argument("--table", choices=[table.name for table in TABLES], action="append")
     parser.add_argument("--chip", choices=["v6e", "tpu7x"], action="append")
-    options = parser.parse_args(arguments)
-    chosen = [
-        row
+    parser.add_argument("--seed", type=int, default=38)
+    parser.add_argument("--each", type=int, default=6, help="rows of every row count")
+    parser.add_argument("--most", type=int, default=2048, help="rows of x")
+    parser.add_argument("--settings", type=int, default=10, help="of a set")
+    parser.add_argument("--facts", type=Path, help="file for every row's figures")
+    told = parser.parse_args(arguments)
+    sets = [
+        (row, candidates(row, told.settings, told.seed))
         for table in TABLES
-        if not options.table or table.name in options.table
-        for chip in options.chip or ("v6e", "tpu7x")
-        for row in drawn(
-            [row for row in rows(table, options.folder) if row.chip == chip],
-            options.per_row_count,
-            options.most_rows,
-            options.seed,
-        )
+        if not told.table or table.name in told.table
+        for chip in told.chip or ("v6e", "tpu7x")
+        for row in drawn(rows(table, told.folder, chip), told.each, told.most, told.seed)
     ]
-    sets = [(row, candidates(row, options.settings, options.seed)) for row in chosen]
-    _compile(sets, options.folder, time.monotonic() + 60 * options.minutes)
-    facts = [fact for row, settings in sets if (fact := judged(row, settings, options.folder))]
-    json.dump(facts, (options.folder / "choices" / "facts.json").open("w"), indent=1)
+    _compile(sets, told.folder, time.monotonic() + 60 * told.minutes)
+    facts = [fact for row, settings in sets if (fact := judged(row, settings, told.folder))]
+    if told.facts:
+        told.facts.write_text(json.dumps(facts, indent=1))
     sys.stdout.write(report(facts, len(sets)))
 
 
-def key_of(row: Row, blocks: Blocks) -> str:
-    """Of what is simulated for a setting: rows of one table share what has the same blocks and kinds of steps."""
-    small = Grid.of(row.shape, blocks).small()
-    told = [row.table.name, row.chip, blocks, list(vars(small).values()), recipe.toolchain()["libtpu"]]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:20]
+def _kept(folder: Path, row: Row, blocks: Blocks, whole: bool) -> Path:
+    """The file of what is compiled for a setting, a small product that rows of one table share, or, with ``whole``, the
+    product as it is, to see where XLA puts x."""
+    shape = row.shape if whole else list(Grid.of(row.shape, blocks).small())
+    told = [row.table.name, row.chip, blocks, shape, recipe.toolchain()["libtpu"]]
+    return folder / "choices" / f"{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:20]}.json"
 
 
-def _kept(folder: Path, key: str) -> Path:
-    return folder / "choices" / f"{key}.json"
+def _answers(folder: Path, row: Row, blocks: Blocks) -> list[Path]:
+    return [_kept(folder, row, blocks, whole) for whole in (False, True)[: 1 + (row.shape[0] >= PLACED)]]
 
 
 def _compile(sets: Sequence[tuple[Row, list[Blocks]]], folder: Path, until: float) -> None:
-    """Compile what the cache lacks, a child after the other, row by row."""
+    """Compile what is lacking, one child after the other."""
     (folder / "choices").mkdir(exist_ok=True)
-    jobs: dict[tuple[str, str], dict[str, dict[str, Any]]] = defaultdict(dict)
+    jobs: dict[tuple[Table, str, bool], dict[str, dict[str, Any]]] = defaultdict(dict)
     for row, settings in sets:
         for blocks in settings:
-            key = key_of(row, blocks)
-            if not _kept(folder, key).exists():
-                small = vars(Grid.of(row.shape, blocks).small()).values()
-                shape = [count * block for count, block in zip(small, blocks, strict=True)]
-                jobs[row.table.name, row.chip][key] = {
-                    "key": key,
-                    "shape": shape,
-                    "blocks": blocks,
-                    "types": row.table.types,
-                }
-    for (name, chip), wanted in jobs.items():
-        (table,) = (table for table in TABLES if table.name == name)
-        left = list(wanted.values())
-        while left and time.monotonic() < until:
-            _child(left[:BATCH], chip, table.file(folder), table.block, folder)
-            left = [each for each in left if not _kept(folder, each["key"]).exists()]
-        sys.stderr.write(f"{name} {chip}: {len(wanted) - len(left)} of {len(wanted)} settings compiled\n")
+            small = Grid.of(row.shape, blocks).small()
+            shapes = [[count * block for count, block in zip(small, blocks, strict=True)], row.shape]
+            for path, shape in zip(_answers(folder, row, blocks), shapes, strict=False):
+                told = {"key": path.stem, "shape": shape, "blocks": blocks, "types": row.table.types}
+                jobs[row.table, row.chip, shape is row.shape][path.stem] = told
+    for (table, chip, whole), wanted in jobs.items():
+        while time.monotonic() < until:
+            left = [told for key, told in wanted.items() if not (folder / "choices" / f"{key}.json").exists()]
+            if not left:
+                break
+            _child(left[:BATCH], table, chip, whole, folder)
 
 
-def _child(settings: list[dict[str, Any]], chip: str, module: Path, block: int, folder: Path) -> None:
+def _child(settings: list[dict[str, Any]], table: Table, chip: str, whole: bool, folder: Path) -> None:
     """One child on some settings; the one that it died on is kept as a failure."""
-    of = CHIPS[chip]
     with tempfile.TemporaryDirectory(prefix="tpu_choices_") as name:
-        place = Path(name)
+        place, of = Path(name), CHIPS[chip]
         job = {
-            "root": str(ROOT),
+            "root": str(Path(__file__).resolve().parents[4]),
             "topology": of.topology,
             "kind": of.device_kind,
-            "cores": of.cores,
-            "module": str(module.resolve()),
-            "block": block,
-            "settings": settings,
         }
-        (place / "job.json").write_text(json.dumps(job))
+        job |= {"cores": of.cores, "module": str((folder / table.module).resolve()), "block": table.block}
+        (place / "job.json").write_text(json.dumps({**job, "place": whole, "settings": settings}))
         environment = {**os.environ, **recipe.compile_environment(place)}
-        child = Path(__file__).with_name("child.py")
-        reason = ""
+        if whole:  # as a program that runs: XLA places what it likes
+            environment["LIBTPU_INIT_ARGS"] = ""
+        command = [sys.executable, str(Path(__file__).with_name("child.py")), "job.json"]
         try:
             done = subprocess.run(
-                [sys.executable, str(child), "job.json"],
+                command,
                 cwd=place,
                 env=environment,
                 capture_output=True,
-                text=True,
                 errors="replace",
                 timeout=LIMIT,
                 check=False,
             )
-            fatal = [line for line in done.stderr.splitlines() if "failed:" in line or "Error" in line]
-            reason = f"abort: {(fatal or ['no word'])[-1][-200:]}" if done.returncode else ""
+            said = [line for line in done.stderr.splitlines() if "failed:" in line or "Error" in line]
+            reason = f"abort: {(said or ['no word'])[-1][-200:]}"
         except subprocess.TimeoutExpired:
             reason = f"more than {LIMIT:.0f} s"
-        for setting in settings:
-            key = setting["key"]
+        for key in (setting["key"] for setting in settings):
+            kept = folder / "choices" / f"{key}.json"
             if (made := place / f"{key}.json").exists():
-                _kept(folder, key).write_text(made.read_text())
+                kept.write_text(made.read_text())
             elif (place / f"{key}.started").exists():
-                _kept(folder, key).write_text(json.dumps({"failure": reason or "no answer"}))
+                kept.write_text(json.dumps({"failure": reason}))
 
 
 def judged(row: Row, settings: Sequence[Blocks], folder: Path) -> dict[str, Any] | None:
     """What the model says of a row's set; None where some of it is not compiled yet."""
-    calibration = CALIBRATIONS[row.chip]
     times: dict[Blocks, float] = {}
-    failures: dict[Blocks, str] = {}
-    errors = []
+    failures: dict[str, str] = {}
     for blocks in settings:
-        kept = _kept(folder, key_of(row, blocks))
-        if not kept.exists():
+        paths = _answers(folder, row, blocks)
+        if not all(path.exists() for path in paths):
             return None
-        told = json.loads(kept.read_text())
-        if told["failure"]:
-            failures[blocks] = told["failure"]
-            continue
-        small = Grid.of(row.shape, blocks).small()
+        told, *place = (json.loads(path.read_text()) for path in paths)
         try:
-            simulated = Simulated.of(told, small, operand_bytes(row, blocks))
-        except (ValueError, IndexError) as error:
-            failures[blocks] = f"events: {error}"
-            continue
-        errors.append(check(simulated, small, calibration.rules))
-        times[blocks] = simulated.seconds(row, blocks, calibration.rules, calibration.call)
-    fact: dict[str, Any] = {
+            if failed := [each["failure"] for each in (told, *place) if each["failure"]]:
+                raise ValueError(failed[0])
+            events = Events(*(np.array(told[name], np.int64) for name in ("work", "kinds", "sizes", "ready")))
+            simulated = Simulated.of(events, Grid.of(row.shape, blocks).small(), row, blocks)
+            in_vmem = any(each["placed"] for each in place)
+            times[blocks] = simulated.seconds(row, blocks, CALIBRATIONS[row.chip], in_vmem)
+        except ValueError as error:
+            failures[str(blocks)] = str(error)
+    fact = {
         "table": row.table.name,
         "chip": row.chip,
         "shape": row.shape,
         "winner": row.winner,
-        "swept": row.swept,
-        "settings": len(settings),
-        "failures": {str(blocks): reason for blocks, reason in failures.items()},
-        "laid_out": float(max(np.abs(errors), default=0.0)),
-        "times": {str(blocks): seconds for blocks, seconds in times.items()},
+        "failures": failures,
     }
+    fact["us"] = {str(blocks): round(1e6 * seconds, 2) for blocks, seconds in times.items()}
     if row.winner in times:
-        best = min(times, key=lambda blocks: times[blocks])
-        fact |= {
-            "rank": ranked(list(times.values()), list(times).index(row.winner)),
-            "regret": times[row.winner] / times[best] - 1,
-            "best": best,
-            "us": times[row.winner] * 1e6,
-        }
+        best = min(times, key=times.__getitem__)
+        rank = 1 + sum(seconds < times[row.winner] for seconds in times.values())
+        fact |= {"best": best, "rank": rank, "regret": times[row.winner] / times[best] - 1}
     return fact
 
 
 def report(facts: Sequence[dict[str, Any]], asked: int) -> str:
-    """Tables, in Markdown."""
+    """The table, in Markdown."""
     lines = [f"Time model {VERSION}; {len(facts)} of {asked} rows complete.", ""]
-    lines.append(
-        "| table | chip | rows of x | rows | winner not modelled | settings | top 5 | first | median regret | 90 % | worst |"
+    head = (
+        "table, chip, rows of x, rows, winner not modelled, settings, do not fit, top 5, first, median regret"
     )
-    lines.append("| " + " | ".join(["---"] * 11) + " |")
+    lines += [f"| {' | '.join((*head.split(', '), '90 %', 'worst'))} |", "|" + " --- |" * 12]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for fact in facts:
-        name = fact["table"] + ("" if fact["swept"] else ", not swept")
-        groups[name, fact["chip"], "all"].append(fact)
-        groups[name, fact["chip"], fact["shape"][0]].append(fact)
-    for (name, chip, count), of in groups.items():
+        for count in ("all", fact["shape"][0]):
+            groups[fact["table"], fact["chip"], count].append(fact)
+    for name, of in groups.items():
         known = [fact for fact in of if "rank" in fact]
-        if not known:
-            lines.append(f"| {name} | {chip} | {count} | {len(of)} | {len(of)} | | | | | | |")
-            continue
-        regrets = [fact["regret"] for fact in known]
-        ranks = np.array([fact["rank"] for fact in known])
-        settings = np.median([len(fact["times"]) for fact in known])
-        lines.append(
-            f"| {name} | {chip} | {count} | {len(of)} | {len(of) - len(known)} | {settings:.0f} | "
-            f"{np.mean(ranks <= 5):.0%} | {np.mean(ranks == 1):.0%} | {np.median(regrets):.1%} | "
-            f"{np.quantile(regrets, 0.9):.1%} | {max(regrets):.1%} |"
+        cells = [*map(str, name), str(len(of)), str(len(of) - len(known))]
+        cells.append(f"{np.median([len(fact['us']) for fact in of]):.0f}")
+        cells.append(
+            str(sum("RESOURCE_EXHAUSTED" in why for fact in of for why in fact["failures"].values()))
         )
+        if known:
+            regrets, ranks = (np.array([fact[key] for fact in known]) for key in ("regret", "rank"))
+            cells += [f"{np.mean(ranks <= 5):.0%}", f"{np.mean(ranks == 1):.0%}"]
+            cells += [f"{value:.1%}" for value in (*np.quantile(regrets, [0.5, 0.9]), regrets.max())]
+        lines.append(f"| {' | '.join(cells + [''] * (12 - len(cells)))} |")
     return "\n".join(lines) + "\n"
 
 

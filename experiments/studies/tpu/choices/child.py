@@ -1,15 +1,16 @@
-"""Compiles settings of one kernel for a chip that is not there, one after the other, and keeps what each step costs.
+"""Compiles settings of one kernel for a chip that is not there, one after the other, and keeps its events.
 
 Run as ``python child.py JOB.json`` in an empty folder with folders ``llo`` and ``prof``, LIBTPU_INIT_ARGS set by the
-parent. ``JOB``: ``root`` (of this repository), ``chip``, ``topology``, ``kind``, ``cores``, ``module`` (the kernel's
-file), ``block`` (of the scales; 0: one a column), ``settings`` [{``key``, ``shape`` (n_batch, n_out, n_in), ``blocks``,
-``types``}]. Writes ``KEY.json`` for each: what ``steps.Simulated`` holds. An abort of the simulator ends the child; the
-parent sees which is missing.
+parent. ``JOB``: ``root`` (of this repository), ``topology``, ``kind``, ``cores``, ``module`` (the kernel's file),
+``block`` (of the scales; 0: one a column), ``settings`` [{``key``, ``shape`` (n_batch, n_out, n_in), ``blocks``,
+``types``}], ``place`` (nothing is simulated; the answer is whether XLA puts x in VMEM before the kernel runs). Writes
+``KEY.json`` for each. An abort of the simulator ends the child; the parent sees which is missing.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -27,20 +28,15 @@ def main(job: dict[str, Any]) -> None:
             for name in ("llo", "prof"):
                 shutil.rmtree(name)
                 Path(name).mkdir()
-            Path(setting["key"] + ".started").touch()
-            told = simulated(module, setting, job)
-            part = Path(setting["key"] + ".part")
-            part.write_text(json.dumps(told))
-            part.rename(setting["key"] + ".json")
-
-
-def simulated(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
-    """Terms of one setting, or ``failure`` in one line."""
-    try:
-        text = compiled(module, setting, job)
-        return read(text)
-    except Exception as error:  # noqa: BLE001 - whatever the kernel or the compiler raises is the answer
-        return {"failure": f"{type(error).__name__}: {error}".replace("\n", " ")[:300]}
+            key = setting["key"]
+            Path(f"{key}.started").touch()
+            try:
+                text = compiled(module, setting, job)
+                told = {"failure": "", "placed": placed(text)} if job["place"] else read(text)
+            except Exception as error:  # noqa: BLE001 - what the kernel or the compiler raises is the answer
+                told = {"failure": f"{type(error).__name__}: {error}".replace("\n", " ")[:300]}
+            Path(f"{key}.part").write_text(json.dumps(told))
+            Path(f"{key}.part").rename(f"{key}.json")
 
 
 def compiled(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> str:
@@ -54,38 +50,41 @@ def compiled(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> str:
     rows, columns, depth = setting["shape"]
     x_type, w_type = map(jnp.dtype, setting["types"])
     scales = (depth // job["block"], 1, columns) if job["block"] else (columns,)
-    shapes = [
-        jax.ShapeDtypeStruct((rows, depth), jnp.bfloat16),
-        jax.ShapeDtypeStruct((columns, depth), w_type),
-        jax.ShapeDtypeStruct(scales, jnp.float32),
-    ]
-    tuned = module.TunedValue(*setting["blocks"])
+    kinds = [((rows, depth), jnp.bfloat16), ((columns, depth), w_type), (scales, jnp.float32)]
     options = {"block_size": job["block"]} if job["block"] else {}
-
-    def call(x: Any, w: Any, scale: Any) -> Any:
-        return module.quantized_matmul_kernel(x, w, scale, x_q_dtype=x_type, tuned_value=tuned, **options)
-
+    options |= {"x_q_dtype": x_type, "tuned_value": module.TunedValue(*setting["blocks"])}
     device = topologies.get_topology_desc(platform="tpu", topology_name=job["topology"]).devices[0]
     layout: Any = Format(Layout.AUTO, NamedSharding(Mesh([device], ("x",)), PartitionSpec()))
+
+    def call(*operands: Any) -> Any:
+        return module.quantized_matmul_kernel(*operands, **options)
+
     jitted = jax.jit(call, in_shardings=(layout,) * 3, out_shardings=layout)
-    return str(jitted.trace(*shapes).lower(lowering_platforms=("tpu",)).compile().as_text())
+    traced = jitted.trace(*(jax.ShapeDtypeStruct(*kind) for kind in kinds))
+    return str(traced.lower(lowering_platforms=("tpu",)).compile().as_text())
+
+
+def placed(text: str) -> bool:
+    """Whether the kernel's first operand lies in VMEM (memory space 1)."""
+    called = re.search(r" custom-call\(%([\w.-]+)[^\n]*tpu_custom_call", text)
+    assert called is not None
+    defined = re.search(rf"\n +%{re.escape(called[1])} = ([^ ]+) ", text)
+    return defined is not None and "S(1)" in defined[1]
 
 
 def read(text: str) -> dict[str, Any]:
-    """The kernel's events, and its VMEM in bytes."""
+    """The kernel's events."""
     from experiments.studies.tpu.truth.child import kernels_of
     from tilewright.fitness.tpu.events import read_events
-    from tilewright.fitness.tpu.llo import read_profile, vmem_bytes
+    from tilewright.fitness.tpu.llo import read_profile
     from tilewright.fitness.tpu.timeline import read_critical_path
 
     (name,) = kernels_of(text)
     (path,) = (p for p in Path("prof").glob("*_static_llo_profile.textproto") if p.name.startswith(name))
-    profile = read_profile(path.read_text(errors="replace"))
-    critical = read_critical_path(Path(f"prof/{name}_critical_path.txt").read_bytes(), profile.cycles)
-    events = read_events(Path(f"prof/{name}_bundles.txt").read_bytes(), critical, profile.cycles)
-    originals = [p.read_text(errors="replace") for p in Path("llo").glob(f"*{name}*original.txt")]
-    told = {field: values.tolist() for field, values in vars(events).items()}
-    return {"failure": "", "cycles": profile.cycles, "vmem": vmem_bytes(originals), **told}
+    cycles = read_profile(path.read_text(errors="replace")).cycles
+    critical = read_critical_path(Path(f"prof/{name}_critical_path.txt").read_bytes(), cycles)
+    events = read_events(Path(f"prof/{name}_bundles.txt").read_bytes(), critical, cycles)
+    return {"failure": "", **{field: values.tolist() for field, values in vars(events).items()}}
 
 
 if __name__ == "__main__":

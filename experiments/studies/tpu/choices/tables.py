@@ -1,112 +1,108 @@
 """Published tables of block sizes of quantised products, tuned on a chip, and the sets they were chosen from.
 
-A table's row is a shape with the setting that its tuning found best. ``sglang-jax`` publishes the script that made its
-rows, and a set is what that enumerates. ``tpu-inference`` publishes none; its rows hold divisors of the sides alone, so
-a set is the divisors that are multiples of 128, and the row blocks that occur in the table.
+A row is a shape with the setting that tuning found best. ``sglang-jax`` publishes the script that made its rows: a set
+is what that enumerates. ``tpu-inference`` publishes none; its rows hold divisors of the sides alone, so a set is the
+divisors that are multiples of 128, with the row blocks that occur in the table.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 VERSIONS = {6: "v6e", 7: "tpu7x"}
+SWEPT = 18
+"""First rows of sglang-jax on tpu7x, which were swept there; the table says that the rest follow from others."""
+
 Blocks = tuple[int, int, int]
-SCRIPTED = 18
-"""Rows of sglang-jax on tpu7x that were swept there; the table says that the rest follow from others or from a rule."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A repository's kernel: files below the repository, block of its scales, types of x and w as multiplied."""
+    """A kernel's file below FOLDER, the block of its scales (0: one a column), types of x and w as multiplied.
+
+    ``alone``: its tuning timed the kernel alone (``tpu-inference`` names a scope around it for that), not the call.
+    """
 
     name: str
-    repository: str
     module: str
     block: int
     types: tuple[str, str]
-
-    def file(self, folder: Path) -> Path:
-        """The kernel's file."""
-        return folder / self.repository / self.module
+    alone: bool
 
 
-_SGL = "python/sgl_jax/srt/kernels/quantized_matmul/quantized_matmul_kernels"
-_VLLM = "tpu_inference/kernels/quantized_matmul"
+_SGL = "sglang-jax/python/sgl_jax/srt/kernels/quantized_matmul/quantized_matmul_kernels/blockwise_kernel.py"
+_VLLM = "tpu-inference/tpu_inference/kernels/quantized_matmul/kernel.py"
 TABLES = (
-    Table("tpu-inference int8", "tpu-inference", f"{_VLLM}/kernel.py", 0, ("int8", "int8")),
-    Table("tpu-inference fp8", "tpu-inference", f"{_VLLM}/kernel.py", 0, ("float8_e4m3fn", "float8_e4m3fn")),
-    Table(
-        "sglang-jax w8a16", "sglang-jax", f"{_SGL}/blockwise_kernel.py", 128, ("bfloat16", "float8_e4m3fn")
-    ),
+    Table("tpu-inference int8", _VLLM, 0, ("int8", "int8"), True),
+    Table("tpu-inference fp8", _VLLM, 0, ("float8_e4m3fn", "float8_e4m3fn"), True),
+    Table("sglang-jax w8a16", _SGL, 128, ("bfloat16", "float8_e4m3fn"), False),
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """One shape (rows, columns, depth) of a table on a chip, with the setting published for it."""
+    """One shape (rows of x, columns, depth) of a table on a chip, with the setting published for it."""
 
     table: Table
     chip: str
     shape: Blocks
     winner: Blocks
-    swept: bool = True
-    """Whether the table says that it was tuned on this chip."""
 
 
-def rows(table: Table, folder: Path) -> list[Row]:
-    """All rows of a table, in its order."""
-    text = table.file(folder).with_name("tuned_block_sizes.py").read_text()
+def rows(table: Table, folder: Path, chip: str) -> list[Row]:
+    """The rows of a table that were tuned on a chip, in its order."""
+    text = (folder / table.module).with_name("tuned_block_sizes.py").read_text()
     (raw,) = (
         ast.literal_eval(node.value)
         for node in ast.parse(text).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TUNED_BLOCK_SIZES_RAW"
     )
-    found = []
-    for (version, *shape, x_type, w_type), blocks in raw.items():
-        if (x_type, w_type) == table.types:
-            number = sum(row.chip == VERSIONS[version] for row in found)
-            copied = table.repository == "sglang-jax" and version == 7 and number >= SCRIPTED
-            found.append(Row(table, VERSIONS[version], tuple(shape), tuple(blocks[:3]), not copied))
-    return found
+    found = [
+        Row(table, chip, tuple(shape), tuple(blocks[:3]))
+        for (version, *shape, x_type, w_type), blocks in raw.items()
+        if (x_type, w_type) == table.types and VERSIONS[version] == chip
+    ]
+    return found[:SWEPT] if table.block and chip == "tpu7x" else found
 
 
-def drawn(rows: list[Row], per_row_count: int, most: int, seed: int) -> list[Row]:
-    """By lot so many of each row count up to ``most`` rows, in the order of the table."""
+def drawn(rows: Sequence[Row], each: int, most: int, seed: int) -> list[Row]:
+    """By lot ``each`` of every row count up to ``most``."""
     lot = random.Random(seed)
-    chosen = []
-    for count in sorted({row.shape[0] for row in rows if row.shape[0] <= most}):
-        of_count = [row for row in rows if row.shape[0] == count]
-        chosen += lot.sample(of_count, min(per_row_count, len(of_count)))
-    return chosen
+    by_count = {count: [row for row in rows if row.shape[0] == count] for count in {r.shape[0] for r in rows}}
+    return [
+        row
+        for count, of in sorted(by_count.items())
+        if count <= most
+        for row in lot.sample(of, min(each, len(of)))
+    ]
 
 
 def candidates(row: Row, size: int, seed: int) -> list[Blocks]:
-    """The row's set, the winner first, thinned by lot to ``size`` settings."""
+    """The row's set, the winner first, thinned to ``size`` settings by a lot that is the setting's, whatever the row:
+    rows share settings, and what was compiled."""
     others = [blocks for blocks in _all(row) if blocks != row.winner]
-    lot = random.Random(f"{seed} {row.table.name} {row.chip} {row.shape}")
-    return [row.winner, *lot.sample(others, min(size - 1, len(others)))]
+    others.sort(key=lambda blocks: hashlib.sha256(f"{seed} {blocks}".encode()).hexdigest())
+    return [row.winner, *others[: size - 1]]
 
 
 def _all(row: Row) -> Iterator[Blocks]:
     n_batch, n_out, n_in = row.shape
-    if row.table.repository == "sglang-jax":
-        powers = [2**power for power in range(3, 13)]
-        for batch in sorted({*(p for p in powers if p <= n_batch), max(n_batch, 8)}):
-            for out in [p for p in powers if 256 <= p <= n_out]:
-                for depth in [p for p in powers if (p <= n_in and p >= 256) or p == row.table.block]:
-                    yield batch, out, depth
-        return
-    least, most = (256, 4096) if row.chip == "v6e" else (128, 1024)
-    batches = {min(n_batch, 2**power) for power in range(4, 13) if least <= 2**power <= most}
-    for batch in sorted(batches):
-        for out in _divisors(n_out):
-            for depth in _divisors(n_in):
-                yield batch, out, depth
-
-
-def _divisors(side: int) -> list[int]:
-    return [size for size in range(128, side + 1, 128) if side % size == 0]
+    powers = [2**power for power in range(3, 13)]
+    if row.table.block:
+        batches = sorted({*(p for p in powers if p <= n_batch), max(n_batch, 8)})
+        outs = [p for p in powers if 256 <= p <= n_out]
+        depths = [p for p in powers if 256 <= p <= n_in or p == row.table.block]
+    else:
+        least, most = (256, 4096) if row.chip == "v6e" else (128, 1024)
+        batches = sorted({min(n_batch, p) for p in powers if least <= p <= most})
+        outs, depths = (
+            [size for size in range(128, side + 1, 128) if side % size == 0] for side in (n_out, n_in)
+        )
+    for batch in batches:
+        for out in outs:
+            yield from ((batch, out, depth) for depth in depths)
