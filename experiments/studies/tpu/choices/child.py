@@ -3,18 +3,24 @@
 Run as ``python child.py JOB.json`` in an empty folder with folders ``llo`` and ``prof``, LIBTPU_INIT_ARGS set by the
 parent. ``JOB``: ``root`` (of this repository), ``topology``, ``kind``, ``cores``, ``module`` (the kernel's file),
 ``block`` (of the scales; 0: one a column), ``settings`` [{``key``, ``shape`` (n_batch, n_out, n_in), ``blocks``,
-``types``}], ``place`` (nothing is simulated; the answer is whether XLA puts x in VMEM before the kernel runs). Writes
-``KEY.json`` for each. An abort of the simulator ends the child; the parent sees which is missing.
+``types``}], ``place`` (nothing is simulated; the answer is whether XLA puts x in VMEM before the kernel runs), ``out``
+(folder for a ``KEY.json`` of each). Each is compiled in a process of its own: the simulator may abort.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+LIMIT = 120.0
+"""Seconds of one setting."""
 
 
 def main(job: dict[str, Any]) -> None:
@@ -28,15 +34,35 @@ def main(job: dict[str, Any]) -> None:
             for name in ("llo", "prof"):
                 shutil.rmtree(name)
                 Path(name).mkdir()
-            key = setting["key"]
-            Path(f"{key}.started").touch()
-            try:
-                text = compiled(module, setting, job)
-                told = {"failure": "", "placed": placed(text)} if job["place"] else read(text)
-            except Exception as error:  # noqa: BLE001 - what the kernel or the compiler raises is the answer
-                told = {"failure": f"{type(error).__name__}: {error}".replace("\n", " ")[:300]}
-            Path(f"{key}.part").write_text(json.dumps(told))
-            Path(f"{key}.part").rename(f"{key}.json")
+            pid = os.fork()
+            if not pid:
+                _answer(module, setting, job)
+                os._exit(0)
+            began = time.monotonic()
+            while not os.waitpid(pid, os.WNOHANG)[0]:
+                time.sleep(0.05)
+                if time.monotonic() > began + LIMIT:
+                    os.kill(pid, signal.SIGKILL)
+            kept = Path(job["out"], f"{setting['key']}.json")
+            if not kept.exists():
+                said = [
+                    line
+                    for line in Path("said").read_text(errors="replace").splitlines()
+                    if "failed:" in line
+                ]
+                kept.write_text(json.dumps({"failure": f"abort: {(said or ['no answer'])[-1][-200:]}"}))
+
+
+def _answer(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> None:
+    with open("said", "w") as said:
+        os.dup2(said.fileno(), 2)
+    try:
+        text = compiled(module, setting, job)
+        told = {"failure": "", "placed": placed(text)} if job["place"] else read(text)
+    except Exception as error:  # noqa: BLE001 - what the kernel or the compiler raises is the answer
+        told = {"failure": f"{type(error).__name__}: {error}".replace("\n", " ")[:300]}
+    Path("answer").write_text(json.dumps(told))
+    Path("answer").replace(f"{job['out']}/{setting['key']}.json")
 
 
 def compiled(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> str:
