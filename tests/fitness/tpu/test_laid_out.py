@@ -20,7 +20,7 @@ PRODUCT = Simulated(STEPS, READS, 2 * 16 * 256, (40.0, 100.0, 20.0))
 def test_steps_are_read_back_from_what_is_laid_out(grid):
     shape = tuple(count * block for count, block in zip(grid, BLOCKS, strict=True))
     row = Row(TABLES[0], "v6e", shape, BLOCKS)
-    read = Simulated.of(PRODUCT.whole(grid, placed=False), grid, row, BLOCKS)
+    read = Simulated.of(PRODUCT.whole(grid), grid, row, BLOCKS)
     assert read.reads == READS and read.write == PRODUCT.write
     assert set(read.steps) == {grid.place(step) for step in grid.steps()}
     for kind, (body, between) in read.steps.items():
@@ -28,15 +28,12 @@ def test_steps_are_read_back_from_what_is_laid_out(grid):
         assert body + between == pytest.approx(sum(STEPS[kind])) or (kind[1] == 1 and body == STEPS[kind][0])
 
 
-def test_a_block_is_copied_where_it_changes_and_a_placed_operand_never():
+def test_a_block_is_copied_where_it_changes():
     grid = Grid(3, 4, 5)
-    events = PRODUCT.whole(grid, placed=False)
+    events = PRODUCT.whole(grid)
     read = int(events.sizes[events.kinds == Kind.READ].sum())
     assert read == 60 * READS[0] + 60 * READS[1] + 12 * READS[2] + 3 * READS[3]
     assert np.count_nonzero(events.kinds == Kind.WRITE) == 12
-    placed = PRODUCT.whole(grid, placed=True)
-    assert read - int(placed.sizes[placed.kinds == Kind.READ].sum()) == 60 * READS[1]
-    assert events.work.sum() == placed.work.sum()
 
 
 def test_a_row_of_x_as_one_block_is_simulated_as_one_where_the_simulator_aborts():

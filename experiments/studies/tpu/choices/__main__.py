@@ -34,8 +34,6 @@ from tilewright.workers.toolchains import libtpu_simulator as recipe
 
 SHORT_HOIST = "--xla_tpu_extra_hoisting_range_for_register_producers=0"
 """Without it the simulator aborts on most of these kernels on tpu7x ("FIFO is full"); others change by up to 1.5 %."""
-PLACED = 512
-"""Rows of x from which XLA may copy it to VMEM while it computes the largest values."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -46,7 +44,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--chip", choices=["v6e", "tpu7x"], action="append")
     parser.add_argument("--seed", type=int, default=38)
     parser.add_argument("--each", type=int, default=6, help="rows of every row count")
-    parser.add_argument("--most", type=int, default=2048, help="rows of x")
+    parser.add_argument(
+        "--most", type=int, default=256, help="rows of x; from 512 on XLA puts x in VMEM before"
+    )
     parser.add_argument("--settings", type=int, default=10, help="of a set")
     parser.add_argument("--facts", type=Path, help="file for every row's figures")
     told = parser.parse_args(arguments)
@@ -64,38 +64,30 @@ def main(arguments: Sequence[str]) -> None:
     sys.stdout.write(report(facts, len(sets)))
 
 
-def _kept(folder: Path, row: Row, blocks: Blocks, whole: bool) -> Path:
-    """The file of what is compiled for a setting, a small product that rows of one table share, or, with ``whole``, the
-    product as it is, to see where XLA puts x."""
-    shape = row.shape if whole else list(Grid.of(row.shape, blocks).small(row.chip))
-    told = [row.table.name, row.chip, blocks, shape, recipe.toolchain()["libtpu"]]
+def _kept(folder: Path, row: Row, blocks: Blocks) -> Path:
+    """The file of what is compiled for a setting: a small product that rows of one table share."""
+    small = list(Grid.of(row.shape, blocks).small(row.chip))
+    told = [row.table.name, row.chip, blocks, small, recipe.toolchain()["libtpu"]]
     return folder / "choices" / f"{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:20]}.json"
 
 
-def _answers(folder: Path, row: Row, blocks: Blocks) -> list[Path]:
-    return [_kept(folder, row, blocks, whole) for whole in (False, True)[: 1 + (row.shape[0] >= PLACED)]]
-
-
 def _compile(sets: Sequence[tuple[Row, list[Blocks]]], folder: Path, until: float) -> None:
-    """Compile what is lacking, one child after the other."""
+    """Compile what is lacking, one child for a table and chip after the other."""
     (folder / "choices").mkdir(exist_ok=True)
-    jobs: dict[tuple[Table, str, bool], dict[str, dict[str, Any]]] = defaultdict(dict)
+    jobs: dict[tuple[Table, str], dict[str, dict[str, Any]]] = defaultdict(dict)
     for row, settings in sets:
         for blocks in settings:
-            small = Grid.of(row.shape, blocks).small(row.chip)
-            shapes = [[count * block for count, block in zip(small, blocks, strict=True)], row.shape]
-            for path, shape in zip(_answers(folder, row, blocks), shapes, strict=False):
+            if not (path := _kept(folder, row, blocks)).exists():
+                small = Grid.of(row.shape, blocks).small(row.chip)
+                shape = [count * block for count, block in zip(small, blocks, strict=True)]
                 told = {"key": path.stem, "shape": shape, "blocks": blocks, "types": row.table.types}
-                jobs[row.table, row.chip, shape is row.shape][path.stem] = told
-    for (table, chip, whole), wanted in jobs.items():
-        left = [told for key, told in wanted.items() if not (folder / "choices" / f"{key}.json").exists()]
-        if left and time.monotonic() < until:
-            _child(left, table, chip, whole, folder, until)
+                jobs[row.table, row.chip][path.stem] = told
+    for (table, chip), wanted in jobs.items():
+        if time.monotonic() < until:
+            _child(list(wanted.values()), table, chip, folder, until)
 
 
-def _child(
-    settings: list[dict[str, Any]], table: Table, chip: str, whole: bool, folder: Path, until: float
-) -> None:
+def _child(settings: list[dict[str, Any]], table: Table, chip: str, folder: Path, until: float) -> None:
     with tempfile.TemporaryDirectory(prefix="tpu_choices_") as name:
         place, of = Path(name), CHIPS[chip]
         job = {
@@ -104,13 +96,11 @@ def _child(
             "kind": of.device_kind,
         }
         job |= {"cores": of.cores, "module": str((folder / table.module).resolve()), "block": table.block}
-        job |= {"place": whole, "settings": settings, "out": str(folder.resolve() / "choices")}
+        job |= {"settings": settings, "out": str(folder.resolve() / "choices")}
         (place / "job.json").write_text(json.dumps(job))
         environment = {**os.environ, **recipe.compile_environment(place)}
         if chip == "tpu7x":
             environment["LIBTPU_INIT_ARGS"] += f" {SHORT_HOIST}"
-        if whole:  # as a program that runs: XLA places what it likes
-            environment["LIBTPU_INIT_ARGS"] = ""
         command = [sys.executable, str(Path(__file__).with_name("child.py")), "job.json"]
         process = subprocess.Popen(command, cwd=place, env=environment, start_new_session=True)
         try:
@@ -125,17 +115,15 @@ def judged(row: Row, settings: Sequence[Blocks], folder: Path) -> dict[str, Any]
     times: dict[Blocks, float] = {}
     failures: dict[str, str] = {}
     for blocks in settings:
-        paths = _answers(folder, row, blocks)
-        if not all(path.exists() for path in paths):
+        if not (path := _kept(folder, row, blocks)).exists():
             return None
-        told, *place = (json.loads(path.read_text()) for path in paths)
+        told = json.loads(path.read_text())
         try:
-            if failed := [each["failure"] for each in (told, *place) if each["failure"]]:
-                raise ValueError(failed[0])
+            if told["failure"]:
+                raise ValueError(told["failure"])
             events = Events(*(np.array(told[name], np.int64) for name in ("work", "kinds", "sizes", "ready")))
             simulated = Simulated.of(events, Grid.of(row.shape, blocks).small(row.chip), row, blocks)
-            in_vmem = any(each["placed"] for each in place)
-            times[blocks] = simulated.seconds(row, blocks, CALIBRATIONS[row.chip], in_vmem)
+            times[blocks] = simulated.seconds(row, blocks, CALIBRATIONS[row.chip])
         except ValueError as error:
             failures[str(blocks)] = str(error)
     fact = {

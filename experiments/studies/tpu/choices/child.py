@@ -3,15 +3,13 @@
 Run as ``python child.py JOB.json`` in an empty folder with folders ``llo`` and ``prof``, LIBTPU_INIT_ARGS set by the
 parent. ``JOB``: ``root`` (of this repository), ``topology``, ``kind``, ``cores``, ``module`` (the kernel's file),
 ``block`` (of the scales; 0: one a column), ``settings`` [{``key``, ``shape`` (n_batch, n_out, n_in), ``blocks``,
-``types``}], ``place`` (nothing is simulated; the answer is whether XLA puts x in VMEM before the kernel runs), ``out``
-(folder for a ``KEY.json`` of each). Each is compiled in a process of its own: the simulator may abort.
+``types``}], ``out`` (folder for a ``KEY.json`` of each). Each in a process of its own: the simulator may abort.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -57,8 +55,7 @@ def _answer(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> None:
     with open("said", "w") as said:
         os.dup2(said.fileno(), 2)
     try:
-        text = compiled(module, setting, job)
-        told = {"failure": "", "placed": placed(text)} if job["place"] else read(text)
+        told = read(compiled(module, setting, job))
     except Exception as error:  # noqa: BLE001 - what the kernel or the compiler raises is the answer
         told = {"failure": f"{type(error).__name__}: {error}".replace("\n", " ")[:300]}
     Path("answer").write_text(json.dumps(told))
@@ -88,14 +85,6 @@ def compiled(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> str:
     jitted = jax.jit(call, in_shardings=(layout,) * 3, out_shardings=layout)
     traced = jitted.trace(*(jax.ShapeDtypeStruct(*kind) for kind in kinds))
     return str(traced.lower(lowering_platforms=("tpu",)).compile().as_text())
-
-
-def placed(text: str) -> bool:
-    """Whether the kernel's first operand lies in VMEM (memory space 1)."""
-    called = re.search(r" custom-call\(%([\w.-]+)[^\n]*tpu_custom_call", text)
-    assert called is not None
-    defined = re.search(rf"\n +%{re.escape(called[1])} = ([^ ]+) ", text)
-    return defined is not None and "S(1)" in defined[1]
 
 
 def read(text: str) -> dict[str, Any]:

@@ -24,10 +24,9 @@ from tilewright.fitness.tpu.time_model import Calibration
 
 SHORT = 128
 """Core cycles between two waits of one step."""
-LONG = 3000
-"""Steps beyond which row blocks are repeated by the time that one more of them takes."""
-X = 1
-"""The operand x among w, x, w's scales and the largest values of x's rows."""
+QUANTISED = 200.0
+"""Core cycles of quantising x on v6e, where the simulator runs steps with and without: 193 to 258 for 16 to 128 rows,
+whatever the depth, since most of it overlaps with the product."""
 
 
 class Grid(NamedTuple):
@@ -45,7 +44,7 @@ class Grid(NamedTuple):
         """What is simulated: every kind of step occurs, and what is double-buffered in the whole is here too.
 
         On ``tpu7x`` one block, if one block of x is the whole of it: the simulator aborts on a step that waits for no x
-        and quantises none ("No DMA issue node found"), and each step is taken to cost what the first does.
+        and quantises none ("No DMA issue node found"), which then costs what the first does, less ``QUANTISED``.
         """
         columns = min(self.columns, 2)
         if chip == "tpu7x" and self.depth == self.rows == 1:
@@ -84,7 +83,10 @@ class Simulated:
                 if last and place == last[-1] + 1 and events.work[place] < SHORT:
                     last.pop()  # a step waits for its operands without a break, then works
                 last.append(place)
-        walk = grid.steps()
+        walk, (write, *_) = grid.steps(), np.flatnonzero(events.kinds == Kind.WRITE).tolist()
+        whole = 0.0
+        if len(walk) == 1:  # it may work between its waits
+            whole, last = float(events.work[last[0] + 1 : write + 1].sum()), last[-1:]
         if len(last) != len(walk):
             raise ValueError(f"{len(last)} waits for operands in {len(walk)} steps")
         found: dict[tuple[bool, int], list[tuple[float, float]]] = defaultdict(list)
@@ -95,11 +97,13 @@ class Simulated:
             for kind, each in found.items()
         }
         ends = (events.work[0], events.work[1 : last[0] + 1].sum(), events.work[last[-1] + 2 :].sum())
-        write = int(events.sizes[events.kinds == Kind.WRITE][0])
-        return cls(steps, reads if block else [*reads, 4 * rows], write, ends)  # type: ignore[arg-type]
+        if whole:
+            steps = {kind: (whole, between) for kind, (_, between) in steps.items()}
+        copied = int(events.sizes[write])
+        return cls(steps, reads if block else [*reads, 4 * rows], copied, ends)  # type: ignore[arg-type]
 
-    def whole(self, grid: Grid, placed: bool) -> Events:
-        """The events of a product of so many blocks. ``placed``: x is in VMEM before, and the kernel copies none."""
+    def whole(self, grid: Grid) -> Events:
+        """The events of a product of so many blocks."""
         work: list[float] = []
         told: list[tuple[Kind, int, int]] = []
         pending = self.ends[0]
@@ -116,22 +120,24 @@ class Simulated:
             scales = (column, depth if len(self.reads) == 3 else 0)
             return [(column, depth), (row, depth), scales, (row, 0)][: len(self.reads)]  # type: ignore[list-item]
 
-        def fetch(operands: Sequence[int]) -> list[tuple[int, int]]:
-            kinds = [Kind.LOCAL if placed and place == X else Kind.READ for place in operands]
-            return [(place, tell(k, self.reads[place])) for place, k in zip(operands, kinds, strict=True)]
-
         walk = grid.steps()
-        due = fetch(range(len(self.reads)))
+        due = [(place, tell(Kind.READ, size)) for place, size in enumerate(self.reads)]
         between, sent = self.ends[1], -1
         for step, after in zip(walk, [*walk[1:], None], strict=True):
-            others = zip(wanted(step), wanted(after), strict=True) if after else ()
-            coming = fetch([place for place, (now, then) in enumerate(others) if now != then])
+            changed = (
+                [now != then for now, then in zip(wanted(step), wanted(after), strict=True)] if after else []
+            )
+            coming = [(n, tell(Kind.READ, self.reads[n])) for n, changes in enumerate(changed) if changes]
             pending += between
             for place, start in due:
                 tell(Kind.WAIT, self.reads[place], start)
             due = coming
             kind = grid.place(step)
-            body, between = self.steps[kind] if kind in self.steps else self.steps[not kind[0], kind[1]]
+            if kind in self.steps:
+                body, between = self.steps[kind]
+            else:
+                body, between = self.steps[True, kind[1]]
+                body = max(0.0, body - QUANTISED)
             pending += body
             written = tell(Kind.WRITE, self.write) if after is None or step[:2] != after[:2] else -1
             if sent >= 0:
@@ -141,15 +147,12 @@ class Simulated:
         kinds, sizes, ready = (np.array(column, np.int64) for column in zip(*told, strict=True))
         return Events(np.array([*work, pending + self.ends[2]]), kinds, sizes, ready)
 
-    def seconds(self, row: Row, blocks: Blocks, calibration: Calibration, placed: bool) -> float:
+    def seconds(self, row: Row, blocks: Blocks, calibration: Calibration) -> float:
         """What the row's tuning timed: the kernel, or a call with what XLA does around the kernel, by its bytes."""
-        grid, rules = Grid.of(row.shape, blocks), calibration.rules
-        shown = min(grid.rows, max(3, LONG // (grid.columns * grid.depth)))
-        kernel = replay(self.whole(grid._replace(rows=shown), placed), rules).seconds
-        if shown < grid.rows:
-            less = replay(self.whole(grid._replace(rows=shown - 1), placed), rules).seconds
-            kernel += (kernel - less) * (grid.rows - shown)
-        return kernel if row.table.alone else calibration.call + kernel + around(row.shape, blocks, rules)
+        kernel = replay(self.whole(Grid.of(row.shape, blocks)), calibration.rules).seconds
+        if row.table.alone:
+            return kernel
+        return calibration.call + kernel + around(row.shape, blocks, calibration.rules)
 
 
 def around(shape: Blocks, blocks: Blocks, rules: Rules) -> float:
