@@ -32,23 +32,23 @@ from tilewright.fitness.tpu.events import Events
 from tilewright.fitness.tpu.time_model import CALIBRATIONS, VERSION
 from tilewright.workers.toolchains import libtpu_simulator as recipe
 
-SHORT_HOIST = "--xla_tpu_extra_hoisting_range_for_register_producers=0"
-"""Without it the simulator aborts on most of these kernels on tpu7x ("FIFO is full"); others change by up to 1.5 %."""
+FLAGS = {"v6e": "", "tpu7x": "--xla_tpu_extra_hoisting_range_for_register_producers=0"}
+"""Without it the simulator aborts on more kernels on tpu7x ("FIFO is full"); others change by up to 1.5 %."""
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--table", choices=[table.name for table in TABLES], action="append")
     parser.add_argument("--chip", choices=["v6e", "tpu7x"], action="append")
-    parser.add_argument("--seed", type=int, default=38)
-    parser.add_argument("--each", type=int, default=6, help="rows of every row count")
-    parser.add_argument(
-        "--most", type=int, default=256, help="rows of x; from 512 on XLA puts x in VMEM before"
-    )
-    parser.add_argument("--settings", type=int, default=10, help="of a set")
-    parser.add_argument("--facts", type=Path, help="file for every row's figures")
+    parser.add_argument("--minutes", type=float, default=0.0)
+    for name, default, told in (
+        ("seed", 38, "of what is drawn"),
+        ("each", 6, "rows of the table for every count of rows of x"),
+        ("most", 256, "rows of x; from 512 on XLA puts x in VMEM before, which is not modelled"),
+        ("settings", 10, "in a set"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=told)
     told = parser.parse_args(arguments)
     sets = [
         (row, candidates(row, told.settings, told.seed))
@@ -59,8 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     ]
     _compile(sets, told.folder, time.monotonic() + 60 * told.minutes)
     facts = [fact for row, settings in sets if (fact := judged(row, settings, told.folder))]
-    if told.facts:
-        told.facts.write_text(json.dumps(facts, indent=1))
+    (told.folder / "choices" / "facts.json").write_text(json.dumps(facts, indent=1))
     sys.stdout.write(report(facts, len(sets)))
 
 
@@ -83,31 +82,28 @@ def _compile(sets: Sequence[tuple[Row, list[Blocks]]], folder: Path, until: floa
                 told = {"key": path.stem, "shape": shape, "blocks": blocks, "types": row.table.types}
                 jobs[row.table, row.chip][path.stem] = told
     for (table, chip), wanted in jobs.items():
-        if time.monotonic() < until:
-            _child(list(wanted.values()), table, chip, folder, until)
-
-
-def _child(settings: list[dict[str, Any]], table: Table, chip: str, folder: Path, until: float) -> None:
-    with tempfile.TemporaryDirectory(prefix="tpu_choices_") as name:
-        place, of = Path(name), CHIPS[chip]
         job = {
-            "root": str(Path(__file__).resolve().parents[4]),
-            "topology": of.topology,
-            "kind": of.device_kind,
+            "settings": list(wanted.values()),
+            "out": str(folder.resolve() / "choices"),
+            "block": table.block,
         }
-        job |= {"cores": of.cores, "module": str((folder / table.module).resolve()), "block": table.block}
-        job |= {"settings": settings, "out": str(folder.resolve() / "choices")}
-        (place / "job.json").write_text(json.dumps(job))
-        environment = {**os.environ, **recipe.compile_environment(place)}
-        if chip == "tpu7x":
-            environment["LIBTPU_INIT_ARGS"] += f" {SHORT_HOIST}"
-        command = [sys.executable, str(Path(__file__).with_name("child.py")), "job.json"]
-        process = subprocess.Popen(command, cwd=place, env=environment, start_new_session=True)
-        try:
-            process.wait(until - time.monotonic())
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        job |= {
+            "module": str((folder / table.module).resolve()),
+            "root": str(Path(__file__).resolve().parents[4]),
+        }
+        with tempfile.TemporaryDirectory(prefix="tpu_choices_") as name:
+            place, of = Path(name), CHIPS[chip]
+            job |= {"topology": of.topology, "kind": of.device_kind, "cores": of.cores}
+            (place / "job.json").write_text(json.dumps(job))
+            environment = {**os.environ, **recipe.compile_environment(place)}
+            environment["LIBTPU_INIT_ARGS"] += f" {FLAGS[chip]}"
+            command = [sys.executable, str(Path(__file__).with_name("child.py")), "job.json"]
+            process = subprocess.Popen(command, cwd=place, env=environment, start_new_session=True)
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def judged(row: Row, settings: Sequence[Blocks], folder: Path) -> dict[str, Any] | None:
@@ -143,10 +139,10 @@ def judged(row: Row, settings: Sequence[Blocks], folder: Path) -> dict[str, Any]
 
 def report(facts: Sequence[dict[str, Any]], asked: int) -> str:
     """The table, in Markdown."""
-    lines = [f"Time model {VERSION}; {len(facts)} of {asked} rows complete.", ""]
     head = (
         "table, chip, rows of x, rows, winner not modelled, settings, do not fit, top 5, first, median regret"
     )
+    lines = [f"Time model {VERSION}; {len(facts)} of {asked} rows complete.", ""]
     lines += [f"| {' | '.join((*head.split(', '), '90 %', 'worst'))} |", "|" + " --- |" * 12]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for fact in facts:
@@ -154,16 +150,12 @@ def report(facts: Sequence[dict[str, Any]], asked: int) -> str:
             groups[fact["table"], fact["chip"], count].append(fact)
     for name, of in groups.items():
         known = [fact for fact in of if "rank" in fact]
-        cells = [*map(str, name), str(len(of)), str(len(of) - len(known))]
-        cells.append(f"{np.median([len(fact['us']) for fact in of]):.0f}")
-        cells.append(
-            str(sum("RESOURCE_EXHAUSTED" in why for fact in of for why in fact["failures"].values()))
-        )
-        if known:
-            regrets, ranks = (np.array([fact[key] for fact in known]) for key in ("regret", "rank"))
-            cells += [f"{np.mean(ranks <= 5):.0%}", f"{np.mean(ranks == 1):.0%}"]
-            cells += [f"{value:.1%}" for value in (*np.quantile(regrets, [0.5, 0.9]), regrets.max())]
-        lines.append(f"| {' | '.join(cells + [''] * (12 - len(cells)))} |")
+        regrets, ranks = (np.array([fact[key] for fact in known] or [np.nan]) for key in ("regret", "rank"))
+        misfits = sum("RESOURCE_EXHAUSTED" in why for fact in of for why in fact["failures"].values())
+        cells = [*name, len(of), len(of) - len(known), int(np.median([len(f["us"]) for f in of])), misfits]
+        shares = [np.mean(ranks <= 5), np.mean(ranks == 1)]
+        told = [f"{v:.0%}" for v in shares] + [f"{v:.1%}" for v in np.quantile(regrets, [0.5, 0.9, 1.0])]
+        lines.append(f"| {' | '.join(map(str, [*cells, *told]))} |")
     return "\n".join(lines) + "\n"
 
 

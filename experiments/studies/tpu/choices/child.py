@@ -13,11 +13,10 @@ import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-LIMIT = 120.0
+LIMIT = 120
 """Seconds of one setting."""
 
 
@@ -32,26 +31,18 @@ def main(job: dict[str, Any]) -> None:
             for name in ("llo", "prof"):
                 shutil.rmtree(name)
                 Path(name).mkdir()
-            pid = os.fork()
-            if not pid:
+            if not (pid := os.fork()):
                 _answer(module, setting, job)
-                os._exit(0)
-            began = time.monotonic()
-            while not os.waitpid(pid, os.WNOHANG)[0]:
-                time.sleep(0.05)
-                if time.monotonic() > began + LIMIT:
-                    os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
             kept = Path(job["out"], f"{setting['key']}.json")
             if not kept.exists():
-                said = [
-                    line
-                    for line in Path("said").read_text(errors="replace").splitlines()
-                    if "failed:" in line
-                ]
-                kept.write_text(json.dumps({"failure": f"abort: {(said or ['no answer'])[-1][-200:]}"}))
+                said = Path("said").read_text(errors="replace").splitlines()
+                reason = next((line for line in said if "failed:" in line), "no answer")
+                kept.write_text(json.dumps({"failure": f"abort: {reason[-200:]}"}))
 
 
 def _answer(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> None:
+    signal.alarm(LIMIT)
     with open("said", "w") as said:
         os.dup2(said.fileno(), 2)
     try:
@@ -60,6 +51,7 @@ def _answer(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> None:
         told = {"failure": f"{type(error).__name__}: {error}".replace("\n", " ")[:300]}
     Path("answer").write_text(json.dumps(told))
     Path("answer").replace(f"{job['out']}/{setting['key']}.json")
+    os._exit(0)
 
 
 def compiled(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.studies.tpu.choices.tables import Blocks, Row
+from experiments.studies.tpu.truth.grouped import pipeline
 from tilewright.fitness.tpu.events import Events, Kind
 from tilewright.fitness.tpu.memory import Rules, replay
 from tilewright.fitness.tpu.time_model import Calibration
@@ -64,12 +65,12 @@ class Grid(NamedTuple):
 @dataclass(frozen=True)
 class Simulated:
     """A small product: core cycles of its steps by kind (at work, then until the next step waits), bytes of a copy of
-    each operand and of the result, cycles before the first copy, before the first wait, and at the end."""
+    each operand and of the result, cycles before the first step and after the last."""
 
     steps: Mapping[tuple[bool, int], tuple[float, float]]
     reads: Sequence[int]
     write: int
-    ends: tuple[float, float, float]
+    ends: tuple[float, float]
 
     @classmethod
     def of(cls, events: Events, grid: Grid, row: Row, blocks: Blocks) -> Simulated:
@@ -96,7 +97,7 @@ class Simulated:
             kind: tuple(float(median(part)) for part in zip(*each, strict=True))
             for kind, each in found.items()
         }
-        ends = (events.work[0], events.work[1 : last[0] + 1].sum(), events.work[last[-1] + 2 :].sum())
+        ends = (events.work[: last[0] + 1].sum(), events.work[last[-1] + 2 :].sum())
         if whole:
             steps = {kind: (whole, between) for kind, (_, between) in steps.items()}
         copied = int(events.sizes[write])
@@ -104,48 +105,24 @@ class Simulated:
 
     def whole(self, grid: Grid) -> Events:
         """The events of a product of so many blocks."""
-        work: list[float] = []
-        told: list[tuple[Kind, int, int]] = []
-        pending = self.ends[0]
-
-        def tell(kind: Kind, size: int, ready: int = -1) -> int:
-            nonlocal pending
-            work.append(pending)
-            pending = 0.0
-            told.append((kind, size, ready))
-            return len(told) - 1
-
-        def wanted(step: Blocks) -> list[Blocks]:
-            row, column, depth = step
-            scales = (column, depth if len(self.reads) == 3 else 0)
-            return [(column, depth), (row, depth), scales, (row, 0)][: len(self.reads)]  # type: ignore[list-item]
-
         walk = grid.steps()
-        due = [(place, tell(Kind.READ, size)) for place, size in enumerate(self.reads)]
-        between, sent = self.ends[1], -1
-        for step, after in zip(walk, [*walk[1:], None], strict=True):
-            changed = (
-                [now != then for now, then in zip(wanted(step), wanted(after), strict=True)] if after else []
-            )
-            coming = [(n, tell(Kind.READ, self.reads[n])) for n, changes in enumerate(changed) if changes]
-            pending += between
-            for place, start in due:
-                tell(Kind.WAIT, self.reads[place], start)
-            due = coming
-            kind = grid.place(step)
-            if kind in self.steps:
-                body, between = self.steps[kind]
-            else:
-                body, between = self.steps[True, kind[1]]
-                body = max(0.0, body - QUANTISED)
-            pending += body
-            written = tell(Kind.WRITE, self.write) if after is None or step[:2] != after[:2] else -1
-            if sent >= 0:
-                tell(Kind.WAIT, self.write, sent)
-            sent = written
-        tell(Kind.WAIT, self.write, sent)
-        kinds, sizes, ready = (np.array(column, np.int64) for column in zip(*told, strict=True))
-        return Events(np.array([*work, pending + self.ends[2]]), kinds, sizes, ready)
+        scales = [(column, depth if len(self.reads) == 3 else 0) for _, column, depth in walk]
+        blocks = [
+            [step[1:] for step in walk],
+            [step[::2] for step in walk],
+            scales,
+            [step[0] for step in walk],
+        ]
+        cycles = [
+            sum(self.steps[kind]) if kind in self.steps else sum(self.steps[True, kind[1]]) - QUANTISED
+            for kind in map(grid.place, walk)
+        ]
+        outputs = [step[:2] for step in walk]
+        events = pipeline(
+            blocks[: len(self.reads)], self.reads, outputs, self.write, [2] * 4, cycles, in_turn=True
+        )
+        events.work[[0, -1]] += self.ends
+        return events
 
     def seconds(self, row: Row, blocks: Blocks, calibration: Calibration) -> float:
         """What the row's tuning timed: the kernel, or a call with what XLA does around the kernel, by its bytes."""
