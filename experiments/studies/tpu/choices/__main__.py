@@ -27,7 +27,6 @@ import numpy as np
 
 from experiments.studies.tpu.choices.steps import Grid, Simulated
 from experiments.studies.tpu.choices.tables import TABLES, Blocks, Row, Table, candidates, drawn, rows
-from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.tpu.events import Events
 from tilewright.fitness.tpu.time_model import CALIBRATIONS, VERSION
 from tilewright.workers.toolchains import libtpu_simulator as recipe
@@ -79,21 +78,17 @@ def _compile(sets: Sequence[tuple[Row, list[Blocks]]], folder: Path, until: floa
             if not (path := _kept(folder, row, blocks)).exists():
                 small = Grid.of(row.shape, blocks).small(row.chip)
                 shape = [count * block for count, block in zip(small, blocks, strict=True)]
-                told = {"key": path.stem, "shape": shape, "blocks": blocks, "types": row.table.types}
-                jobs[row.table, row.chip][path.stem] = told
+                jobs[row.table, row.chip][path.stem] = {"key": path.stem, "shape": shape, "blocks": blocks}
     for (table, chip), wanted in jobs.items():
-        job = {
-            "settings": list(wanted.values()),
-            "out": str(folder.resolve() / "choices"),
-            "block": table.block,
+        job = {"chip": chip, "block": table.block, "types": table.types, "settings": list(wanted.values())}
+        places = {
+            "root": Path(__file__).parents[4],
+            "module": folder / table.module,
+            "out": folder / "choices",
         }
-        job |= {
-            "module": str((folder / table.module).resolve()),
-            "root": str(Path(__file__).resolve().parents[4]),
-        }
+        job |= {name: str(path.resolve()) for name, path in places.items()}
         with tempfile.TemporaryDirectory(prefix="tpu_choices_") as name:
-            place, of = Path(name), CHIPS[chip]
-            job |= {"topology": of.topology, "kind": of.device_kind, "cores": of.cores}
+            place = Path(name)
             (place / "job.json").write_text(json.dumps(job))
             environment = {**os.environ, **recipe.compile_environment(place)}
             environment["LIBTPU_INIT_ARGS"] += f" {FLAGS[chip]}"
@@ -119,16 +114,11 @@ def judged(row: Row, settings: Sequence[Blocks], folder: Path) -> dict[str, Any]
                 raise ValueError(told["failure"])
             events = Events(*(np.array(told[name], np.int64) for name in ("work", "kinds", "sizes", "ready")))
             simulated = Simulated.of(events, Grid.of(row.shape, blocks).small(row.chip), row, blocks)
-            times[blocks] = simulated.seconds(row, blocks, CALIBRATIONS[row.chip])
+            times[blocks] = simulated.seconds(Grid.of(row.shape, blocks), CALIBRATIONS[row.chip].rules)
         except ValueError as error:
             failures[str(blocks)] = str(error)
-    fact = {
-        "table": row.table.name,
-        "chip": row.chip,
-        "shape": row.shape,
-        "winner": row.winner,
-        "failures": failures,
-    }
+    fact = {"table": row.table.name, "chip": row.chip, "shape": row.shape, "winner": row.winner}
+    fact["failures"] = failures
     fact["us"] = {str(blocks): round(1e6 * seconds, 2) for blocks, seconds in times.items()}
     if row.winner in times:
         best = min(times, key=times.__getitem__)
@@ -139,9 +129,7 @@ def judged(row: Row, settings: Sequence[Blocks], folder: Path) -> dict[str, Any]
 
 def report(facts: Sequence[dict[str, Any]], asked: int) -> str:
     """The table, in Markdown."""
-    head = (
-        "table, chip, rows of x, rows, winner not modelled, settings, do not fit, top 5, first, median regret"
-    )
+    head = "table, chip, rows of x, rows, not modelled, settings, do not fit, top 5, first, median regret"
     lines = [f"Time model {VERSION}; {len(facts)} of {asked} rows complete.", ""]
     lines += [f"| {' | '.join((*head.split(', '), '90 %', 'worst'))} |", "|" + " --- |" * 12]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)

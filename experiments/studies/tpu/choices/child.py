@@ -1,9 +1,9 @@
 """Compiles settings of one kernel for a chip that is not there, one after the other, and keeps its events.
 
 Run as ``python child.py JOB.json`` in an empty folder with folders ``llo`` and ``prof``, LIBTPU_INIT_ARGS set by the
-parent. ``JOB``: ``root`` (of this repository), ``topology``, ``kind``, ``cores``, ``module`` (the kernel's file),
-``block`` (of the scales; 0: one a column), ``settings`` [{``key``, ``shape`` (n_batch, n_out, n_in), ``blocks``,
-``types``}], ``out`` (folder for a ``KEY.json`` of each). Each in a process of its own: the simulator may abort.
+parent. ``JOB``: ``root`` (of this repository), ``chip``, ``module`` (the kernel's file), ``block`` (of the scales; 0:
+one a column), ``types``, ``settings`` [{``key``, ``shape`` (n_batch, n_out, n_in), ``blocks``}], ``out`` (folder for a
+``KEY.json`` of each). Each in a process of its own: the simulator may abort.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ LIMIT = 120
 
 def main(job: dict[str, Any]) -> None:
     sys.path.insert(0, job["root"])
+    from tilewright.fitness.chips import CHIPS
     from tilewright.workers.intake.pallas.original import on_chip
     from tilewright.workers.intake.source.load import load
 
-    with on_chip({"kind": job["kind"], "cores": job["cores"]}):
+    chip = CHIPS[job["chip"]]
+    with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
         module, _ = load(Path(job["module"]), "quantized_matmul_kernel", traced=False)
         for setting in job["settings"]:
             for name in ("llo", "prof"):
                 shutil.rmtree(name)
                 Path(name).mkdir()
             if not (pid := os.fork()):
-                _answer(module, setting, job)
+                _answer(module, setting, {**job, "topology": chip.topology})
             os.waitpid(pid, 0)
             kept = Path(job["out"], f"{setting['key']}.json")
             if not kept.exists():
@@ -63,7 +65,7 @@ def compiled(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> str:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     rows, columns, depth = setting["shape"]
-    x_type, w_type = map(jnp.dtype, setting["types"])
+    x_type, w_type = map(jnp.dtype, job["types"])
     scales = (depth // job["block"], 1, columns) if job["block"] else (columns,)
     kinds = [((rows, depth), jnp.bfloat16), ((columns, depth), w_type), (scales, jnp.float32)]
     options = {"block_size": job["block"]} if job["block"] else {}

@@ -21,7 +21,6 @@ from experiments.studies.tpu.choices.tables import Blocks, Row
 from experiments.studies.tpu.truth.grouped import pipeline
 from tilewright.fitness.tpu.events import Events, Kind
 from tilewright.fitness.tpu.memory import Rules, replay
-from tilewright.fitness.tpu.time_model import Calibration
 
 SHORT = 128
 """Core cycles between two waits of one step."""
@@ -67,7 +66,7 @@ class Simulated:
     """A small product: core cycles of its steps by kind (at work, then until the next step waits), bytes of a copy of
     each operand and of the result, cycles before the first step and after the last."""
 
-    steps: Mapping[tuple[bool, int], tuple[float, float]]
+    steps: Mapping[tuple[bool, int], Sequence[float]]
     reads: Sequence[int]
     write: int
     ends: tuple[float, float]
@@ -94,12 +93,11 @@ class Simulated:
         for step, begin, end in zip(walk, last, [*last[1:], last[-1] + 1], strict=True):
             found[grid.place(step)].append((events.work[begin + 1], events.work[begin + 2 : end + 1].sum()))
         steps = {
-            kind: tuple(float(median(part)) for part in zip(*each, strict=True))
-            for kind, each in found.items()
+            kind: [float(median(part)) for part in zip(*each, strict=True)] for kind, each in found.items()
         }
         ends = (events.work[: last[0] + 1].sum(), events.work[last[-1] + 2 :].sum())
         if whole:
-            steps = {kind: (whole, between) for kind, (_, between) in steps.items()}
+            steps = {kind: [whole, between] for kind, (_, between) in steps.items()}
         copied = int(events.sizes[write])
         return cls(steps, reads if block else [*reads, 4 * rows], copied, ends)  # type: ignore[arg-type]
 
@@ -107,37 +105,18 @@ class Simulated:
         """The events of a product of so many blocks."""
         walk = grid.steps()
         scales = [(column, depth if len(self.reads) == 3 else 0) for _, column, depth in walk]
-        blocks = [
-            [step[1:] for step in walk],
-            [step[::2] for step in walk],
-            scales,
-            [step[0] for step in walk],
+        blocks = [[s[1:] for s in walk], [s[::2] for s in walk], scales, [s[0] for s in walk]][
+            : len(self.reads)
         ]
-        cycles = [
-            sum(self.steps[kind]) if kind in self.steps else sum(self.steps[True, kind[1]]) - QUANTISED
-            for kind in map(grid.place, walk)
-        ]
+        cycles = []
+        for first, place in map(grid.place, walk):
+            known = (first, place) in self.steps
+            cycles.append(sum(self.steps[first or not known, place]) - (0.0 if known else QUANTISED))
         outputs = [step[:2] for step in walk]
-        events = pipeline(
-            blocks[: len(self.reads)], self.reads, outputs, self.write, [2] * 4, cycles, in_turn=True
-        )
+        events = pipeline(blocks, self.reads, outputs, self.write, [2] * 4, cycles, in_turn=True)
         events.work[[0, -1]] += self.ends
         return events
 
-    def seconds(self, row: Row, blocks: Blocks, calibration: Calibration) -> float:
-        """What the row's tuning timed: the kernel, or a call with what XLA does around the kernel, by its bytes."""
-        kernel = replay(self.whole(Grid.of(row.shape, blocks)), calibration.rules).seconds
-        if row.table.alone:
-            return kernel
-        return calibration.call + kernel + around(row.shape, blocks, calibration.rules)
-
-
-def around(shape: Blocks, blocks: Blocks, rules: Rules) -> float:
-    """Seconds of XLA's operations: sides that are no multiples of their blocks are padded, the result is cut."""
-    padded = [count * block for count, block in zip(Grid.of(shape, blocks), blocks, strict=True)]
-    found = 0.0
-    for width, *axes in ((2, 0, 2), (1, 1, 2), (2, 0, 1)):  # x, w and the result
-        exact, wide = (width * math.prod(sides[axis] for axis in axes) for sides in (shape, padded))
-        if exact != wide:
-            found += exact / rules.read + (exact if 1 in axes and 0 in axes else wide) / rules.write
-    return found
+    def seconds(self, grid: Grid, rules: Rules) -> float:
+        """Of the kernel of a product of so many blocks."""
+        return replay(self.whole(grid), rules).seconds

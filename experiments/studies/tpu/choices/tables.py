@@ -1,8 +1,8 @@
 """Published tables of block sizes of quantised products, tuned on a chip, and the sets they were chosen from.
 
 A row is a shape with the setting that tuning found best. ``sglang-jax`` publishes the script that made its rows: a set
-is what that enumerates. ``tpu-inference`` publishes none; its rows hold divisors of the sides alone, so a set is the
-divisors that are multiples of 128, with the row blocks that occur in the table.
+is what that enumerates, but for blocks that XLA pads an operand for. ``tpu-inference`` publishes none; its rows hold
+divisors of the sides alone: a set is the divisors that are multiples of 128, with the row blocks of the table.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import mod
 from pathlib import Path
 
 VERSIONS = {6: "v6e", 7: "tpu7x"}
@@ -23,24 +24,20 @@ Blocks = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Table:
-    """A kernel's file below FOLDER, the block of its scales (0: one a column), types of x and w as multiplied.
-
-    ``alone``: its tuning timed the kernel alone (``tpu-inference`` names a scope around it for that), not the call.
-    """
+    """A kernel's file below FOLDER, the block of its scales (0: one a column), types of x and w as multiplied."""
 
     name: str
     module: str
     block: int
     types: tuple[str, str]
-    alone: bool
 
 
 _SGL = "sglang-jax/python/sgl_jax/srt/kernels/quantized_matmul/quantized_matmul_kernels/blockwise_kernel.py"
 _VLLM = "tpu-inference/tpu_inference/kernels/quantized_matmul/kernel.py"
 TABLES = (
-    Table("tpu-inference int8", _VLLM, 0, ("int8", "int8"), True),
-    Table("tpu-inference fp8", _VLLM, 0, ("float8_e4m3fn", "float8_e4m3fn"), True),
-    Table("sglang-jax w8a16", _SGL, 128, ("bfloat16", "float8_e4m3fn"), False),
+    Table("tpu-inference int8", _VLLM, 0, ("int8", "int8")),
+    Table("tpu-inference fp8", _VLLM, 0, ("float8_e4m3fn", "float8_e4m3fn")),
+    Table("sglang-jax w8a16", _SGL, 128, ("bfloat16", "float8_e4m3fn")),
 )
 
 
@@ -67,7 +64,8 @@ def rows(table: Table, folder: Path, chip: str) -> list[Row]:
         for (version, *shape, x_type, w_type), blocks in raw.items()
         if (x_type, w_type) == table.types and VERSIONS[version] == chip
     ]
-    return found[:SWEPT] if table.block and chip == "tpu7x" else found
+    found = found[:SWEPT] if table.block and chip == "tpu7x" else found
+    return [row for row in found if not any(map(mod, row.shape[1:], row.winner[1:]))]
 
 
 def drawn(rows: Sequence[Row], each: int, most: int, seed: int) -> list[Row]:
@@ -95,8 +93,8 @@ def _all(row: Row) -> Iterator[Blocks]:
     powers = [2**power for power in range(3, 13)]
     if row.table.block:
         batches = sorted({*(p for p in powers if p <= n_batch), max(n_batch, 8)})
-        outs = [p for p in powers if 256 <= p <= n_out]
-        depths = [p for p in powers if 256 <= p <= n_in or p == row.table.block]
+        outs = [p for p in powers if p >= 256 and n_out % p == 0]
+        depths = [p for p in powers if (p >= 256 or p == row.table.block) and n_in % p == 0]
     else:
         least, most = (256, 4096) if row.chip == "v6e" else (128, 1024)
         batches = sorted({min(n_batch, p) for p in powers if least <= p <= most})
