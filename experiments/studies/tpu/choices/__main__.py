@@ -41,13 +41,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--table", choices=[table.name for table in TABLES], action="append")
     parser.add_argument("--chip", choices=["v6e", "tpu7x"], action="append")
     parser.add_argument("--minutes", type=float, default=0.0)
-    for name, default, told in (
-        ("seed", 38, "of what is drawn"),
-        ("each", 6, "rows of the table for every count of rows of x"),
-        ("most", 256, "rows of x; from 512 on XLA puts x in VMEM before, which is not modelled"),
-        ("settings", 10, "in a set"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=told)
+    parser.add_argument("--seed", type=int, default=38)
+    parser.add_argument("--each", type=int, default=6, help="rows for every count of rows of x")
+    parser.add_argument(
+        "--most", type=int, default=256, help="rows of x; from 512 on XLA moves it to VMEM before"
+    )
+    parser.add_argument("--settings", type=int, default=10, help="in a set")
     told = parser.parse_args(arguments)
     sets = [
         (row, candidates(row, told.settings, told.seed))
@@ -117,7 +116,12 @@ def judged(row: Row, settings: Sequence[Blocks], folder: Path) -> dict[str, Any]
             times[blocks] = simulated.seconds(Grid.of(row.shape, blocks), CALIBRATIONS[row.chip].rules)
         except ValueError as error:
             failures[str(blocks)] = str(error)
-    fact = {"table": row.table.name, "chip": row.chip, "shape": row.shape, "winner": row.winner}
+    fact: dict[str, Any] = {
+        "table": row.table.name,
+        "chip": row.chip,
+        "shape": row.shape,
+        "winner": row.winner,
+    }
     fact["failures"] = failures
     fact["us"] = {str(blocks): round(1e6 * seconds, 2) for blocks, seconds in times.items()}
     if row.winner in times:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Grid(NamedTuple):
         return Grid(1 if columns > 1 else min(self.rows, 2), columns, min(self.depth, 3))
 
     def steps(self) -> list[Blocks]:
-        return list(np.ndindex(*self))  # type: ignore[arg-type]
+        return list(np.ndindex(*self))
 
     def place(self, step: Blocks) -> tuple[bool, int]:
         """A step's kind: whether its column block is the first, and -1, 0, 1: first, middle, last along the depth."""
@@ -99,15 +99,18 @@ class Simulated:
         if whole:
             steps = {kind: [whole, between] for kind, (_, between) in steps.items()}
         copied = int(events.sizes[write])
-        return cls(steps, reads if block else [*reads, 4 * rows], copied, ends)  # type: ignore[arg-type]
+        return cls(steps, reads if block else [*reads, 4 * rows], copied, ends)
 
     def whole(self, grid: Grid) -> Events:
         """The events of a product of so many blocks."""
         walk = grid.steps()
         scales = [(column, depth if len(self.reads) == 3 else 0) for _, column, depth in walk]
-        blocks = [[s[1:] for s in walk], [s[::2] for s in walk], scales, [s[0] for s in walk]][
-            : len(self.reads)
-        ]
+        blocks: list[Any] = [
+            [s[1:] for s in walk],
+            [s[::2] for s in walk],
+            scales,
+            [s[0] for s in walk],
+        ][: len(self.reads)]
         cycles = []
         for first, place in map(grid.place, walk):
             known = (first, place) in self.steps

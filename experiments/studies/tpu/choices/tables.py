@@ -70,14 +70,11 @@ def rows(table: Table, folder: Path, chip: str) -> list[Row]:
 
 def drawn(rows: Sequence[Row], each: int, most: int, seed: int) -> list[Row]:
     """By lot ``each`` of every row count up to ``most``."""
-    lot = random.Random(seed)
-    by_count = {count: [row for row in rows if row.shape[0] == count] for count in {r.shape[0] for r in rows}}
-    return [
-        row
-        for count, of in sorted(by_count.items())
-        if count <= most
-        for row in lot.sample(of, min(each, len(of)))
-    ]
+    lot, found = random.Random(seed), []
+    for count in sorted({row.shape[0] for row in rows if row.shape[0] <= most}):
+        of = [row for row in rows if row.shape[0] == count]
+        found += lot.sample(of, min(each, len(of)))
+    return found
 
 
 def candidates(row: Row, size: int, seed: int) -> list[Blocks]:
