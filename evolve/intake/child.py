@@ -155,8 +155,10 @@ def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Targ
     question = {
         "path": str(path.resolve()), "function": request.name, "calls": list(answer.get("calls", request.calls)),
         "operands": answer["operands"], "dims": [*(answer["check"] if slow else ()), *answer["dims"]],
-        "jax": target.entry == "build", "first": slow,
+        "chip": None, "first": slow,
     }  # fmt: skip
+    if target.entry == "build":
+        question["chip"] = {"kind": target.chip.device_kind, "cores": target.chip.cores}
     err = b""
     try:
         out, err = trial.answer(question, TRIAL_SECONDS, lambda: None)
@@ -183,7 +185,10 @@ def calls_of_files(places: Sequence[str], of: Path, values: Path | None = None) 
     ]
     listed = ", ".join(file for file, _ in pairs)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise UserError(f"--call: {listed} took more than {CALLS_SECONDS} s to make its calls.") from error
     try:

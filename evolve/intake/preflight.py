@@ -117,8 +117,7 @@ def _rewrites(source: str) -> Iterator[str]:
     from tilewright.evolve.proposers.rewrite.registry import rules
 
     if is_original(source) or is_cuda(source):
-        what = "CUDA C++" if is_cuda(source) else "a function as it stands"
-        yield f"  rewrites   none: {what} has parameters alone"
+        yield "  rewrites   none: the function runs as it stands, only its parameters are tuned"
         return
     kernel, applied = KernelSource(source), []
     every = rules(kernel.language)

@@ -32,8 +32,6 @@ from tilewright.workers.intake.triton.call_site import CallSite, Seed
 from tilewright.workers.intake.triton.checked_shapes import check_dims, joined_reasons, last_resorts
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work
 
-EFFORT = Effort(12, (3,), False, 1, 60.0)
-
 
 def launched(text: str, operands: Sequence[Operand], dims: Dims, params: Mapping[str, Any]) -> Any:
     """What a ``launch`` says at some dimensions. Raises whatever it raises."""
@@ -126,7 +124,7 @@ class Intake:
         factors = bounds.factors(site.operands, shapes[0].dims) if "mma" in device else ""
         kinds = InputKinds(
             site.operands, shapes, self.oracle, lambda pairs: [self.rounded(given) for _, given in pairs],
-            EFFORT, factors, device.replace("__half", " float16 "), (),
+            Effort(12, (3,), False, 1, 60.0), factors, device.replace("__half", " float16 "), (),
         )  # fmt: skip
         results, failed = kinds.results([o.shape for o in self._results])
         if failed:
@@ -148,7 +146,7 @@ class Intake:
         return {
             "source": text, "space": {n: list(v) for n, v in space.items()}, "defaults": {n: knobs[n] for n in space},
             "points": [], "fixed": fixed, "operands": [operand_row(o) for o in site.operands], "rest": [],
-            "results": [[o.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for o, r in zip(self._results, results, strict=True)],
+            "results": [[o.name, *[*vars(r).values()][1:]] for o, r in zip(self._results, results, strict=True)],
             "knobs": [{"name": n, "source": "a number of the text"} for n in space], "call": self.oracle.call,
             "orders": [()] * len(site.operands), "precision": self.oracle.precision, "spread": kinds.spread,
             "check": [s.dims for s in shapes], "small": [shapes[0].dims], "notes": [], "left_out": [],
