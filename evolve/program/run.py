@@ -16,7 +16,16 @@ from typing import Any
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.program.ceiling import Ceiling, ceiling
 from tilewright.evolve.program.faster_file import faster_text
-from tilewright.evolve.program.folder import FASTER, KEPT, PAGE, RECEIPT, RECORD, mlflow_content, note_program
+from tilewright.evolve.program.folder import (
+    FASTER,
+    KEPT,
+    PAGE,
+    RECEIPT,
+    RECORD,
+    forget_unfinished,
+    mlflow_content,
+    note_program,
+)  # fmt: skip
 from tilewright.evolve.program.screen import figure_kind, page
 from tilewright.evolve.record.home import home_folder
 from tilewright.workers.child.launch import ROOT
@@ -153,17 +162,18 @@ class Program:
                     command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
                     env={**os.environ, "PYTHONPATH": modules}, timeout=LEAST_WALL + 4 * budget, check=False,
                 )  # fmt: skip
-            except KeyboardInterrupt:
-                if (self.folder / KEPT).is_file():
+            except KeyboardInterrupt:  # the process has ended, wherever it was
+                if forget_unfinished(self.folder / KEPT):
                     self._note("stopped; the same command goes on")
                 raise
             except subprocess.TimeoutExpired as error:
                 raise UserError(f"{self.name}: took more than {LEAST_WALL + 4 * budget:.0f} s.") from error
             if not answered.is_file():
-                said = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.MULTILINE) or [
-                    "no reason given"
-                ]
-                raise UserError(f"{self.name}: its process ended without an answer: {said[-1]}")
+                said = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.MULTILINE)
+                ended = f"by signal {-done.returncode}" if done.returncode < 0 else "no reason given"
+                raise UserError(
+                    f"{self.name}: its process ended without an answer: {said[-1] if said else ended}"
+                )
             answer = json.loads(answered.read_text(encoding="utf-8"))
         if "why" in answer:
             raise UserError(f"{answer['why']}.")

@@ -44,6 +44,11 @@ def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
             f"  {tuning['tuners']} launch(es) with a tuner of their own: {tuning['compiled']} of "
             f"{tuning['configurations']} configurations compiled ahead in {tuning['seconds']:.0f} s "
             f"({tuning['compile_seconds']:.0f} s one after another)"
+            + (
+                f"; {tuning['late']} took too long and are no choice of theirs here"
+                if tuning.get("late")
+                else ""
+            )
         )
     for k in sorted(found.kernels, key=lambda k: -k["seconds"])[:LISTED]:
         share = k["seconds"] / found.busy if found.busy else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from tilewright.workers.program.launches import tuner_of
 from tilewright.workers.program.losses import STARTS, loss_test
 from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.replay import Replay, decibels
-from tilewright.workers.program.step import Program, parameters, synchronise
+from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
 from tilewright.workers.program.turns import ratio
 
 LOSS_STEPS, INTERPRETED_STEPS = 20, 4
 OPTION_SHARE = 2.0**-8
 """Most that an option may change the first step's result: a sum in another order, in bfloat16."""
+
+SAMPLED = 1 << 24
 
 GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
 """Least signal-to-noise ratio of all gradients of the first step: those of the original differ from themselves by what
@@ -107,21 +109,29 @@ class Proof:
             if launch is None or launch.values is None:
                 return "no values of one of its launches were kept"
             for derived in (False, True):
-                replay = Replay(launch, derived, replacement.winner)
-                replay.learn()
-                if why := replay.wrong(configuration):
+                try:
+                    replay = Replay(launch, derived, replacement.winner)
+                    why = replay.learn() or replay.wrong(configuration)
+                except Exception as error:  # noqa: BLE001 - no memory, or a launch that cannot be made again
+                    synchronise()  # raises for a device that no longer answers
+                    why = reason(error)
+                if why:
                     return f"wrong at {launch.text[:80]}: {why}"
         return ""
 
     def _wrong_option(self, option: Option) -> str:
-        before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
-        results = [run["losses"][0] for run in (before, after)]
-        if len(results[0]) != len(results[1]) or any(
-            not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*results, strict=True)
+        before = self._trajectory(None, steps=1)
+        try:
+            after = self._trajectory(Installation([option]), steps=1)
+        except BadStep as error:
+            return str(error)
+        first = [run["losses"][0] for run in (before, after)]
+        if len(first[0]) != len(first[1]) or any(
+            not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*first, strict=True)
         ):
-            return f"the first result is {results[1]}, the original's {results[0]}"
+            return f"the first result is {first[1]}, the original's {first[0]}"
         db = _gradients_db(before["gradients"], after["gradients"])
-        return "" if db >= GRADIENT_DB else f"gradients are {db:.1f} dB from the original's"
+        return "" if db >= GRADIENT_DB else f"results and gradients are {db:.1f} dB from the original's"
 
     def _refuse(self, why: str) -> None:
         """FP8 layers are the first to go; without them nothing stays."""
@@ -134,19 +144,23 @@ class Proof:
     def _check_program(self) -> None:
         """Losses, gradients and memory from the same starts, as it was and with everything installed."""
         everything = self._installation(self.kept, self.layers)
-        before, after = self._trajectory(None), self._trajectory(everything)
+        before = self._trajectory(None)
+        try:
+            after = self._trajectory(everything)
+        except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
+            return self._refuse(str(error))
         again = self._trajectory(None, steps=1) if before["gradients"] else before
         for label, calls in everything.counts().items():
             if not calls:
                 self._leave_out(label, "it never runs in the step")
-        fp8, trains = self.layers is not None, bool(before["gradients"])
+        fp8, trains = self.layers is not None, before["trains"]
         if before["gradients"]:
             own, ours = (_gradients_db(before["gradients"], other["gradients"]) for other in (again, after))
             self.notes.append(
-                f"gradients of the first step: {ours:.1f} dB (the original against itself {own:.1f} dB)"
+                f"results and gradients of the first step: {ours:.1f} dB (the original against itself {own:.1f} dB)"
             )
             if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
-                return self._refuse(f"gradients are {ours:.1f} dB from the original's")
+                return self._refuse(f"results and gradients are {ours:.1f} dB from the original's")
         starts = STARTS if self.program.setup is not None else 1
         pairs = [(before, after)] + [
             (self._trajectory(None, start=n), self._trajectory(everything, start=n)) for n in range(1, starts)
@@ -167,7 +181,7 @@ class Proof:
     def _trajectory(
         self, installation: Installation | None, steps: int = 0, start: int = 0
     ) -> dict[str, Any]:
-        """Results by step, gradients of the first one, and the most memory (bytes)."""
+        """Results by step, gradients and results of the first one, whether it trains, and the most memory (bytes)."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -175,17 +189,21 @@ class Proof:
         if self.program.setup is None:
             steps = 1
         with (installation or Installation([])).installed():
-            step, losses, gradients = self.program.started(start), [], {}
+            step, losses, first = self.program.started(start), [], {}
+            trains = False
             for number in range(steps):
-                losses.append(list(_numbers(step())))
+                found = list(results(step()))
+                losses.append([float(t.float().norm() if t.numel() != 1 else t) for t in found])
                 if not (number or start):
-                    gradients = {
-                        name: p.grad.detach().to("cpu", copy=True)
-                        for name, p in parameters(self.program.state) if p.grad is not None
-                    }  # fmt: skip
+                    first = {name: p.grad for name, p in parameters(self.program.state) if p.grad is not None}
+                    trains = bool(first)
+                    tensors = [t for t in found if t.numel() > 1 and t.is_floating_point()]
+                    first |= {f"result {n}": t for n, t in enumerate(tensors)}
+                    first = {name: _sampled(t.detach()).to("cpu", copy=True) for name, t in first.items()}
             synchronise()
+        self.program.state = None  # its memory is the next one's
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return {"losses": losses, "gradients": gradients, "peak": peak}
+        return {"losses": losses, "gradients": first, "trains": trains, "peak": peak}
 
     # -- times -----------------------------------------------------------------------------------
 
@@ -204,8 +222,8 @@ class Proof:
             arms[self.layers.label] = Installation([], layers=self.layers)
         if len(arms) == 1:
             return {}
-        rounds = self.recorded.turns.rounds(arms)
-        saved = {name: 1 - 1 / ratio(rounds, "", name).value for name in arms if name}
+        rounds = self.recorded.turns.beside("", arms)
+        saved = {name: 1 - 1 / ratio(found, "", name).value for name, found in rounds.items()}
         together, whole = saved.pop("*", 0.0), sum(worth.get(r.label, 0.0) for r in kernels)
         for r in kernels:
             saved[r.label] = together * (worth.get(r.label, 0.0) / whole if whole else 1 / len(kernels))
@@ -220,10 +238,10 @@ class Proof:
             )
         if self.layers is not None:
             arms[self.layers.label] = self._installation(self.kept, None)
-        rounds = self.recorded.turns.rounds(arms, seconds)
-        parts = {name: ratio(rounds, name, "*") for name in arms if name not in ("", "*")}
-        before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
-        return parts, ratio(rounds, "", "*"), before, after
+        rounds = self.recorded.turns.beside("*", arms, seconds)
+        parts = {name: ratio(found, name, "*") for name, found in rounds.items()}
+        before, after = (statistics.median(t for r in rounds[""][name] for t in r) for name in ("", "*"))
+        return parts, parts.pop(""), before, after
 
     # -- what stays ------------------------------------------------------------------------------
 
@@ -251,15 +269,9 @@ def _range(found: Ratio) -> str:
     return f"{found.value:.4f} x ({found.low:.4f} to {found.high:.4f})"
 
 
-def _numbers(value: Any) -> Iterator[float]:
-    """The numbers of a result: a tensor of one element as it is, a larger one by its norm."""
-    if torch.is_tensor(value):
-        yield float(value.detach().float()) if value.numel() == 1 else float(value.detach().float().norm())
-    elif isinstance(value, float | int):
-        yield float(value)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _numbers(part)
+def _sampled(t: torch.Tensor) -> torch.Tensor:
+    """At most about ``SAMPLED`` elements of a tensor, spread over it."""
+    return t.reshape(-1)[:: -(-t.numel() // SAMPLED) or 1]
 
 
 def _gradients_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:

@@ -8,8 +8,10 @@ becomes of that process: nothing but its list is used.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +26,9 @@ from tilewright.workers.program.compile_ahead import Job, compile_all, job_of
 from tilewright.workers.program.launches import patched
 from tilewright.workers.program.step import Program
 
+LOOK_SECONDS = 400.0
+"""Most that it may take: a program that waits for a value which no kernel writes does not end."""
+
 BENCH_WARMUP_MS, BENCH_MS = 5, 25
 """Of a trial of a package's own tuner while it is recorded: a fifth of Triton's default, for a few hundred trials."""
 
@@ -32,9 +37,9 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
     """What the look ahead found; empty where there is no device. Call it before this process uses the device.
 
     ``kernels``: how many compiled. ``tuners``, ``configurations``: launches with a tuner, and what these choose among.
-    ``compiled``: how many of the configurations did, ``failed``: which did not. ``seconds``: of all of it,
-    ``compile_seconds``: of one compilation after the other. ``linears``: rows, output and input features of bf16
-    layers, and whether they are trained. ``why``: what failed, in place of all but ``seconds``.
+    ``compiled``: how many of the configurations did, ``failed``: which did not, ``late``: how many of these for want of
+    time. ``seconds``: of all of it, ``compile_seconds``: of one compilation after the other. ``linears``: rows, output
+    and input features of bf16 layers, and whether they are trained. ``why``: what failed, in place of all that.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return {}
@@ -44,7 +49,16 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
         child = os.fork()
         if child == 0:
             _look(load, found)
-        os.waitpid(child, 0)
+        try:
+            while os.waitpid(child, os.WNOHANG)[0] == 0:
+                if time.monotonic() - begun > LOOK_SECONDS:
+                    return {"why": f"it did not end in {LOOK_SECONDS:.0f} s", "seconds": LOOK_SECONDS}
+                time.sleep(0.02)
+            child = 0
+        finally:
+            if child:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
         if not found.is_file():
             return {}
         return {**json.loads(found.read_text(encoding="utf-8")), "seconds": time.monotonic() - begun}
@@ -53,8 +67,9 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
 def _look(load: Callable[[], Program], found: Path) -> None:
     """The child, which never returns."""
     try:
-        with open(os.devnull, "w") as nowhere:
-            for stream in (1, 2):
+        os.setpgrp()  # it ends with what it compiles
+        with open(os.devnull, "r+") as nowhere:
+            for stream in (0, 1, 2):
                 os.dup2(nowhere.fileno(), stream)
         if torch.cuda.is_available():
             look = _Look()
@@ -96,8 +111,9 @@ class _Look:
         done = compile_all(self.jobs)
         rows = [(key, config, job) for key, of in self.tuned.items() for config, job in of.items()]
         failed = [[key, config] for key, config, job in rows if job is None or not done.get(job, (False,))[0]]
+        late = sum(job is not None and job not in done for *_, job in rows)
         return {
-            "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows),
+            "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows), "late": late,
             "compiled": len(rows) - len(failed), "failed": failed,
             "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
         }  # fmt: skip
@@ -147,8 +163,9 @@ def _linears(events: Any) -> list[list[Any]]:
 
 
 @contextlib.contextmanager
-def limited(failed: list[list[str]]) -> Iterator[None]:
-    """While open, tuners choose among what compiled, in shorter trials."""
+def limited(failed: list[list[str]], trials: bool = True) -> Iterator[None]:
+    """While open, tuners choose among what compiled, in shorter trials; without ``trials`` take what they chose before,
+    or their first. Where there is no device, each takes its first."""
     from triton.runtime.autotuner import Autotuner
 
     left = {tuple(row) for row in failed}
@@ -156,13 +173,16 @@ def limited(failed: list[list[str]]) -> Iterator[None]:
 
     def prune(before: Any, tuner: Any, kwargs: dict[str, Any]) -> Any:
         configs, key = before(tuner, kwargs), _key(tuner, {**tuner.nargs, **kwargs})
+        if not trials or not torch.cuda.is_available():
+            return ([c for c in configs if c in tuner.cache.values()] or configs)[:1]
         return [c for c in configs if (key, str(c)) not in left] or configs[:1]
 
     def bench(before: Any, tuner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not torch.cuda.is_available():
+            return [0.0, 0.0, 0.0]
         if getattr(tuner, "_do_bench", None) is None and "do_bench" not in vars(tuner):
-            from functools import partial
-
-            tuner.do_bench = partial(tuner.do_bench, warmup=BENCH_WARMUP_MS, rep=BENCH_MS)
+            short = functools.partial(tuner.do_bench, warmup=BENCH_WARMUP_MS, rep=BENCH_MS)
+            tuner.do_bench = short
             changed.append(tuner)
         return before(tuner, *args, **kwargs)
 

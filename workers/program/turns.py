@@ -73,6 +73,19 @@ class Turns:
         timed = {name: functools.partial(self._timed, arms[name], steps[name]) for name in arms}
         return take_turns(timed, seconds, least)
 
+    def beside(
+        self, base: str, arms: Mapping[str, Installation | None], seconds: float = 0.0
+    ) -> dict[str, Rounds]:
+        """By arm, its rounds and those of ``base``. Captured programs take turns two at a time: each holds memory."""
+        others = [name for name in arms if name != base]
+        found: dict[str, Rounds] = {}
+        for group in [[name] for name in others] if self._graph else [others]:
+            rounds = self.rounds(
+                {name: arms[name] for name in (base, *group)}, seconds * len(group) / len(others)
+            )
+            found |= {name: {base: rounds[base], name: rounds[name]} for name in group}
+        return found
+
     def gain(self, installation: Installation, rounds: int) -> float:
         """How many times faster the step is with an installation; 0 where it fails, or takes too much memory."""
         try:
