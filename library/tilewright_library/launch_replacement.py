@@ -89,6 +89,7 @@ class Replacement:
     calls: int = 0
     others: int = 0
     installed: bool = False
+    stand_ins: dict[int, Any] = field(default_factory=dict)
     loaded: set[Signature] = field(default_factory=set)
     """Launches whose compiled kernels this process has loaded."""
 
@@ -131,6 +132,7 @@ class Option:
     calls: int = 0
     others: int = 0
     installed: bool = False
+    stand_ins: dict[int, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -169,6 +171,7 @@ class Launcher:
         self._known = dict(replacement.launches)
         self._places = {name: n for n, name in enumerate(self._kernel.arg_names)}
         self._constants = constants_of(original)
+        self.run = untraced(self._run)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
@@ -176,7 +179,7 @@ class Launcher:
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         return functools.partial(self.run, grid=grid, warmup=False)
 
-    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+    def _run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """The launch, by the winner where it is listed."""
         of = self._replacement
         key = None if warmup or not of.installed else signature(args, kwargs, self._constants)
@@ -195,7 +198,14 @@ class Launcher:
         self._replacement.loaded.add(key)
         return True
 
-    vars(run)["_torchdynamo_disable"] = True  # a signature asks for addresses
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that torch.compile calls and does not look into: signatures ask for addresses. Without a device, only
+    if torch.compile is there already: to import it takes a second."""
+    torch = importlib.import_module("torch")
+    needed = "torch._dynamo" in sys.modules or torch.cuda.is_available()
+    found: Callable[..., Any] = torch.compiler.disable(function) if needed else function
+    return found
 
 
 def launch(
@@ -295,7 +305,8 @@ class Installation:
             original = getattr(_module(replacement.module), replacement.name)
         except (ImportError, AttributeError) as error:
             raise NotInstalled(f"{replacement.label} does not exist here") from error
-        stand_in = replacement.stand_in(original)
+        stand_in = replacement.stand_ins.get(id(original)) or replacement.stand_in(original)
+        replacement.stand_ins[id(original)] = stand_in  # one object: torch.compile compiles again for each other
         known = (replacement.label, len(sys.modules))  # to look for names takes longer than a step
         if known not in self._places:
             self._places[known] = list(names_of(original))

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from tilewright.library.launch_replacement import LEAST_ADDRESS, Signature, constants_of, names_of, signature
+from tilewright.library.launch_replacement import (
+    LEAST_ADDRESS,
+    Signature,
+    constants_of,
+    names_of,
+    signature,
+    untraced,
+)  # fmt: skip
 
 MOST_LAUNCH_BYTES, MOST_BYTES = 2 << 30, 16 << 30
 """Bytes of values that are kept of one launch, and of all."""
@@ -94,7 +101,7 @@ class Generated:
 def patched(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
     """While open, ``around(before, this, ...)`` stands for a method."""
     before = getattr(owner, name)
-    setattr(owner, name, lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs))
+    setattr(owner, name, untraced(lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs)))
     try:
         yield
     finally:

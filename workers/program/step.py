@@ -103,7 +103,8 @@ def program_of(path: str, step: str, setup: str = "") -> Program:
 
 def loaded(file: Path) -> dict[str, Any]:
     """The names of a file, which becomes a module so that its kernels have a place to be replaced at."""
-    if file.stem in sys.modules:
+    known = sys.modules.get(file.stem)
+    if known is not None and getattr(known, "__file__", None) != str(file):
         raise BadStep(f"{file.name} has the name of a module that is in use; rename it")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:

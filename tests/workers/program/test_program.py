@@ -97,6 +97,45 @@ def nothing(model):
 
 def random(model):
     return Scale.apply(torch.rand(64)).sum()
+
+
+def random_on_the_host(model):
+    import random as drawn
+
+    return drawn.random() * Scale.apply(torch.ones(64)).sum()
+
+
+def silent(model):
+    Scale.apply(torch.ones(64))
+
+
+def ends(model):
+    raise SystemExit(3)
+
+
+def generates(model):
+    yield Scale.apply(torch.ones(64)).sum()
+
+
+@triton.jit
+def pointer_kernel(table, n, BLOCK: tl.constexpr):
+    at = tl.load(table).to(tl.pointer_type(tl.float32)) + tl.arange(0, BLOCK)
+    tl.store(at, tl.load(at, mask=tl.arange(0, BLOCK) < n) * 0.5, mask=tl.arange(0, BLOCK) < n)
+
+
+@triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])
+@triton.heuristics({"EVEN": lambda given: given["n"] % 2 == 0})
+@triton.jit(do_not_specialize=["n"])
+def tuned_kernel(x, n, eps: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) + eps.to(tl.float32), mask=at < n)
+
+
+def packaged(model):
+    x = torch.ones(64)
+    tuned_kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, 64, 0.5)
+    pointer_kernel[(1,)](torch.tensor([x.data_ptr()]), 64, BLOCK=64)
+    return {"x": x}
 """
 
 WINNERS = """
@@ -131,13 +170,19 @@ def beyond(out, x, factor, n, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < 2 * n)
 
 
-def tensor(n):
-    return ("tensor", "torch.float32", (n // 32, 32), (32, 1), True)
+def tensor(n, place):
+    return ("tensor", "torch.float32", (n // 32, 32), (32, 1), True, place)
+
+
+@triton.jit
+def raising(out, x, factor, n, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK < 16)
 
 
 def launches(block):
     return {
-        (tensor(n), tensor(n), ("float",), ("int", n), ("BLOCK", ("int", 16))): {"BLOCK": block} for n in (96, 128)
+        (tensor(n, 0), tensor(n, 1), ("float",), ("int", n), ("BLOCK", ("int", 16))): {"BLOCK": block}
+        for n in (96, 128)
     }
 """
 CASES = {
@@ -146,6 +191,7 @@ CASES = {
     "slower": ('Replacement("program", "scale_kernel", launches(16), slower)', "gives 0."),
     "wrong": ('Replacement("program", "scale_kernel", launches(128), wrong)', "wrong at out=float32[4, 32]"),
     "beyond": ('Replacement("program", "scale_kernel", launches(512), beyond)', "writes beyond its tensors"),
+    "raising": ('Replacement("program", "scale_kernel", launches(128), raising)', "Error"),
     "idle": ('Replacement("program", "idle_kernel", launches(128))', "never launches"),
 }
 
@@ -153,11 +199,15 @@ CASES = {
 REFUSED = {
     "fails": ("record", "program.py:fails raises ValueError: no"),
     "fails_later": ("record", "program.py:fails_later raises RuntimeError: the data ended"),
-    "of_two": ("record", "of_two raises TypeError: of_two() missing 1 required positional argument: 'batch'"),
+    "of_two": ("record", "of_two: missing a required argument: 'batch'; a step takes nothing, or what"),
+    "ends": ("record", "program.py:ends raises SystemExit: 3"),
+    "generates": ("record", "program.py:generates is a generator"),
+    "silent": ("prove", "returns nothing that can be compared"),
+    "random_on_the_host": ("prove", "draws random numbers"),
     "nothing": ("record", "launches nothing"),
     "random": ("prove", "draws random numbers"),
     "absent": ("record", "has no function absent"),
-    "other_shapes": ("prove", "launches other kernels, or on other shapes, each time"),
+    "other_shapes": ("prove", "launches other kernels, or on other shapes or integers, each time"),
 }
 ASKED = """
 import json, sys
@@ -252,6 +302,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "program.py").write_text(PROGRAM)
     requests: dict[str, dict[str, Any]] = {
         "record": {"step": "step", "part": "record"},
+        "packaged": {"step": "packaged", "part": "tune", "seconds": 0.1},
         "pieces": {"step": "pieces", "part": "prove", "seconds": 0.1},
         **{step: {"step": step, "part": part} for step, (part, _) in REFUSED.items()},
     }
@@ -268,6 +319,22 @@ def test_the_record_says_every_launch(answers: dict[str, Any]) -> None:
         ("scale_kernel", "program", [8], 1024),
     ]
     assert "BLOCK=16" in record["launches"][0]["arguments"] and not record["faults"]
+
+
+def test_a_tuner_s_kernel_runs_without_a_device_and_one_behind_addresses_stays(
+    answers: dict[str, Any],
+) -> None:
+    found = answers["packaged"]
+    chosen = [launch["chosen"] for launch in found["record"]["launches"]]
+    assert chosen[0]["EVEN"] is True and chosen[0]["BLOCK"] == 16 and chosen[1] == {}
+    assert {row["name"]: "addresses" in row["left"] for row in found["record"]["rows"]} == {
+        "tuned_kernel": False, "pointer_kernel": True,
+    }  # fmt: skip
+    assert [row["kernel"] for row in found["found"]] == ["tuned_kernel"]
+    assert (
+        "('eps', ('float', '0.5'))" in found["replacements"][0]
+        or "('float', '0.5')" in found["replacements"][0]
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -310,8 +377,7 @@ def test_what_a_package_prunes_is_not_tried() -> None:
 
     pruned = {"early_config_prune": lambda configs, *_, **__: [c for c in configs if c.kwargs["BLOCK"] <= 32]}
     tuner = triton.autotune([triton.Config({"BLOCK": 32})], [], prune_configs_by=pruned)(triton.jit(scale))
-    launch = Launch(
-        "scale",
+    facts: Any = (
         triton.heuristics({})(tuner),
         "m",
         "scale",
@@ -326,6 +392,7 @@ def test_what_a_package_prunes_is_not_tried() -> None:
         "",
         "",
     )
+    launch = Launch("scale", *facts)
     tried = [c["BLOCK"] for c in neighbours(launch, {}) if "BLOCK" in c]
     assert 16 in tried and 64 not in tried
 
