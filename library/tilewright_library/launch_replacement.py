@@ -88,9 +88,9 @@ class Replacement:
     pinned: bool = False
     calls: int = 0
     others: int = 0
-    installed: bool = False
-    stand_ins: dict[int, Any] = field(default_factory=dict)
-    loaded: set[Signature] = field(default_factory=set)
+    installed: bool = field(default=False, init=False)
+    stand_ins: dict[int, Any] = field(default_factory=dict, init=False)
+    loaded: set[Signature] = field(default_factory=set, init=False)
     """Launches whose compiled kernels this process has loaded."""
 
     @property
@@ -131,8 +131,8 @@ class Option:
     pinned: bool = False
     calls: int = 0
     others: int = 0
-    installed: bool = False
-    stand_ins: dict[int, Any] = field(default_factory=dict)
+    installed: bool = field(default=False, init=False)
+    stand_ins: dict[int, Any] = field(default_factory=dict, init=False)
 
     @property
     def label(self) -> str:
