@@ -36,8 +36,7 @@ def add_command(commands: Any) -> None:
 
 
 def _say(text: str) -> None:
-    for line in text.split("\n"):
-        print(printable(line), flush=True)  # noqa: T201
+    print("\n".join(map(printable, text.split("\n"))), flush=True)  # noqa: T201
 
 
 def _run(arguments: argparse.Namespace) -> int:

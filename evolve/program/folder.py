@@ -34,12 +34,11 @@ def forget_unfinished(path: Path) -> bool:
     A search whose process ends by itself leaves it there, so that the next one passes over what ended it.
     """
     kept = read_json(path)
-    if not kept:
-        return False
-    kept["launches"] = {name: row for name, row in kept["launches"].items() if row["why"] != ENDED}
-    kept["options"] = {name: noted for name, noted in kept["options"].items() if noted}
-    write_atomically(path, json.dumps(kept, indent=1))
-    return True
+    if kept:
+        kept["launches"] = {name: row for name, row in kept["launches"].items() if row["why"] != ENDED}
+        kept["options"] = {name: noted for name, noted in kept["options"].items() if noted}
+        write_atomically(path, json.dumps(kept, indent=1))
+    return bool(kept)
 
 
 def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

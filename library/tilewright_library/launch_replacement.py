@@ -235,11 +235,8 @@ def names_of(value: Any, but: Collection[str] = ()) -> Iterator[tuple[ModuleType
 def _module(name: str) -> ModuleType:
     """A module; the program itself where that is the file which runs. Raises ImportError."""
     main = sys.modules.get("__main__")
-    if (
-        main is not None
-        and name not in sys.modules
-        and Path(getattr(main, "__file__", None) or "").stem == name
-    ):
+    file = Path(getattr(main, "__file__", None) or "")
+    if main is not None and name not in sys.modules and file.stem == name:
         return main
     return importlib.import_module(name)
 
@@ -306,7 +303,9 @@ class Installation:
         except (ImportError, AttributeError) as error:
             raise NotInstalled(f"{replacement.label} does not exist here") from error
         stand_in = replacement.stand_ins.get(id(original)) or replacement.stand_in(original)
-        replacement.stand_ins[id(original)] = stand_in  # one object: torch.compile compiles again for each other
+        replacement.stand_ins[id(original)] = (
+            stand_in  # one object: torch.compile compiles again for each other
+        )
         known = (replacement.label, len(sys.modules))  # to look for names takes longer than a step
         if known not in self._places:
             self._places[known] = list(names_of(original))

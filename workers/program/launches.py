@@ -11,14 +11,8 @@ from typing import Any
 
 import torch
 
-from tilewright.library.launch_replacement import (
-    LEAST_ADDRESS,
-    Signature,
-    constants_of,
-    names_of,
-    signature,
-    untraced,
-)  # fmt: skip
+from tilewright.library import launch_replacement as served
+from tilewright.library.launch_replacement import Signature, constants_of, names_of, signature
 
 MOST_LAUNCH_BYTES, MOST_BYTES = 2 << 30, 16 << 30
 """Bytes of values that are kept of one launch, and of all."""
@@ -101,18 +95,13 @@ class Generated:
 def patched(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
     """While open, ``around(before, this, ...)`` stands for a method."""
     before = getattr(owner, name)
-    setattr(owner, name, untraced(lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs)))
+    setattr(
+        owner, name, served.untraced(lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs))
+    )
     try:
         yield
     finally:
         setattr(owner, name, before)
-
-
-class _Under(threading.local):
-    """What a thread is in: the outermost launch, and whether a tuner times it."""
-
-    outer: Any = None
-    timing = False
 
 
 class LaunchRecorder:
@@ -128,10 +117,10 @@ class LaunchRecorder:
         """Code of the functions that stood above a launch, with the package of its kernel."""
         self._known: dict[tuple[int, Signature], Launch] = {}
         self._kept = 0
-        self._under = _Under()
+        self._under = threading.local()
+        """What a thread is in: the outermost launch, and whether a tuner times it."""
         self._patches = contextlib.ExitStack()
         self._places: dict[int, tuple[str, str]] = {}
-        self._constants: dict[int, frozenset[int | str]] = {}
 
     def __enter__(self) -> LaunchRecorder:
         from triton.runtime import autotuner, interpreter, jit
@@ -151,16 +140,16 @@ class LaunchRecorder:
         self._patches.close()
 
     def _bench(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
-        outer, self._under.timing = self._under.timing, True
+        outer, self._under.timing = getattr(self._under, "timing", False), True
         try:
             return before(this, *args, **kwargs)
         finally:
             self._under.timing = outer
 
     def _run(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if self._under.timing or kwargs.get("warmup"):
+        if getattr(self._under, "timing", False) or kwargs.get("warmup"):
             return before(this, *args, **kwargs)
-        outermost = self._under.outer is None
+        outermost = getattr(self._under, "outer", None) is None
         if outermost:
             self._under.outer = (this, args, dict(kwargs), self._values_of(this, args, kwargs))
         try:
@@ -188,7 +177,7 @@ class LaunchRecorder:
         """Copies of a launch that is seen first, taken before the tuner's trials, which may write."""
         if not self.keep_values or _capturing():
             return None
-        key = self._signature(this, args, _arguments(kwargs))
+        key = signature(args, _arguments(kwargs), constants_of(this))
         known = sum(owner == id(this) for owner, _ in self._known)
         if key is None or (id(this), key) in self._known or known >= MOST_SIGNATURES:
             return None
@@ -206,22 +195,15 @@ class LaunchRecorder:
             torch.empty(0, dtype=torch.uint8, device=s.device).set_(s).clone() for s in storages.values()
         ]
         views: dict[int | str, Any] = {
-            at: (
-                order[t.untyped_storage().data_ptr()], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset()
-            )
+            at: (order[t.untyped_storage().data_ptr()], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset())
             for at, t in tensors.items()
         }  # fmt: skip
         return Values(copies, views)
 
-    def _signature(self, outer: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Signature | None:
-        if id(outer) not in self._constants:
-            self._constants[id(outer)] = constants_of(outer)
-        return signature(args, named, self._constants[id(outer)])
-
     def _note(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         outer, given, named, values = self._under.outer
         plain = _arguments(named)
-        key = self._signature(outer, given, plain)
+        key = signature(given, plain, constants_of(outer))
         kernel = inner.fn.__name__
         if key is None:
             self.events.append(Event(kernel, None, _capturing()))
@@ -273,7 +255,7 @@ class LaunchRecorder:
             tuple(None if torch.is_tensor(v) else v for v in given),
             {k: None if torch.is_tensor(v) else v for k, v in plain.items()},
             grid, sizes, chosen, _bytes(tensors), str(getattr(inner, "src", "")), _text(inner.arg_names, given, plain),
-            left=left,
+            0, None, left,
         )  # fmt: skip
 
 
@@ -286,16 +268,17 @@ def tuner_of(kernel: Any) -> Any:
 
 def _addresses(t: torch.Tensor) -> bool:
     """Whether a tensor may hold addresses."""
-    return t.dtype in (torch.int64, torch.uint64) and bool((t.view(torch.int64).abs() >= LEAST_ADDRESS).any())
+    return t.dtype in (torch.int64, torch.uint64) and bool(
+        (t.view(torch.int64).abs() >= served.LEAST_ADDRESS).any()
+    )
 
 
 def _is_called(kernel: Any) -> bool:
     """Whether the code of another kernel names it: what stands in for a kernel is none, and does not compile there."""
     from triton.runtime import jit
 
-    functions = [
-        of.fn for of in getattr(jit, "_triton_jit_function_registry", {}).values() if of.fn is not None
-    ]
+    others = getattr(jit, "_triton_jit_function_registry", {}).values()
+    functions = [other.fn for other in others if other.fn is not None]
     return any(f.__globals__.get(name) is kernel for f in functions for name in f.__code__.co_names)
 
 

@@ -15,22 +15,11 @@ from tilewright.library.launch_replacement import Option, Replacement
 from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
-from tilewright.workers.program.record import (
-    ALLOCATES,
-    DIFFERS,
-    RANDOM,
-    SILENT,
-    STREAMS,
-    Recorded,
-    record,
-)  # fmt: skip
+from tilewright.workers.program.record import UNLIKE, Recorded, record
 from tilewright.workers.program.scout import limited, scouted
 from tilewright.workers.program.search import Found, Job, Outcomes, search
 from tilewright.workers.program.step import BadStep, Program, loaded, program_of
 from tilewright.workers.runners.triton.live_launch import interpreted
-
-UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS, SILENT)
-"""Faults of a step that nothing can be proved of."""
 
 WORTH = 0.001
 """Share of the step below which a launch's headroom is not searched."""

@@ -36,12 +36,12 @@ def search_options(
     """
     if recorded.data["graph"]:  # what it holds was called before
         return []
-    found, deadline, untried = [], time.monotonic() + seconds, 0
+    found, deadline = [], time.monotonic() + seconds
     for candidate in candidates(recorded):
         name = f"{candidate.module}.{candidate.name}({candidate.option})"
         noted = kept.options.get(name)
         if noted is None and time.monotonic() > deadline:
-            untried += 1
+            say(f"  {name}: not tried, --seconds are over")
             continue
         if noted is None:
             kept.mark(name, {})
@@ -52,8 +52,6 @@ def search_options(
             say(f"  {name}: " + (f"{gain:.3f} x by {value}" if gain > 1 else "no value is faster"))
         if noted.get("gain", 1.0) > LEAST_GAIN:
             found.append(replace(candidate, value=noted["value"]))
-    if untried:
-        say(f"  {untried} option(s) not tried: --seconds is over")
     return found
 
 

@@ -33,12 +33,8 @@ class Proof:
     """Decides which replacements stay. ``layers``: FP8 linear layers, which are one replacement among them."""
 
     def __init__(
-        self,
-        program: Program,
-        recorded: Recorded,
-        replacements: Sequence[Replacement | Option],
-        layers: Any = None,
-    ) -> None:
+        self, program: Program, recorded: Recorded, replacements: Sequence[Replacement | Option], layers: Any = None
+    ) -> None:  # fmt: skip
         self.program, self.recorded = program, recorded
         self.kept = [r for r in replacements if not r.pinned]
         self.pins = [r for r in replacements if r.pinned]
@@ -62,13 +58,10 @@ class Proof:
                 calls = self._installation(self.kept, self.layers).counts()
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
-                    "kept": [
-                        {
-                            "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-                            "alone": 1 / (1 - alone.get(label, 0.0)), "calls": calls[label],
-                        }
-                        for label, gained in parts.items()
-                    ],
+                    "kept": [{
+                        "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
+                        "alone": 1 / (1 - alone.get(label, 0.0)), "calls": calls[label],
+                    } for label, gained in parts.items()],
                     "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
                 }  # fmt: skip
                 break
@@ -92,7 +85,11 @@ class Proof:
         """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
         option by the first step's gradients and result."""
         for r in [*self.kept, *self.pins]:
-            why = self._wrong_option(r) if isinstance(r, Option) else self._wrong(r)
+            try:
+                why = self._wrong_option(r) if isinstance(r, Option) else self._wrong(r)
+            except Exception as error:  # noqa: BLE001 - no memory, or a launch or a step that fails with it
+                synchronise()  # raises for a device that no longer answers
+                why = reason(error)
             if why:
                 self._leave_out(r.label, why)
                 self.pins = [pin for pin in self.pins if pin is not r]
@@ -109,22 +106,13 @@ class Proof:
             if launch is None or launch.values is None:
                 return "no values of one of its launches were kept"
             for derived in (False, True):
-                try:
-                    replay = Replay(launch, derived, replacement.winner)
-                    why = replay.learn() or replay.wrong(configuration)
-                except Exception as error:  # noqa: BLE001 - no memory, or a launch that cannot be made again
-                    synchronise()  # raises for a device that no longer answers
-                    why = reason(error)
-                if why:
+                replay = Replay(launch, derived, replacement.winner)
+                if why := replay.learn() or replay.wrong(configuration):
                     return f"wrong at {launch.text[:80]}: {why}"
         return ""
 
     def _wrong_option(self, option: Option) -> str:
-        before = self._trajectory(None, steps=1)
-        try:
-            after = self._trajectory(Installation([option]), steps=1)
-        except BadStep as error:
-            return str(error)
+        before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
         first = [run["losses"][0] for run in (before, after)]
         if len(first[0]) != len(first[1]) or any(
             not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*first, strict=True)
@@ -156,9 +144,7 @@ class Proof:
         fp8, trains = self.layers is not None, before["trains"]
         if before["gradients"]:
             own, ours = (_gradients_db(before["gradients"], other["gradients"]) for other in (again, after))
-            self.notes.append(
-                f"results and gradients of the first step: {ours:.1f} dB (the original against itself {own:.1f} dB)"
-            )
+            self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
             if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
                 return self._refuse(f"results and gradients are {ours:.1f} dB from the original's")
         starts = STARTS if self.program.setup is not None else 1
@@ -178,9 +164,7 @@ class Proof:
                 f"peak memory {before['peak'] / 2**30:.2f} GiB -> {after['peak'] / 2**30:.2f} GiB"
             )
 
-    def _trajectory(
-        self, installation: Installation | None, steps: int = 0, start: int = 0
-    ) -> dict[str, Any]:
+    def _trajectory(self, under: Installation | None, steps: int = 0, start: int = 0) -> dict[str, Any]:
         """Results by step, gradients and results of the first one, whether it trains, and the most memory (bytes)."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -188,9 +172,8 @@ class Proof:
         steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:
             steps = 1
-        with (installation or Installation([])).installed():
-            step, losses, first = self.program.started(start), [], {}
-            trains = False
+        with (under or Installation([])).installed():
+            step, losses, first, trains = self.program.started(start), [], {}, False
             for number in range(steps):
                 found = list(results(step()))
                 losses.append([float(t.float().norm() if t.numel() != 1 else t) for t in found])
@@ -232,10 +215,8 @@ class Proof:
     def _measured(self, seconds: float) -> tuple[dict[str, Ratio], Ratio, float, float]:
         """By label what it gives to the step beside all others; what all give; seconds before and after."""
         arms: dict[str, Installation | None] = {"": None, "*": self._installation(self.kept, self.layers)}
-        for replacement in self.kept:
-            arms[replacement.label] = self._installation(
-                [r for r in self.kept if r is not replacement], self.layers
-            )
+        kept, layers = self.kept, self.layers
+        arms |= {r.label: self._installation([o for o in kept if o is not r], layers) for r in kept}
         if self.layers is not None:
             arms[self.layers.label] = self._installation(self.kept, None)
         rounds = self.recorded.turns.beside("*", arms, seconds)

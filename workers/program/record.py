@@ -33,6 +33,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 RANDOM, STREAMS, ALLOCATES = "draws random numbers", "uses several streams", "allocates differently each time"
 DIFFERS = "launches other kernels, or on other shapes or integers, each time"
 SILENT = "returns nothing that can be compared: no number, no tensor, no list of them"
+UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS, SILENT)
+"""Faults of a step that nothing can be proved of."""
 
 LEAST_SECONDS = 1.5e-6
 """Least that a kernel takes on a current GPU."""
@@ -104,17 +106,13 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
         if keep_values and row["launch"] is not None and launches[row["launch"]].values is None:
             row["left"] = row["left"] or "no values of it were kept: they are too many, or hold addresses"
     data = {
-        "name": program.name, "device": device, "first_step_seconds": first, "tuning": tuners,
-        "wall_seconds": wall, "graph": graph, "faults": faults,
-        "busy_seconds": sum(k.seconds for k in kernels), "rows": rows,
+        "name": program.name, "device": device, "first_step_seconds": first, "tuning": tuners, "wall_seconds": wall,
+        "graph": graph, "faults": faults, "busy_seconds": sum(k.seconds for k in kernels), "rows": rows,
         "fp8": fp8_layers(ahead.get("linears", []), graph, turns),
-        "launches": [
-            {
-                "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
-                "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
-            }
-            for launch in launches
-        ],
+        "launches": [{
+            "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
+            "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
+        } for launch in launches],
     }  # fmt: skip
     if len({k.stream for k in kernels}) > 1 and not graph:
         faults.append(STREAMS)
@@ -133,9 +131,7 @@ def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> d
 
     device, way = device_key(torch.device("cuda")), "graph" if graph else "eager"
     shapes = [
-        (m, n, k)
-        for m, n, k, trains in linears
-        if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
+        (m, n, k) for m, n, k, trains in linears if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
         and is_faster("train" if trains else "infer", way, m, n, k, device)
     ]  # fmt: skip
     gain = turns.gain(Installation([], layers=LinearLayers(shapes)), FP8_ROUNDS) if shapes else 1.0
@@ -171,12 +167,8 @@ def _profiled(step: Callable[[], Any]) -> list[Kernel]:
 
 
 def _rows(
-    kernels: list[Kernel],
-    events: list[Any],
-    launches: list[Launch],
-    generated: Mapping[str, Any],
-    copy: float,
-) -> list[dict[str, Any]]:
+    kernels: list[Kernel], events: list[Any], launches: list[Launch], generated: Mapping[str, Any], copy: float
+) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each kernel and distinct launch. Launches join kernels by name and order. ``copy``: bytes/s.
 
     ``floor``: least seconds of the calls, by the time that a copy takes for the bytes of their tensors, each read or
@@ -185,10 +177,8 @@ def _rows(
     if not kernels:  # no device: launches alone, without times
         calls = Counter(event.number for event in events)
         return [
-            _row("triton", of.kernel, of, None, calls[of.number], 0.0, 0.0)
-            for of in launches
-            if calls[of.number]
-        ]
+            _row("triton", of.kernel, of, None, calls[of.number], 0.0, 0.0) for of in launches if calls[of.number]
+        ]  # fmt: skip
     by_name: dict[str, list[int | None]] = defaultdict(list)
     for event in events:
         by_name[event.kernel].append(event.number)
@@ -210,17 +200,9 @@ def _rows(
         seen[name] += 1
         seconds[(kind, name, number)].append(took)
     rows = [
-        _row(
-            kind,
-            name,
-            None if n is None else launches[n],
-            generated.get(name),
-            len(all_of),
-            sum(all_of),
-            copy,
-        )
+        _row(kind, name, None if n is None else launches[n], generated.get(name), len(all_of), sum(all_of), copy)
         for (kind, name, n), all_of in seconds.items()
-    ]
+    ]  # fmt: skip
     return sorted(rows, key=lambda row: -float(row["seconds"]))
 
 
@@ -253,9 +235,9 @@ def _kind(name: str) -> str:
 
 def _random_states() -> list[Any]:
     """The states of what a step may draw from unseen."""
-    numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else ()
     tensors = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
-    return [random.getstate(), repr(numpy), *(t.tolist() for t in tensors)]
+    numpy = repr(sys.modules["numpy"].random.get_state()) if "numpy" in sys.modules else ""
+    return [random.getstate(), numpy, *(t.tolist() for t in tensors)]
 
 
 def _faults(step: Callable[[], Any]) -> Iterator[str]:

@@ -70,11 +70,8 @@ class Replay:
         self.storages = [buffer[GUARD:-GUARD].copy_(s) for buffer, s in zip(around, self._given, strict=True)]
         self.tensors = self.values.tensors(self.storages)
         first = self._answers(None, original=True)
-        self._written = [
-            n
-            for n, (found, given) in enumerate(zip(first, self._given, strict=True))
-            if not torch.equal(found, given)
-        ]
+        pairs = enumerate(zip(first, self._given, strict=True))
+        self._written = [n for n, (found, given) in pairs if not torch.equal(found, given)]
         if not self._written:
             return "it changes none of the tensors that it is given"
         expected = [first[n] for n in self._written]

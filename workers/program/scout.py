@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -49,16 +51,13 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
         child = os.fork()
         if child == 0:
             _look(load, found)
-        try:
-            while os.waitpid(child, os.WNOHANG)[0] == 0:
-                if time.monotonic() - begun > LOOK_SECONDS:
-                    return {"why": f"it did not end in {LOOK_SECONDS:.0f} s", "seconds": LOOK_SECONDS}
-                time.sleep(0.02)
-            child = 0
-        finally:
-            if child:
-                os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+        late = threading.Timer(LOOK_SECONDS, os.kill, (child, signal.SIGKILL))
+        late.daemon = True
+        late.start()
+        status = os.waitpid(child, 0)[1]
+        late.cancel()
+        if os.WIFSIGNALED(status):
+            return {"why": f"ended by signal {os.WTERMSIG(status)}", "seconds": time.monotonic() - begun}
         if not found.is_file():
             return {}
         return {**json.loads(found.read_text(encoding="utf-8")), "seconds": time.monotonic() - begun}
@@ -67,7 +66,6 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
 def _look(load: Callable[[], Program], found: Path) -> None:
     """The child, which never returns."""
     try:
-        os.setpgrp()  # it ends with what it compiles
         with open(os.devnull, "r+") as nowhere:
             for stream in (0, 1, 2):
                 os.dup2(nowhere.fileno(), stream)
@@ -96,11 +94,9 @@ class _Look:
         from triton.runtime.jit import JITFunction
 
         with (
-            patched(JITFunction, "run", self._launch),
-            patched(Autotuner, "run", self._tune),
-            profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace,
-            contextlib.suppress(Exception),
-        ):
+            patched(JITFunction, "run", self._launch), patched(Autotuner, "run", self._tune),
+            profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace, contextlib.suppress(Exception),
+        ):  # fmt: skip
             load().started()()
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is None or not dynamo.counters["frames"]:  # compiled code has no layer to replace
@@ -133,10 +129,8 @@ class _Look:
         rows = self.tuned.setdefault(_key(tuner, {**tuner.nargs, **given}), {})
         if not rows:
             for config in tuner.prune_configs(dict(given)) if len(tuner.configs) > 1 else tuner.configs:
-                rows[str(config)] = self._note(
-                    innermost(tuner),
-                    lambda c=config: tuner.fn.run(*args, **given, **c.all_kwargs(), warmup=True),  # type: ignore[misc]
-                )
+                run = functools.partial(tuner.fn.run, *args, **given, **config.all_kwargs(), warmup=True)
+                rows[str(config)] = self._note(innermost(tuner), run)
         return None
 
     def _note(self, kernel: Any, launch: Callable[[], object]) -> int | None:
@@ -155,9 +149,7 @@ def _linears(events: Any) -> list[list[Any]]:
         if event.name() == "aten::linear" and event.dtypes()[:2] == ["c10::BFloat16"] * 2:
             given, weight = event.shapes()[:2]
             if len(weight) == 2 and weight[1]:
-                rows = 1
-                for size in given[:-1]:
-                    rows *= size
+                rows = math.prod(given[:-1])
                 found.append((rows, *weight, trains))
     return [list(row) for row in dict.fromkeys(found)]
 
@@ -181,8 +173,7 @@ def limited(failed: list[list[str]], trials: bool = True) -> Iterator[None]:
         if not torch.cuda.is_available():
             return [0.0, 0.0, 0.0]
         if getattr(tuner, "_do_bench", None) is None and "do_bench" not in vars(tuner):
-            short = functools.partial(tuner.do_bench, warmup=BENCH_WARMUP_MS, rep=BENCH_MS)
-            tuner.do_bench = short
+            tuner.do_bench = functools.partial(tuner.do_bench, warmup=BENCH_WARMUP_MS, rep=BENCH_MS)
             changed.append(tuner)
         return before(tuner, *args, **kwargs)
 

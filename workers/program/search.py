@@ -98,13 +98,9 @@ class Outcomes:
 
     def of(self, launch: Launch) -> Found | None:
         """The outcome for the same launch of the same kernel, by the same device and compiler."""
-        row = self.rows.get(_identity(launch))
+        row = self.rows.get(_identity(launch), {})
         names = [f.name for f in fields(Found) if f.name != "launch"]
-        return (
-            None
-            if row is None or not row.keys() >= set(names)
-            else Found(launch, **{n: row[n] for n in names})
-        )
+        return Found(launch, **{name: row[name] for name in names}) if row.keys() >= set(names) else None
 
     def add(self, found: Found) -> None:
         self.rows[_identity(found.launch)] = found.row()
@@ -154,8 +150,7 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
         remaining = max(0.0, seconds - (time.monotonic() - began))
         share = remaining * job.weight / max(left, 1e-12)
         left -= job.weight
-        kept.add(Found(job.launch, job.seconds, why=ENDED))
-        outcome = Found(job.launch, job.seconds)
+        kept.add(outcome := Found(job.launch, job.seconds, why=ENDED))
         try:
             replay = Replay(job.launch)
             outcome.why = replay.learn()
@@ -210,11 +205,9 @@ def neighbours(launch: Launch, start: Configuration) -> Iterator[Configuration]:
     interpreted = not torch.cuda.is_available()
     options = [
         (abs(values.index(v) - values.index(now[name])), {name: v})
-        for name, values in (("num_warps", WARPS), ("num_stages", STAGES))
-        if now[name] in values
-        for v in values
-        if v != now[name] and not interpreted
-    ]
+        for name, values in (("num_warps", WARPS), ("num_stages", STAGES)) if now[name] in values
+        for v in values if v != now[name] and not interpreted
+    ]  # fmt: skip
     near = [configuration for distance, configuration in options if distance == 1]
     tiles: list[Configuration] = []
     for name, value in now.items():

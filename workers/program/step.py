@@ -92,12 +92,6 @@ def program_of(path: str, step: str, setup: str = "") -> Program:
             raise BadStep(f"{file.name} has no function {name}")
         if inspect.isgeneratorfunction(found[name]) or inspect.iscoroutinefunction(found[name]):
             raise BadStep(f"{file.name}:{name} is a generator or a coroutine: to call it runs nothing")
-    try:
-        inspect.signature(found[step]).bind(*[None] * bool(setup))
-    except TypeError as error:
-        raise BadStep(
-            f"{file.name}:{step}: {error}; a step takes nothing, or what the function of --setup returns"
-        ) from error
     return Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
 
 
@@ -121,7 +115,8 @@ def loaded(file: Path) -> dict[str, Any]:
 def reason(error: BaseException) -> str:
     """An error as one line."""
     line = (str(error).strip().splitlines() or [""])[0][:200]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    kind = "" if isinstance(error, BadStep) else type(error).__name__
+    return ": ".join(filter(None, (kind, line)))
 
 
 def synchronise() -> None:
