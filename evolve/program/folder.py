@@ -29,10 +29,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def forget_unfinished(path: Path) -> bool:
-    """Take what was being searched when the user stopped it out of the file of outcomes; whether there is one.
-
-    A search whose process ends by itself leaves it there, so that the next one passes over what ended it.
-    """
+    """Take what was being searched when the user stopped it out of the file of outcomes; whether there is one."""
     kept = read_json(path)
     if kept:
         kept["launches"] = {name: row for name, row in kept["launches"].items() if row["why"] != ENDED}

@@ -22,7 +22,7 @@ from tilewright.workers.program.search import Outcomes
 FACTORS = (4, 2, 8, 16)
 """Times the default: the first is tried of every option, the others where it pays."""
 
-LEAST_GAIN = 1.01
+LEAST_GAIN, LEAST_SECONDS = 1.01, 60.0
 
 
 def search_options(
@@ -30,13 +30,13 @@ def search_options(
 ) -> list[Option]:
     """Options that make the step faster, each at its best value.
 
-    ``seconds``: after that no other option is tried. ``kept``: what an earlier search noted. An option that it was
-    trying when its process died is passed over. Another value often makes launches that the packages' tuners do not
-    know: they take what they chose before, as to compile all their configurations for each value would take minutes.
+    ``seconds``: after that, or a minute, no other option is tried. ``kept``: what an earlier search noted. An option
+    that it was trying when its process died is passed over. Another value often makes launches that the packages'
+    tuners do not know: they take what they chose before, as to compile all their configurations would take minutes.
     """
     if recorded.data["graph"]:  # what it holds was called before
         return []
-    found, deadline = [], time.monotonic() + seconds
+    found, deadline = [], time.monotonic() + max(seconds, LEAST_SECONDS)
     for candidate in candidates(recorded):
         name = f"{candidate.module}.{candidate.name}({candidate.option})"
         noted = kept.options.get(name)

@@ -18,11 +18,9 @@ from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
 from tilewright.workers.program.turns import ratio
 
-LOSS_STEPS, INTERPRETED_STEPS = 20, 4
+LOSS_STEPS, INTERPRETED_STEPS, SAMPLED = 20, 4, 1 << 24
 OPTION_SHARE = 2.0**-8
 """Most that an option may change the first step's result: a sum in another order, in bfloat16."""
-
-SAMPLED = 1 << 24
 
 GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
 """Least signal-to-noise ratio of all gradients of the first step: those of the original differ from themselves by what

@@ -121,8 +121,8 @@ def {name}(out, x, factor, n, BLOCK: tl.constexpr):
     {before}tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < {end})
 """
 KINDS = {
-    "slower": ("for _ in range(12): ", "n"), "same": ("", "n"), "wrong": ("", "tl.minimum(n, 100)"), "beyond": ("", "2 * n"),
-    "raising": ("tl.static_assert(BLOCK < 16); ", "n"),
+    "slower": ("for _ in range(12): ", "n"), "same": ("", "n"), "wrong": ("", "tl.minimum(n, 100)"),
+    "beyond": ("", "2 * n"), "raising": ("tl.static_assert(BLOCK < 16); ", "n"),
 }  # fmt: skip
 WINNERS = """
 from tilewright.library.launch_replacement import Replacement
