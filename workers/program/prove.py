@@ -116,7 +116,7 @@ class Proof:
             not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*first, strict=True)
         ):
             return f"the first result is {first[1]}, the original's {first[0]}"
-        db = _gradients_db(before["gradients"], after["gradients"])
+        db = _first_db(before["first"], after["first"])
         return "" if db >= GRADIENT_DB else f"results and gradients are {db:.1f} dB from the original's"
 
     def _refuse(self, why: str) -> None:
@@ -135,13 +135,13 @@ class Proof:
             after = self._trajectory(everything)
         except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
             return self._refuse(str(error))
-        again = self._trajectory(None, steps=1) if before["gradients"] else before
+        again = self._trajectory(None, steps=1) if before["first"] else before
         for label, calls in everything.counts().items():
             if not calls:
                 self._leave_out(label, "it never runs in the step")
         fp8, trains = self.layers is not None, before["trains"]
-        if before["gradients"]:
-            own, ours = (_gradients_db(before["gradients"], other["gradients"]) for other in (again, after))
+        if before["first"]:
+            own, ours = (_first_db(before["first"], other["first"]) for other in (again, after))
             self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
             if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
                 return self._refuse(f"results and gradients are {ours:.1f} dB from the original's")
@@ -184,7 +184,7 @@ class Proof:
             synchronise()
         self.program.state = None  # its memory is the next one's
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return {"losses": losses, "gradients": first, "trains": trains, "peak": peak}
+        return {"losses": losses, "first": first, "trains": trains, "peak": peak}
 
     # -- times -----------------------------------------------------------------------------------
 
@@ -253,9 +253,12 @@ def _sampled(t: torch.Tensor) -> torch.Tensor:
     return t.reshape(-1)[:: -(-t.numel() // SAMPLED) or 1]
 
 
-def _gradients_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
-    """Signal over noise of all gradients together, dB."""
+def _first_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
+    """Signal over noise of all gradients together, or of a result where that is less, dB."""
     if expected.keys() != found.keys():
         return -math.inf
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return decibels((a.to(device), found[name].to(device)) for name, a in expected.items())
+    device, groups = "cuda" if torch.cuda.is_available() else "cpu", dict[str, list[str]]()
+    for name in expected:
+        groups.setdefault(name if name.startswith("result ") else "", []).append(name)
+    pairs = ([(expected[n].to(device), found[n].to(device)) for n in names] for names in groups.values())
+    return min(map(decibels, pairs), default=math.inf)
