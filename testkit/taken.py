@@ -9,7 +9,7 @@ from tilewright.seeds.operator import SeedKernel, Suite, Workload
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 HERE = Path(taken_kernels.__file__)
-KINDS = ("randn", "far", "shifted", "signed", "faint-118", "huge-40", "infinite", "nan")
+KINDS = ("randn", "far", "shifted", "signed-rows", "faint-118", "huge-115", "infinite-rows", "nan")
 """Those that a softmax bears. An attention does not bear ``far``: products far from zero are scores of thousands, and
 what their last place is worth is more than a weight's."""
 
