@@ -92,7 +92,7 @@ class PagedDecode:
         """Fresh operands.
 
         ``randn``: standard normal, lengths between one token and all. ``short``: a few tokens, one at least of one.
-        ``full``: every page of every sequence. ``peaked``: scores spread over 60 and more. Raises ValueError for
+        ``full``: every page of every sequence. ``peaked``: scores spread over 60 and more, or over 60,000. Raises ValueError for
         another kind.
         """
         if kind not in INPUT_KINDS:
@@ -108,7 +108,7 @@ class PagedDecode:
         for pages in (k, v):
             pages.swapaxes(1, 2)[~owned] = STALE
         if kind == "peaked":
-            q *= np.float32(16.0)
+            q *= np.float32(16.0 * rng.choice((1, 1024)))
         made = {"q": q, "k_pages": k, "v_pages": v}
         return {
             **{name: values.astype(ml_dtypes.bfloat16) for name, values in made.items()},
