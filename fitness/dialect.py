@@ -507,10 +507,10 @@ def _spoken(tree: ast.AST) -> frozenset[int]:
             found.append(node.annotation)
         elif isinstance(node, ast.FunctionDef):
             found.append(node.returns)
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found.append(node)
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONSTRAINTS":
-            found.append(node)
+        elif isinstance(node, ast.Expr):
+            found.append(node if isinstance(node.value, ast.Constant) else None)
+        elif isinstance(node, ast.Assign):
+            found.append(node if ast.unparse(node.targets[0]) == "CONSTRAINTS" else None)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
             types = [part for kind in node.args[1:] for part in getattr(kind, "elts", [kind])]
             found += [kind for kind in types if isinstance(kind, ast.Name)]

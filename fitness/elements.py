@@ -64,8 +64,8 @@ class Allowance:
     (see ``_reach``). ``sign``: a share of the same kind below which signs may differ.
 
     ``rounded``: the noise of the whole is judged, too. ``zero``: the share below which an element may be a zero, where
-    that is not ``sign``: sums of other roundings come near zero, and do not hit it. ``rare``: the share of elements that
-    may be off by more than ``ROUNDED``, and two.
+    that is not ``sign``: sums of other roundings come near zero, and do not hit it. ``rare``: the share of elements,
+    and two, that may be off by more than ``ROUNDED``.
     """
 
     worst: float

@@ -329,7 +329,11 @@ class GroupedProduct:
             x *= np.where(larger, np.float32(64.0), np.float32(1.0))
         elif kind in ("faint", "huge") and first:
             lines = (shape[0], 1) if axis == 1 else (1, shape[1])
-            x *= rng.choice(np.array(FAINT, np.float32), lines) if kind == "faint" else 2.0 ** rng.integers(*HUGE)
+            x *= (
+                rng.choice(np.array(FAINT, np.float32), lines)
+                if kind == "faint"
+                else 2.0 ** rng.integers(*HUGE)
+            )
         elif kind in ("spread", "zero_blocks"):
             blocks = np.moveaxis(x, axis, -1)
             width = self._block(workload, shape[axis])

@@ -92,8 +92,8 @@ class PagedDecode:
         """Fresh operands.
 
         ``randn``: standard normal, lengths between one token and all. ``short``: a few tokens, one at least of one.
-        ``full``: every page of every sequence. ``peaked``: scores spread over 60 and more, or over 60,000. Raises ValueError for
-        another kind.
+        ``full``: every page of every sequence. ``peaked``: scores spread over 60 and more, or over 60,000. Raises
+        ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")

@@ -30,7 +30,7 @@ PAIRS = 16
 """Of two sizes, most that a truth names."""
 
 DEPTH, PARTS, NESTED = 8, 200, 40
-"""Names that stand between a truth and what it is about, at most; its parts in terms of that, and how deep they nest."""
+"""Most names between a truth and what it is about, most parts of it in terms of that, and how deep these nest."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
         turns |= dict.fromkeys(int(sizes[n]) for turn in at[: 2 * RUNS] for n in (turn, turn + 1))
         runs = _rare(holds)
         few |= dict.fromkeys(int(sizes[run[n]]) for run in runs for n in (0, -1, len(run) // 2))
-    return NamedSizes(*(tuple(n for n in found if 0 < n <= LARGEST) for found in (few, turns)), tuple(pairs))
+    return NamedSizes(tuple(few), tuple(turns), tuple(pairs))
 
 
 def _rare(holds: np.ndarray) -> list[np.ndarray]:
@@ -127,7 +127,10 @@ class _Origins:
                     called = node.func.value if isinstance(node.func, ast.Subscript) else node.func
                     if isinstance(called, ast.Name) and called.id in functions:
                         taken = [arg.arg for arg in functions[called.id].args.args]
-                        own = [*zip(taken, node.args, strict=False), *((k.arg, k.value) for k in node.keywords)]
+                        own = [
+                            *zip(taken, node.args, strict=False),
+                            *((k.arg, k.value) for k in node.keywords),
+                        ]
                         for name, value in own:
                             self._hold(called.id, str(name), 0, value, scope, node.lineno)
 
@@ -163,7 +166,9 @@ class _Origins:
         made = {}
         for field, value in ast.iter_fields(node):
             parts = value if isinstance(value, list) else [value]
-            own = [self._of(p, scope, line, depth, nested + 1) if isinstance(p, ast.AST) else p for p in parts]
+            own = [
+                self._of(p, scope, line, depth, nested + 1) if isinstance(p, ast.AST) else p for p in parts
+            ]
             made[field] = own if isinstance(value, list) else own[0]
         return type(node)(**made)
 
@@ -183,7 +188,9 @@ def _tried(node: ast.AST, known: Mapping[str, int]) -> tuple[np.ndarray, list[in
     """Sizes to try a truth with: all small ones, and what its numbers make; and those beside its numbers alone."""
     found = [known.get(n.id, 0) for n in ast.walk(node) if isinstance(n, ast.Name)]
     found += [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
-    found += [int(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant) and str(n.value).isdecimal()]
+    found += [
+        int(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant) and str(n.value).isdecimal()
+    ]
     numbers = sorted({abs(n) for n in found if abs(n) <= LARGEST})[:8]
     made = {*numbers, *(a * b for a in numbers for b in numbers), *(a + b for a in numbers for b in numbers)}
     made |= {a // b for a in numbers for b in numbers if b}
@@ -209,9 +216,7 @@ _COUNTS = frozenset(f"{of}num_programs({axis})" for of in ("tl.", "gl.", "pl.", 
 """Calls that count what there is."""
 
 
-def _truth(
-    tested: ast.expr, known: Mapping[str, int], decides: bool
-) -> tuple[np.ndarray, np.ndarray] | None:
+def _truth(tested: ast.expr, known: Mapping[str, int], decides: bool) -> tuple[np.ndarray, np.ndarray] | None:
     """Sizes, and whether it holds, of the one name that nobody knows; None of what is no truth, or no arithmetic.
 
     ``decides``: a number is a truth, too.

@@ -55,6 +55,7 @@ def _request(operator: Operator, source: str = "", seed: int = 1) -> Request:
         ("x = k // 70000 == 2", [140000, 140001], [139999, 140000]),
         ("x = k % 256 < 16 and k < 600", [1, 15, 8, 256, 271, 264, 512, 527, 520],
          [15, 16, 255, 256, 271, 272, 511, 512, 527, 528]),
+        ("x = k * 3 == 30000", [10000], [9999, 10000, 10001]),
         ("x = k == 16777216", [1 << 24], [(1 << 24) - 1, 1 << 24]),
         ("while k - 192: pass", [192], [191, 192, 193]),
         ("x = not k - 5 or k == 9", [5, 9], [4, 5, 6, 8, 9, 10]),
@@ -77,7 +78,9 @@ def test_two_sizes_that_a_truth_names_together() -> None:
     assert named_sizes("x = m == 9 and n == 130", {}).pairs == ((9, 130), (130, 9))
     assert (143, 7) in named_sizes("def f(a):\n  m, n = a.shape\n  return m * n == 1001", {}).pairs
     assert not named_sizes("x = m < n", {}).pairs + named_sizes("x = m * n == 1001 + r", {}).pairs
-    doubled = "def f(a):\n" + "".join(f"  {b} = {a}*{a}*{a}*{a}*{a}\n" for a, b in ("ab", "bc", "cd", "de", "ef"))
+    doubled = "def f(a):\n" + "".join(
+        f"  {b} = {a}*{a}*{a}*{a}*{a}\n" for a, b in ("ab", "bc", "cd", "de", "ef")
+    )
     assert named_sizes(doubled + "  return f == 7", {}) == named_sizes("", {})
     source = softmax().kernels["seed"].source + "\ndef other(m, n):\n    return m * n == 1001\n"
     drawn = [w for seed in range(3) for w in lot.drawn(_request(softmax(), source, seed), SMALL)]

@@ -301,19 +301,29 @@ def _kinds(kernel: Any, reference: Any) -> InputKinds:
 
 
 KERNELS = {
-    "doubled": (lambda x: x + x, lambda x: x + x, {"signed-rows", "faint-118", "huge-115", "infinite-rows", "nan"}),
+    "doubled": (
+        lambda x: x + x,
+        lambda x: x + x,
+        {"signed-rows", "faint-118", "huge-115", "infinite-rows", "nan"},
+    ),
     "relu that drops nan": (
         lambda x: np.fmax(x, np.float32(0)),
         lambda x: np.maximum(x, 0),
         {"signed-rows", "infinite-rows"},
     ),
-    "square": (lambda x: x * x, lambda x: x * x, {"signed-rows", "faint-60", "huge-40", "infinite-rows", "nan"}),
+    "square": (
+        lambda x: x * x,
+        lambda x: x * x,
+        {"signed-rows", "faint-60", "huge-40", "infinite-rows", "nan"},
+    ),
     "hidden rows are zeros": (
-        lambda x: np.where(np.isneginf(x.max(axis=1, keepdims=True)), np.float32(0), x), lambda x: x,
+        lambda x: np.where(np.isneginf(x.max(axis=1, keepdims=True)), np.float32(0), x),
+        lambda x: x,
         {"signed-rows", "infinite", "nan"},
     ),
     "one value has no spread": (
-        lambda x: np.where(np.ptp(x, axis=1, keepdims=True) == 0, np.float32(1), x), lambda x: x,
+        lambda x: np.where(np.ptp(x, axis=1, keepdims=True) == 0, np.float32(1), x),
+        lambda x: x,
         {"signed", "infinite-rows", "nan"},
     ),
 }
