@@ -12,8 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,34 +22,43 @@ LARGEST = 1 << 24
 TRIED, BESIDE = 2048, 48
 """Sizes below this are tried in a source's truths, and below that of the second of two unknowns."""
 
-RARE, RUNS = 16, 4
-"""Sizes count as few if they are at most one in ``RARE`` of those tried, in at most ``RUNS`` runs."""
-
-PAIRS = 16
-"""Of two sizes, most that a truth names."""
+RARE, RUNS, PAIRS = 16, 4, 16
+"""Sizes count as few if they are at most one in ``RARE`` of those tried, in at most ``RUNS`` runs; most pairs of a
+truth."""
 
 DEPTH, PARTS, NESTED = 8, 200, 40
 """Most names between a truth and what it is about, most parts of it in terms of that, and how deep these nest."""
 
+_DECIDED = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp)
+_ARITHMETIC = (
+    *_DECIDED, ast.Name, ast.Tuple, ast.IfExp, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
+_CALLED = {
+    "min()": min, "max()": max, "abs()": abs, "int()": int, "len()": len, "str()": str, "gcd()": math.gcd,
+    "cdiv()": lambda n, by: -(-n // by), "next_power_of_2()": lambda n: 1 << max(0, int(n) - 1).bit_length(),
+}  # fmt: skip
+"""What a module may call of numbers, by its last name and in a way that no name is written."""
 
-@dataclass(frozen=True)
-class NamedSizes:
-    """Sizes at which truths of a source turn that depend on one unknown: those ``few`` that are unlike all others, and
-    both sides of each of its ``turns``; ``pairs``: sizes of two unknowns that are few together.
+_COUNTS = frozenset(f"{of}num_programs({axis})" for of in ("tl.", "gl.", "pl.", "") for axis in range(3))
+"""Calls that count what there is."""
 
-    ``k == 192``, ``k // 64 == 3`` and ``(k % 64 == 0) & (k * 5 == 960)`` name 192 in the first list, and the second
-    the neighbours up to which it holds; ``k > 200`` names 200 and 201 in the second.
+
+class NamedSizes(NamedTuple):
+    """Sizes at which truths of one unknown turn: those ``few`` that are unlike all others, and both sides of each of
+    its ``turns``; ``pairs``: sizes of two unknowns that are few together.
+
+    ``k == 192``, ``k // 64 == 3`` and ``(k % 64 == 0) & (k * 5 == 960)`` name 192 among the few, and the second the
+    neighbours up to which it holds; ``k > 200`` names 200 and 201 among the turns.
     """
 
     few: tuple[int, ...]
     turns: tuple[int, ...]
-    pairs: tuple[tuple[int, int], ...] = ()
+    pairs: tuple[tuple[int, int], ...]
 
 
 def named_sizes(source: str, params: Mapping[str, Any]) -> NamedSizes:
     """Of a module that is run with ``params``."""
-    whole = tuple(sorted((name, value) for name, value in params.items() if type(value) is int))
-    return _named(source, whole)
+    return _named(source, tuple(sorted((name, n) for name, n in params.items() if type(n) is int)))
 
 
 @functools.lru_cache(maxsize=16)
@@ -69,78 +77,56 @@ def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
     left: list[tuple[ast.AST, str]] = [(tree, "")]
     while left:
         node, scope = left.pop()
-        tested = origins.of(node, scope) if isinstance(node, _TRUTHS) else None
-        truth = _truth(tested, known, isinstance(node, ast.Expr)) if tested is not None else None
-        if truth is None:
-            pairs |= dict.fromkeys(_pairs(tested, known) if isinstance(node, _DECIDED) and tested else ())
-            scope = node.name if isinstance(node, ast.FunctionDef) and not scope else scope
-            left += [(child, scope) for child in ast.iter_child_nodes(node)]
-            tests = isinstance(node, ast.If | ast.IfExp | ast.While)
-            left += [(ast.copy_location(ast.Expr(node.test), node.test), scope)] if tests else []
-            continue
-        sizes, holds = truth
-        at = np.flatnonzero(np.diff(holds.astype(np.int8)))
-        turns |= dict.fromkeys(int(sizes[n]) for turn in at[: 2 * RUNS] for n in (turn, turn + 1))
-        runs = _rare(holds)
-        few |= dict.fromkeys(int(sizes[run[n]]) for run in runs for n in (0, -1, len(run) // 2))
+        decides = isinstance(node, ast.Expr)
+        tested = origins.of(node, scope) if decides or isinstance(node, _DECIDED) else None
+        unknown = _unknown(tested, known) if tested is not None else []
+        if tested is not None and len(unknown) == 1:
+            sizes, _ = _tried(tested, known)
+            holds = _holds(tested, known, unknown[0], sizes, decides)
+            if holds is not None:
+                at = np.flatnonzero(np.diff(holds.astype(np.int8)))
+                turns |= dict.fromkeys(int(sizes[n]) for turn in at[: 2 * RUNS] for n in (turn, turn + 1))
+                few |= dict.fromkeys(
+                    int(sizes[run[n]]) for run in _rare(holds) for n in (0, -1, len(run) // 2)
+                )
+                continue
+        elif tested is not None and len(unknown) == 2 and not decides:
+            pairs |= dict.fromkeys(_pairs(tested, known, *unknown))
+        scope = node.name if isinstance(node, ast.FunctionDef) and not scope else scope
+        left += [(child, scope) for child in ast.iter_child_nodes(node)]
+        if isinstance(node, ast.If | ast.IfExp | ast.While):
+            left.append((ast.copy_location(ast.Expr(node.test), node.test), scope))
     return NamedSizes(tuple(few), tuple(turns), tuple(pairs))
 
 
-def _rare(holds: np.ndarray) -> list[np.ndarray]:
-    """Runs of places at which a truth is unlike almost all others, if they are few."""
-    rare = holds if 2 * np.count_nonzero(holds) < len(holds) else ~holds
-    at = np.flatnonzero(np.diff(holds.astype(np.int8)))
-    runs = [run for run in np.split(np.arange(len(holds)), at + 1) if rare[run[0]]]
-    return runs if len(runs) <= RUNS and RARE * np.count_nonzero(rare) <= len(holds) else []
-
-
-_DECIDED = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp)
-_TRUTHS = (*_DECIDED, ast.Expr)
-_ARITHMETIC = (
-    *_DECIDED, ast.Name, ast.Tuple, ast.IfExp, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
-)  # fmt: skip
-_CALLED = {
-    "min": min, "max": max, "abs": abs, "int": int, "len": len, "str": str, "divmod": divmod, "gcd": math.gcd,
-    "cdiv": lambda n, by: -(-n // by), "next_power_of_2": lambda n: 1 << max(0, int(n) - 1).bit_length(),
-}  # fmt: skip
-"""What a module may call of numbers, by its last name."""
-_FUNCTIONS = {f"{name}()": function for name, function in _CALLED.items()}
-"""The same by names that no module has."""
-
-
 class _Origins:
-    """Where the names of a module come from: values by function, line and name, and arguments of calls."""
+    """Where names come from: by function and name the line, the value, and the function and line where that is said."""
 
     def __init__(self, tree: ast.Module, params: Mapping[str, int]) -> None:
         self._params, self._left = params, 0
-        self._held: dict[tuple[str, str], list[tuple[int, ast.expr | None, str, int]]] = {}
+        self._held: dict[tuple[str, str], list[tuple[int, ast.AST | None, str, int]]] = {}
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        for scope, top in functions.items():
-            for node in ast.walk(top):
-                if isinstance(node, ast.Assign):
-                    for name, value in itertools.chain(*(_given(t, node.value) for t in node.targets)):
-                        self._hold(scope, name, node.lineno, value, scope, node.lineno)
-                elif isinstance(node, ast.For | ast.AugAssign):
-                    for name, _ in _given(node.target, node.target):
-                        self._hold(scope, name, node.lineno, None, scope, 0)
-                elif isinstance(node, ast.Call):
-                    called = node.func.value if isinstance(node.func, ast.Subscript) else node.func
-                    if isinstance(called, ast.Name) and called.id in functions:
-                        taken = [arg.arg for arg in functions[called.id].args.args]
-                        own = [
-                            *zip(taken, node.args, strict=False),
-                            *((k.arg, k.value) for k in node.keywords),
-                        ]
-                        for name, value in own:
-                            self._hold(called.id, str(name), 0, value, scope, node.lineno)
-
-    def _hold(self, scope: str, name: str, line: int, value: ast.expr | None, at: str, told: int) -> None:
-        self._held.setdefault((scope, name), []).append((line, value, at, told))
+        for scope, node in ((scope, node) for scope, top in functions.items() for node in ast.walk(top)):
+            given: list[tuple[str, str, int, ast.AST | None]] = []
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                parts = itertools.chain(*(_given(target, node.value) for target in targets))
+                given = [(scope, name, node.lineno, value) for name, value in parts]
+            elif isinstance(node, ast.For | ast.AugAssign):
+                given = [(scope, name, node.lineno, None) for name, _ in _given(node.target, node.target)]
+            elif isinstance(node, ast.Call):
+                called = ast.unparse(node.func).partition("[")[0]  # a kernel's grid stands in brackets
+                names = [arg.arg for arg in functions[called].args.args] if called in functions else []
+                own = [*zip(names, node.args, strict=False), *((str(k.arg), k.value) for k in node.keywords)]
+                given = [(called, name, 0, value) for name, value in own if names]
+            for function, name, line, value in given:
+                told = getattr(node, "lineno", 0)
+                self._held.setdefault((function, name), []).append((line, value, scope, told))
 
     def of(self, node: ast.AST, scope: str) -> ast.expr | None:
         """A truth in terms of what its names come from; None where that is too long."""
-        tested = node.value if isinstance(node, ast.Expr) else node
         self._left = PARTS
+        tested = node.value if isinstance(node, ast.Expr) else node
         found = self._of(tested, scope, getattr(node, "lineno", 0), 0, 0)
         return found if isinstance(found, ast.expr) and self._left > 0 else None
 
@@ -155,19 +141,23 @@ class _Origins:
             if value is None or depth >= DEPTH:
                 return ast.Name(node.id, ast.Load())
             return self._of(value, at, told, depth + 1, nested + 1)
+        if isinstance(node, ast.NamedExpr):
+            return self._of(node.value, scope, line, depth, nested + 1)
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "params":
-            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
-            return ast.Constant(self._params[key]) if key in self._params else ast.Name(str(key), ast.Load())
-        name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and name in _CALLED and not node.keywords:
-            node = ast.Call(ast.Name(f"{name}()", ast.Load()), node.args, [])
-        elif not isinstance(node, (*_ARITHMETIC, ast.Constant)):
+            key = str(node.slice.value if isinstance(node.slice, ast.Constant) else None)
+            return ast.Constant(self._params[key]) if key in self._params else ast.Name(key, ast.Load())
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2] + "()"
+            if name in _CALLED and not node.keywords:
+                parts = [self._of(part, scope, line, depth, nested + 1) for part in node.args]
+                return ast.Call(ast.Name(name, ast.Load()), parts, [])  # type: ignore[arg-type]
+        if not isinstance(node, (*_ARITHMETIC, ast.Constant)):
             return ast.Name(ast.unparse(node), ast.Load())
-        made = {}
+        made: dict[str, Any] = {}
         for field, value in ast.iter_fields(node):
-            parts = value if isinstance(value, list) else [value]
             own = [
-                self._of(p, scope, line, depth, nested + 1) if isinstance(p, ast.AST) else p for p in parts
+                self._of(part, scope, line, depth, nested + 1) if isinstance(part, ast.AST) else part
+                for part in (value if isinstance(value, list) else [value])
             ]
             made[field] = own if isinstance(value, list) else own[0]
         return type(node)(**made)
@@ -177,84 +167,67 @@ def _given(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     """Names that an assignment binds, and to what part of its value."""
     if isinstance(target, ast.Name):
         yield target.id, value
-    elif isinstance(target, ast.Tuple | ast.List):
+    elif isinstance(target, ast.Tuple):
+        alike = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
         for place, part in enumerate(target.elts):
-            own = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
-            at = value.elts[place] if own else ast.Subscript(value, ast.Constant(place), ast.Load())  # type: ignore[attr-defined]
-            yield from _given(part, at)
+            yield from _given(part, alike[place] if alike else ast.Subscript(value, ast.Constant(place)))
 
 
 def _tried(node: ast.AST, known: Mapping[str, int]) -> tuple[np.ndarray, list[int]]:
     """Sizes to try a truth with: all small ones, and what its numbers make; and those beside its numbers alone."""
     found = [known.get(n.id, 0) for n in ast.walk(node) if isinstance(n, ast.Name)]
-    found += [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
-    found += [
-        int(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant) and str(n.value).isdecimal()
+    told = [str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)]
+    numbers = sorted({n for n in (*map(abs, found), *map(int, filter(str.isdecimal, told))) if n <= LARGEST})[
+        :8
     ]
-    numbers = sorted({abs(n) for n in found if abs(n) <= LARGEST})[:8]
     made = {*numbers, *(a * b for a in numbers for b in numbers), *(a + b for a in numbers for b in numbers)}
     made |= {a // b for a in numbers for b in numbers if b}
     near = {n + by for n in made for by in (-1, 0, 1)}
     sizes = sorted({*range(1, TRIED), *(n for n in near if 0 < n <= LARGEST)})
-    return np.array(sizes, np.int64), sorted({n for n in numbers if n} | set(range(1, BESIDE)))
+    return np.array(sizes, np.int64), sorted({*numbers, *range(BESIDE)} - {0})
 
 
-def _unknown(tested: ast.expr, known: Mapping[str, int]) -> list[str] | None:
-    """Names that nobody knows; None where a truth is no plain arithmetic of sizes."""
+def _unknown(tested: ast.expr, known: Mapping[str, int]) -> list[str]:
+    """Names that nobody knows; none where a truth is no plain arithmetic of sizes, or could make long texts."""
     parts = list(ast.walk(tested))
     raised = sum(isinstance(part, ast.Pow | ast.LShift) for part in parts)
-    unknown = {part.id for part in parts if isinstance(part, ast.Name)} - known.keys() - _FUNCTIONS.keys()
     text = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
-    if raised > 1 or not all(map(_is_plain, parts)) or any("(" in name for name in unknown - _COUNTS):
-        return None
-    if text and any(isinstance(part, ast.BinOp) for part in parts if not isinstance(part, ast.Compare)):
-        return None  # texts could become long
-    return sorted(unknown)
+    unknown = {part.id for part in parts if isinstance(part, ast.Name)} - known.keys() - _CALLED.keys()
+    long = raised > 1 or (text and any(isinstance(part, ast.BinOp) for part in parts))
+    calls = any("(" in name for name in unknown - _COUNTS)
+    return [] if long or calls or not all(map(_is_plain, parts)) else sorted(unknown)
 
 
-_COUNTS = frozenset(f"{of}num_programs({axis})" for of in ("tl.", "gl.", "pl.", "") for axis in range(3))
-"""Calls that count what there is."""
-
-
-def _truth(tested: ast.expr, known: Mapping[str, int], decides: bool) -> tuple[np.ndarray, np.ndarray] | None:
-    """Sizes, and whether it holds, of the one name that nobody knows; None of what is no truth, or no arithmetic.
-
-    ``decides``: a number is a truth, too.
-    """
-    unknown = _unknown(tested, known)
-    if unknown is None or len(unknown) != 1:
-        return None
-    sizes, _ = _tried(tested, known)
-    holds = _holds(tested, {**known}, unknown[0], sizes, decides)
-    return None if holds is None else (sizes, holds)
-
-
-def _pairs(tested: ast.expr, known: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+def _pairs(tested: ast.expr, known: Mapping[str, int], one: str, two: str) -> Iterator[tuple[int, int]]:
     """Sizes of two unknowns, either way, at which a truth is unlike almost everywhere else."""
-    unknown = _unknown(tested, known)
-    if unknown is None or len(unknown) != 2:
-        return
     sizes, others = _tried(tested, known)
-    found: list[tuple[int, int]] = []
-    places = 0
+    found, places = [], 0
     for other in others:
-        holds = _holds(tested, {**known, unknown[1]: other}, unknown[0], sizes, False)
-        if holds is None:
-            return
-        places += sum(map(len, runs := _rare(holds)))
+        holds = _holds(tested, {**known, two: other}, one, sizes, False)
+        runs = _rare(holds) if holds is not None else []
+        places += sum(map(len, runs)) if holds is not None else len(sizes)
         found += [(int(sizes[run[0]]), other) for run in runs]
-    if places <= 2 * len(others):
-        yield from itertools.chain(*(((a, b), (b, a)) for a, b in found[:PAIRS]))
+        if places > 2 * len(others):
+            return
+    yield from itertools.chain(*(((a, b), (b, a)) for a, b in found[:PAIRS]))
+
+
+def _rare(holds: np.ndarray) -> list[np.ndarray]:
+    """Runs of places at which a truth is unlike almost all others, if they are few."""
+    rare = holds if 2 * np.count_nonzero(holds) < len(holds) else ~holds
+    at = np.flatnonzero(np.diff(holds.astype(np.int8)))
+    runs = [run for run in np.split(np.arange(len(holds)), at + 1) if rare[run[0]]]
+    return runs if len(runs) <= RUNS and RARE * np.count_nonzero(rare) <= len(holds) else []
 
 
 def _holds(
-    tested: ast.expr, names: dict[str, Any], unknown: str, sizes: np.ndarray, decides: bool
+    tested: ast.expr, names: Mapping[str, Any], unknown: str, sizes: np.ndarray, decides: bool
 ) -> np.ndarray | None:
-    """Whether a truth holds at these sizes of what is unknown; None of what is none, or raises."""
+    """Whether a truth holds at these sizes of the unknown; None of what raises, or is a number that decides nothing."""
     code = compile(ast.fix_missing_locations(ast.Expression(tested)), "", "eval")
-    names |= {"__builtins__": {}, **_FUNCTIONS}
+    held = {**names, "__builtins__": {}, **_CALLED}
     try:
-        found = [eval(code, names, {unknown: size}) for size in sizes.tolist()]
+        found = [eval(code, held, {unknown: size}) for size in sizes.tolist()]
     except (ArithmeticError, TypeError, ValueError):
         return None
     return np.array(found, np.bool_) if decides or type(found[0]) is bool else None
@@ -263,9 +236,7 @@ def _holds(
 def _is_plain(part: ast.AST) -> bool:
     """Whether it computes with whole numbers, and with none that are many times as long."""
     if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow | ast.LShift):
-        return (
-            isinstance(part.right, ast.Constant) and type(part.right.value) is int and part.right.value < 24
-        )
-    if isinstance(part, ast.Constant):
-        return type(part.value) is int or (isinstance(part.value, str) and len(part.value) < 24)
-    return isinstance(part, (*_ARITHMETIC, ast.Call))
+        by = part.right.value if isinstance(part.right, ast.Constant) else None
+        return type(by) is int and by < 24
+    whole = isinstance(part, ast.Constant) and type(part.value) in (int, str)
+    return whole or isinstance(part, (*_ARITHMETIC, ast.Call))
