@@ -1,7 +1,7 @@
 """Sizes that a kernel's own text tells apart: ``k == 192``, or ``m * n == 1001``, wherever they come from.
 
 A truth of a module is tried on sizes. What it is about is followed to where it comes from: through names that are given
-a value before, and from the parameters of a function of the module to the arguments of its call. What is no arithmetic
+a value before, and from parameters of the module's functions to the arguments of their calls. What is no arithmetic
 (``x.shape[1]``) counts as one unknown, by its text; truths of one or two unknowns are tried.
 """
 
@@ -23,8 +23,7 @@ TRIED, BESIDE = 2048, 48
 """Sizes below this are tried in a source's truths, and below that of the second of two unknowns."""
 
 RARE, RUNS, PAIRS = 16, 4, 16
-"""Sizes count as few if they are at most one in ``RARE`` of those tried, in at most ``RUNS`` runs; most pairs of a
-truth."""
+"""Sizes are few if they are at most one in ``RARE`` of those tried, in at most ``RUNS`` runs; most pairs of a truth."""
 
 DEPTH, PARTS, NESTED = 8, 200, 40
 """Most names between a truth and what it is about, most parts of it in terms of that, and how deep these nest."""
@@ -64,25 +63,17 @@ def named_sizes(source: str, params: Mapping[str, Any]) -> NamedSizes:
 @functools.lru_cache(maxsize=16)
 def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
     tree = ast.parse(source)
-    known = {
-        target.id: node.value.value
-        for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets if isinstance(target, ast.Name) and type(node.value.value) is int
-    }  # fmt: skip
-    known |= dict(params)
     origins = _Origins(tree, dict(params))
-    few: dict[int, None] = {}
-    turns: dict[int, None] = {}
-    pairs: dict[tuple[int, int], None] = {}
+    few, turns, pairs = dict[int, None](), dict[int, None](), dict[tuple[int, int], None]()
     left: list[tuple[ast.AST, str]] = [(tree, "")]
     while left:
         node, scope = left.pop()
         decides = isinstance(node, ast.Expr)
         tested = origins.of(node, scope) if decides or isinstance(node, _DECIDED) else None
-        unknown = _unknown(tested, known) if tested is not None else []
+        unknown = _unknown(tested) if tested is not None else []
         if tested is not None and len(unknown) == 1:
-            sizes, _ = _tried(tested, known)
-            holds = _holds(tested, known, unknown[0], sizes, decides)
+            sizes, _ = _tried(tested)
+            holds = _holds(tested, {}, unknown[0], sizes, decides)
             if holds is not None:
                 at = np.flatnonzero(np.diff(holds.astype(np.int8)))
                 turns |= dict.fromkeys(int(sizes[n]) for turn in at[: 2 * RUNS] for n in (turn, turn + 1))
@@ -91,7 +82,7 @@ def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
                 )
                 continue
         elif tested is not None and len(unknown) == 2 and not decides:
-            pairs |= dict.fromkeys(_pairs(tested, known, *unknown))
+            pairs |= dict.fromkeys(_pairs(tested, *unknown))
         scope = node.name if isinstance(node, ast.FunctionDef) and not scope else scope
         left += [(child, scope) for child in ast.iter_child_nodes(node)]
         if isinstance(node, ast.If | ast.IfExp | ast.While):
@@ -106,22 +97,23 @@ class _Origins:
         self._params, self._left = params, 0
         self._held: dict[tuple[str, str], list[tuple[int, ast.AST | None, str, int]]] = {}
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        for scope, node in ((scope, node) for scope, top in functions.items() for node in ast.walk(top)):
+        places = [(name, node) for name, top in functions.items() for node in ast.walk(top)]
+        for scope, node in (*(("", node) for node in tree.body), *places):
             given: list[tuple[str, str, int, ast.AST | None]] = []
+            line = getattr(node, "lineno", 0) if scope else 0
             if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 parts = itertools.chain(*(_given(target, node.value) for target in targets))
-                given = [(scope, name, node.lineno, value) for name, value in parts]
+                given = [(scope, name, line, value) for name, value in parts]
             elif isinstance(node, ast.For | ast.AugAssign):
-                given = [(scope, name, node.lineno, None) for name, _ in _given(node.target, node.target)]
+                given = [(scope, name, line, None) for name, _ in _given(node.target, node.target)]
             elif isinstance(node, ast.Call):
                 called = ast.unparse(node.func).partition("[")[0]  # a kernel's grid stands in brackets
                 names = [arg.arg for arg in functions[called].args.args] if called in functions else []
                 own = [*zip(names, node.args, strict=False), *((str(k.arg), k.value) for k in node.keywords)]
                 given = [(called, name, 0, value) for name, value in own if names]
-            for function, name, line, value in given:
-                told = getattr(node, "lineno", 0)
-                self._held.setdefault((function, name), []).append((line, value, scope, told))
+            for function, name, since, value in given:
+                self._held.setdefault((function, name), []).append((since, value, scope, line))
 
     def of(self, node: ast.AST, scope: str) -> ast.expr | None:
         """A truth in terms of what its names come from; None where that is too long."""
@@ -137,27 +129,27 @@ class _Origins:
             return node
         if isinstance(node, ast.Name):
             held = [one for one in self._held.get((scope, node.id), ()) if one[0] < line]
+            held = held or [one for one in self._held.get(("", node.id), ()) if scope or one[0] < line]
             _, value, at, told = max(held, key=lambda one: one[0]) if held else (0, None, "", 0)
-            if value is None or depth >= DEPTH:
-                return ast.Name(node.id, ast.Load())
-            return self._of(value, at, told, depth + 1, nested + 1)
-        if isinstance(node, ast.NamedExpr):
-            return self._of(node.value, scope, line, depth, nested + 1)
+            if value is not None and depth < DEPTH:
+                return self._of(value, at, told, depth + 1, nested + 1)
+            known = self._params.get(node.id)
+            return ast.Name(node.id, ast.Load()) if known is None or held else ast.Constant(known)
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "params":
-            key = str(node.slice.value if isinstance(node.slice, ast.Constant) else None)
+            key = ast.unparse(node.slice).strip("'")
             return ast.Constant(self._params[key]) if key in self._params else ast.Name(key, ast.Load())
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2] + "()"
-            if name in _CALLED and not node.keywords:
-                parts = [self._of(part, scope, line, depth, nested + 1) for part in node.args]
-                return ast.Call(ast.Name(name, ast.Load()), parts, [])  # type: ignore[arg-type]
-        if not isinstance(node, (*_ARITHMETIC, ast.Constant)):
+        called = f"{ast.unparse(node.func).rpartition('.')[2]}()" if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and called in _CALLED and not node.keywords:
+            node = ast.Call(ast.Name(called, ast.Load()), node.args, [])
+        elif isinstance(node, ast.NamedExpr):
+            return self._of(node.value, scope, line, depth, nested + 1)
+        elif not isinstance(node, (*_ARITHMETIC, ast.Constant)):
             return ast.Name(ast.unparse(node), ast.Load())
         made: dict[str, Any] = {}
         for field, value in ast.iter_fields(node):
+            parts = value if isinstance(value, list) else [value]
             own = [
-                self._of(part, scope, line, depth, nested + 1) if isinstance(part, ast.AST) else part
-                for part in (value if isinstance(value, list) else [value])
+                self._of(p, scope, line, depth, nested + 1) if isinstance(p, ast.AST) else p for p in parts
             ]
             made[field] = own if isinstance(value, list) else own[0]
         return type(node)(**made)
@@ -173,13 +165,10 @@ def _given(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
             yield from _given(part, alike[place] if alike else ast.Subscript(value, ast.Constant(place)))
 
 
-def _tried(node: ast.AST, known: Mapping[str, int]) -> tuple[np.ndarray, list[int]]:
+def _tried(node: ast.AST) -> tuple[np.ndarray, list[int]]:
     """Sizes to try a truth with: all small ones, and what its numbers make; and those beside its numbers alone."""
-    found = [known.get(n.id, 0) for n in ast.walk(node) if isinstance(n, ast.Name)]
     told = [str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)]
-    numbers = sorted({n for n in (*map(abs, found), *map(int, filter(str.isdecimal, told))) if n <= LARGEST})[
-        :8
-    ]
+    numbers = sorted({n for n in map(int, filter(str.isdecimal, told)) if n <= LARGEST})[:8]
     made = {*numbers, *(a * b for a in numbers for b in numbers), *(a + b for a in numbers for b in numbers)}
     made |= {a // b for a in numbers for b in numbers if b}
     near = {n + by for n in made for by in (-1, 0, 1)}
@@ -187,23 +176,23 @@ def _tried(node: ast.AST, known: Mapping[str, int]) -> tuple[np.ndarray, list[in
     return np.array(sizes, np.int64), sorted({*numbers, *range(BESIDE)} - {0})
 
 
-def _unknown(tested: ast.expr, known: Mapping[str, int]) -> list[str]:
+def _unknown(tested: ast.expr) -> list[str]:
     """Names that nobody knows; none where a truth is no plain arithmetic of sizes, or could make long texts."""
     parts = list(ast.walk(tested))
     raised = sum(isinstance(part, ast.Pow | ast.LShift) for part in parts)
     text = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
-    unknown = {part.id for part in parts if isinstance(part, ast.Name)} - known.keys() - _CALLED.keys()
+    unknown = {part.id for part in parts if isinstance(part, ast.Name)} - _CALLED.keys()
     long = raised > 1 or (text and any(isinstance(part, ast.BinOp) for part in parts))
     calls = any("(" in name for name in unknown - _COUNTS)
     return [] if long or calls or not all(map(_is_plain, parts)) else sorted(unknown)
 
 
-def _pairs(tested: ast.expr, known: Mapping[str, int], one: str, two: str) -> Iterator[tuple[int, int]]:
+def _pairs(tested: ast.expr, one: str, two: str) -> Iterator[tuple[int, int]]:
     """Sizes of two unknowns, either way, at which a truth is unlike almost everywhere else."""
-    sizes, others = _tried(tested, known)
+    sizes, others = _tried(tested)
     found, places = [], 0
     for other in others:
-        holds = _holds(tested, {**known, two: other}, one, sizes, False)
+        holds = _holds(tested, {two: other}, one, sizes, False)
         runs = _rare(holds) if holds is not None else []
         places += sum(map(len, runs)) if holds is not None else len(sizes)
         found += [(int(sizes[run[0]]), other) for run in runs]
@@ -221,7 +210,7 @@ def _rare(holds: np.ndarray) -> list[np.ndarray]:
 
 
 def _holds(
-    tested: ast.expr, names: Mapping[str, Any], unknown: str, sizes: np.ndarray, decides: bool
+    tested: ast.expr, names: Mapping[str, int], unknown: str, sizes: np.ndarray, decides: bool
 ) -> np.ndarray | None:
     """Whether a truth holds at these sizes of the unknown; None of what raises, or is a number that decides nothing."""
     code = compile(ast.fix_missing_locations(ast.Expression(tested)), "", "eval")

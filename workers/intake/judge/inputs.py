@@ -138,6 +138,7 @@ def draws(
             if kind != SIGNED and values.ndim > 1:
                 rows = values.reshape(-1, values.shape[-1])
                 rows[::3] = rows[::3, :1]
+                values[...] = np.where(rng.random() < 0.25, rows[0, 0], values)
         elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
             _with_special(values, SPECIAL[family(kind)], rng, whole=kind not in SPECIAL)
     if kind in SET_APART:
