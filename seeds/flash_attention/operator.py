@@ -99,11 +99,11 @@ class FlashAttention(Shaped):
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands.
 
-        ``randn``: standard normal. ``peaked``: scores spread over 60 and more, every other time over 60,000, so that
-        few keys count. ``rising``: the largest score grows from block to block of keys, by 40 in all, so that sums that
-        are not scaled anew show. ``shifted``: all scores near 200, so that exponentials overflow unless a maximum is
-        taken off; every other time all are the same, and the values of the first half of the keys ``shaped.integers``,
-        the others zeros: sums of fewer bits than float32 show. Raises ValueError for another kind.
+        ``randn``: standard normal. ``peaked``: scores spread over 60 and more, every other time over 60,000 with values
+        around 2^60, so that few keys count. ``rising``: the largest score grows from block to block of keys, by 40 in
+        all, so that sums that are not scaled anew show. ``shifted``: all scores near 200, so that exponentials overflow
+        unless a maximum is taken off; every other time all are the same, and the values of the first half of the keys
+        ``shaped.integers``, the others zeros: sums of fewer bits than float32 show. Raises ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
@@ -113,7 +113,9 @@ class FlashAttention(Shaped):
         }
         size = made["q"].shape[2]
         if kind == "peaked":
-            made["q"] *= np.float32(16.0 * rng.choice((1, 1024)))
+            far = rng.integers(2)
+            made["q"] *= np.float32((16.0, 16384.0)[far])
+            made["v"] *= np.float32((1.0, 2.0**60)[far])
         elif kind in ("rising", "shifted"):
             # one direction of all queries and keys carries what is added to every score
             lift = np.linspace(0.0, 40.0, made["k"].shape[1]) if kind == "rising" else 200.0
