@@ -42,7 +42,7 @@ def answer_to(request: Request) -> Answer:
     original = vars(module)["tilewright_original"]
     file, root, _, _ = module.SERVED["original"]
     sys.path.append(root)  # objects among the arguments are of classes there
-    if (package := package_of(Path(file))) is not None:
+    if file.endswith(".py") and (package := package_of(Path(file))) is not None:
         sys.meta_path.append(package)
     vars(module)["tilewright_original"] = _refuse
     operands = [Operand(row[0], row[1], tuple(row[2]), *row[3:]) for row in request["operands"]]
@@ -55,7 +55,8 @@ def answer_to(request: Request) -> Answer:
         except _NotServed:
             continue
         except Exception as error:  # noqa: BLE001 - whatever the module raises
-            why = first_line(error)
+            without_device = type(error).__name__ == "NoDevice"  # CUDA C++ is compiled and cannot be run
+            why = "" if without_device else first_line(error)
         if why:
             return {"why": why, "calls": made}
         made.append("x".join(map(str, dims.values())))
