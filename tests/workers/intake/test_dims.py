@@ -78,3 +78,10 @@ def test_dimensions_are_as_different_as_the_function_bears(
         (n, size) for shape, of in zip(found, sizes, strict=True) for n, size in zip(shape, of, strict=True)
     ]
     assert all(dims[n] == size for n, size in plain if n in dims)
+
+
+def test_axes_of_few_elements_keep_their_size_and_are_one_dimension() -> None:
+    calls, seen = [parse("bf16[1024, 16, 64], i32[16]")], set()
+    raw, _ = operands(calls, tensor_places(calls, ["q", "lengths"]), frozenset())
+    made, _ = settle(raw, 1, lambda dims, q: not seen.add(q[0].sizes(dims)), size=128, few=128)
+    assert [o.shape for o in made] == [("M", "N", "K"), ("N",)] and seen == {(256, 16, 64)}
