@@ -240,7 +240,8 @@ def _shapes_with(
     kernel may wait for ever, or do nothing. Else with operands that are drawn, or all the caller's own. Raises Refusal
     of the first way."""
     first: Refusal | None = None
-    for way in sorted(held(operands), key=lambda way: not 0 < sum(o.form == GIVEN for o in way) < len(way)):
+    drawn, *own = held(operands)
+    for way in [*own[:1], drawn, *own[1:]]:
         seed.operands, oracle.call = way, ""
         if isinstance(oracle, OwnAnswers):
             oracle.operands = way
