@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.core import jaxprs_in_params
 
 from tilewright.fitness.chips import Chip
 from tilewright.workers.intake.calls import dimensions
@@ -41,7 +42,6 @@ from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
 from tilewright.workers.intake.source.knobs import ALONE, IDLE, Knob
-from tilewright.workers.runners.pallas.check import settings_of
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
 OWN_EFFORT = replace(EFFORT, draws=1, special=False, seconds=15.0)
@@ -56,9 +56,9 @@ largest operands there."""
 FEW, KEPT = 128, dimensions.KEEPABLE[1]
 """Largest size of an axis that keeps it while dimensions are found, and of a dimension that is tried as it is."""
 
-SHRUNK, LEAST = 4, 8
-"""What the sizes are divided by of a kernel that copies by hand, every copy of which takes milliseconds here, and the
-least that is left."""
+MOST_ACCESSES, UNKNOWN, SHRUNK, LEAST = 1 << 12, 16, 4, 8
+"""Accesses to memory beyond which a run takes many seconds, since each calls Python; trips of a loop of unknown length;
+what sizes are then divided by, and the least that is left."""
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
@@ -270,7 +270,7 @@ def _checked_shapes(
     tries = [{n: min(s, row[place % len(row)]) for place, (n, s) in enumerate(dims.items())} for row in rows]
     if any(operand.form == GIVEN for operand in seed.operands):
         tries = []  # there are values of the call's own shape alone
-    elif settings_of(seed.closed(dims, defaults)).detect_races:
+    elif _accesses(seed.closed(dims, defaults).jaxpr) > MOST_ACCESSES:
         tries.insert(0, _shrunk(dims, seed, defaults))
     found: list[CheckedShape] = []
     reasons = []
@@ -288,6 +288,8 @@ def _checked_shapes(
             rng = np.random.default_rng(17)
             inputs = {o.name: draw(o, small, "randn", 2, rng) for o in seed.operands}
             seed.traced(small, defaults)  # before it runs: a run that fails may spoil the next
+            if (count := _accesses(seed.closed(small, defaults).jaxpr)) > 8 * MOST_ACCESSES:
+                raise Refusal(f"{count} accesses, of at most {8 * MOST_ACCESSES} that are interpreted")
             answers = oracle(inputs)
             outputs = seed.interpreted(defaults, inputs)
             reason = bounds.wrong(outputs, answers, seed.operands)
@@ -302,6 +304,19 @@ def _checked_shapes(
     if not found:
         raise Refusal(f"the kernel agrees with the reference on no small shape: {'; '.join(reasons)}")
     return found
+
+
+def _accesses(jaxpr: Any) -> int:
+    """About how often a run reads, writes or copies."""
+    count = 0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        times = params["length"] if name == "scan" else UNKNOWN if name == "while" else 1
+        if name == "pallas_call":
+            times = math.prod(size for size in params["grid_mapping"].grid if isinstance(size, int))
+        count += times * sum(map(_accesses, jaxprs_in_params(params)))
+        count += name in ("get", "swap") or name.startswith("dma_")
+    return count
 
 
 def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int]) -> dict[str, int]:
