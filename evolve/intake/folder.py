@@ -108,6 +108,7 @@ OPERATOR = {kind}(
     kinds={tuple(answer["kinds"])!r},
     spread={answer["spread"]},
     work={ {k: v for k, v in answer["work"].items() if v}!r},
+    moved={answer.get("moved", {})!r},
 {beside}    suites={{
         "{CALLS}": Suite("{CALLS}", workloads=CALLS, check=CHECK),
         "{SMALL}": Suite("{SMALL}", workloads={few}, check=CHECK),

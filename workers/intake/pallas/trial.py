@@ -40,7 +40,7 @@ from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.pallas.function_text import FollowedText
 from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_taken
 from tilewright.workers.intake.pallas.original import Original
-from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
+from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked, shaped
 from tilewright.workers.intake.source.knobs import ALONE, IDLE, Knob
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
@@ -159,6 +159,7 @@ def judge(
     made = SeedBuild(chip, module.build(folder), operands)
     timed = {label_of(dims): dims for dims in all_dims}
     work = _product_work(oracle, operands, timed) if isinstance(oracle, Oracle) else None
+    moved = {label: _moved(made, dims, chosen) for label, dims in timed.items()}
     beside, work, reasons = made.lowered(chosen, [r.name for r in results], work, timed)
     if reasons:
         return {"refusals": [{"line": 0, "what": what} for what in reasons]}
@@ -173,11 +174,23 @@ def judge(
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
         "call": oracle.call, "precision": oracle.precision, "check": [shape.dims for shape in shapes],
         "constraints": constraints, "judge_notes": notes, "beside": sorted(beside),
+        "moved": {label: count for label, count in moved.items() if count},
         "kinds": kinds.names, "spread": kinds.spread, "independent": [], "dims": all_dims, "work": work,
         "legal": {
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },
     }  # fmt: skip
+
+
+def _moved(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) -> int:
+    """Bytes of what a kernel must read and write, where integers say which part of an operand it reads; 0 elsewhere."""
+    closed = seed.closed(dims, params)
+    parts, changed = picked(closed)
+    if not parts or not any(operand.dtype == "int32" for operand in seed.operands):
+        return 0
+    read = (a for n, a in enumerate(closed.in_avals) if n not in parts)
+    written = (a for n, a in enumerate(closed.out_avals) if n not in changed)
+    return max(1, sum(a.size * a.dtype.itemsize for a in (*read, *written)))
 
 
 def _add_timed(
