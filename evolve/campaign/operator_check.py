@@ -17,6 +17,7 @@ import numpy as np
 
 from tilewright.evolve.errors import UserError
 from tilewright.fitness.original import is_original
+from tilewright.seeds.catalogue import told
 from tilewright.seeds.operator import (
     AgreementGate,
     BitExactGate,
@@ -188,7 +189,7 @@ class _Check:
             if not done.done():
                 late = f"operator: {self._name} has a {what} that did not return within {self._seconds:g} s."
                 raise UserError(late) from error
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = told(error)
             raise UserError(f"operator: {self._name} has a {what} that raises {reason}.") from error
 
 

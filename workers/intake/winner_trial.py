@@ -36,7 +36,8 @@ class _NotServed(Exception):
 def answer_to(request: Request) -> Answer:
     """``why`` a call failed; ``calls`` that were made, as texts of their sizes. The parts of the package of the user's
     file ``of`` that cannot be imported here are placeholders, as they were when it was read in."""
-    if (package := package_of(Path(request["of"]))) is not None:
+    of = Path(request["of"])
+    if of.suffix == ".py" and (package := package_of(of)) is not None:
         sys.meta_path.insert(0, package)
     spec = importlib.util.spec_from_file_location("tilewright_winner", request["path"])
     assert spec is not None and spec.loader is not None
@@ -55,7 +56,8 @@ def answer_to(request: Request) -> Answer:
         except _NotServed:
             continue
         except Exception as error:  # noqa: BLE001 - whatever the module raises
-            why = first_line(error)
+            without_device = type(error).__name__ == "NoDevice"  # CUDA C++ is compiled and cannot be run
+            why = "" if without_device else first_line(error)
         if why:
             return {"why": why, "calls": made}
         made.append("x".join(map(str, dims.values())))
