@@ -55,7 +55,7 @@ for name, call in calls.items():
     defaults = {k.name: k.default for k in taken.knobs}
     (made,) = run(load_module(taken.source), defaults, inputs)
     if not np.isfinite(made).all():
-        kept = program.keeping_arguments(site, taken)
+        kept = next(program.taken_otherwise(site, taken))
         answer["notes"] = kept.notes
         (made,) = run(load_module(kept.source), defaults, inputs)
     seed = program.seed_of(site, taken)

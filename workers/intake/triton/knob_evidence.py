@@ -23,7 +23,6 @@ from tilewright.workers.intake.judge.reference import asked
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
-from tilewright.workers.intake.triton.interpreter_run import run_all
 
 EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
 """After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
@@ -57,7 +56,7 @@ class _Trials(ResultGates):
         """By point and by each of its shapes. All run at once."""
         every = [(point, shape) for point, some in zip(points, shapes, strict=True) for shape in some]
         seed = self._seed
-        made = run_all(seed.module, [({**seed.defaults, **point}, shape.inputs) for point, shape in every])
+        made = seed.interpreter.all([({**seed.defaults, **point}, shape.inputs) for point, shape in every])
         fine = iter([self._passed(o, shape.answers) for o, (_, shape) in zip(made, every, strict=True)])
         return [[next(fine) for _ in some] for some in shapes]
 
@@ -70,7 +69,7 @@ class _Trials(ResultGates):
 
 def tiling_knobs(
     seed: Seed, shapes: Sequence[CheckedShape], results: Sequence[Result], wide: Sequence[CheckedShape],
-    deep: Callable[[], CheckedShape | None],
+    deep: Callable[[], CheckedShape | None], patience: float = 1.0,
 ) -> tuple[Space, list[dict[str, Any]]]:  # fmt: skip
     """The knobs that only tile, with the values whose answers pass; the others, with why they keep their value.
 
@@ -91,7 +90,7 @@ def tiling_knobs(
             space[knob.name] = tuple(v for v in knob.values if v <= most) or (knob.default,)
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
-        late = time.monotonic() - began > MOST_SECONDS
+        late = time.monotonic() - began > patience * MOST_SECONDS
         sides = None if late else _moved_together(seed, trials, knob, wide)
         if sides is None:
             why = NO_TIME if late else SEVERAL_TILES
@@ -103,7 +102,7 @@ def tiling_knobs(
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
-            late = time.monotonic() - began > EVIDENCE_SECONDS
+            late = time.monotonic() - began > patience * EVIDENCE_SECONDS
             tried = [_telling_shapes(seed, knob, v, [smallest] if late else shapes, deep) for v in some]
             points = [dict.fromkeys((knob.name, *ties), value) for value in some]
             for value, passed in zip(some, trials.passed_at(points, tried), strict=True):
