@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS
-from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.calls.call_text import Call, Place, TensorArgument, parts_of, python_text
+from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.names import public
 

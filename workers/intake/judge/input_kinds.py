@@ -93,8 +93,8 @@ class InputKinds:
     """Finds the kinds that a kernel bears. ``names``: those kinds; ``spread``: see ``draws``; ``operands``: the
     operands with their edges.
 
-    ``answers``: the reference, or OwnAnswers; ``run_all``: the kernel's outputs at each shape, None where it fails. ``factors`` and
-    ``source``: see ``bounds.bar_of_text``. ``numbers``: negative integers that may be labels to ignore.
+    ``answers``: the reference, or OwnAnswers; ``run_all``: the kernel's outputs at each shape, None where it fails.
+    ``factors`` and ``source``: see ``bounds.bar_of_text``. ``numbers``: negative integers that may be labels to ignore.
     """
 
     def __init__(

@@ -125,7 +125,12 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
         slow = len(late) > MOST_LATE or sum(shape.seconds for shape in found) > SLOW_SECONDS
-        if label in reasons or big or (found and (slow or plain in last)) or any(small == f.dims for f in found):
+        if (
+            label in reasons
+            or big
+            or (found and (slow or plain in last))
+            or any(small == f.dims for f in found)
+        ):
             continue
         if not (reason := refused(small, LOOPED_SECONDS)):
             continue

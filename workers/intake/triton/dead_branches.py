@@ -115,7 +115,11 @@ class _Cut(ast.NodeTransformer):
                 return decisive
             return None if None in parts else not decisive
         text = re.sub(r"\b(\w+)\.value\b", r"\1", ast.unparse(node))  # of a constexpr
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("constexpr") and len(node.args) == 1:
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("constexpr")
+            and len(node.args) == 1
+        ):
             return self._truth(node.args[0])
         try:
             decided = eval(text, {"__builtins__": {}}, self._known)

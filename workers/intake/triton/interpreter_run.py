@@ -50,8 +50,8 @@ def run(module: ModuleType, params: Mapping[str, Any], inputs: Mapping[str, np.n
 
 
 class Interpreter:
-    """Runs of a kernel module in processes beside this one, which are kept: making one costs more than a small run. Where
-    a run fails, its process ends."""
+    """Runs of a kernel module in processes beside this one, which are kept: making one costs more than a small run.
+    Where a run fails, its process ends."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
