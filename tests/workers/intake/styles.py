@@ -36,6 +36,8 @@ def _biased(x_ptr, bias_ptr, y_ptr, n, LARGE: tl.constexpr, BLOCK: tl.constexpr 
     x = tl.load(x_ptr + at, mask=at < n)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + column, mask=at < n)  # noqa: F821 - as its authors left it
+    if tl.constexpr(torch.version.hip is not None):
+        x = tl.extra.hip.libdevice.log(x)
     tl.store(y_ptr + at, libdevice.pow(x, 3), mask=at < n)
 
 
@@ -208,3 +210,31 @@ def in_parts(x):
 
 def plain_in_parts(x):
     return 2 * (x - x.amax(1, keepdim=True)).cumsum(0)
+
+
+def some_rows(x, rows):
+    y = torch.empty((rows, x.shape[1]), device=x.device)
+    block = 64 if x.shape[1] > 16 else 32
+    n = rows * x.shape[1]
+    _divided[(triton.cdiv(n, block),)](x, y, n, 2.0, BLOCK=block)
+    return y
+
+
+def plain_some_rows(x, rows):
+    return 2 * x[:rows]
+
+
+@triton.jit
+def _magnitudes(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(y_ptr + at // 2, tl.abs(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
+
+
+def magnitudes(x):
+    y = torch.zeros((x.numel() // 2,), dtype=x.dtype, device=x.device)
+    _magnitudes[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+    return y
+
+
+def plain_magnitudes(x):
+    return x.abs().reshape(-1, 2).sum(1)
