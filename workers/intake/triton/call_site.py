@@ -194,10 +194,6 @@ class Seed:
     def defaults(self) -> dict[str, Any]:
         return {knob.name: knob.default for knob in self.text.knobs}
 
-    def outputs(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """What it returns with its defaults. Raises as ``Interpreter.outputs`` does."""
-        return self.interpreter.outputs(self.defaults, inputs)
-
     def unlike_at(self, dims: Mapping[str, int]) -> str:
         """Why the function does something else at a shape; empty where its recording is the same."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -33,8 +34,9 @@ LOOPED_ELEMENTS = 1 << 21
 TOO_SLOW, MOST_LATE = "more than", 2
 """Beginning of a reason, and the shapes that may take longer before no further ones are tried."""
 
-SLOW_SECONDS = 3.0
-"""Once the shapes that were found take longer, there are no more: each is run for every kind of inputs."""
+SHAPES_SECONDS, SLOW_SECONDS = 60.0, 3.0
+"""Of the clock, after which one shape will do, and of a processor, which runs on the shapes may take together: each is
+run for every kind of inputs."""
 
 SCALES: Mapping[str, Sequence[int]] = {
     "odd": (7, 70, 37, 19, 11, 5), "even": (16, 128, 64, 32, 16, 16), "large": (32, 256, 128, 64, 32, 16),
@@ -50,15 +52,16 @@ WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
 
 
-def deep_shape(seed: Seed) -> CheckedShape | None:
-    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in time, the
-    recording does not hold there, or the default is wrong."""
+def deep_shape(seed: Seed, most: float = RUN_SECONDS) -> CheckedShape | None:
+    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in ``most``
+    seconds, the recording does not hold there, or the default is wrong."""
     small = check_dims(seed.site.dims[0], "deep", _rank(seed))
     if seed.site.elements(small) > 1 << 20 or seed.unlike_at(small):
         return None
     try:
         inputs = inputs_of(seed.site.operands, small, "randn", 4)
-        answers, outputs = seed.reference(inputs), seed.outputs(inputs)
+        outputs = seed.interpreter.outputs(seed.defaults, inputs, most)
+        answers = seed.reference(inputs)
     except Exception:  # noqa: BLE001 - a shape that the reference or the kernel does not take
         return None
     fine = not wrong(outputs, answers, seed.site.operands)
@@ -69,9 +72,10 @@ def _rank(seed: Seed) -> int:
     return max((len(o.shape) for o in seed.site.operands), default=0)
 
 
-def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
-    """Up to three small shapes on which the recording holds and the default is right; or why there is none."""
-    site, dims = seed.site, seed.site.dims[0]
+def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[CheckedShape] | str:
+    """Up to three small shapes on which the recording holds and the default is right; or why there is none.
+    ``patience``: share of the usual seconds after which one will do."""
+    site, dims, until = seed.site, seed.site.dims[0], time.monotonic() + patience * SHAPES_SECONDS
     found: list[CheckedShape] = []
     reasons: dict[str, str] = {}
 
@@ -119,18 +123,14 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
     late: list[dict[str, int]] = []
     last = last_resorts(dims)
     left = deque([*wide, *ladder(dims, _rank(seed), holds)])
-    while left and len(found) < 3:
+    while left and len(found) < 3 and len(late) <= MOST_LATE:
         plain = left.popleft()
         small = plain if plain in wide else thinned(seed, plain, holds, bool(late))
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
-        slow = len(late) > MOST_LATE or sum(shape.seconds for shape in found) > SLOW_SECONDS
-        if (
-            label in reasons
-            or big
-            or (found and (slow or plain in last))
-            or any(small == f.dims for f in found)
-        ):
+        slow = time.monotonic() > until or sum(shape.seconds for shape in found) > SLOW_SECONDS
+        known = label in reasons or any(small == shape.dims for shape in found)
+        if known or big or (found and (slow or plain in last)):
             continue
         if not (reason := refused(small, LOOPED_SECONDS)):
             continue

@@ -61,7 +61,7 @@ EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1,
 OWN_DRAWS = 8
 """Draws where the kernel is its own reference, so that each is a run."""
 
-TRYOUT, QUICK_SECONDS = 0.3, 0.3
+TRYOUT, QUICK_SECONDS = 0.2, 0.3
 """Patience where the interpreter is the target, which promotes nothing, and the slowest run of a shape that is checked
 there."""
 
@@ -301,7 +301,7 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
 
 
 def _drawn_or_given(
-    site: CallSite, text: KernelModule, notes: list[str]
+    site: CallSite, text: KernelModule, notes: list[str], patience: float
 ) -> tuple[Seed, list[CheckedShape] | str]:
     """The checked shapes with operands that are drawn, or the caller's own where drawn ones will not do; else why not
     of the first way."""
@@ -309,7 +309,7 @@ def _drawn_or_given(
     for way in ways:
         site.operands = way
         seed = seed_of(site, text)
-        shapes = checked_shapes(seed, notes)
+        shapes = checked_shapes(seed, notes, patience)
         if not isinstance(shapes, str):
             return seed, shapes
         first = first or shapes
@@ -318,15 +318,15 @@ def _drawn_or_given(
 
 
 def _seed_with_shapes(
-    site: CallSite, text: KernelModule, notes: list[str]
+    site: CallSite, text: KernelModule, notes: list[str], patience: float
 ) -> tuple[Seed, list[CheckedShape]]:
     """Raises Refusal where the kernel agrees with the reference on no small shape."""
-    seed, shapes = _drawn_or_given(site, text, notes)
+    seed, shapes = _drawn_or_given(site, text, notes, patience)
     first = shapes
     for other in taken_otherwise(site, text) if isinstance(shapes, str) else ():
         seed = seed_of(site, other)
         notes[:] = other.notes
-        shapes = checked_shapes(seed, notes)
+        shapes = checked_shapes(seed, notes, patience)
         if not isinstance(shapes, str):
             break
     if isinstance(shapes, str):
@@ -373,7 +373,7 @@ def _judged(
     labels = [label_of(dims) for dims in site.dims]
     site.operands = with_values(values, Path.cwd(), labels, site.operands)
     try:
-        seed, shapes = _seed_with_shapes(site, text, notes)
+        seed, shapes = _seed_with_shapes(site, text, notes, patience)
     except Refusal as refusal:
         return {**refused(refusal.what), "notes": notes}
     quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
@@ -395,7 +395,7 @@ def _judged(
     if failed:
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
     small = [shape for shape in shapes if not shape.looped] or shapes
-    deep = functools.cache(lambda: deep_shape(seed))
+    deep = functools.cache(lambda: deep_shape(seed, patience * RUN_SECONDS))
     wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
     space, fixed = tiling_knobs(seed, small, results, wide, deep, patience)
     defaults = {name: seed.defaults[name] for name in space}
