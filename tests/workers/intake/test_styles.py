@@ -31,7 +31,7 @@ import numpy as np, torch
 from tilewright.workers.intake.judge.input_kinds import inputs_of
 from tilewright.workers.intake.triton import program
 from tilewright.workers.intake.triton.knob_evidence import product_work
-from tilewright.workers.intake.triton.interpreter_run import Interpreter, run
+from tilewright.workers.intake.triton.interpreter_run import Interpreter
 from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 from tilewright.workers.runners.triton.interpreter_rounding import repair
@@ -54,11 +54,11 @@ for name, call in calls.items():
     leave_interpreter_unguarded()
     inputs = inputs_of(site.operands, site.dims[0], "randn", 4)
     defaults = {k.name: k.default for k in taken.knobs}
-    (made,) = run(load_module(taken.source), defaults, inputs)
+    (made,) = Interpreter(load_module(taken.source)).outputs(defaults, inputs)
     if not np.isfinite(made).all():
         kept = next(program.taken_otherwise(site, taken))
         answer["notes"] = kept.notes
-        (made,) = run(load_module(kept.source), defaults, inputs)
+        (made,) = Interpreter(load_module(kept.source)).outputs(defaults, inputs)
     seed = program.seed_of(site, taken)
     (wanted,), answer["work"] = seed.reference(inputs), [*product_work(seed).values()]
     if name == "some_rows":

@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS
-from tilewright.workers.intake.calls.call_text import Call, Place, TensorArgument, parts_of, python_text
+from tilewright.workers.intake.calls.call_text import (
+    Call,
+    Place,
+    TensorArgument,
+    parse,
+    parts_of,
+    python_text,
+)
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.names import public
@@ -99,6 +106,12 @@ def others_of(call: Call) -> str:
     blank = {place: "tensor" for _, place in tensor_places([call], [""] * len(call.arguments))}
     values = [*enumerate(call.arguments), *sorted(call.keywords.items())]
     return ", ".join(f"{key}={python_text(value, (key,), blank)}" for key, value in values)
+
+
+def as_the_first(calls: Sequence[str]) -> list[bool]:
+    """Of calls as texts, which differ from the first in nothing but their tensors."""
+    others = [others_of(parse(text)) for text in calls]
+    return [text == others[0] for text in others]
 
 
 def operands(

@@ -70,23 +70,22 @@ class CallSite:
         except LookupError as error:
             raise Refusal(str(error)) from error
 
-    def follow(self) -> bool:
-        """Take numbers of the calls that are sizes as those sizes; whether there are any."""
-        numbers = [*enumerate(self.calls[0].arguments), *self.calls[0].keywords.items()]
-        for key, number in numbers:
+    def follow(self, parts: bool) -> bool:
+        """Take numbers of the calls that are sizes, products of sizes or, where ``parts``, parts of them, as those;
+        whether there are any."""
+        self.followed.clear()
+        for key, number in (*enumerate(self.calls[0].arguments), *self.calls[0].keywords.items()):
             if type(number) is int and number > 1:
                 with contextlib.suppress(LookupError):
                     text = str(size_text([(dims, number) for dims in self.dims], constant=False))
-                    if self._size_code(text):
+                    if self._size_code(text) and (parts or "/" not in text):
                         self.followed[(key,)] = text
         return bool(self.followed)
 
     def _size_code(self, text: str) -> str:
         """A size as Python over the operands; empty where it is none of theirs."""
         axes = [(size, f"{o.name}.shape[{axis}]") for o in self.operands for axis, size in enumerate(o.shape)]
-        places = {size: code for size, code in reversed(axes) if isinstance(size, str)}
-        code = size_code(text, places)
-        return "" if "triton" in code else code
+        return size_code(text, {size: code for size, code in reversed(axes) if isinstance(size, str)})
 
     def reference_calls(self) -> list[str]:
         codes = {place: self._size_code(text) for place, text in self.followed.items()}

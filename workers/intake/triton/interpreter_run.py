@@ -40,15 +40,6 @@ Given = tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
 """Parameters and inputs of a run."""
 
 
-def run(module: ModuleType, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a kernel module, run in a process of its own. Raises RuntimeError, TooSlow, Crashed."""
-    interpreter = Interpreter(module)
-    try:
-        return interpreter.outputs(params, inputs)
-    finally:
-        interpreter.close()
-
-
 class Interpreter:
     """Runs of a kernel module in processes beside this one, which are kept: making one costs more than a small run.
     Where a run fails, its process ends."""
@@ -96,11 +87,6 @@ class Interpreter:
         process = self._idle.pop() if self._idle else _Process(self._module)
         process.give(share)
         return process
-
-    def close(self) -> None:
-        """End its processes."""
-        while self._idle:
-            self._idle.pop().end()
 
 
 def _spent(pid: int) -> float:

@@ -12,8 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 from tilewright.workers.intake.calls.sizes import label_of
@@ -252,44 +251,18 @@ def independent_dimensions(seed: Seed, shape: CheckedShape, results: Sequence[Re
     return found
 
 
-class _Flops(TorchDispatchMode):
-    """Counts floating-point operations as torch's own counter does, without importing torch's compiler."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        count = flop_registry.get(func._overloadpacket)
-        if count is None:
-            with self:
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
-        out = func(*args, **kwargs)
-        if count is not None:
-            self.total += int(count(*args, **kwargs, out_val=out))
-        return out
-
-
 def product_work(seed: Seed) -> dict[str, int]:
     """Floating-point operations of matrix products by workload: the reference's, or the kernel's if it has fewer, as
     where a mask leaves a part of them."""
     found = {}
     for dims in seed.site.dims:
         scope = {"torch": torch, "reference": seed.reference.function, **blanks(seed, dims, "meta")}
-        counter = _Flops()
+        counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), counter:
                 asked(seed.reference.call, scope)
-            found[label_of(dims)] = counter.total and min(
-                counter.total, _own_work(seed, dims) or counter.total
-            )
+            total = counter.get_total_flops()
+            found[label_of(dims)] = total and min(total, _own_work(seed, dims) or total)
         except Exception:  # noqa: BLE001 - a reference that wants data
             found[label_of(dims)] = 0
     return found

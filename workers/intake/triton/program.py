@@ -47,7 +47,7 @@ from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
 from tilewright.workers.intake.triton.checked_shapes import checked_shapes, deep_shape
 from tilewright.workers.intake.triton.eager_torch import without_dynamo
-from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow, run
+from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work, tiling_knobs
@@ -289,9 +289,9 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
     take numbers among the arguments for the sizes that they are."""
     known = {text.source}
     types = [(tuple(t.shape), t.dtype) for t in text.outputs]
-    for follows, site.keeps_arguments in ((False, True), (True, False), (True, True)):
-        if follows and not (site.followed or site.follow()):
-            return
+    for follows, site.keeps_arguments in ((0, True), (1, False), (1, True), (2, False)):
+        if follows and not site.follow(parts=follows > 1):
+            continue
         with stub_device(site.part):
             made = site.module_at(site.dims[0], types)
         torch.set_default_device("cpu")
@@ -402,7 +402,7 @@ def _judged(
     source = seed.text.with_space(space, defaults)
     module = load_module(source)
     fault = bounds.wrong(
-        run(module, dict(module.DEFAULTS), shapes[0].inputs), shapes[0].answers, site.operands
+        Interpreter(module).outputs(module.DEFAULTS, shapes[0].inputs), shapes[0].answers, site.operands
     )
     if fault:
         return {**refused(f"the kernel module is wrong: {fault}"), "notes": notes}

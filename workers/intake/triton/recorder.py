@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tilewright.workers.intake.child_program import Refusal
+from tilewright.workers.intake.judge.reference import flat
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
@@ -353,15 +354,5 @@ def record(
     with opened(trace, files), torch.no_grad(), Recording(trace):
         result = function(*arguments, **options)
     trace.returned = result if trace.split is None else trace.returned  # of a pair, what its forward returned
-    trace.results = list(_flat(result))
+    trace.results = flat(result)
     return trace
-
-
-def _flat(result: Any) -> Iterator[Any]:
-    if isinstance(result, tuple | list):
-        for part in result:
-            yield from _flat(part)
-    elif isinstance(result, dict):
-        yield from _flat(tuple(result.values()))
-    elif isinstance(result, torch.Tensor):
-        yield result
