@@ -157,6 +157,13 @@ def plain_maker(x):
     return 3 * x
 
 
+def makers():
+    return {"tripled": maker(3)}
+
+
+plain_makers = plain_maker
+
+
 @triton.jit
 def _scaled_by(x_ptr, s_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -238,3 +245,23 @@ def magnitudes(x):
 
 def plain_magnitudes(x):
     return x.abs().reshape(-1, 2).sum(1)
+
+
+@triton.jit
+def _ranked(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=1.0)
+    tl.store(
+        y_ptr + at, libdevice.add_rn(libdevice.ilogb(x).to(tl.float32), libdevice.mul_rn(x, 0.5)), mask=at < n
+    )
+
+
+def ranked(x):
+    y = torch.empty_like(x)
+    _ranked[(triton.cdiv(x.numel(), 256),)](torch.nn.functional.logsigmoid(x), y, x.numel(), BLOCK=256)
+    return y
+
+
+def plain_ranked(x):
+    x = torch.nn.functional.logsigmoid(x)
+    return torch.frexp(x)[1] - 1 + 0.5 * x

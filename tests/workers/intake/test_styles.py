@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tilewright.evolve.intake.child import part_of
+from tilewright.evolve.intake.served_calls import tilewright_imported
 from tilewright.fitness.targets import load_target
 from tilewright.workers.child.launch import ROOT
 
@@ -22,7 +23,7 @@ CALLS = {
     "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
     "maker(factor=3)": "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
     "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
-    "magnitudes": "bf16[30, 20]",
+    "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", 'makers()["tripled"]': "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """
@@ -131,3 +132,8 @@ def test_a_number_that_is_a_size_follows_it_and_is_guarded(answers: dict[str, An
 
 def test_a_run_that_fails_leaves_those_beside_it(answers: dict[str, Any]) -> None:
     assert answers["some_rows"]["runs"] == [False, True, False]
+
+
+def test_the_original_of_one_of_several_is_found() -> None:
+    place = (str(STYLES), str(STYLES.parent), "styles", 'makers()["tripled"]')
+    assert tilewright_imported(*place).__name__ == "scaled"

@@ -119,7 +119,7 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
     halves. Raises Refusal, and what the file raises."""
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
-        module, _ = load(path, re.sub(r"\([^()]*\)", "", request["function"]))
+        module, _ = load(path, re.match(r"[\w.]*", request["function"])[0])  # type: ignore[index]
         function = _function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
         site = CallSite(function, str(path), request["function"], calls, request["reference"], part=part)

@@ -280,7 +280,8 @@ class Recording(TorchFunctionMode):
             var = self._work.computed(name, values, options, result, user_line())
             if var is not None:
                 return var.tensor
-        foreign(self._trace, name, result)
+        first = next((v.foreign for v in values if isinstance(v, Var) and v.foreign), name)
+        foreign(self._trace, first, result)
         return result
 
     def _unread(self, value: Any) -> Any:
