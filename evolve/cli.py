@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     watch = add("watch", _watch, "follow a campaign that runs in another process")
     remove = add("rm", _remove, "delete a campaign: journal, report and logs")
     remove.add_argument("campaigns", nargs="+", metavar="CAMPAIGN", help="id or folder of the campaign")
-    add("du", _sizes, "list what campaigns and MLflow take of the disk")
+    add("du", _sizes, "list the disk space that campaigns and MLflow take")
     for command in (run, resume, status):
         command.add_argument("--verbose", action="store_true", help="show the whole bill")
     report = add("report", _report, "write the report of a campaign as one HTML file")
@@ -231,6 +231,17 @@ class _Parser(argparse.ArgumentParser):
             hint = f"; did you mean {close[0]!r}?" if close else ""
             message = f"{place}: {typed!r} is unknown{hint} (allowed: {known})"
         raise UserError(f"{message}; see '{self.prog} --help'.")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, but what is left over is an error of the command that did not take it."""
+        parsed, left = self.parse_known_args(args, namespace)
+        if not left:
+            return parsed
+        choices = next(a.choices for a in self._actions if a.dest == "command") or {}
+        command: argparse.ArgumentParser = dict(choices)[parsed.command]
+        close = difflib.get_close_matches(left[0], list(command._option_string_actions), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        command.error(f"unrecognized arguments: {' '.join(left)}{hint}")
 
 
 class _Version(argparse.Action):

@@ -112,7 +112,7 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
             raise UserError(
                 f"campaign {folder.name} stopped before it began; start it again with 'tilewright run'."
             )
-        config = parse_config(data, str(folder))
+        config = parse_config(data, str(folder), recorded=True)
         if address is not None:
             config = config.model_copy(
                 update={"workers": config.workers.model_copy(update={"address": address})}
@@ -172,10 +172,13 @@ class _Run:
             self.display.stop()
 
     def _search(self, campaign: Campaign, references: References, pool: Pool) -> CampaignOutcome:
+        for line in self.resolved.moved_starts():
+            self.display.note(line)
         self.display.note("starting workers")
         with _workers_errors():
             pool.start()
             campaign.begin()  # seeds first, baselines beside them
+        self.display.note("")
         for kernel, genome in self.resolved.baselines:
             references.request(kernel.name, Scope.SUITE, genome, kernel.name)
         try:
@@ -399,6 +402,9 @@ def failure_text(evaluation: Evaluation) -> str:
     gated = evaluation.stage is Stage.CHECK
     how = "fails its own gate" if gated else f"cannot start a campaign on {target_text(evaluation.target)}"
     reason = evaluation.reason.removesuffix(".")
+    if evaluation.verdict is Verdict.TIMEOUT:
+        limit = "workers.check_seconds" if gated else "workers.measure_seconds"
+        how, reason = "takes too long", f"{reason}; raise {limit}, or start from fewer steps of the grid"
     return f"{how}: {evaluation.verdict.value} at {evaluation.stage.value}, {reason}"
 
 

@@ -4,7 +4,8 @@ Its argument is a language. A line of standard input is a task, a JSON list of `
 "source", "params", "inputs"}``; the answer is one JSON line per job, ``{"id", "ok", "reason", "snr_db", "seconds"}``,
 and the line ``end``.
 ``inputs`` are ``[name, shape, dtype, kind]``; kinds are ``normal``, ``positive`` (scales), ``index:<stop>``,
-``values:<a>,<b>,...`` and a number for a scalar. A job passes when every output agrees with its parent's to 40 dB.
+``values:<a>,<b>,...``, ``leading:<a>`` (small integers behind an a) and a number for a scalar.
+A job passes when every output agrees with its parent's to 40 dB.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ def make_input(spec: list, rng: np.random.Generator) -> object:
         return rng.integers(0, int(kind[6:]), shape).astype(_dtype(dtype))
     if kind.startswith("values:"):
         return np.array([int(v) for v in kind[7:].split(",")], _dtype(dtype)).reshape(shape)
+    if kind.startswith("leading:"):
+        made = rng.integers(-2, 3, shape).astype(np.float32)
+        made[..., 0] = float(kind[8:])
+        return made.astype(_dtype(dtype))
     if kind == "zero":
         return np.zeros(shape, _dtype(dtype))
     raise ValueError(f"unknown kind of input {kind}")
@@ -132,7 +137,7 @@ def check(job: dict, language: str, folder: str, references: dict, number: int) 
             return run_pallas(module, params, inputs)
         return run_triton(module, params, specs, inputs)
 
-    key = (job["parent"], json.dumps(job["parent_params"], sort_keys=True))
+    key = (job["parent"], json.dumps([job["parent_params"], specs], sort_keys=True))
     if key not in references:
         references[key] = outputs(job["parent"], job["parent_params"], 2 * number)
     expected = references[key]

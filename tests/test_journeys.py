@@ -237,6 +237,12 @@ SESSION: list[tuple[str, int, list[str], str]] = [
     (f"{TUNE} {GELU}", 0, [r"winner: quick_gelu_tuned_2/quick_gelu\.py"], MEANINGLESS),
     ("check jaxed.py", 0, [r"functions .*squared_relu", "0 problem"], "torch"),
     (
+        f"check jaxed.py:squared_relu {RELU.partition(' --eval')[0]}",
+        0,
+        ["passes as a campaign's seed"],
+        "InitGoogle",
+    ),
+    (
         f"tune jaxed.py:squared_relu {RELU}",
         0,
         [r"tpu7x \(modelled\)", r"winner: squared_relu_tuned/"],

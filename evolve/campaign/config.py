@@ -94,9 +94,11 @@ class SearchConfig(_Section):
 
     @field_validator("proposers", mode="before")
     @classmethod
-    def _without_retired(cls, names: Any) -> Any:
-        """The configuration in an earlier version's journal may name ``local_search``, which is gone."""
-        return tuple(n for n in names if n != "local_search") if isinstance(names, list | tuple) else names
+    def _without_retired(cls, names: Any, info: ValidationInfo) -> Any:
+        """A journal of an earlier version may name ``local_search``, which is gone; what a user writes may not."""
+        if not info.context or "local_search" not in names:
+            return names
+        return tuple(n for n in names if n != "local_search") or ("parameters",)
 
     @field_validator("without_rules")
     @classmethod
@@ -299,10 +301,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_config(data: dict[str, Any], origin: str = "campaign") -> CampaignConfig:
-    """Check a mapping. Raises UserError with one sentence naming the first wrong key."""
+def parse_config(data: dict[str, Any], origin: str = "campaign", *, recorded: bool = False) -> CampaignConfig:
+    """Check a mapping, or what a journal has ``recorded``. Raises UserError: a sentence naming the first wrong key."""
     try:
-        return CampaignConfig.model_validate(data)
+        return CampaignConfig.model_validate(data, context={"recorded": True} if recorded else None)
     except ValidationError as error:
         raise UserError(f"{origin}: {_sentence(error)}.") from error
 

@@ -50,6 +50,23 @@ class Resolved:
         fixed = {**self.operator.constants, **self.target.constants}
         return [{**fixed, **shape.dims} for shape in shapes]
 
+    def moved_starts(self) -> list[str]:
+        """A warning for each seed that starts beside its declared defaults: where, and which shape bars those."""
+        shapes = (*self.suite.workloads, *self.suite.final, *self.suite.check)
+        found = []
+        for name, genome in ((start.name, start.genome) for start in self.starts):
+            wanted = _declared(self.space(genome.source), self.operator.kernels[name])
+            moved = ", ".join(
+                f"{n} {genome.params[n]!r}" for n in sorted(wanted) if genome.params[n] != wanted[n]
+            )
+            for shape, constants in zip(shapes if moved else (), self.constants, strict=False):
+                with contextlib.suppress(SpaceError):
+                    if broken := Space.from_source(genome.source, [constants]).violations(wanted):
+                        why = f"its defaults are illegal at {shape.id}: {broken[0]}"
+                        found.append(f"warning: seed {name} starts at {moved}; {why}")
+                        break
+        return found
+
     def floors(self) -> dict[str, dict[str, float]]:
         """Seconds no schedule can beat, by workload and unit (see ``fitness.score.floors``)."""
         if self.target.compile_only:
@@ -175,7 +192,7 @@ def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:
         space = resolved.space(kernel.source)
     except SpaceError as error:
         raise UserError(f"kernel {kernel.name}: {error}") from error
-    params: dict[str, Value] = {**space.defaults, **kernel.overrides}  # type: ignore[dict-item]
+    params = _declared(space, kernel)
     if reasons := space.violations(params):
         # made for other shapes than this suite's
         legal = nearest(space, params)
@@ -183,6 +200,11 @@ def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:
             raise UserError(f"kernel {kernel.name}: its defaults are illegal: {reasons[0]}.")
         params = legal
     return Genome(kernel.source, params)
+
+
+def _declared(space: Space, kernel: SeedKernel) -> dict[str, Value]:
+    """Where a kernel asks to start."""
+    return {**space.defaults, **kernel.overrides}  # type: ignore[dict-item]
 
 
 def _unknown(key: str, value: str, allowed: Iterable[str]) -> UserError:

@@ -20,8 +20,8 @@ from tilewright.workers.child.launch import ROOT
 if TYPE_CHECKING:
     from tilewright.fitness.targets import Target
 
-MAIN, PALLAS = "triton.program", "pallas.program"
-"""The programs: for functions that launch Triton kernels, and for Pallas ones."""
+MAIN, PALLAS, CUDA = "triton.program", "pallas.program", "cuda.program"
+"""The programs: for functions that launch Triton kernels, for Pallas ones, for kernels in CUDA C++."""
 
 SECONDS = 600.0
 """Most that reading a function in may take."""
@@ -94,6 +94,7 @@ def started_intake(target: str | None) -> Iterator[Intake]:
 def ask(
     path: Path, function: str | None, reference: str, calls: Sequence[str], target: Target, program: str = MAIN,
     intake: Intake | None = None, meanwhile: Callable[[], None] = lambda: None, values: str = "",
+    launch: Mapping[str, str] | None = None,
 ) -> Mapping[str, Any]:  # fmt: skip
     """The child's answer. Raises UserError where it gives none.
 
@@ -108,6 +109,7 @@ def ask(
             request = {
                 "path": str(path.resolve()), "function": function, "reference": reference, "calls": list(calls),
                 "folder": folder, "part": part_of(target), "target": target.name, "values": values,
+                "launch": launch or {},
             }  # fmt: skip
             out, err = process.answer(request, SECONDS, meanwhile)
     except subprocess.TimeoutExpired as error:
@@ -151,10 +153,12 @@ def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Targ
     small shape will do."""
     slow = target.interpreted or target.compile_only
     question = {
-        "path": str(path.resolve()), "function": request.name, "calls": list(request.calls),
+        "path": str(path.resolve()), "function": request.name, "calls": list(answer.get("calls", request.calls)),
         "operands": answer["operands"], "dims": [*(answer["check"] if slow else ()), *answer["dims"]],
-        "jax": target.entry == "build", "first": slow,
+        "chip": None, "first": slow,
     }  # fmt: skip
+    if target.entry == "build":
+        question["chip"] = {"kind": target.chip.device_kind, "cores": target.chip.cores}
     err = b""
     try:
         out, err = trial.answer(question, TRIAL_SECONDS, lambda: None)
@@ -181,7 +185,10 @@ def calls_of_files(places: Sequence[str], of: Path, values: Path | None = None) 
     ]
     listed = ", ".join(file for file, _ in pairs)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise UserError(f"--call: {listed} took more than {CALLS_SECONDS} s to make its calls.") from error
     try:

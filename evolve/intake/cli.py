@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Tell = Callable[[Any, argparse.Namespace], int]
 
 
+LAUNCH = ("grid", "block", "shared")  # how a kernel in CUDA C++ is launched
+
+
 def add_commands(commands: Any, tell: Tell) -> None:
     """Add them to the parser's. ``tell`` says how a campaign ended."""
     tune = commands.add_parser("tune", help="tune the kernels that a function launches")
@@ -61,6 +64,10 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         "--call", action="append", default=[], metavar="FILE[:NAME]",
         help="a Python file whose `calls` are lists of arguments, or a function that makes them",
     )  # fmt: skip
+    for name in LAUNCH:
+        parser.add_argument(
+            f"--{name}", metavar="SIZE", help="of a kernel in CUDA C++, as in 'cdiv(n, BLOCK)'"
+        )
     parser.add_argument(
         "--target",
         help="the device to tune for (default: tpu7x for a file of Pallas, this machine's GPU, or the interpreter)",
@@ -110,7 +117,8 @@ def _plan(
             '--args is missing: give the arguments of a call, for example "f32[4096, 1024], dim=1".'
         )
     reference = resolve_reference(options.reference or SELF)
-    request = Request(path, options.function, reference, options.calls, options.values)
+    launch = {name: getattr(arguments, name) for name in LAUNCH if getattr(arguments, name)}
+    request = Request(path, options.function, reference, options.calls, options.values, launch=launch)
     return Plan(request, request.name, {})
 
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tilewright.fitness.dialect import is_cuda
 from tilewright.fitness.original import is_original
 from tilewright.workers.intake.calls.call_text import SHORT
 from tilewright.workers.intake.judge.self_reference import SELF
@@ -115,8 +116,8 @@ def _rewrites(source: str) -> Iterator[str]:
     from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
     from tilewright.evolve.proposers.rewrite.registry import rules
 
-    if is_original(source):
-        yield "  rewrites   none: a function as it stands has parameters alone"
+    if is_original(source) or is_cuda(source):
+        yield "  rewrites   none: the function runs as it stands, only its parameters are tuned"
         return
     kernel, applied = KernelSource(source), []
     every = rules(kernel.language)

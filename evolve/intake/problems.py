@@ -53,7 +53,7 @@ LANGUAGES = {
 """Modules that a file of another language imports."""
 
 SUFFIXES = {
-    ".cu": "CUDA C++", ".cuh": "CUDA C++", ".hip": "HIP C++", ".cpp": "C++", ".cc": "C++", ".metal": "Metal",
+    ".cuh": "CUDA C++", ".hip": "HIP C++", ".cpp": "C++", ".cc": "C++", ".metal": "Metal",
     ".mojo": "Mojo", ".ptx": "PTX", ".mlir": "MLIR", ".ll": "LLVM IR",
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ def language_of(path: Path) -> str:
         named = "CUDA C++" if re.search(r"\bload_inline\b|\bRawKernel\b|__global__", text) else named
     ways = {
         "": "",
-        "CUDA C++": "use an operator folder with the kernel and its launch (docs/cuda.md)",
+        "CUDA C++": "put the kernel into a .cu file, and name it: FILE.cu:KERNEL (docs/cuda.md)",
         "Helion": "name the Triton file that Helion writes (HELION_PRINT_OUTPUT_CODE=1)",
     }
     way = ways.get(named, "tune takes functions that launch Triton or Pallas kernels")

@@ -18,7 +18,14 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"^torch computes (\S+)", "do it in the kernel, or before the call and pass the result as an argument"),
     (r"reads a tensor's values", "pass the value as a plain argument of the call"),
     (r"a tensor that is not contiguous", "allocate it contiguous and give the kernel its strides"),
-    (r"launches no Triton kernel", "name the function that launches the kernel, with arguments that take it there"),
+    (r"launches no \w+ kernel", "name the function that launches the kernel, with arguments that take it there"),
+    (r"unbound axis name|several devices", "name the function that one device runs; kernels of several are not taken"),
+    (r"does not lower for", "give shapes that the kernel takes on a TPU, or the --target it is written for"),
+    (r"of at most \d+ that are interpreted", "give a smaller call, which is checked as it is"),
+    (r"modelled for .*(grid|branch|loop|position|control flow)", "let int32 operands of at most 4096 values decide "
+     "it, and give those of a real call: --call FILE"),
+    (r"modelled for .*(outside|HLO|from a kernel|calls )", "name the function around the kernel alone, and "
+     "compute the rest before or after the call"),
     (r"is a kernel, and how it is launched is not said", "name its wrapper: FILE:wrapper"),
     (r"import of|import from|import inside", "import only torch, triton, triton.language; write constants out"),
     (r"device library's function (\S+)", "write it with triton.language (exp, exp2, log2, erf, sqrt, rsqrt, sin, cos)"),
@@ -54,6 +61,8 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"\*\* in a call", "spell the keyword arguments out"),
     (r"default argument", "use a number, a string or None as the default"),
     (r"annotation", "leave the annotation out, or use tl.constexpr"),
+    (r"CUDA C\+\+|is launched|be launched|those that it writes|follows no size|takes \w+ as", "give every parameter in "
+     "--args, --grid and --block over them, and device code that NVRTC compiles (docs/cuda.md)"),
     (r"not Python", "correct the syntax"),
 )  # fmt: skip
 

@@ -101,10 +101,10 @@ def _tensors(value: Any, text: str) -> Iterator[tuple[TensorArgument, str]]:
             yield from _tensors(part, f"{text}[{key!r}]")
 
 
-def signature_of(path: Path, function: str, call: Call) -> Signature:
+def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ()) -> Signature:
     """The signature of a function of a file, of a Class's ``forward``, or of an autograd Function's ``apply``; of a
-    function that the file does not define by a ``def``, as many parameters as a call has arguments."""
-    nodes: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    function that the file does not define by a ``def``, ``own``, or as many parameters as a call has arguments."""
+    nodes: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8") if path.suffix == ".py" else "").body
     found: ast.AST | None = None
     parts, without_ctx = function.split("."), False
     for part in [*parts[:-1], "forward"] if parts[-1] == "apply" else parts:
@@ -115,7 +115,7 @@ def signature_of(path: Path, function: str, call: Call) -> Signature:
         found = next((n for n in _definitions(nodes) if n.name == "forward"), None)
     if not isinstance(found, ast.FunctionDef):
         star = ["*"] if call.keywords else []
-        listed = ", ".join([*(f"x{n}" for n in range(len(call.arguments))), *star, *call.keywords])
+        listed = ", ".join([*(own or (f"x{n}" for n in range(len(call.arguments)))), *star, *call.keywords])
         found = ast.parse(f"def f({listed}): pass").body[0]
         assert isinstance(found, ast.FunctionDef)
         parts = parts[:1]

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from tilewright.workers.toolchains import tpu
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
 
-MODELLED = "tpu7x"
+MODELLED, COMPILED, CUDA = "tpu7x", "sm_90", ".cu"
 IN_FLIGHT = (4, 16)
 """Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
@@ -61,6 +61,9 @@ class Request:
     made: str = ""
     """A passing folder of the files that were written for the function; they will lie in the operator's."""
 
+    launch: Mapping[str, str] = field(default_factory=dict)
+    """How a kernel in CUDA C++ is launched: ``grid``, ``block`` and ``shared`` as text."""
+
     @property
     def name(self) -> str:
         """The function's name as a folder and a campaign may have it."""
@@ -90,6 +93,10 @@ def parse_place(text: str) -> tuple[Path, str | None]:
         return path, None
     if other := language_of(path):
         raise UserError(f"{path.name} is {other}.")
+    if path.suffix == CUDA and path.is_file():
+        if not function:
+            raise UserError(f"which kernel of {path}? Write {path}:KERNEL.")
+        return path, function
     if path.suffix != ".py":
         raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
     if not path.is_file():
@@ -127,6 +134,14 @@ def ask_intake(
 ) -> Mapping[str, Any]:
     """What the child makes of it (see ``child.ask``). Raises IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
+    if request.path.suffix == CUDA:
+        program = child.CUDA
+        if (
+            target.entry == "build"
+            or target.gpu_interpreter
+            or getattr(target.part, "backend", "cuda") == "hip"
+        ):
+            raise UserError(f"target: {target.name} runs no CUDA C++; use cuda with an NVIDIA GPU, or sm_90.")
     if program == child.PALLAS:
         tpu.silence_libtpu()
     if program == child.PALLAS and _languages(request.path) == {"triton"}:
@@ -136,7 +151,7 @@ def ask_intake(
         )
     answer = child.ask(
         request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile,
-        request.values,
+        request.values, request.launch,
     )  # fmt: skip
     found = refused(answer.get("refusals", ()), request.path.name)
     if found:
@@ -149,8 +164,13 @@ def ask_intake(
 
 
 def default_target(place: str) -> str | None:
-    """``tpu7x`` for ``FILE`` or ``FILE:FUNCTION`` where the file imports Pallas and no Triton; None for any other."""
+    """``tpu7x`` for ``FILE`` or ``FILE:FUNCTION`` where the file imports Pallas and no Triton, ``sm_90`` for CUDA C++
+    without a GPU; None for any other."""
     path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
+    if path.suffix == CUDA:
+        from tilewright.workers.toolchains.triton import gpu_count
+
+        return None if gpu_count() else COMPILED
     return MODELLED if _languages(path) == {"pallas"} else None
 
 
@@ -270,6 +290,8 @@ def export(
     from tilewright.evolve.intake.winner import winner_module
 
     winner = campaign.winner
+    if target.compile_only and request.path.suffix == CUDA:
+        winner = None  # nothing has judged what another configuration computes
     source = winner["source"] if winner else answer["source"]
     params = winner["params"] if winner else answer["defaults"]
     path = where / f"{request.name}.py"

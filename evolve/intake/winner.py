@@ -18,9 +18,10 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import served_calls
 from tilewright.evolve.intake.original_winner import Renamed, original_text
 from tilewright.evolve.intake.signature import signature_of
+from tilewright.fitness.dialect_names import DEVICE_CODE
 from tilewright.fitness.original import data_of
 from tilewright.workers.intake.calls.call_text import parse
-from tilewright.workers.intake.calls.sizes import size_code
+from tilewright.workers.intake.calls.sizes import size_code, size_of
 
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
@@ -30,6 +31,7 @@ ORIGINAL = "tilewright_tuned"
 """The user's own function with the sizes that won."""
 
 _DECLARED = ("SPACE", "DEFAULTS", "CONSTRAINTS")
+_CALLED = "\n\nfrom tilewright.library.cuda_call import called\n\n"
 _MADE = ("empty", "zeros")
 _REFERENCES = (
     "torch", "torch.nn.functional", "torch.linalg", "torch.special", "jax.numpy", "jax.nn", "jax.lax",
@@ -60,10 +62,13 @@ def _kernels(
     if (original := data_of(source)) is not None:
         return original_text(original, params, function, ORIGINAL, operands), ORIGINAL
     body: list[ast.stmt] = []
-    entry = "launch"
+    entry, code = "launch", ""
     for node in ast.parse(source).body:
         declared = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in _DECLARED
         if declared or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            continue
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == DEVICE_CODE:
+            code = f'{_CALLED}{DEVICE_CODE} = r"""{ast.literal_eval(node.value)}"""\n'
             continue
         if isinstance(node, ast.FunctionDef) and node.name in ("launch", "build"):
             entry = node.name
@@ -71,7 +76,8 @@ def _kernels(
                 node = _OnDevice(operands[0]).visit(node)
         body.append(node)
     made = Renamed(function, f"{function}_kernel_call").visit(ast.Module(body, []))
-    return f"{ast.unparse(ast.fix_missing_locations(made))}\n\nPARAMS = {dict(params)!r}\n", entry
+    text = f"{ast.unparse(ast.fix_missing_locations(made))}\n\nPARAMS = {dict(params)!r}\n{code}"
+    return text, "cuda" if code else entry
 
 
 def winner_module(
@@ -81,8 +87,8 @@ def winner_module(
     every other one to the original."""
     names = [row[0] for row in answer["operands"]]
     kernels, entry = _kernels(source, params, request.name, names)
-    calls = [parse(text) for text in request.calls]
-    signature = signature_of(request.path, request.function, calls[0])
+    calls = [parse(text) for text in answer.get("calls", request.calls)]
+    signature = signature_of(request.path, request.function, calls[0], answer.get("parameters", ()))
     settled = [signature.settled(call) for call in calls]
     shapes = [[tensor.shape for tensor in call.tensors()] for call in calls]
     orders = answer.get("orders") or [()] * len(names)
@@ -116,8 +122,13 @@ def winner_module(
     fits = "".join(f"        and {text}\n" for text in conditions)
     returned = "".join(f"    {name}.copy_({RESULTS}[{n}])\n" for name, n in wrapper.get("writes", {}).items())
     value = wrapper.get("returned") or f"{RESULTS}[0] if len({RESULTS}) == 1 else {RESULTS}"
-    returned += f"    return {value if entry == 'launch' else RESULTS}\n"
+    returned += f"    return {value if entry in ('launch', 'cuda') else RESULTS}\n"
+    if entry == "cuda":
+        sizes = [lambda row, d=d: tuple(size_of(n, d) for n in row[2]) for d in answer["dims"]]
+        rows = {tuple(map(of, own)): [(*row[:2], of(row)) for row in answer["results"]] for of in sizes}
+        kernels += f"RESULTS = {rows!r}\nPLANS = {{}}\n"
     ways = {"launch": "launch(tilewright_own, PARAMS)", "build": "build(PARAMS)(*tilewright_own.values())"}
+    ways["cuda"] = "called(globals(), tilewright_own)"
     run = (
         "tilewright_paired(tilewright_own)" if pair else ways.get(entry, f"{entry}(*tilewright_own.values())")
     )

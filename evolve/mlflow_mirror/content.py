@@ -29,9 +29,9 @@ from tilewright.evolve.mlflow_mirror.view import (
 )
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.report.change import full_diff
-from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, rival_speeds
+from tilewright.evolve.report.data import FINALIST_PREFIX, SEED_PREFIX, CampaignData, rival_speeds
 from tilewright.evolve.report.tables import flatten
-from tilewright.evolve.report.text import percent_text, rate_text, time_text
+from tilewright.evolve.report.text import gain_text, percent_text, rate_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict, WorkloadFigures
 from tilewright.fitness.score import mean_closed
 from tilewright.fitness.targets import target_text
@@ -203,11 +203,16 @@ class CampaignProgress:
             self.best = max(self.best or 0.0, evaluation.fitness)
             if is_seed and self.seed is None:
                 self.seed = evaluation.fitness
-            if self.seed:
-                metrics[gain_metric(self.kind)] = round(evaluation.fitness / self.seed, 4)
+            metrics |= self.gain(evaluation)
         if self.best is not None:
             metrics[best_metric(self.unit, self.kind)] = self.best
         return _rounded(metrics)
+
+    def gain(self, evaluation: Evaluation) -> dict[str, float]:
+        """The metric of its gain; empty before the seed has passed."""
+        if not (self.seed and evaluation.fitness):
+            return {}
+        return {gain_metric(self.kind): round(evaluation.fitness / self.seed, 4)}
 
     def campaign_metrics(self) -> dict[str, float]:
         """The campaign's own curves, at step = evaluations finished."""
@@ -301,6 +306,8 @@ def _headline(data: CampaignData) -> str:
     speeds = rival_speeds(finals)
     mean = f" (geometric mean of {len(winner.workloads)} shapes)" if len(winner.workloads) > 1 else ""
     speed = f" It is {_plain(speeds)}{mean}." if speeds else ""
+    if data.bill.gain is not None and not any(name.startswith(SEED_PREFIX) for name in finals):
+        speed += f" Its gain is {gain_text(data.bill.gain)} over the best seed."
     return (
         f"The winner takes **{time_text(first.seconds)}**{interval} at {_plain(first.workload)} "
         f"({data.target_text}, {data.kind}).{speed}"

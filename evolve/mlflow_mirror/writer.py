@@ -104,10 +104,12 @@ class Mirror:
             return False
         arrival, index, evaluation, at = row
         self._read_candidates()
+        is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
-            is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
             self._progress_metrics = self._progress.add(evaluation, is_seed)
         written = self._write_child(self._by_index[index], evaluation, at)
+        if is_seed and evaluation.fitness and evaluation.fitness == self._progress.seed:
+            self._write_early_gains(arrival)
         self._curve += [
             Metric(k, v, int(at * 1000), arrival) for k, v in self._progress.campaign_metrics().items()
         ]
@@ -209,6 +211,15 @@ class Mirror:
                 return found
 
     # -- writing -----------------------------------------------------------------------------------
+
+    def _write_early_gains(self, seed_arrival: int) -> None:
+        """Gains of the candidates whose evaluations ended before the first seed's."""
+        for arrival, index, evaluation, at in self._journal.evaluations():
+            if arrival >= seed_arrival:
+                break
+            gain = self._progress.gain(evaluation)
+            rows = [Metric(k, v, int(at * 1000), index) for k, v in gain.items()]
+            self._log(self._children[index].run_id, {}, rows)
 
     def _open_parent(self, run_id: str | None) -> str:
         """Create the campaign's run if it has no ``run_id`` yet, and write its parameters and suite."""

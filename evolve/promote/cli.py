@@ -25,12 +25,19 @@ def add_commands(commands: Commands, register: Register) -> None:
     promote = commands.add_parser(
         "promote", help="verify a campaign's winner again and put it into a library"
     )
-    promote.add_argument("campaign", nargs="?", help="its id or folder (default: the newest)")
+    promote.add_argument("campaign", nargs="?", help="id or folder of the campaign (default: the newest)")
     promote.add_argument("--suite", help="verify on this suite instead of the campaign's")
-    promote.add_argument("--as", dest="name", metavar="NAME", help="family/recipe to have in the library")
-    promote.add_argument("--candidate", metavar="ID", help="a candidate's number or genome, not the winner")
     promote.add_argument(
-        "--table", type=Path, help="a dispatch table (JSON): several candidates, one a shape"
+        "--as",
+        dest="name",
+        metavar="NAME",
+        help="its name in the library: family/recipe",
+    )
+    promote.add_argument(
+        "--candidate", metavar="ID", help="promote this candidate (number or genome), not the winner"
+    )
+    promote.add_argument(
+        "--table", type=Path, help="dispatch table (JSON) that names a candidate for each shape"
     )
     promote.add_argument("--against", metavar="NAME", help="compare with this baseline or seed")
     promote.add_argument("--dry-run", action="store_true", help="verify and compare, write nothing")

@@ -82,7 +82,7 @@ def nominate(
                 f"campaign {folder.name} has not finished; end it with 'tilewright resume {folder.name}'."
             )
         known = list(journal.candidates())
-    config = parse_config(data, str(folder))
+    config = parse_config(data, str(folder), recorded=True)
     if suite is not None:
         config = config.model_copy(update={"suite": suite})
     resolved = resolve(config)

@@ -115,7 +115,7 @@ def verify(
     for contender in contenders:
         if is_original(contender.genome.source):
             raise Refusal(
-                f"promotion refused: {contender.name} is a function as it stands, and a library holds kernels of the "
+                f"promotion refused: {contender.name} runs your file as it stands, and a library holds kernels of the "
                 "dialect; use the module that tune wrote."
             )
     rng = np.random.default_rng(secrets.randbits(64))

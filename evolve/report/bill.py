@@ -45,9 +45,10 @@ class ModelUse:
             money = f", {money_text(tokens * token_price)} {currency}" if token_price else ""
             return f"({number_text(tokens)} tokens{money})"
 
+        made, others = cost(self.tokens_accepted), cost(self.tokens_refused)
         return (
-            f"{asked} questions: {self.accepted} accepted as candidates {cost(self.tokens_accepted)}, {self.passed} of "
-            f"them passed every gate; {self.refused} refused, {self.failed} unanswered {cost(self.tokens_refused)}"
+            f"{counted(asked, 'question')}: {counted(self.accepted, 'candidate')} {made}, of which {self.passed} "
+            f"passed every gate; {self.refused} refused and {self.failed} unanswered {others}"
         )
 
     def tags(self, token_price: float, currency: str) -> dict[str, str]:
@@ -256,4 +257,9 @@ def count_text(evaluations: int, duplicates: int) -> str:
     """``12 evaluations, 1 of them a duplicate``."""
     same = "a duplicate" if duplicates == 1 else "duplicates"
     free = f", {duplicates} of them {same}" if duplicates else ""
-    return f"{evaluations} evaluation{'' if evaluations == 1 else 's'}{free}"
+    return f"{counted(evaluations, 'evaluation')}{free}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 question``, ``2 questions``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilewright.evolve.proposers.rule_credit import rules_of
 from tilewright.evolve.record.history import Candidate, MutationKind
-from tilewright.evolve.report.data import CampaignData
+from tilewright.evolve.report.data import SEED_PREFIX, CampaignData, kernel_text
 from tilewright.evolve.report.text import printable, shorten
 from tilewright.evolve.space.genome import Genome
 
@@ -39,12 +39,13 @@ class WinnerChange:
     @property
     def heading(self) -> str:
         """One sentence without its full stop."""
+        seed = kernel_text(f"{SEED_PREFIX}{self.seed_name}")
         if self.unchanged:
-            return f"The winner is seed {self.seed_name}, unchanged"
+            return f"The winner is {seed}, unchanged"
         parts = [
             name for name, changed in (("source", self.diff), ("parameters", self.parameters)) if changed
         ]
-        return f"The winner, candidate {self.winner.index}, changes {' and '.join(parts)} of seed {self.seed_name}"
+        return f"The winner, candidate {self.winner.index}, changes {' and '.join(parts)} of {seed}"
 
     def lines(self, campaign: str) -> list[str]:
         """The change for a terminal; a long diff ends with the command that shows all of it."""

@@ -31,6 +31,13 @@ REASONS = {
 }
 """Why a campaign ended, by the reason in its journal."""
 
+JUDGED = {
+    Reached.DEVICE: "that the device gave",
+    Reached.TRACE: "that JAX's interpreter gave for the traced kernels",
+    Reached.INTERPRETER: "that Triton's interpreter alone gave, and nothing judged by it alone is promoted",
+}
+"""Where answers came from, as the end of a sentence."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -194,6 +201,11 @@ class CampaignData:
         return {}
 
 
+def kernel_text(name: str) -> str:
+    """A kernel's name in a sentence: ``seed:naive`` -> ``seed naive``; a tuned function's is ``the seed``."""
+    return "the seed" if name == f"{SEED_PREFIX}seed" else name.replace(":", " ")
+
+
 def rival_speeds(finals: Mapping[str, Evaluation]) -> str:
     """The winner against each rival: ``1.48 × faster than bf16, tied with seed naive (within its 90 % interval)``.
 
@@ -203,9 +215,9 @@ def rival_speeds(finals: Mapping[str, Evaluation]) -> str:
     if winner is None or not winner.fitness:
         return ""
     return ", ".join(
-        f"tied with {name.replace(':', ' ')} (within its 90 % interval)"
+        f"tied with {kernel_text(name)} (within its 90 % interval)"
         if winner.even_with(rival)
-        else speed_text(winner.fitness / rival.fitness, name.replace(":", " "))
+        else speed_text(winner.fitness / rival.fitness, kernel_text(name))
         for name, rival in finals.items()
         if rival.fitness and name != WINNER and not name.startswith(FINALIST_PREFIX)
     )
@@ -214,10 +226,7 @@ def rival_speeds(finals: Mapping[str, Evaluation]) -> str:
 def judge_lines(evaluations: Iterable[Evaluation]) -> list[str]:
     """How the gates got the answers they judged, in one line; empty where no evaluation records it."""
     ways = {evaluation.reached for evaluation in evaluations if evaluation.reached is not None}
-    lines = [f"The gates judged answers {', '.join(sorted(way.value for way in ways))}"] if ways else []
-    if Reached.INTERPRETER in ways:
-        lines[0] += "; tilewright promotes nothing that is judged that way"
-    return lines
+    return [f"The gates judged answers {', and '.join(JUDGED[way] for way in sorted(ways))}"] if ways else []
 
 
 def load(journal: Journal) -> CampaignData:

@@ -13,7 +13,7 @@ from tilewright.evolve.report import tables
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.charts import Axis, convergence_svg, switched_charts
 from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
-from tilewright.evolve.report.data import CampaignData, judge_lines, load
+from tilewright.evolve.report.data import SEED_PREFIX, CampaignData, judge_lines, kernel_text, load
 from tilewright.evolve.report.lineage import candidate_details, change_markup, drawn_ancestors, lineage_svg
 from tilewright.evolve.report.lineage_page import PAGE, render_lineage, write_lineage
 from tilewright.evolve.report.page import (
@@ -28,7 +28,14 @@ from tilewright.evolve.report.page import (
     write_atomically,
 )
 from tilewright.evolve.report.roofline import roofline, roofline_svg
-from tilewright.evolve.report.text import duration_text, percent_text, rate_text, speed_text, time_text
+from tilewright.evolve.report.text import (
+    duration_text,
+    gain_text,
+    percent_text,
+    rate_text,
+    speed_text,
+    time_text,
+)
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
 
@@ -116,10 +123,12 @@ def _cards(data: CampaignData) -> str:
             ),
             (percent_text(mine.roofline_fraction), f"of the roofline, {rate_text(mine.rate, mine.unit)}"),
         ]
+        if data.bill.gain is not None and all(row.role != "seed" for row in rows):
+            cards.append((gain_text(data.bill.gain), "over the best seed"))
         for row in rows:
             other = next((w for w in row.evaluation.workloads if w.workload == mine.workload), None)
             if row is not winner and other is not None:
-                name = f"{row.role} {row.name}"
+                name = kernel_text(f"{row.role}:{row.name}")
                 tie = ", a tie" if winner.evaluation.even_with(row.evaluation) else ""
                 speed = speed_text(other.seconds / mine.seconds, name).partition(" × ")
                 cards.append((f"{speed[0]} ×", f"{speed[2]}, {time_text(other.seconds)}{tie}"))
@@ -138,7 +147,8 @@ def _change(data: CampaignData) -> str:
     steps = (
         tag("p", "rewrites: " + " → ".join(tag("b", clean(s)) for s in found.steps)) if found.steps else ""
     )
-    whose = f"from seed {found.seed_name} to candidate {found.winner.index}"
+    seed = kernel_text(f"{SEED_PREFIX}{found.seed_name}")
+    whose = f"from {seed} to candidate {found.winner.index}"
     if found.unchanged:
         return tag("p", clean(f"{found.heading}."))
     return (

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.evolve.report.bill import timed
+from tilewright.evolve.report.bill import counted, timed
 from tilewright.evolve.report.text import (
     duration_text,
     gain_text,
@@ -31,6 +31,7 @@ PLAIN_SECONDS = 30.0
 """Without a terminal: seconds between lines while nothing improves."""
 RECENT_SECONDS = 60.0
 """The evaluation rate is the mean over so many seconds."""
+WARNING = "warning: "
 WORKER_LINES = 8
 
 
@@ -64,7 +65,10 @@ class Display(Protocol):
     def update(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
-        """Show one line about the current step, such as ``starting workers``; an empty text removes it."""
+        """Show one line about the current step, such as ``starting workers``; an empty text removes it.
+
+        A text that begins with ``WARNING`` stays.
+        """
         ...
 
     def stop(self) -> None:
@@ -96,7 +100,9 @@ class PlainDisplay:
 
     def update(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        best = snapshot.best if snapshot.best and timed(snapshot.best.target) else None
+        best = snapshot.best
+        if best is not None and not (best.workloads and timed(best.target)):  # its target ranks nothing
+            best = None
         fitness = best.fitness if best and best.fitness else 0.0
         if fitness > self._best:
             self._best = fitness
@@ -152,6 +158,9 @@ class LiveDisplay:
         self._redraw()
 
     def note(self, text: str) -> None:
+        if text.startswith(WARNING) and self._live is not None:  # stays above the panel
+            self._live.console.print(Text(printable(text)))
+            return
         self._note = printable(text)
         self._redraw()
 
@@ -220,8 +229,8 @@ def best_text(snapshot: Snapshot) -> str:
         return "none yet"
     if not timed(best.target):
         return "none: times of an interpreter mean nothing"
-    rivals = [(name, e.fitness) for name, e in _rivals(snapshot) if e.fitness]
-    speeds = [speed_text(best.fitness / fitness, name) for name, fitness in rivals]
+    rivals = [(name, e) for name, e in _rivals(snapshot) if e.fitness and e.genome != best.genome]
+    speeds = [speed_text(best.fitness / (e.fitness or 0.0), name) for name, e in rivals]
     return ", ".join([f"{rate_text(best.fitness, best.unit)} ({_target_and_kind(best)})", *speeds])
 
 
@@ -252,7 +261,7 @@ def _bars(snapshot: Snapshot, rate: float) -> Table:
     table.add_row("wall time", _bar(seconds, limit), text)
     lag = "" if snapshot.mirror_lag is None else "MLflow is up to date"
     if snapshot.mirror_lag:
-        lag = f"MLflow lacks {snapshot.mirror_lag} evaluations"
+        lag = f"MLflow lacks {counted(snapshot.mirror_lag, 'evaluation')}"
     table.add_row("rate", f"{rate:.2f} evaluations/s", Text(lag, style="dim"))
     return table
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
-from tilewright.evolve.report.bill import count_text, timed
+from tilewright.evolve.report.bill import count_text, counted, timed
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, judge_lines, load, rival_speeds
-from tilewright.evolve.report.text import gain_text, percent_text, printable, shorten
+from tilewright.evolve.report.text import gain_text, number_text, percent_text, printable, shorten
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
 from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.fitness.targets import target_text
@@ -115,7 +115,7 @@ def _line(path: Path, data: CampaignData) -> str:
         best = f"{len(passed)} candidates pass the gates (times of an interpreter mean nothing)"
     elif rate:
         best = f"best {_rounded(rate)} {data.unit} ({data.kind})"
-        best += f", {rate / seed - 1:+.1%} over the best seed" if seed else ""
+        best += f", {gain_text(rate / seed)} over the best seed" if seed else ""
     return (
         f"{path.parent.name}  {facts.get('operator', '?')} on {target_text(facts.get('target', '?'))}  "
         f"{data.short_state}  {count_text(len(data.points), data.duplicates)}  {best}"
@@ -133,10 +133,11 @@ def _model_lines(journal: Journal) -> list[str]:
     tokens = sum(e.get("prompt_tokens", 0) + e.get("completion_tokens", 0) for e in exchanges)
     used = sum(candidate.mutation.kind == "llm" for candidate in journal.candidates())
     unused = len(exchanges) - len(failed) - used
-    line = f"model {exchanges[-1].get('model', '?')}: {len(exchanges)} questions, {tokens} tokens"
+    model = exchanges[-1].get("model", "?")
+    line = f"model {model}: {counted(len(exchanges), 'question')}, {number_text(tokens)} tokens"
     line += f", {len(failed)} unanswered (last: {failed[-1]})" if failed else ""
-    line += f", {used} answers became candidates"
-    line += f", {unused} answers did not (campaign.log says why)" if unused > 0 else ""
+    line += f", {counted(used, 'candidate')}"
+    line += f", {counted(unused, 'answer')} not usable (campaign.log says why)" if unused > 0 else ""
     return [line, *budget]
 
 

@@ -42,7 +42,7 @@ def answer_to(request: Request) -> Answer:
     original = vars(module)["tilewright_original"]
     file, root, _, _ = module.SERVED["original"]
     sys.path.append(root)  # objects among the arguments are of classes there
-    if (package := package_of(Path(file))) is not None:
+    if file.endswith(".py") and (package := package_of(Path(file))) is not None:
         sys.meta_path.append(package)
     vars(module)["tilewright_original"] = _refuse
     operands = [Operand(row[0], row[1], tuple(row[2]), *row[3:]) for row in request["operands"]]
@@ -51,11 +51,12 @@ def answer_to(request: Request) -> Answer:
     asked = [(calls[min(n, len(calls) - 1)], dims) for n, dims in enumerate(request["dims"])]
     for call, dims in asked:
         try:
-            why = _tried(module, request["function"], call, operands, dims, request["jax"], original)
+            why = _tried(module, request["function"], call, operands, dims, request["chip"], original)
         except _NotServed:
             continue
         except Exception as error:  # noqa: BLE001 - whatever the module raises
-            why = first_line(error)
+            without_device = type(error).__name__ == "NoDevice"  # CUDA C++ is compiled and cannot be run
+            why = "" if without_device else first_line(error)
         if why:
             return {"why": why, "calls": made}
         made.append("x".join(map(str, dims.values())))
@@ -69,14 +70,17 @@ def _refuse(served: object) -> Any:
 
 
 def _tried(
-    module: Any, name: str, call: Call, operands: Sequence[Operand], dims: Mapping[str, int], in_jax: bool,
-    original: Any,
+    module: Any, name: str, call: Call, operands: Sequence[Operand], dims: Mapping[str, int],
+    chip: Mapping[str, Any] | None, original: Any,
 ) -> str:  # fmt: skip
+    """``chip``: the TPU that a function of JAX may ask for."""
     function = getattr(module, name)
     call = replace(call, keywords=accepted_keywords(function, call.keywords))
     arrays = [draw(operand, dims, "randn", 1, np.random.default_rng(1)) for operand in operands]
-    if in_jax:
+    if chip:
         import jax
+
+        from tilewright.workers.intake.pallas.original import on_chip
 
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
 
@@ -84,7 +88,8 @@ def _tried(
             given, named = _arguments(call, tensors)
             return function(*given, **named)
 
-        jax.eval_shape(called, *shapes)
+        with on_chip(chip):
+            jax.eval_shape(called, *shapes)
         return ""
     import torch
 

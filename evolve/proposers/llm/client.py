@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 
 Messages = list[dict[str, str]]
 
+ADVICE = {401: "; put a valid key into TILEWRIGHT_LLM_API_KEY", 404: "; check the URL and the model's name"}
+"""What a user can do about a status."""
+
 CHARS_PER_TOKEN = 3
 """A cautious guess for source text, used only to reserve budget before the true count is known."""
 
@@ -221,13 +224,14 @@ class OpenAIEndpoint:
             usage = answer.usage
         except self._openai.APIStatusError as error:
             refused = 400 <= error.status_code < 500
+            advice = ADVICE.get(error.status_code, "")
             raise EndpointFailed(
-                f"HTTP {error.status_code} from {self._place}", billed=not refused
+                f"HTTP {error.status_code} from {self._place}{advice}", billed=not refused
             ) from error
         except self._openai.APIError as error:
             unreached = type(error.__cause__).__name__ == "ConnectError"
-            name = "no connection" if unreached else type(error).__name__
-            raise EndpointFailed(f"{name} from {self._place}", billed=not unreached) from error
+            name = "no connection to" if unreached else f"{type(error).__name__} from"
+            raise EndpointFailed(f"{name} {self._place}", billed=not unreached) from error
         except (ValueError, TypeError, AttributeError) as error:
             raise EndpointFailed("the model endpoint's answer is not a chat completion") from error
         if not isinstance(reply, str) or not reply:

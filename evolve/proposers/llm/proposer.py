@@ -91,10 +91,9 @@ class LlmProposer:
         if reasons := self.violations(edit.source):
             raise EditError(f"the module is not allowed: {reasons[0]}")
         try:
-            space = self.space_of(edit.source)
+            genome = Genome(edit.source, inherit(self.space_of(edit.source), parent.genome.params))
         except SpaceError as error:
             raise EditError(str(error).rstrip(".")) from error
-        genome = Genome(edit.source, inherit(space, parent.genome.params))
         if genome.id in history:
             raise EditError("the module computes the same as one that was tried before")
         return Proposal(genome, (parent.genome.id,), Mutation(self.kind, self.name, edit.summary))

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Rule, Site, Unsupported, Value
 from tilewright.evolve.proposers.rewrite.registry import rules
-from tilewright.evolve.space.space import Space
+from tilewright.evolve.space.space import Space, SpaceError, nearest
 
 log = logging.getLogger(__name__)
 
@@ -155,9 +155,17 @@ def _reason(error: Exception) -> str:
 
 
 def inherit(space: Space, params: Mapping[str, Value]) -> dict[str, Value]:
-    """The parent's values where the child's space still has them; its defaults where that is not legal."""
+    """The parent's values where the child's space still has them; where that is not legal the space's defaults, and
+    where those are not either, the nearest legal point. Raises SpaceError where nothing near is legal.
+    """
     inherited = dict(space.defaults)
     for name, value in params.items():
         if value in space.parameters.get(name, ()):
             inherited[name] = value
-    return inherited if space.legal(inherited) else dict(space.defaults)
+    for point in (inherited, dict(space.defaults)):
+        if space.legal(point):
+            return point
+    near = nearest(space, inherited)
+    if near is None:
+        raise SpaceError(f"no legal point near {inherited}.")
+    return near

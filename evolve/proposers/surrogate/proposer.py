@@ -36,7 +36,6 @@ last of them are being evaluated, the first already say where to look."""
 
 LEAST_SUCCESSES = 3
 
-REFIT_EVERY = 1
 REFIT_RARER = 160
 REFIT_RARE = 20
 REFIT_SURELY = 1000
@@ -260,7 +259,7 @@ class SurrogateProposer:
 def _interval(count: int) -> int:
     """Records between two refits."""
     rarer = int(count * max(math.sqrt(count), count / REFIT_RARE)) // REFIT_RARER
-    return min(max(REFIT_EVERY, rarer), REFIT_SURELY)
+    return min(max(1, rarer), REFIT_SURELY)
 
 
 def _patience(count: int) -> int:

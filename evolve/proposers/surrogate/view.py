@@ -95,7 +95,6 @@ NEAR_PENDING = 0.5
 _DIGITS = 9
 """Scores are compared to so many digits, so that rounding differs nowhere between machines."""
 
-
 FORETOLD = 32
 """Points whose expected improvement is added up where it is asked what is still to be gained."""
 

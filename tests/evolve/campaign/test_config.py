@@ -51,6 +51,7 @@ GOOD: dict[str, Any] = {
         ({"budget": {"evaluations": 0}}, ["budget.evaluations", "greater than or equal to 1", "0"]),
         ({"search": {"order": "random"}}, ["search.order", "'index' or 'arrival'"]),
         ({"search": {"lag": "many"}}, ["search.lag", "'many'"]),
+        ({"search": {"proposers": ["local_search"]}}, ["search.proposers", "'surrogate'", "'local_search'"]),
         ({"name": "Not OK"}, ["name", "lower-case"]),
         ({"seed": -1}, ["seed", "-1"]),
         ({"workers": {"memory_gib": -2}}, ["workers.memory_gib"]),
@@ -71,10 +72,11 @@ def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
         assert word in message
 
 
-def test_a_rule_of_an_earlier_version_may_be_left_out() -> None:
-    """The configuration of an old journal names rules that are gone since."""
+def test_an_old_journal_may_name_rules_and_a_proposer_that_are_gone() -> None:
     config = parse_config({**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_chunk_rows"]}})
     assert config.search.without_rules == ("pallas_manual_copy", "pallas_chunk_rows")
+    config = parse_config({**GOOD, "search": {"proposers": ["surrogate", "local_search"]}}, recorded=True)
+    assert config.search.proposers == ("surrogate",)
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:

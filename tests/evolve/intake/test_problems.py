@@ -77,11 +77,10 @@ def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("k.cu", "", "CUDA C++: use an operator folder"),
         (
             "k.py",
             "from torch.utils.cpp_extension import load_inline\nload_inline(1)\n",
-            "CUDA C++: use an operator",
+            "CUDA C++: put the kernel into a .cu file",
         ),
         ("k.py", "import tilelang\n", "TileLang: tune takes functions that launch Triton or Pallas"),
         ("k.py", "import helion\n@helion.kernel()\ndef f(x): ...\n", "Helion: name the Triton file"),

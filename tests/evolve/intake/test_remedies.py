@@ -16,6 +16,7 @@ SAID = (
     "Layer cannot be made without arguments: missing 'share'",
     "torch.empty_like makes a tensor that is not contiguous",
     "the call launches no Triton kernel",
+    "how scale is launched is not said: give --grid and --block",
     "scale is a kernel, and how it is launched is not said: name the function that launches it",
     "import of numpy",
     "the device library's function j0",

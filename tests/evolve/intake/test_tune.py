@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.evolve.campaign.loop import Order
+from tilewright.evolve.cli import main
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
 from tilewright.evolve.intake.child import calls_of_files
@@ -86,3 +87,33 @@ def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path: Path) -> 
     assert calls_of_files([str(file), str(file)], file) == ["f32[4]", "f32[8], dim=1"]
     with pytest.raises(UserError, match="names no file"):
         calls_of_files([str(tmp_path / "gone.py")], file)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "why", "code", "said"),
+    [
+        ("", "", 0, "jaxed.py:double can be tuned: it passes as a campaign's seed"),
+        ("", "is off by 3", 2, "a campaign refuses it as it stands: it is off by 3"),
+        ("the call raises NameError: unbound axis name: data", "", 2, "Remedy: name the function that one device runs"),
+        ("it does not lower for tpu7x: MLIRError: slice", "", 2, "Remedy: give shapes that the kernel takes on a TPU"),
+    ],
+)  # fmt: skip
+def test_check_says_of_a_pallas_function_what_its_campaign_will_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    refusal: str, why: str, code: int, said: str,
+) -> None:  # fmt: skip
+    file = tmp_path / "jaxed.py"
+    file.write_text("from jax.experimental import pallas as pl\n")
+    asked: list[tuple[str, str]] = []
+
+    def answered(*request: object, **_: object) -> dict[str, object]:
+        asked.append((str(request[2]), str(request[5])))
+        return {"refusals": [{"line": 0, "what": refusal}] if refusal else []}
+
+    monkeypatch.setattr(child, "ask", answered)
+    monkeypatch.setattr("tilewright.evolve.intake.seed_verdict.seed_failure", lambda *_: why)
+    monkeypatch.setattr("tilewright.evolve.intake.preflight.screen", lambda *_: ["space      1 point"])
+    assert main(["check", f"{file}:double", "--args", "f32[8, 128]"]) == code
+    out = capsys.readouterr().out
+    assert said in out and ("space" in out) == (code == 0)
+    assert asked == [("itself", child.PALLAS)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tilewright as tw
 from testkit import FIXTURES, ROOT
 from tilewright.evolve.promote.library_writer import LibraryWriter
+from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.tpu import time_model
 
 JOURNALS = FIXTURES / "journals"
@@ -36,6 +38,16 @@ def test_a_stopped_campaign_of_another_time_model_is_read_and_not_mixed(
     shutil.copytree(FIXTURES / "small_gemm", tmp_path / "small_gemm")
     campaign = opened("stopped-001", tmp_path)
     assert campaign.state != "finished" and campaign.history
+    written, search = Journal.meta, {"proposers": ["local_search"]}  # which version 0.1 had
+
+    def meta(self: Journal, key: str, default: Any = None) -> Any:
+        return (
+            written(self, key, default) | {"search": search}
+            if key == "config"
+            else written(self, key, default)
+        )
+
+    monkeypatch.setattr(Journal, "meta", meta)
     with pytest.raises(tw.UserError, match=f"time model 1, this tilewright's is {time_model.VERSION}"):
         tw.resume("stopped-001", home=tmp_path)
     assert tw.open_campaign("stopped-001", home=tmp_path).history == campaign.history

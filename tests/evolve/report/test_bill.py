@@ -71,8 +71,8 @@ def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Pat
         "gain": "×2.00 over the best seed (h200, measured)",
         "per % gained": "0.2 s of CPU time, 0.1 s of device, 10000 tokens, 0.17 EUR",
     }.items() <= bill.rows().items()
-    used = "1 000 000, 4 questions: 1 accepted as candidates (400 000 tokens, 4.00 EUR), 0 of them passed every gate"
-    assert bill.rows()["tokens"] == f"{used}; 2 refused, 1 unanswered (600 000 tokens, 6.00 EUR)"
+    used = "1 000 000, 4 questions: 1 candidate (400 000 tokens, 4.00 EUR), of which 0 passed every gate"
+    assert bill.rows()["tokens"] == f"{used}; 2 refused and 1 unanswered (600 000 tokens, 6.00 EUR)"
     tags = {
         "accepted": "1",
         "passed": "0",

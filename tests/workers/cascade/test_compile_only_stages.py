@@ -86,6 +86,10 @@ def test_what_was_compiled_before_is_a_duplicate(monkeypatch):
     turned = Frame("compiled", {"launches": {**LAUNCHES, "m64": [{"a": 2, "b": 1}]}})
     _, same, _ = compiled(monkeypatch, [turned, code()])
     assert same.artefact == found.artefact, "in whatever order its fields come"
+    timed, checked = SUITE.workloads[:1], SUITE.check[-1:]
+    spare = [Frame("compiled", {"launches": {**LAUNCHES, checked[0].id: ["another"]}}), code()]
+    made = [compiled(monkeypatch, a, measured=timed, checked=checked)[1] for a in (answer(code()), spare)]
+    assert timed != checked and made[0].artefact != made[1].artefact, "a shape that is only checked counts"
     long = SASS + "".join(f"  /*{n:04x}0*/  NOP ;\n" for n in range(2, 200))
     _, whole, _ = compiled(monkeypatch, answer(code(text=long)))
     assert whole.compiled["k"]["instructions"] == 200

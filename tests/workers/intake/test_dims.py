@@ -86,3 +86,10 @@ def test_calls_that_differ_in_a_plain_value_are_refused() -> None:
     places = tensor_places(calls, ["x", "scale"])
     with pytest.raises(Refusal, match="differ in arguments that are no tensors"):
         operands(calls, places, frozenset())
+
+
+def test_axes_of_few_elements_keep_their_size_and_are_one_dimension() -> None:
+    calls, seen = [parse("bf16[1024, 16, 64], i32[16]")], set()
+    raw, _ = operands(calls, tensor_places(calls, ["q", "lengths"]), frozenset())
+    made, _ = settle(raw, 1, lambda dims, q: not seen.add(q[0].sizes(dims)), size=128, few=128)
+    assert [o.shape for o in made] == [("M", "N", "K"), ("N",)] and seen == {(256, 16, 64)}

@@ -22,6 +22,7 @@ from tilewright.fitness.targets import load_target  # noqa: E402
 from tilewright.workers.intake.child_program import Refusal  # noqa: E402
 from tilewright.workers.intake.operator import Operand  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
+from tilewright.workers.intake.pallas import trial  # noqa: E402
 from tilewright.workers.intake.pallas.original import Original, on_chip  # noqa: E402
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, text_of  # noqa: E402
 from tilewright.workers.runners.pallas.trace import load_build  # noqa: E402
@@ -163,3 +164,17 @@ def test_static_arguments_stay_static_however_often_the_chip_is_entered() -> Non
         made = jax.jit(lambda x, rows: x.reshape(rows, -1), static_argnames="rows", abstracted_axes=None)
         shape = jax.eval_shape(lambda x: made(x, rows=4), jax.ShapeDtypeStruct((8,), "float32")).shape
     assert shape == (4, 2)
+
+
+def test_the_callers_own_integers_are_tried_before_drawn_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def refused(dims: Any, seed: Any, *_: Any) -> Any:
+        asked.append([operand.form for operand in seed.operands])
+        raise Refusal("no shape")
+
+    monkeypatch.setattr(trial, "_checked_shapes", refused)
+    pages = [Operand("q", "float32", (8,), values="v"), Operand("table", "int32", (8,), values="v")]
+    with pytest.raises(Refusal):
+        trial._shapes_with(pages, {}, SimpleNamespace(), {}, SimpleNamespace())  # type: ignore[arg-type]
+    assert asked == [["", "given"], ["", ""], ["given", "given"]]

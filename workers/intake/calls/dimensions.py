@@ -143,13 +143,19 @@ Works = Callable[[Mapping[str, int], list[Operand]], bool]
 
 
 def settle(
-    raw: Sequence[Operand], calls: int, works: Works, size: int = 16, surely: Works | None = None
+    raw: Sequence[Operand],
+    calls: int,
+    works: Works,
+    size: int = 16,
+    surely: Works | None = None,
+    few: int = 0,
 ) -> tuple[list[Operand], list[dict[str, int]]]:
     """Operands with named dimensions, and those of every call: as many different ones as ``works`` bears.
 
     Two axes of one size need not be one dimension, and of a square matrix mostly are not; nor need tensors of one shape
     be of the same dimensions. ``works`` is asked with small sizes, multiples of ``size``, that all differ, and where it
-    bears none with larger ones. What ``surely`` bears too, which may cost more, is preferred.
+    bears none with larger ones. What ``surely`` bears too, which may cost more, is preferred. Axes of at most ``few``
+    elements keep their size meanwhile, and are one dimension if they are of one size.
     """
     shapes: list[Any] = [tuple(o.shape) for o in raw]
 
@@ -159,10 +165,12 @@ def settle(
     best: list[Any] | None = None
     for unit in (size, MULTIPLE * size):
         if best is None:
-            best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, both, unit)
+            best = _most_names(
+                raw, shapes, _assignments(shapes, few=few), MOST, calls, both, unit, range(few + 1)
+            )
         if best is None and len(set(shapes)) < len(shapes):
-            apart = _assignments(shapes, apart=True)
-            best = _most_names(raw, shapes, apart, MOST_APART, calls, both, unit)
+            apart = _assignments(shapes, apart=True, few=few)
+            best = _most_names(raw, shapes, apart, MOST_APART, calls, both, unit, range(few + 1))
     for kept in _keepable(shapes) if best is None else ():
         ways = _assignments(shapes)
         best = best or _most_names(raw, shapes, ways, MOST_BLOCKS, calls, both, size, kept)
@@ -273,8 +281,11 @@ def _dims(raw: Sequence[Sizes], names: Sequence[Any], calls: int) -> list[dict[s
     return dims
 
 
-def _assignments(raw: Sequence[Sizes], *, merged: bool = False, apart: bool = False) -> Iterator[list[Any]]:
-    """Ways to name axes: tensors of one shape alike, unless ``apart``; axes of one size as one dimension or another."""
+def _assignments(
+    raw: Sequence[Sizes], *, merged: bool = False, apart: bool = False, few: int = 0
+) -> Iterator[list[Any]]:
+    """Ways to name axes: tensors of one shape alike, unless ``apart``; axes of one size as one dimension or another,
+    unless they have at most ``few`` elements."""
     keys: list[Any] = list(range(len(raw))) if apart else list(raw)
     sizes_of = dict(zip(keys, raw, strict=True))
     shapes = list(sizes_of)
@@ -296,7 +307,7 @@ def _assignments(raw: Sequence[Sizes], *, merged: bool = False, apart: bool = Fa
         before = known.get(size, [])
         total = sum(map(len, known.values()))
         fresh = LETTERS[total] if total < len(LETTERS) else f"D{total}"
-        if merged and before:
+        if (merged or max(size) <= few) and before:
             options = before[:1]
         else:
             new = [fresh] if not before or (not merged and len(before) < 3) else []

@@ -12,16 +12,14 @@ are made on the host.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-import torch
-from torch.overrides import TorchFunctionMode
 
 from tilewright.workers.intake.calls.call_values import arguments_of, call_text
 from tilewright.workers.intake.calls.kept_values import values_of, write
@@ -32,33 +30,42 @@ ONE = ("get_inputs", "inputs", "create_inputs", "args")
 """Names of many calls, and of one."""
 
 
-class _OnHost(TorchFunctionMode):
-    """Tensors that are asked for on a GPU lie on the host."""
+@contextlib.contextmanager
+def _on_host() -> Iterator[None]:
+    """While it is entered, tensors that are asked for on a GPU lie on the host, where there is none."""
+    import torch
+    from torch.overrides import TorchFunctionMode
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name == "cuda":
-            return args[0]
-        given = [torch.device("cpu") if _is_gpu(a) else a for a in args] if name == "to" else args
-        options = {
-            k: torch.device("cpu") if k == "device" and _is_gpu(v) else v for k, v in (kwargs or {}).items()
-        }
-        return func(*given, **options)
+    def is_gpu(value: Any) -> bool:
+        return isinstance(value, str | torch.device) and str(value).startswith("cuda")
 
+    class OnHost(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            name = getattr(func, "__name__", "")
+            if name == "cuda":
+                return args[0]
+            given = [torch.device("cpu") if is_gpu(a) else a for a in args] if name == "to" else args
+            options = {
+                k: torch.device("cpu") if k == "device" and is_gpu(v) else v
+                for k, v in (kwargs or {}).items()
+            }
+            return func(*given, **options)
 
-def _is_gpu(value: Any) -> bool:
-    return isinstance(value, str | torch.device) and str(value).startswith("cuda")
-
-
-def calls(path: Path, name: str = "") -> list[Any]:
-    """The calls of a file. Raises LookupError where it has none, and whatever the file raises."""
-    sys.path[:0] = [str(Path.cwd()), str(path.parent)]
     if torch.cuda.is_available():
-        return _calls(path, name)
+        yield
+        return
     plain = torch.Generator
-    with _OnHost(), mock.patch.object(torch, "Generator", side_effect=lambda *_, **__: plain()):
+    with OnHost(), mock.patch.object(torch, "Generator", side_effect=lambda *_, **__: plain()):
+        yield
+
+
+def calls(path: Path, name: str = "", torch: bool = True) -> list[Any]:
+    """The calls of a file, which may use ``torch``: its import takes seconds. Raises LookupError where it has none, and
+    whatever the file raises."""
+    sys.path[:0] = [str(Path.cwd()), str(path.parent)]
+    with _on_host() if torch else contextlib.nullcontext():
         return _calls(path, name)
 
 
@@ -79,12 +86,14 @@ def main() -> None:
     answer: dict[str, Any]
     of, values, *places = sys.argv[1:]
     rows: dict[str, list[Any]] = {}
+    text = Path(of).read_text(encoding="utf-8") if of else ""
+    torch = "triton" in text or "pallas" not in text
     file = ""
     try:
         if of and (package := package_of(Path(of))) is not None:
             sys.meta_path.insert(0, package)
         for file, name in zip(places[::2], places[1::2], strict=True):
-            for made in calls(Path(file), name):
+            for made in calls(Path(file), name, torch):
                 if isinstance(made, str):
                     rows.setdefault(made, [])
                 else:

@@ -72,7 +72,7 @@ class Effort:
     ``draws``: further draws, twice as far apart, on which the reference must stay finite; ``kernel_draws``: those of
     them that the kernel runs, too; ``on_largest``: whether they have the largest checked shape, else the smallest.
     ``blamed_spread``: at this spread an error that the dtypes do not explain is the kernel's own, at larger ones the
-    inputs'. ``seconds``: after these no other kind is tried.
+    inputs'. ``seconds``: after these no other kind is tried. ``special``: whether what is no number is tried.
     """
 
     draws: int
@@ -80,6 +80,7 @@ class Effort:
     on_largest: bool
     blamed_spread: int
     seconds: float = math.inf
+    special: bool = True
 
 
 def inputs_of(
@@ -133,7 +134,7 @@ class InputKinds:
         for name, powers in EXTREME.items():
             any(self._added(f"{name}-{power}", USUAL_SPREAD) for power in powers)
         for kind in SPECIAL if any(is_float(operand.dtype) for operand in operands) else ():
-            if not self._added(kind, USUAL_SPREAD):
+            if not (effort.special and self._added(kind, USUAL_SPREAD)):
                 self.notes.append(f"what it returns for inputs that are {kind} is unspecified")
         if not set(FEW_VALUES) & set(self._pairs) and time.monotonic() > self._until:
             self._pairs["repeated"] = []  # hardly any kernel fails on these

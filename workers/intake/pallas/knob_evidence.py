@@ -15,8 +15,8 @@ from tilewright.workers.intake.judge.input_kinds import CheckedShape
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import MEANING, Knob
 
-EVIDENCE_SECONDS = 60.0
-LEGAL_SECONDS = 20.0
+EVIDENCE_SECONDS = 20.0
+LEGAL_SECONDS = 10.0
 
 Below = tuple[str, str]
 """Two knobs of which the first may not be above the second: a block of a block."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import re
 import sys
 import time
@@ -39,6 +40,8 @@ from tilewright.workers.intake.source.names import plain_function
 _COUNTED = re.compile(r"block|tile|page|chunk")
 _MARKS = 15_485_863
 """The first of the numbers that stand for sizes while a text is read: no function's own."""
+RESOLVE_SECONDS = 8.0
+"""Most that finding sizes may take which a function chooses itself."""
 _FEW = (1, 2, 4, 8, 16, 32)
 """Values of a small number that counts what is done at once, such as pages of a block."""
 
@@ -175,13 +178,11 @@ def _resolved(function: Any, calls: Sequence[Call]) -> list[Call]:
             return text_of(_run(function, one)())
         return ""
 
-    plain = does(call) if asked else ""
-    for name in asked if plain else ():
-        for value in AUTOMATIC:
+    until, plain = time.monotonic() + RESOLVE_SECONDS, does(call) if asked else ""
+    for name, value in itertools.product(asked if plain else (), AUTOMATIC):
+        if name not in call.keywords and time.monotonic() < until:
             tried = replace(call, keywords={**call.keywords, name: value})
-            if does(tried) == plain:
-                call = tried
-                break
+            call = tried if does(tried) == plain else call
     sizes = {name: call.keywords[name] for name in asked if name in call.keywords}
     return [replace(one, keywords={**one.keywords, **sizes}) for one in calls]
 

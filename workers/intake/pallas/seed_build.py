@@ -58,6 +58,7 @@ class SeedBuild:
     operands: Sequence[Operand]
     kept: dict[str, list[np.ndarray]] = field(default_factory=dict)
     compiled: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    made: dict[str, ClosedJaxpr] = field(default_factory=dict)
 
     def mesh(self) -> Any:
         """While it is entered, code is traced for the chip: a pipeline within a kernel asks which one."""
@@ -68,8 +69,11 @@ class SeedBuild:
         return self._closed(params, shaped(self.operands, dims))
 
     def _closed(self, params: Params, specs: Sequence[jax.ShapeDtypeStruct]) -> ClosedJaxpr:
-        with on_chip({"kind": self.chip.device_kind, "cores": self.chip.cores}):
-            return plain_jaxpr(closed_of(self.build(dict(params)), specs))
+        key = repr((sorted(params.items()), [(s.dtype.name, s.shape) for s in specs]))
+        if key not in self.made:
+            with on_chip({"kind": self.chip.device_kind, "cores": self.chip.cores}):
+                self.made[key] = plain_jaxpr(closed_of(self.build(dict(params)), specs))
+        return self.made[key]
 
     def interpreted(self, params: Params, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs of named inputs: see ``run``."""

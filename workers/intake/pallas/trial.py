@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.fitness.chips import Chip
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import Call, Literal, Place
+from tilewright.workers.intake.calls.call_text import GIVEN, Call, Literal, Place
 from tilewright.workers.intake.calls.kept_values import held, with_values
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
@@ -40,17 +40,25 @@ from tilewright.workers.intake.pallas.function_text import FollowedText
 from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_taken
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
-from tilewright.workers.intake.source.knobs import IDLE, Knob
+from tilewright.workers.intake.source.knobs import ALONE, IDLE, Knob
+from tilewright.workers.runners.pallas.check import settings_of
 
-EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=45.0)
-"""Some kernels take seconds a run."""
+EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
+OWN_EFFORT = replace(EFFORT, draws=1, special=False, seconds=15.0)
+"""Some kernels take seconds a run. One that is its own judge is asked less: each answer is a run, and what it makes of
+infinity depends on its blocks."""
 
-TIMED_SECONDS = 60.0
+NAMES_SECONDS, SLOW_SECONDS, TIMED_SECONDS = 15.0, 8.0, 15.0
 MOST_BYTES = 3 << 29
-"""Most that the readings at timed shapes may take, and the largest operands there."""
+"""Most that finding dimensions may take, checked shapes before there are no more, and the readings at timed shapes; the
+largest operands there."""
 
-KEPT = dimensions.KEEPABLE[1]
-"""Largest size of a dimension that is tried as it is in the call."""
+FEW, KEPT = 128, dimensions.KEEPABLE[1]
+"""Largest size of an axis that keeps it while dimensions are found, and of a dimension that is tried as it is."""
+
+SHRUNK, LEAST = 4, 8
+"""What the sizes are divided by of a kernel that copies by hand, every copy of which takes milliseconds here, and the
+least that is left."""
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
@@ -77,9 +85,15 @@ def judge(
     else:
         oracle = _oracle(request["reference"], calls[0], operands, places)
 
+    # with the caller's own integers the call's shape is the one that is checked
+    own = bool(request.get("values")) and any("int" in operand.dtype for operand in operands)
+    until = time.monotonic() + (0.0 if own else NAMES_SECONDS)
+
     def takes(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
         if isinstance(oracle, Oracle):
             return _takes(oracle, dims, named)
+        if time.monotonic() > until:
+            return False
         free = [size for size in dims.values() if size > KEPT]
         turned = iter(reversed(free))
         others = {name: next(turned) if size > KEPT else size for name, size in dims.items()}
@@ -88,9 +102,8 @@ def judge(
             return all(bool(tried.traced(sizes, defaults)) for sizes in (dims, others))
         return False
 
-    operands, all_dims = dimensions.settle(
-        operands, len(calls), takes, size=8 if isinstance(oracle, Oracle) else 128
-    )
+    size, few = (8, 0) if isinstance(oracle, Oracle) else (128, FEW)
+    operands, all_dims = dimensions.settle(operands, len(calls), takes, size=size, few=few)
     shapes = _shapes_with(
         with_values(request.get("values", ""), folder, [label_of(dims) for dims in all_dims], operands),
         all_dims[0], seed, defaults, oracle,
@@ -111,9 +124,11 @@ def judge(
                 found.append(None)
         return found
 
-    kinds = InputKinds(operands, shapes, oracle, run_all, EFFORT, factors, module.source(""), numbers)
+    effort = EFFORT if isinstance(oracle, Oracle) else OWN_EFFORT
+    kinds = InputKinds(operands, shapes, oracle, run_all, effort, factors, module.source(""), numbers)
     operands = seed.operands = kinds.operands
-    _add_timed(kinds, seed, oracle, [d for d in all_dims if all(d != s.dims for s in shapes)], defaults)
+    if isinstance(oracle, Oracle):  # of a kernel that is its own judge nothing is off
+        _add_timed(kinds, seed, oracle, [d for d in all_dims if all(d != s.dims for s in shapes)], defaults)
     results, failed = kinds.results(_result_sizes(seed, all_dims[0], defaults, shapes))
     notes = kinds.notes
     if failed:
@@ -128,10 +143,10 @@ def judge(
     checked = [label_of(shape.dims) for shape in shapes]
     legal, idle = legal_values({k.name: k.values for k in knobs}, defaults, every, traced)
     knobs = [replace(k, values=values_taken(k, legal, checked)) for k in knobs]
-    space, fixed, held, tied = tiling_knobs(
-        [k for k in knobs if k.name not in idle], defaults, shapes[-1], results, seed.interpreted
-    )
-    fixed += [{"name": k.name, "value": k.default, "why": IDLE} for k in knobs if k.name in idle]
+    telling = [k for k in knobs if k.name not in idle and len(k.values) > 1]
+    space, fixed, held, tied = tiling_knobs(telling, defaults, shapes[-1], results, seed.interpreted)
+    whys = {k.name: IDLE if k.name in idle else ALONE for k in knobs if k not in telling}
+    fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
     constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
     chosen = {name: defaults[name] for name in space}
     replaced = {
@@ -166,7 +181,7 @@ def judge(
 
 
 def _add_timed(
-    kinds: InputKinds, seed: SeedBuild, oracle: Oracle | OwnAnswers, timed: Sequence[Mapping[str, int]],
+    kinds: InputKinds, seed: SeedBuild, oracle: Oracle, timed: Sequence[Mapping[str, int]],
     defaults: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Readings of the seed at timed shapes, as the campaign's gates take them: bounds must hold there, too."""
@@ -221,10 +236,11 @@ def _shapes_with(
     operands: Sequence[Operand], dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int],
     oracle: Oracle | OwnAnswers,
 ) -> list[CheckedShape]:  # fmt: skip
-    """``_checked_shapes`` with operands that are drawn, or the caller's own where drawn ones will not do. Raises
-    Refusal of the first way."""
+    """``_checked_shapes`` with the caller's own integers, where there are any: with drawn page tables and lengths a
+    kernel may wait for ever, or do nothing. Else with operands that are drawn, or all the caller's own. Raises Refusal
+    of the first way."""
     first: Refusal | None = None
-    for way in held(operands):
+    for way in sorted(held(operands), key=lambda way: not 0 < sum(o.form == GIVEN for o in way) < len(way)):
         seed.operands, oracle.call = way, ""
         if isinstance(oracle, OwnAnswers):
             oracle.operands = way
@@ -241,21 +257,31 @@ def _checked_shapes(
 ) -> list[CheckedShape]:
     """Two small shapes on which the default is right: multiples of blocks, then the call's own if it is small. Raises
     Refusal where there is none."""
-    largest = max([128, *(v for v in defaults.values() if v <= 1024)])
-    sizes: Sequence[Callable[[int], int]] = (
-        lambda place: 1024,  # takes the largest blocks that are worth trying
-        lambda place: 2 * largest * (1 + place % 2),
-        lambda place: largest * (1 + place % 3),
-        lambda place: largest,
-        lambda place: 128 * (1 + place % 3),
+    began, largest = time.monotonic(), max([128, *(v for v in defaults.values() if v <= 1024)])
+    # the first takes the largest blocks that are worth trying
+    rows = (
+        (1024,),
+        (2 * largest, 4 * largest),
+        (largest, 2 * largest, 3 * largest),
+        (largest,),
+        (128, 256, 384),
     )
-    tries = [{n: min(s, size(place)) for place, (n, s) in enumerate(dims.items())} for size in sizes]
+    tries = [{n: min(s, row[place % len(row)]) for place, (n, s) in enumerate(dims.items())} for row in rows]
+    if any(operand.form == GIVEN for operand in seed.operands):
+        tries = []  # there are values of the call's own shape alone
+    elif settings_of(seed.closed(dims, defaults)).detect_races:
+        tries.insert(0, _shrunk(dims, seed, defaults))
     found: list[CheckedShape] = []
     reasons = []
     for small in (*tries, dict(dims)):
-        if len(found) == 2 or any(shape.dims == small for shape in found):
+        late = bool(found) and time.monotonic() - began > SLOW_SECONDS
+        if len(found) == 2 or late or any(shape.dims == small for shape in found):
             continue
-        if sum(math.prod(o.sizes(small)) for o in seed.operands) > MOST_ELEMENTS:
+        elements = sum(math.prod(o.sizes(small)) for o in seed.operands)
+        if elements > MOST_ELEMENTS:
+            reasons.append(
+                f"{label_of(small)}: {elements} elements, of at most {MOST_ELEMENTS} that are interpreted"
+            )
             continue
         try:
             rng = np.random.default_rng(17)
@@ -274,6 +300,18 @@ def _checked_shapes(
             found.append(CheckedShape(small, inputs, answers, outputs))
     if not found:
         raise Refusal(f"the kernel agrees with the reference on no small shape: {'; '.join(reasons)}")
+    return found
+
+
+def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int]) -> dict[str, int]:
+    """The shape with one size after the other so much smaller, where the function can still be traced; dimensions of
+    one size may have to be equal."""
+    found, began = dict(dims), time.monotonic()
+    for whole in dict.fromkeys(dims.values()):
+        tried = {n: max(LEAST, whole // SHRUNK) if dims[n] == whole else size for n, size in found.items()}
+        with contextlib.suppress(Exception):  # whatever the user's code raises
+            if tried != found and time.monotonic() - began < SLOW_SECONDS and seed.traced(tried, defaults):
+                found = tried
     return found
 
 

@@ -14,6 +14,7 @@ STAGES = (1, 2, 3, 4, 5)
 MEANING = "another value gives another answer: it is part of the meaning"
 MEANT = "it selects a branch by equality"
 IDLE = "other values change nothing on these shapes"
+ALONE = "no other value fits every checked shape"
 """Why a number is not a parameter of the search."""
 
 MOST_SIZE = 1 << 16

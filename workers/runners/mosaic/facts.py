@@ -55,14 +55,15 @@ def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any
     ``bound`` is the same module with known operands bound, where there are any.
     """
     with mlir.make_ir_context():
-        unused = _unused_operands(read.inlined(serialized))
+        given = read.inlined(serialized)
+        unused = _unused_operands(given)
         module = read.inlined(bound.folded if bound else serialized)
         main = read.main_function(module)
         calls = list(_kernel_calls(main))
         facts = {
             "operations": dict(Counter(read.name_of(op) for op in read.walk(main))),
             "foreign_calls": sorted({read.target(op) for op in read.walk(main) if _is_foreign(op)}),
-            "constant_bytes": sum(_constant_bytes(op) for op in read.walk(main)),
+            "constant_bytes": sum(_constant_bytes(op) for op in read.walk(read.main_function(given))),
             "unused_operands": unused,
             "outputs_not_from_kernels": _foreign_outputs(main.regions[0].blocks[0]),
         }

@@ -29,10 +29,12 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.failures import describe
 from tilewright.workers.runners.mosaic.facts import fingerprint
 from tilewright.workers.runners.pallas.jaxpr_codec import Artefact, decode
+from tilewright.workers.runners.pallas.reference_views import install
 from tilewright.workers.runners.pallas.sampled_grid import Program, places
 from tilewright.workers.runners.pallas.trace import check_form, mesh_of, specs_of
 
 Answer = Callable[[Frame], None]
+install()
 
 SETTINGS = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
 IN_ORDER = replace(SETTINGS, detect_races=False)

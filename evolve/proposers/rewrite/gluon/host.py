@@ -24,7 +24,7 @@ class HostText(Lowering):
     """Writes what the host does."""
 
     def _launches(self) -> str:
-        """The new launch, and the old one for tensors whose rows do not begin at 16 bytes."""
+        """The new launch, and the old one for tensors whose rows do not begin at 16 bytes, or tiles of too few."""
         statement = self.source.statement(self.kernel.launch())
         if not (
             isinstance(statement, cst.SimpleStatementLine)
@@ -34,10 +34,12 @@ class HostText(Lowering):
             raise Unsupported("a launch that is part of a statement")
         tiles = [self.product.left, self.product.right, *([self.stored.tile] if self.stored else [])]
         wanted = [f"{t.tensor}.stride({1 if t.sheets else 0}) * {t.tensor}{SPARE}" for t in tiles]
-        fits = " and ".join(dict.fromkeys([*wanted, *(text for t in tiles for text in t.sheets)]))
+        depth = f"{self._host_text(self.product.depth)} * {tiles[0].tensor}.element_size() % 32 == 0"
+        fits = " and ".join(dict.fromkeys([*wanted, depth, *(text for t in tiles for text in t.sheets)]))
         new = textwrap.indent(f"{self._host()}\n{self._launch()}", "    ")
         old = textwrap.indent(spare_launch(self.source, statement), "    ")
-        return f"if {fits}:\n{new}\nelse:\n    # a descriptor's rows begin at 16 bytes\n{old}"
+        why = "# a descriptor's rows begin at 16 bytes, and a matrix instruction takes 32 bytes of each"
+        return f"if {fits}:\n{new}\nelse:\n    {why}\n{old}"
 
     def _host(self) -> str:
         left, right = self.product.left, self.product.right

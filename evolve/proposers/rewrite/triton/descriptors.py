@@ -21,6 +21,9 @@ from tilewright.evolve.proposers.rewrite.triton.view import (
     turn_of,
 )
 
+_DESCRIBED = "_DESCRIBED"
+"""How the compile-time parameter ends that says whether a descriptor is there."""
+
 
 @dataclass
 class BlockAxis:
@@ -296,17 +299,20 @@ def _host(kernel: TritonKernel, extent: str) -> str:
     raise Unsupported(f"a tile extent that is no constexpr: {extent}")
 
 
-def _declare(edit: Edit, kernel: TritonKernel, address: Address, columns_last: bool) -> str:
-    """Pass a host descriptor of the tensor; returns its name in the kernel."""
+def _declare(edit: Edit, kernel: TritonKernel, address: Address, columns_last: bool) -> tuple[str, str]:
+    """Pass a host descriptor of the tensor where there can be one; returns its name in the kernel, and the name of
+    whether it is there: a descriptor's rows begin at 16 bytes."""
     first, second = (address.rows, address.columns) if columns_last else (address.columns, address.rows)
-    name = kernel.source.fresh(f"{address.base.removesuffix('_ptr')}_desc")
+    stem, tensor = address.base.removesuffix("_ptr"), address.tensor
+    name, described = kernel.source.fresh(f"{stem}_desc"), kernel.source.fresh(f"{stem.upper()}{_DESCRIBED}")
     if "triton.tools.tensor_descriptor.TensorDescriptor" not in kernel.source.aliases.values():
         edit.imports.append("from triton.tools.tensor_descriptor import TensorDescriptor")
-    tensor = address.tensor
     block = f"[{_host(kernel, first.extent)}, {_host(kernel, second.extent)}]"
-    text = f"TensorDescriptor({tensor}, list({tensor}.shape), list({tensor}.stride()), {block})"
-    kernel.add_argument(edit, name, text, constexpr=False)
-    return name
+    made = f"TensorDescriptor({tensor}, list({tensor}.shape), list({tensor}.stride()), {block})"
+    fits = f"len({tensor}.shape) == 2 and {tensor}.stride(0) * {tensor}.element_size() % 16 == 0"
+    kernel.add_argument(edit, name, f"{made} if {fits} else {tensor}", constexpr=False)
+    kernel.add_argument(edit, described, fits, constexpr=True)
+    return name, described
 
 
 def _offset(kernel: TritonKernel, text: str) -> str:
@@ -328,7 +334,13 @@ class DescriptorLoad(NodeRule[tuple[cst.Call, Address, bool]]):
     def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, Address, bool]]]:
         for call in device_calls(kernel.source, kernel.function, "load"):
             other = argument(call, "other", 2)
-            if not call.args or (other is not None and kernel.source.code(other) not in ("0", "0.0")):
+            parent = kernel.source.parents.get(call)
+            guarded = isinstance(parent, cst.IfExp) and kernel.source.code(parent.test).endswith(_DESCRIBED)
+            if (
+                guarded
+                or not call.args
+                or (other is not None and kernel.source.code(other) not in ("0", "0.0"))
+            ):
                 continue
             try:
                 address = address_of(kernel, call.args[0].value, call)
@@ -340,7 +352,8 @@ class DescriptorLoad(NodeRule[tuple[cst.Call, Address, bool]]):
 
     def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, Address, bool]) -> None:
         call, address, last = payload
-        name = _declare(edit, kernel, address, last)
+        name, described = _declare(edit, kernel, address, last)
         first, second = (address.rows, address.columns) if last else (address.columns, address.rows)
         tile = f"{name}.load([{_offset(kernel, first.start)}, {_offset(kernel, second.start)}])"
-        edit.replace(call, tile if last else f"{kernel.tl}.trans({tile})")
+        tile = tile if last else f"{kernel.tl}.trans({tile})"
+        edit.replace(call, f"({tile} if {described} else {kernel.source.code(call)})")

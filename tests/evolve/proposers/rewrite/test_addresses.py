@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from testkit.rewriting import Case, Trial, run_checks
+import numpy as np
+import pytest
+
+from testkit.rewriting import Case, Trial, load_cases, run_checks
 from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.triton.descriptors import DescriptorLoad
 from tilewright.evolve.proposers.rewrite.triton.programs import PersistentGrid
@@ -90,3 +93,19 @@ def test_a_descriptor_is_told_a_place_in_32_bits() -> None:
     child = rule.apply(kernel, site, np.random.default_rng(0))
     assert child is not None and check(child.source, entry="launch") == []
     assert "tl.cast(i_t * BT, tl.int32), 0]" in child.source
+
+
+@pytest.mark.parametrize("size", [96, 42])
+def test_a_tensor_that_no_descriptor_describes_is_loaded_as_before(size: int) -> None:
+    """Rows of 42 numbers of two bytes begin anywhere; a suite holds such a shape beside those that are timed."""
+    (case,) = load_cases(["triton/matmul_masked.py"])
+    rule, kernel = DescriptorLoad(), KernelSource(case.source)
+    inputs = [[name, [size if n == 96 else n for n in shape], *rest] for name, shape, *rest in case.inputs]
+    trials = []
+    for site in rule.sites(kernel):
+        child = rule.apply(kernel, site, np.random.default_rng(0))
+        assert child is not None and check(child.source, entry="launch") == []
+        trials.append(Trial(case.name, rule.name, site.key, child.source, case.params))
+    assert len(trials) == 2
+    run_checks([replace(case, inputs=inputs)], trials)
+    assert [t.reason for t in trials if not t.ok] == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
@@ -62,8 +62,8 @@ class Chain:
     positive: str = ""
     """What the host must find true of that factor."""
 
-    row_bounds: frozenset[str] = frozenset()
-    """Rows that are at least the largest of their scores, multiplied: an exponent below them is none above zero."""
+    unscaled_rows: Mapping[str, str] = field(default_factory=dict)
+    """Rows of largest scores, and what the same is called without the factor."""
 
     @property
     def body(self) -> tuple[Statement, ...]:
@@ -123,9 +123,8 @@ class Chains:
         return frozenset.intersection(*(frozenset(loop.first.writes) for loop in self.loops))
 
     @property
-    def row_bounds(self) -> frozenset[str]:
-        """Names that are ``Chain.row_bounds`` in every loop."""
-        return frozenset.intersection(*(loop.row_bounds for loop in self.loops))
+    def unscaled_rows(self) -> Mapping[str, str]:
+        return self.loops[0].unscaled_rows
 
     @property
     def everything(self) -> list[Statement]:
@@ -183,16 +182,15 @@ def read(kernel: TritonKernel) -> Chains:
         or len({(c.sums, c.key.extents, c.value.extents, c.key.tensor, c.value.tensor) for c in loops}) != 1
     ):
         raise Unsupported("loops of different operands")
-    elsewhere = {n for i, s in enumerate(body) if i not in places for n in s.reads}
-    loops = [unscaled(loop, kernel, bound, elsewhere) for loop in loops]
     before = body[: places[0]]
     name = left.pop()
     query = _query(kernel, name, before, bound)
     between = [tuple(s for s in before if not (s.writes & {name} and calls(s.node, kernel.tl, "load")))]
     between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
-    after, axis = tuple(body[places[-1] + 1 :]), _shared_axis(loops, query, body)
+    axis = _shared_axis(loops, query, body)
+    loops, parts = unscaled(loops, [*between, body[places[-1] + 1 :]], kernel, bound)
     sums = SumReader(kernel.tl, bound, {})
-    return Chains(kernel, query, name, tuple(loops), tuple(between), after, axis, bound, sums)
+    return Chains(kernel, query, name, tuple(loops), tuple(parts[:-1]), parts[-1], axis, bound, sums)
 
 
 def _refuse(body: Sequence[Statement], tl: str) -> None:

@@ -1,15 +1,16 @@
 """Scores that stay unscaled: a factor above zero goes behind a row's largest and into the exponent.
 
-There the multiplication is part of an instruction that is needed anyway, so that a step has one less for each score.
+There the multiplication takes the place of the one by log2(e), so that a step has one less for each score.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tilewright.evolve.proposers.rewrite.gluon.chain.sums import expanded
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, device_call, names_in
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
@@ -20,13 +21,48 @@ _HIDDEN = frozenset({"float('-inf')", "-float('inf')"})
 
 
 def unscaled(
+    loops: Sequence[Chain],
+    outside: Sequence[Sequence[Statement]],
+    kernel: TritonKernel,
+    bound: Mapping[str, ast.expr],
+) -> tuple[list[Chain], list[tuple[Statement, ...]]]:
+    """The loops, and the statements before each and behind the last, with the scores' factor put where it is used.
+
+    Everything as it is unless each exponent's row is known without the factor, too: only a difference of unscaled
+    numbers comes to zero for a row's largest score, however large that is. A fused product and difference comes to the
+    rounding of a number of that size, which for scores of 2 ** 80 is 2 ** 56 or its negative.
+    """
+    names = {n for part in outside for s in part for n in s.reads}
+    found = [_found(loop, kernel, bound, names) for loop in loops]
+    unchanged = list(loops), [tuple(part) for part in outside]
+    made = [each for each in found if each is not None]
+    if len(made) < len(loops) or len({each[0].scale for each in made}) > 1:
+        return unchanged
+    scaled = made[0][1]
+    exponents = [e for chain, of_loop in made for e in of_loop.exponents(chain)]
+    rows = _Rows(scaled, [s for chain, _ in made for s in chain.body], [s for part in outside for s in part])
+    if None in exponents or not all(rows.add(str(row)) for row in exponents):
+        return unchanged
+    chains = [
+        replace(
+            chain,
+            early=rows.of(chain.early),
+            middle=rows.of(chain.middle),
+            late=rows.of(chain.late),
+            unscaled_rows=rows.names,
+        )
+        for chain, _ in made
+    ]
+    return chains, [rows.of(part) for part in outside]
+
+
+def _found(
     chain: Chain, kernel: TritonKernel, bound: Mapping[str, ast.expr], outside: Collection[str]
-) -> Chain:
-    """The chain with its scores' factor put where they are used; itself where no factor is told apart.
-    ``outside``: names that are read elsewhere."""
+) -> tuple[Chain, _Scaled] | None:
+    """A loop with its factor moved; None where none is told apart. ``outside``: names that are read elsewhere."""
     node, tl, middle = chain.first.node, kernel.tl, list(chain.middle)
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
-        return chain
+        return None
     name, value, after = node.targets[0].id, node.value, middle[0].node if middle else None
     factor: ast.expr | None = None
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
@@ -41,10 +77,10 @@ def unscaled(
     written = {n for s in chain.body for n in s.writes} | {chain.variable}
     host = None if factor is None else _in_host(factor, kernel, bound)
     if factor is None or host is None or device_call(value, tl) != "dot":
-        return chain
+        return None
     before = {n for s in chain.early for n in s.reads}  # of the step before
     if names_in(ast.unparse(factor)) & written or name in {*outside, *before, *names_in(chain.operand)}:
-        return chain
+        return None
     scaled, pending, made = _Scaled(tl, name, factor), True, list[Statement]()
     for statement in middle:
         if pending and not _hides(statement.node, name, tl):
@@ -53,27 +89,128 @@ def unscaled(
         else:
             made.append(statement)
     late = tuple(scaled.of(s) if pending else s for s in chain.late)
-    bounds = frozenset(n for s in (*made, *late) for n in s.writes if _is_row_bound(s.node, scaled))
     first = Statement(ast.parse(f"{name} = {ast.unparse(value)}").body[0])
     scale, positive = ast.unparse(factor), f"{host} > 0"
-    return replace(
-        chain, first=first, middle=tuple(made), late=late, scale=scale, positive=positive, row_bounds=bounds
-    )
+    return replace(chain, first=first, middle=tuple(made), late=late, scale=scale, positive=positive), scaled
 
 
-def _is_row_bound(node: ast.stmt, scaled: _Scaled) -> bool:
-    """Whether a statement's value is at least the largest of a row's scores, once multiplied."""
+def exponent_of(node: ast.AST, tl: str) -> tuple[ast.expr, ast.expr, ast.expr] | None:
+    """(score, factor, row) of ``exp(score * factor - row)`` and of ``exp2``; the row may be expanded."""
+    if (
+        device_call(node, tl) in ("exp", "exp2")
+        and isinstance(node, ast.Call)
+        and len(node.args) == 1
+        and isinstance(node.args[0], ast.BinOp)
+        and isinstance(node.args[0].op, ast.Sub)
+        and isinstance(node.args[0].left, ast.BinOp)
+        and isinstance(node.args[0].left.op, ast.Mult)
+    ):
+        product = node.args[0].left
+        return product.left, product.right, node.args[0].right
+    return None
 
-    def largest(value: ast.expr) -> bool:
-        if device_call(value, scaled.tl) == "maximum" and isinstance(value, ast.Call):
-            return any(map(largest, value.args))
+
+def row_name(row: ast.expr) -> str:
+    """What ``row`` or ``row[:, None]`` is called; empty where it is computed."""
+    value = row.value if isinstance(row, ast.Subscript) and expanded(row) is not None else row
+    return value.id if isinstance(value, ast.Name) else ""
+
+
+class _Rows:
+    """Rows of largest scores that are kept without the factor, too, under names of their own.
+
+    Rounding keeps an order: the largest of products is the product of the largest, to the last bit.
+    """
+
+    def __init__(self, scaled: _Scaled, inside: Sequence[Statement], outside: Sequence[Statement]) -> None:
+        self.scaled, self.inside, self.outside = scaled, inside, outside
+        self.names: dict[str, str] = {}
+        """What each is called without the factor."""
+
+    def add(self, name: str) -> bool:
+        """Take in a row and those it is computed of; False where one is something else than a largest score."""
+        if not name or name in self.names:
+            return bool(name)
+        writers = [s for s in (*self.inside, *self.outside) if name in s.writes]
+        self.names[name] = f"{name}_unscaled"
+        taken = {n for s in (*self.inside, *self.outside) for n in s.reads | s.writes}
+        if not writers or self.names[name] in taken:
+            return False
+        for statement in writers:
+            node = statement.node
+            if not isinstance(node, ast.Assign) or [ast.unparse(t) for t in node.targets] != [name]:
+                return False
+            if statement not in self.inside and _is_lowest(node.value, self.scaled.tl):
+                continue
+            leaves = self._leaves(node.value)
+            if leaves is None or not all(map(self.add, leaves)):
+                return False
+        return True
+
+    def of(self, statements: Iterable[Statement]) -> tuple[Statement, ...]:
+        """The statements with the unscaled rows in front of those that are computed of them."""
+        made = list[Statement]()
+        for statement in statements:
+            node = statement.node
+            (name,) = statement.writes if len(statement.writes) == 1 else ("",)
+            if name not in self.names or not isinstance(node, ast.Assign):
+                made.append(statement)
+                continue
+            value, new = ast.parse(ast.unparse(node.value), mode="eval").body, self.names[name]
+            made.append(Statement(ast.parse(f"{new} = {ast.unparse(self._without_factor(value))}").body[0]))
+            if not isinstance(value, ast.Name) and not _is_lowest(node.value, self.scaled.tl):
+                statement = Statement(ast.parse(f"{name} = {new} * {self._factor}").body[0])
+            made.append(statement)
+        return tuple(made)
+
+    @property
+    def _factor(self) -> str:
+        text = ast.unparse(self.scaled.factor)
+        return text if text.isidentifier() else f"({text})"
+
+    def _leaves(self, value: ast.expr) -> list[str] | None:
+        """The rows that a largest score is computed of; None for anything else."""
+        if isinstance(value, ast.Name):
+            return [value.id]
+        if (
+            device_call(value, self.scaled.tl) == "maximum"
+            and isinstance(value, ast.Call)
+            and not value.keywords
+        ):
+            found = [self._leaves(a) for a in value.args]
+            return None if None in found else [n for some in found for n in some or ()]
+        return [] if self._is_largest(value) else None
+
+    def _is_largest(self, value: ast.expr) -> bool:
         if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Mult):
             return False
         row, factor = value.left, ast.unparse(value.right)
-        of_scores = isinstance(row, ast.Call) and ast.unparse(row.args[0]) == scaled.name
-        return of_scores and device_call(row, scaled.tl) == "max" and factor == ast.unparse(scaled.factor)
+        of_scores = isinstance(row, ast.Call) and ast.unparse(row.args[0]) == self.scaled.name
+        largest = device_call(row, self.scaled.tl) == "max"
+        return of_scores and largest and factor == ast.unparse(self.scaled.factor)
 
-    return isinstance(node, ast.Assign) and largest(node.value)
+    def _without_factor(self, value: ast.expr) -> ast.expr:
+        if isinstance(value, ast.Name):
+            return ast.Name(self.names[value.id], ast.Load())
+        if self._is_largest(value) and isinstance(value, ast.BinOp):
+            return value.left
+        if device_call(value, self.scaled.tl) == "maximum" and isinstance(value, ast.Call):
+            value.args = [self._without_factor(a) for a in value.args]
+        return value
+
+
+def _is_lowest(value: ast.expr, tl: str) -> bool:
+    """Whether a row is minus infinity throughout, which is its own multiple."""
+    if device_call(value, tl) == "full" and isinstance(value, ast.Call):
+        given = [*value.args[1:2], *(k.value for k in value.keywords if k.arg == "value")]
+        return [ast.unparse(g) in _HIDDEN for g in given] == [True]
+    zeros = isinstance(value, ast.BinOp) and device_call(value.left, tl) == "zeros"
+    return (
+        zeros
+        and isinstance(value, ast.BinOp)
+        and isinstance(value.op, ast.Sub)
+        and (ast.unparse(value.right) == "float('inf')")
+    )
 
 
 def _hides(node: ast.stmt, name: str, tl: str) -> bool:
@@ -100,6 +237,21 @@ class _Scaled(ast.NodeTransformer):
             node = ast.Assign([target], ast.BinOp(ast.Name(self.name, ast.Load()), node.op, node.value))
         made = ast.fix_missing_locations(self.visit(node))
         return Statement(ast.parse(ast.unparse(made)).body[0])
+
+    def exponents(self, chain: Chain) -> list[str | None]:
+        """Names of the rows below which scores are exponents; None where scores are subtracted from otherwise."""
+        text = f"{self.name} * {ast.unparse(self.factor)}"
+        found = list[str | None]()
+        for statement in (*chain.middle, *chain.late):
+            known = set[ast.AST]()
+            for node in ast.walk(statement.node):
+                parts = exponent_of(node, self.tl)
+                if parts is not None and ast.unparse(ast.BinOp(parts[0], ast.Mult(), parts[1])) == text:
+                    found.append(row_name(parts[2]) or None)
+                    known.add(node.args[0])  # type: ignore[attr-defined]
+                elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and node not in known:
+                    found += [None] * (text in (ast.unparse(node.left), ast.unparse(node.right)))
+        return found
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         plain = len(node.args) + len(node.keywords) == 2 and all(k.arg == "axis" for k in node.keywords)

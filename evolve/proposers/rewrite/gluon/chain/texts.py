@@ -54,15 +54,6 @@ def {place_of}(lap, tiles, others, heads):
     wide = min(others - begun, heads)
     tile = lap % laps * gl.num_programs(0) + number
     return tiles - 1 - tile // wide, begun + tile % wide, tile < wide * tiles
-
-
-@gluon.jit
-def {exponent}(x, scale, y):
-    """exp(x * scale - y) for y of at least x * scale; the multiplications and the difference are one instruction.
-    Its roundings are those of numbers as large as y, so y is lowered by more than they can be, and what is above zero
-    then is zero: without that the exponent of a largest score of 2 ** 80 is 2 ** 50 or its negative."""
-    below = y * 1.4426950408889634 - gl.maximum(y, -y) * 4.76837158203125e-07
-    return gl.exp2(gl.minimum(x * (scale * 1.4426950408889634) - below, 0.0, propagate_nan={tl}.PropagateNan.ALL))
 '''
 
 PRODUCER = '''

@@ -13,6 +13,7 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.chain import texts
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader, described
 from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, program
+from tilewright.evolve.proposers.rewrite.gluon.chain.scale import exponent_of, row_name
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
 from tilewright.evolve.proposers.rewrite.gluon.host import spare_launch
@@ -71,24 +72,18 @@ class ChainCarrier(Carrier):
         return self.carry(statement)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if (
-            device_call(node, self.tl) == "exp"
-            and len(node.args) == 1
-            and isinstance(node.args[0], ast.BinOp)
-        ):
-            inner = node.args[0]
-            left, right = inner.left, inner.right
-            row = right.value if isinstance(right, ast.Subscript) and expanded(right) is not None else right
-            if (
-                isinstance(inner.op, ast.Sub)
-                and isinstance(left, ast.BinOp)
-                and isinstance(left.op, ast.Mult)
-                and ast.unparse(left.left) in self.chains.scores
-                and ast.unparse(left.right) == self.chains.scale
-                and ast.unparse(row) in self.chains.row_bounds
-            ):
-                sides = [self.visit(n) for n in (left.left, left.right, right)]
-                return ast.Call(ast.Name(self.names["exponent"], ast.Load()), sides, [])
+        parts = exponent_of(node, self.tl)
+        if parts is not None:
+            score, factor, row = parts
+            name = self.chains.unscaled_rows.get(row_name(row))
+            if name and ast.unparse(score) in self.chains.scores and ast.unparse(factor) == self.chains.scale:
+                unscaled = ast.parse(name + ast.unparse(row)[len(row_name(row)) :], mode="eval").body
+                difference = ast.BinOp(self.visit(score), ast.Sub(), self.visit(unscaled))
+                base = 1.4426950408889634 if device_call(node, self.tl) == "exp" else 1.0
+                scale = ast.BinOp(self.visit(factor), ast.Mult(), ast.Constant(base))
+                return ast.parse(
+                    f"gl.exp2(({ast.unparse(difference)}) * ({ast.unparse(scale)}))", mode="eval"
+                ).body
         return super().visit_Call(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -132,7 +127,7 @@ class ChainText:
         self.entry = self.source.fresh(f"{self.kernel.name}_lowered")
         taken = {n for s in chains.everything for n in s.reads | s.writes}
         self.names = {name: self._fresh(name, taken) for name in NAMES.split()}
-        functions = ("place_of", "exponent", "ring_of")
+        functions = ("place_of", "ring_of")
         self.names |= {name: self.source.fresh(name) for name in functions}
         self.grid = [self.source.code(e) for e in self.kernel.grid()]
         if chains.axis >= len(self.grid):

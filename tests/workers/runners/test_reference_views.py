@@ -1,0 +1,52 @@
+"""Kernels that see a buffer in another shape and dtype, under the interpreter that gates use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax.experimental import pallas as pl  # noqa: E402
+from jax.experimental.pallas import tpu as pltpu  # noqa: E402
+
+from tilewright.workers.runners.pallas.check import SETTINGS, interpret  # noqa: E402
+from tilewright.workers.runners.pallas.trace import mesh_of  # noqa: E402
+
+
+def seen(rows: Any) -> Any:
+    def kernel(first, x_hbm, o_ref, buffer, semaphore):
+        copy = pltpu.make_async_copy(x_hbm.at[0], buffer.at[1], semaphore)
+        copy.start()
+        copy.wait()
+        flat = buffer.at[1].reshape(64, 128)
+        words = flat.bitcast(jnp.uint32)[pl.ds(first[0], 32), :]  # of two rows each
+        flat[4:8, :] = jnp.ones((4, 128), jnp.bfloat16)
+        o_ref[...] = pltpu.bitcast(words << 16, jnp.float32)
+        o_ref[0:8, :] += buffer[1, 0].astype(jnp.float32)
+
+    memories = [pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pl.ANY)]
+    scratch = [pltpu.VMEM((2, 8, 8, 128), jnp.bfloat16), pltpu.SemaphoreType.DMA]
+    out = jax.ShapeDtypeStruct((32, 128), jnp.float32)
+    call = pl.pallas_call(kernel, grid=(1,), in_specs=memories, out_shape=out, scratch_shapes=scratch)
+    x = np.random.default_rng(0).standard_normal((3, 8, 8, 128)).astype(jnp.bfloat16)
+    with mesh_of({"kind": "TPU7x", "cores": 1}):
+        pltpu.reset_tpu_interpret_mode_state()
+        found = interpret(jax.make_jaxpr(call)(rows, x), [rows, x], SETTINGS)[0]
+    return np.asarray(found), np.asarray(x[0], np.float32)
+
+
+def test_views_are_read_and_written_as_a_tpu_does() -> None:
+    found, x = seen(np.array([0], np.int32))
+    due, head = x.reshape(64, 128)[0::2].copy(), x[0].copy()
+    head[4:8] = 1.0
+    due[:8] += head
+    assert np.array_equal(found, due)
+
+
+def test_a_range_behind_a_views_end_is_an_error() -> None:
+    with pytest.raises(Exception, match="out-of-bounds access of a reference's view"):
+        seen(np.array([1], np.int32))

@@ -1,0 +1,88 @@
+"""Which numbers of CUDA C++ only tile or schedule, by what launch and kernel do with them; values that compile."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tilewright.workers.intake.cuda.device_code import DeviceCode
+from tilewright.workers.intake.source.knobs import MEANING, MEANT, values_around
+
+CERTAIN = {"UNROLL": (1, 2, 4, 8, 16), "RESIDENT": (1, 2, 3, 4, 6, 8)}
+"""Values of an unrolled loop, and of the blocks that a multiprocessor shall hold."""
+
+WARP, SECONDS = 32, 90.0  # after these no other value is compiled
+
+Said = Callable[[Mapping[str, int]], Any]
+
+
+def scheduled(text: str, launched: Mapping[str, int]) -> tuple[str, dict[str, int]]:
+    """Device code with the numbers of unrolled loops and launch bounds as parameters, and these. A bound that repeats a
+    parameter of the launch follows it."""
+    found: dict[str, int] = {}
+
+    def named(match: re.Match[str]) -> str:
+        name = f"{'UNROLL' if 'unroll' in match[1] else 'RESIDENT'}_{len(found)}"
+        found[name] = int(match[2])
+        return f"{match[1]}{name}"
+
+    text = re.sub(r"(#pragma unroll[ (]+|__launch_bounds__\([^,()]+,\s*)(\d+)", named, text)
+    for name, value in launched.items():
+        text = re.sub(rf"(__launch_bounds__\(\s*){value}\b", rf"\g<1>{name}", text)
+    return text, found
+
+
+def found_knobs(
+    knobs: Mapping[str, int], certain: Mapping[str, int], code: DeviceCode, said: Said,
+    compiles: Callable[[str, int], bool],
+) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]]]:  # fmt: skip
+    """The parameters with the values that compile, and the numbers that keep theirs, with why. ``certain``: those that
+    only schedule; ``said``: what the launch says with some values changed."""
+    began, fixed = time.monotonic(), []
+    space: dict[str, tuple[int, ...]] = {}
+    for name, default in knobs.items():
+        why = "" if name in certain else _meaning(name, default, code, said)
+        tried = CERTAIN.get(name.partition("_")[0], ()) if name in certain else values_around(default)
+        blocks = lambda v: [_count(s["block"]) for s in said({name: v})["steps"] if "kernel" in s]  # noqa: B023, E731
+        fine = [
+            v for v in tried
+            if v != default and not why and time.monotonic() - began < SECONDS
+            and (name in certain or not any(block % WARP for block in blocks(v))) and compiles(name, v)
+        ]  # fmt: skip
+        if fine:
+            space[name] = tuple(sorted({default, *fine}))
+        else:
+            fixed.append({"name": name, "value": default, "why": why or "no other value compiles"})
+    return space, fixed
+
+
+def _count(sizes: Any) -> int:
+    return math.prod(sizes) if isinstance(sizes, tuple) else int(sizes)
+
+
+def _meaning(name: str, default: int, code: DeviceCode, said: Said) -> str:
+    """Why a number keeps its value; empty where it only tiles."""
+    kernels = " ".join(kernel.text for kernel in code.kernels.values())
+    if re.search(rf"[!=]=\s*{name}\b|\b{name}\s*[!=]=|case\s+{name}\b", code.text):
+        return MEANT
+    if re.search(rf"(#\s*define\s+\w+\s|const(expr)?\s+\w+\s+\w+\s*=)[^;\n]*\b{name}\b", code.text):
+        return "another number is computed from it"
+    if any(re.search(rf"\[\s*{name}\b", k.text.partition("{")[0]) for k in code.kernels.values()):
+        return "it is part of an argument's type"
+    before, after = ([s for s in said({name: v})["steps"] if "kernel" in s] for v in (default, 2 * default))
+    if [s["arguments"] for s in before] != [s["arguments"] for s in after]:
+        return "what a kernel is given depends on it"
+    grids = [(_count(one["grid"]), _count(two["grid"])) for one, two in zip(before, after, strict=True)]
+    if any(two > one for one, two in grids):
+        return MEANING
+    wider = [s["block"] for s in before] != [s["block"] for s in after]
+    if name in code.numbers:
+        tiles = wider or any(two < one for one, two in grids) or re.search(rf"\+=\s*{name}\b", code.text)
+        return "" if tiles else "nothing shows that it only tiles"
+    plain = re.sub(r"__launch_bounds__\([^)]*\)", "", kernels)
+    if re.search(rf"(?<![\w.])({default}|{default // 2}|{default - 1})(?![\w.])", plain):
+        return "the kernels say the same number, and nothing ties them"
+    return "" if "blockDim" in kernels else "the kernels do not ask for blockDim"

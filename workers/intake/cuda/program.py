@@ -1,0 +1,161 @@
+"""The program that reads kernels in CUDA C++ in: they are compiled and not run, for they run on a device alone.
+
+What is right follows from the reference; its own error in the operands' types stands for that of the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.fitness import dialect
+from tilewright.library import cuda_record
+from tilewright.library.plans.format import Tensor
+from tilewright.seeds.inlined import with_device_code
+from tilewright.workers.intake.calls import dimensions
+from tilewright.workers.intake.calls.dtypes import numpy_dtype
+from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, first_line
+from tilewright.workers.intake.cuda.device_code import without_numbers
+from tilewright.workers.intake.cuda.knobs import found_knobs, scheduled
+from tilewright.workers.intake.cuda.raw_kernel import Dims, RawKernel
+from tilewright.workers.intake.judge import bounds
+from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, inputs_of
+from tilewright.workers.intake.judge.inputs import EXTREME, SPECIAL, family
+from tilewright.workers.intake.judge.oracles import Oracle
+from tilewright.workers.intake.judge.reference import run_reference
+from tilewright.workers.intake.judge.self_reference import SELF
+from tilewright.workers.intake.operator import Operand, operand_row
+from tilewright.workers.intake.triton.call_site import CallSite, Seed
+from tilewright.workers.intake.triton.checked_shapes import check_dims, joined_reasons, last_resorts
+from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work
+
+
+def launched(text: str, operands: Sequence[Operand], dims: Dims, params: Mapping[str, Any]) -> Any:
+    """What a ``launch`` says at some dimensions. Raises whatever it raises."""
+    scope: dict[str, Any] = {}
+    exec(re.sub(r"\$(\w+)\$", lambda found: str(params[found[1]]), text), scope)
+    return scope["launch"]({o.name: Tensor(o.name, o.dtype, o.sizes(dims)) for o in operands}, dict(params))
+
+
+def module_text(
+    launch: str, device: str, space: Mapping[str, Sequence[int]], knobs: Mapping[str, int]
+) -> str:
+    """A kernel module; numbers that are in no ``space`` stand in it as they are."""
+    for name, value in knobs.items():
+        if name not in space:
+            launch = launch.replace(f'params["{name}"]', str(value))
+            device = re.sub(rf"(unroll[ (]+|bounds__\([^)]*)\b{name}\b", rf"\g<1>{value}", device)
+        launch = launch.replace(f"${name}$", name if name in space else str(value))
+    declared = {"SPACE": {n: tuple(v) for n, v in space.items()}, "DEFAULTS": {n: knobs[n] for n in space}}
+    head = "".join(f"{name} = {table!r}\n" for name, table in declared.items()).replace("'", '"')
+    return with_device_code(f"{head}CONSTRAINTS = {{}}\n\n\n{launch}", without_numbers(device, tuple(space)))
+
+
+class Intake:
+    """One request: the kernel with its dimensions, launch and judge."""
+
+    def __init__(self, request: Request) -> None:
+        """Raises Refusal, Uneven, and what the user's files raise."""
+        if request["reference"] == SELF:
+            raise Refusal("CUDA C++ runs on a device alone: without --reference nothing says what is right")
+        self._capability, source = int(request["part"]["capability"]), RawKernel(request)
+        found = dimensions.tensor_places(source.calls, source.names)
+        own, places = dimensions.operands(source.calls, found, frozenset())
+        site = CallSite(len, request["path"], source.name, source.calls, request["reference"], own, places)
+        self._source, self.site, self.oracle = source, site, Oracle(site.judge, site.reference_calls())
+
+        takes = lambda small, named: site.reference_takes(small, source.own(named))  # noqa: E731
+        every, site.dims = dimensions.settle(source.every, len(source.calls), lambda *_: True, surely=takes)
+        site.operands, self._results = source.own(every), [o for o in every if o.name in source.outputs]
+        self.text = source.launch(every, site.dims)
+
+    def compiled(self, device: str, space: Mapping[str, Sequence[int]], knobs: Mapping[str, int]) -> str:
+        """The module, once the plan of the first call was made of it. Raises Refusal."""
+        scope: dict[str, Any] = {}
+        text, dims = module_text(self.text, device, space, knobs), self.site.dims[0]
+        parts = self.site.operands, self._results
+        inputs, outputs = ([Tensor(o.name, o.dtype, o.sizes(dims)) for o in some] for some in parts)
+        try:
+            exec(text, scope)
+            params = {name: knobs[name] for name in space}
+            cuda_record.record(scope, params, inputs, outputs, self._capability)
+        except Exception as error:
+            raise Refusal(f"it does not compile, or cannot be launched so: {first_line(error)}") from error
+        return text
+
+    def rounded(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The reference's answers in the operands' types, as the results'."""
+        made = run_reference(self.oracle.function, self.oracle.call, inputs, "")
+        return [a.astype(numpy_dtype(r.dtype)) for a, r in zip(made, self._results, strict=False)]
+
+    def shapes(self) -> list[CheckedShape]:
+        """Small shapes, with the reference's answers and in place of the kernel's those in the operands' own types.
+        Sizes that the text names keep their value. Raises Refusal."""
+        site, found, reasons = self.site, list[CheckedShape](), dict[str, str]()
+        dims, rank = site.dims[0], max(len(o.shape) for o in site.operands)
+        numbers = set(map(int, re.findall(r"\b\d{2,9}\b", self._source.code.text)))
+        for wanted in (*(check_dims(dims, scale, rank) for scale in ("large", "even")), *last_resorts(dims)):
+            small = {n: dims[n] if dims[n] in numbers else size for n, size in wanted.items()}
+            if len(found) == 2 or (found and (small in last_resorts(dims) or small == found[0].dims)):
+                continue
+            try:
+                inputs = inputs_of(site.operands, small, "randn", 4)
+                shape = CheckedShape(small, inputs, self.oracle(inputs), self.rounded(inputs))
+                said, given = [r.sizes(small) for r in self._results], [a.shape for a in shape.answers]
+                if given[: len(said)] != said:
+                    raise Refusal(f"the reference returns a result of shape {given}, not {said}")
+                found.append(shape)
+            except Exception as error:  # noqa: BLE001 - a shape that the reference does not take
+                reasons[str(small)] = error.what if isinstance(error, Refusal) else first_line(error)
+        if not found:
+            raise Refusal(joined_reasons(reasons))
+        return found
+
+    def answer(self) -> Answer:
+        """What the operator and its seed are made of. Raises Refusal."""
+        site, source = self.site, self._source
+        device, certain = scheduled(source.code.text, source.knobs)
+        knobs = {**source.knobs, **certain}
+        self.compiled(device, {}, knobs)
+        shapes = self.shapes()
+        factors = bounds.factors(site.operands, shapes[0].dims) if "mma" in device else ""
+        kinds = InputKinds(
+            site.operands, shapes, self.oracle, lambda pairs: [self.rounded(given) for _, given in pairs],
+            Effort(12, (3,), False, 1, 60.0), factors, device.replace("__half", " float16 "), (),
+        )  # fmt: skip
+        results, failed = kinds.results([o.shape for o in self._results])
+        if failed:
+            raise Refusal(f"the reference in the operands' own types cannot judge: {failed}")
+
+        def said(changed: Mapping[str, int]) -> Any:
+            return launched(self.text, site.operands, site.dims[0], {**knobs, **changed})
+
+        def compiles(name: str, value: int) -> bool:
+            try:
+                return bool(self.compiled(device, {name: (value,)}, {**knobs, name: value}))
+            except Refusal:
+                return False
+
+        space, fixed = found_knobs(knobs, certain, source.code, said, compiles)
+        text = self.compiled(device, space, knobs)
+        site.operands = kinds.operands
+        seed = Seed(site, None, None, self.oracle)  # type: ignore[arg-type]
+        return {
+            "source": text, "space": {n: list(v) for n, v in space.items()}, "defaults": {n: knobs[n] for n in space},
+            "points": [], "fixed": fixed, "operands": [operand_row(o) for o in site.operands], "rest": [],
+            "results": [[o.name, *[*vars(r).values()][1:]] for o, r in zip(self._results, results, strict=True)],
+            "knobs": [{"name": n, "source": "a number of the text"} for n in space], "call": self.oracle.call,
+            "orders": [()] * len(site.operands), "precision": self.oracle.precision, "spread": kinds.spread,
+            "check": [s.dims for s in shapes], "small": [shapes[0].dims], "notes": [], "left_out": [],
+            "kinds": [k for k in kinds.names if family(k) not in EXTREME and k not in SPECIAL], "wrapper": None,
+            "independent": independent_dimensions(seed, shapes[0], results), "work": product_work(seed),
+            "dims": site.dims, "calls": source.texts, "parameters": source.names,
+            "refusals": [{"line": 0, "what": v.what} for v in dialect.check(text, entry="launch")],
+        }  # fmt: skip
+
+
+if __name__ == "__main__":
+    answer_request(lambda request: Intake(request).answer())
