@@ -369,14 +369,12 @@ class _Checker:
             self._node(child)
 
     def _makes_text(self, node: ast.AST) -> bool:
-        """The text of a tensor holds its values, and torch writes it outside the guard on ``launch``."""
+        """The text of a tensor holds its values, and torch writes it outside the guard on ``launch``; that of a kernel
+        tells who runs it. A text with ``%`` may become a format wherever it goes."""
         if self._spoken is None or id(node) in self._spoken:
             return False
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            left = node.left
-            return isinstance(left, ast.JoinedStr) or (
-                isinstance(left, ast.Constant) and isinstance(left.value, str)
-            )
+        if isinstance(node, ast.Constant):
+            return isinstance(node.value, str) and "%" in node.value and node is not self.device_code
         return isinstance(node, ast.FormattedValue) or (isinstance(node, ast.Name) and node.id == "str")
 
     def _identifier(self, node: ast.AST, name: str) -> None:
@@ -498,7 +496,7 @@ class _Checker:
 
 
 def _spoken(tree: ast.AST) -> frozenset[int]:
-    """Nodes in messages of errors, which end a launch, in annotations and in ``isinstance``."""
+    """Nodes in messages of errors, which end a launch, in annotations, docstrings and constraints, and types."""
     found: list[ast.AST | None] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise):
@@ -509,8 +507,13 @@ def _spoken(tree: ast.AST) -> frozenset[int]:
             found.append(node.annotation)
         elif isinstance(node, ast.FunctionDef):
             found.append(node.returns)
+        elif isinstance(node, ast.Expr):
+            found.append(node if isinstance(node.value, ast.Constant) else None)
+        elif isinstance(node, ast.Assign):
+            found.append(node if ast.unparse(node.targets[0]) == "CONSTRAINTS" else None)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
-            found += node.args[1:]
+            types = [part for kind in node.args[1:] for part in getattr(kind, "elts", [kind])]
+            found += [kind for kind in types if isinstance(kind, ast.Name)]
     return frozenset(id(part) for root in found if root is not None for part in ast.walk(root))
 
 

@@ -64,7 +64,8 @@ class Allowance:
     (see ``_reach``). ``sign``: a share of the same kind below which signs may differ.
 
     ``rounded``: the noise of the whole is judged, too. ``zero``: the share below which an element may be a zero, where
-    that is not ``sign``: sums of other roundings come near zero, and do not hit it.
+    that is not ``sign``: sums of other roundings come near zero, and do not hit it. ``rare``: the share of elements,
+    and two, that may be off by more than ``ROUNDED``.
     """
 
     worst: float
@@ -72,6 +73,7 @@ class Allowance:
     rounded: bool
     zero: float | None = None
     inexact: bool = False
+    rare: float | None = None
 
 
 def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
@@ -85,7 +87,7 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
     if gate.worst is not None:
         worst = max(gate.worst, least)
         zero = min(worst, sums) if gate.zero is None else gate.zero
-        return Allowance(worst, worst, rounded=False, zero=zero, inexact=inexact)
+        return Allowance(worst, worst, rounded=False, zero=zero, inexact=inexact, rare=gate.rare)
     if gate.min_db >= ROUNDING_DB:
         return Allowance(sums, sums if inexact else sums * SIGN, rounded=True, inexact=inexact)
     return Allowance(math.inf, math.inf, rounded=False)
@@ -108,7 +110,8 @@ def objection(
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64, copy=False).reshape(-1, columns)
-    if slack is None and not allowed.rounded and _surely_explained(found, wanted, output.dtype, allowed):
+    told = slack is not None or allowed.rounded or allowed.rare is not None
+    if not told and _surely_explained(found, wanted, output.dtype, allowed):
         return None
     rounded, unit = _rounded(wanted, output.dtype)
     around = _around(wanted)
@@ -141,6 +144,10 @@ def _objection(
         if (place := _first(excess > 0)) is not None:
             share = error[place] / around[place] if around[place] else np.inf
             return f"element {_index(place, output)} is off by {share:.2g} of what is usual around it"
+        if allowed.rare is not None:
+            off = np.count_nonzero(error > unit + np.abs(rounded - wanted) + ROUNDED * around)
+            if off > 2 + allowed.rare * error.size:
+                return f"{off} of {error.size} elements are off by more than sums explain"
         bar = np.where(found == 0, allowed.sign if allowed.zero is None else allowed.zero, allowed.sign)
         flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) > bar * around + unit)
         if (place := _first(flipped)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -67,19 +68,34 @@ def _declared(folder: Path) -> Mapping[str, Operator]:
     path = folder / "operator.py"
     try:
         found = _module(folder).operators()
+        named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
+        # to ask what is an operator may have kernels composed
+        shipped = folder.parent == HERE
+        right = shipped or (named and found and all(isinstance(made, Operator) for made in found.values()))
     except UnknownOperator:
         raise
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UnknownOperator(f"operator: {path} raises {said}") from error
-    if folder.parent == HERE:  # to ask what is an operator may have kernels composed
-        return found
-    named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
-    if not named or not found or not all(isinstance(operator, Operator) for operator in found.values()):
+        if isinstance(error, KeyboardInterrupt) and not _raised_in(error, path.resolve()):
+            raise
+        raise UnknownOperator(f"operator: {path} raises {told(error)}") from error
+    if not right:
         raise UnknownOperator(f"operator: operators() of {path} returns no operators by name")
     return found
+
+
+def told(error: BaseException) -> str:
+    """An error in one line of at most 200 letters; its type alone where its text cannot be had."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - what a user's own error raises when it is asked
+        text = type(error).__name__
+    return " ".join(text.split())[:200]
+
+
+def _raised_in(error: BaseException, path: Path) -> bool:
+    """Whether a file itself raises an error, and no handler of a signal."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code.co_filename == str(path)
 
 
 def _module(folder: Path) -> ModuleType:

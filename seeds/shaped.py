@@ -119,17 +119,22 @@ def slack_of(
     Which operands a kernel rounds is its own choice (codes times the scale, or times the largest size, with the rest of
     the scale at the other operand), so what these operands lose says little: all may lose what rounding loses.
     """
-    left, right = (np.abs(x).astype(np.float32) for x in (a, b))
+    # a power of two, so that squares are numbers
+    size = 2.0 ** np.floor(np.log2(max(float(np.abs(a).max(initial=0.0)), 1e-300)))
+    left, right = np.abs(a / size).astype(np.float32), np.abs(b).astype(np.float32)
     found: np.ndarray = ROOM * np.sqrt(2 * LOST * product(left * left, right * right))
     if steps_a is not None and steps_a.any():
-        found = found + product(steps_a.astype(np.float32), right)
+        found = found + product((steps_a / size).astype(np.float32), right)
     if steps_b is not None and steps_b.any():
         found = found + product(left, steps_b.astype(np.float32))
-    return found
+    return found.astype(np.float64) * size
 
 
 ROOM, NEAR = 6.5, 2.0**-21
 """Standard deviations that the largest of millions of errors may be; shares of a code within which it may turn."""
+
+FAINT, HUGE = (2.0**-37, 2.0**-41, 2.0**-110), (40, 91)
+"""What makes values faint and huge: factors around 1e-12 and below, and exponents of two."""
 
 LOST = 2.0**-14 / 12
 """Variance of a rounding to bfloat16, as a share of the value squared: at most a step of 2^-7, evenly spread."""

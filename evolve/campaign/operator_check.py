@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tilewright.evolve.errors import UserError
+from tilewright.seeds.catalogue import told
 from tilewright.seeds.operator import (
     AgreementGate,
     BitExactGate,
@@ -184,7 +185,7 @@ class _Check:
             if not done.done():
                 late = f"operator: {self._name} has a {what} that did not return within {self._seconds:g} s."
                 raise UserError(late) from error
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = told(error)
             raise UserError(f"operator: {self._name} has a {what} that raises {reason}.") from error
 
 

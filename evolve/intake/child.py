@@ -125,7 +125,7 @@ def ask(
             extra = "tpu" if found[1] == "jax" else "triton"
             raise UserError(f"{found[1]} is not installed; pip install 'tilewright[{extra}]'.") from error
         raise UserError(
-            f"{path.name}: the process that reads {function} ended without an answer: {last}"
+            f"{path.name}: the process that reads {function} ended without an answer: {last or 'it says no reason'}."
         ) from error
     if not isinstance(answer, dict):
         raise UserError(f"{path.name}: the process that reads {function} gave no answer.")

@@ -56,6 +56,8 @@ class LibraryWriter:
     def __post_init__(self) -> None:
         if not self.package.isidentifier():
             raise UserError(f"--package: {self.package!r} is no Python name.")
+        if self.library.exists() and not self.library.is_dir():
+            raise UserError(f"--library: {self.library} is no folder.")
 
     @property
     def root(self) -> Path:

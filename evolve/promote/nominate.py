@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.campaign.conclusion import COMPARISON_FILE
-from tilewright.evolve.campaign.config import parse_config
+from tilewright.evolve.campaign.config import MOST_LETTERS, parse_config
 from tilewright.evolve.campaign.resolve import Resolved, objection, resolve
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.history import Candidate
@@ -134,9 +134,10 @@ def _from_table(
     """A dispatch table as ``evolve.campaign.dispatch_table`` writes it: entries of {workload: {id, dims} or
     id, genome}."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["entries"]
+        with path.open(encoding="utf-8") as file:  # a device such as /dev/zero never ends
+            entries = json.loads(file.read(MOST_LETTERS))["entries"]
         pairs = [(_workload_id(entry["workload"]), str(entry["genome"])) for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"--table: {path} is no dispatch table: {type(error).__name__} {error}.") from error
     by_genome = {c.genome.id: c for c in known}
     workloads = {w.id for w in (*resolved.suite.workloads, *resolved.suite.final)}

@@ -39,7 +39,7 @@ def warm_library(
     if shapes is not None:
         try:
             warm.read_shapes(shapes.read_text(encoding="utf-8"))
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
             raise UserError(f"--shapes: {shapes}: {error}.") from error
     with tempfile.TemporaryDirectory() as folder:
         packs = Path(folder) / "packs"

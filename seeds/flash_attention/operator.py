@@ -28,7 +28,7 @@ import numpy as np
 
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import Shaped
+from tilewright.seeds.shaped import Shaped, integers
 
 WORST = 0.1
 """Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it."""
@@ -99,10 +99,11 @@ class FlashAttention(Shaped):
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands.
 
-        ``randn``: standard normal. ``peaked``: scores spread over 60 and more, so that few keys count. ``rising``: the
-        largest score grows from block to block of keys, by 40 in all, so that sums that are not scaled anew show.
-        ``shifted``: all scores near 200, so that exponentials overflow unless a maximum is taken off.
-        Raises ValueError for another kind.
+        ``randn``: standard normal. ``peaked``: scores spread over 60 and more, every other time over 60,000 with values
+        around 2^60, so that few keys count. ``rising``: the largest score grows from block to block of keys, by 40 in
+        all, so that sums that are not scaled anew show. ``shifted``: all scores near 200, so that exponentials overflow
+        unless a maximum is taken off; every other time all are the same, and the values of the first half of the keys
+        ``shaped.integers``, the others zeros: sums of fewer bits than float32 show. Raises ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
@@ -112,12 +113,19 @@ class FlashAttention(Shaped):
         }
         size = made["q"].shape[2]
         if kind == "peaked":
-            made["q"] *= np.float32(16.0)
+            far = rng.integers(2)
+            made["q"] *= np.float32((16.0, 16384.0)[far])
+            made["v"] *= np.float32((1.0, 2.0**60)[far])
         elif kind in ("rising", "shifted"):
             # one direction of all queries and keys carries what is added to every score
             lift = np.linspace(0.0, 40.0, made["k"].shape[1]) if kind == "rising" else 200.0
             made["q"][:, :, 0] = 8.0
             made["k"][:, :, 0] = lift * math.sqrt(size) / 8.0
+            v = made["v"]
+            paired = v.shape[1] // 512 * 256
+            if kind == "shifted" and paired and rng.random() < 0.5:
+                made["q"][:, :, 1:] = v[:, paired:] = 0.0
+                v[:, :paired] = integers(rng, (v.shape[0], paired, v.shape[2]), 1, seed, mirror=True)
         return {name: values.astype(ml_dtypes.bfloat16) for name, values in made.items()}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:

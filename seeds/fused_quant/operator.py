@@ -71,7 +71,7 @@ class FusedQuant(Shaped):
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = (
         AgreementGate("codes", "codes", ("q",), 0.999),
-        SnrGate("scales", "scales", 45.0, worst=0.02),
+        SnrGate("scales", "scales", 45.0, worst=0.02, rare=0.01),
     )
     input_kinds: tuple[str, ...] = INPUT_KINDS
     memory_bound: bool = True

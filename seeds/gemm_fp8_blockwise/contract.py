@@ -82,8 +82,9 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
 
     ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
     128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
-    index shows. ``zero_blocks``: half of the blocks are zero. ``repeated``: three values, rows of one sign and of
-    different size. ``scaled``: all by 2^40 or by 2^-12, where the floor is near. ``extreme``: every block has its own
+    index shows. ``zero_blocks``: half of the blocks are zero, and every other time the others 2^40 times larger.
+    ``repeated``: three values, rows of one sign and of different size. ``scaled``: all by 2^40 or by 2^-12, where the
+    floor is near. ``extreme``: every block has its own
     magnitude in 2^-134 .. 2^118, in a quarter of them all but the largest lie half way between two codes, and some are
     negative zeros. Raises ValueError for another kind; see ``factors`` for ``integers``.
     """
@@ -101,7 +102,7 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
         x *= blow_up(np.exp2(rng.integers(-12, 13, grid)))
         x *= np.exp2(rng.integers(-2, 3, (rows, 1))).astype(np.float32)
     elif kind == "zero_blocks":
-        x *= blow_up(rng.random(grid) < 0.5)
+        x *= blow_up(rng.random(grid) < 0.5) * np.float32(2.0 ** rng.choice((0, 40)))
     elif kind == "repeated":
         signs = rng.choice(np.array([-1, 1], np.float32), (rows, 1)) * _steps(rng, rows)
         x = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (rows, cols)) * signs

@@ -35,7 +35,7 @@ import numpy as np
 
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import Product, gemm, integers, slack_of, turned_steps
+from tilewright.seeds.shaped import FAINT, HUGE, Product, gemm, integers, slack_of, turned_steps
 
 FP8_MAX = 448.0
 """Largest finite e4m3fn value."""
@@ -123,8 +123,8 @@ class FusedFp8Gemm(Product):
         larger, where the two meet by the larger factor. ``spread``: every scale block of A and W has its own
         magnitude in 2^-12 .. 2^12, so that a wrong scale index shows. ``zero_blocks``: three in eight scale
         blocks of A and of W are zero. ``integers``: see ``shaped.integers``. ``repeated``: three values of one sign.
-        ``faint``: A around the smallest absmax that has a scale of its own. ``huge``: A around 2^40.
-        Raises ValueError for another kind.
+        ``faint``: rows of A around the smallest absmax that has a scale of its own, and far below. ``huge``: A around a
+        size from 2^40 to 2^90. Raises ValueError for another kind.
         """
         m, n, k = self.dims(workload)
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
@@ -143,9 +143,9 @@ class FusedFp8Gemm(Product):
         elif kind == "repeated":
             a, w = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (m, k)), np.abs(w)
         elif kind == "faint":
-            a *= rng.choice(np.array([2.0**-37, 2.0**-41], np.float32), (m, 1))
+            a *= rng.choice(np.array(FAINT, np.float32), (m, 1))
         elif kind == "huge":
-            a *= np.float32(2.0**40)
+            a *= np.float32(2.0 ** rng.integers(*HUGE))
         elif kind != "randn":
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
         q, scale = quantise_weights(w, self.group)

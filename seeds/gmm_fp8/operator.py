@@ -40,7 +40,7 @@ from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe
 from tilewright.seeds.gmm_fp8.workloads import suites
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import integers, slack_of, turned_steps
+from tilewright.seeds.shaped import FAINT, HUGE, integers, slack_of, turned_steps
 
 FP8_MAX = 448.0
 ABSMAX_FLOOR = 1e-12
@@ -180,7 +180,7 @@ class GroupedProduct:
         ``randn``: standard normal. ``outliers``: 1/64 of rows and columns are 16 to 64 times larger. ``spread``: every
         scale block has its own magnitude in 2^-12 .. 2^12. ``zero_blocks``: three in eight scale blocks are zero.
         ``integers``: see ``shaped.integers``. ``repeated``: three values of one sign. ``faint``, ``huge``: the first
-        operand around the smallest absmax that has a scale of its own, and around 2^40.
+        operand around the smallest absmax that has a scale of its own, with lines far below, and around 2^40 to 2^90.
         Raises ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
@@ -328,7 +328,12 @@ class GroupedProduct:
                 np.moveaxis(larger, along, 0)[rng.choice(size, max(1, size // 64), replace=False)] = True
             x *= np.where(larger, np.float32(64.0), np.float32(1.0))
         elif kind in ("faint", "huge") and first:
-            x *= np.float32(2.0**-37 if kind == "faint" else 2.0**40)
+            lines = (shape[0], 1) if axis == 1 else (1, shape[1])
+            x *= (
+                rng.choice(np.array(FAINT, np.float32), lines)
+                if kind == "faint"
+                else 2.0 ** rng.integers(*HUGE)
+            )
         elif kind in ("spread", "zero_blocks"):
             blocks = np.moveaxis(x, axis, -1)
             width = self._block(workload, shape[axis])

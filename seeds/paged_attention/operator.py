@@ -92,8 +92,8 @@ class PagedDecode:
         """Fresh operands.
 
         ``randn``: standard normal, lengths between one token and all. ``short``: a few tokens, one at least of one.
-        ``full``: every page of every sequence. ``peaked``: scores spread over 60 and more. Raises ValueError for
-        another kind.
+        ``full``: every page of every sequence. ``peaked``: scores spread over 60 and more, or over 60,000 with values
+        around 2^60. Raises ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
@@ -108,7 +108,9 @@ class PagedDecode:
         for pages in (k, v):
             pages.swapaxes(1, 2)[~owned] = STALE
         if kind == "peaked":
-            q *= np.float32(16.0)
+            far = rng.integers(2)
+            q *= np.float32((16.0, 16384.0)[far])
+            v *= np.float32((1.0, 2.0**60)[far])
         made = {"q": q, "k_pages": k, "v_pages": v}
         return {
             **{name: values.astype(ml_dtypes.bfloat16) for name, values in made.items()},

@@ -33,6 +33,7 @@ def test_an_honest_kernel_is_of_the_dialect():
         BUILD + "TILE = 8 * 16\nKINDS = ('a', 'b')\nF8 = jnp.float8_e4m3fn\n",
         BUILD + "SPACE = {'a': (1, 2)}\nDEFAULTS = {'a': 1}\n",
         BUILD + "def twice(x, *, by=2, dtype=jnp.float32):\n    return x * by\n",
+        BUILD + "def call(kernel, num_warps):\n    return kernel(x=1, num_warps=num_warps)\n",
     ],
 )
 def test_plain_code_is_accepted(source):
@@ -85,6 +86,12 @@ def test_an_escape_is_named(source, why):
     assert why in said(source)
 
 
+def test_a_name_is_reported_where_it_is_seen():
+    functions = ("def one(lost):\n    return lost\n", "def two(x):\n    return lost\n")
+    source = BUILD + "".join((*functions, functions[0].replace("one", "three")))
+    assert said(source) == f"line {BUILD.count(chr(10)) + 4}: the name lost is not defined here"
+
+
 LAUNCH = "import triton\ndef launch(inputs, params):\n    x = inputs['x']\n    {}\n    return (x,)\n"
 
 
@@ -94,12 +101,18 @@ LAUNCH = "import triton\ndef launch(inputs, params):\n    x = inputs['x']\n    {
         ("n = len(str(x))", True),
         ("n = len(f'{x}')", True),
         ("n = len('%s' % x)", True),
+        ("n = ('%s', 1)[0] % x", True),
+        ("n = params['mode'] % x#DEFAULTS = {'mode': '%s'}", True),
+        ("n = isinstance(1, (int, (t := f'{x}')))", True),
+        ("n = 'a rest of {}'#CONSTRAINTS = {'n % 2 == 0': 'even'}", False),
         ("n = list(map(str, (x,)))", True),
         ("n = len(f'plain')", False),
         ("n = x.shape[0] % 2", False),
         ("assert x.shape[0] > 1, f'{x.shape} is too short'", False),
-        ("n = isinstance(params['mode'], str)", False),
+        ("n = isinstance(params['mode'], (str, int))", False),
     ],
 )
 def test_launch_makes_no_text_of_values(line, refused):
-    assert ("text made of values" in said(LAUNCH.format(line), "launch")) is refused
+    line, _, declared = line.partition("#")
+    found = said(LAUNCH.format(line) + declared + "\n", "launch")
+    assert ("text made of values" in found) is refused and "not Python" not in found

@@ -444,3 +444,12 @@ def test_errors_of_small_elements_that_go_with_them_are_seen(bits, share, seen):
         + share * np.random.default_rng(2).permutation(np.resize((-1.0, 1.0), 4096)).reshape(64, 64) * slack
     )
     assert objection(both, wanted, allowed, slack=slack) is None
+
+
+@pytest.mark.parametrize(("off", "seen"), [(14, False), (15, True)])
+def test_where_a_rounding_within_turns_few_elements_are_off(off, seen):
+    wanted = np.random.default_rng(4).uniform(1, 2, (40, 30)).astype(np.float32)
+    found = wanted.copy()
+    found.reshape(-1)[:off] *= np.float32(1.004)
+    rare = allowance(SnrGate("scales", "scales", 45.0, worst=0.02, rare=0.01))
+    assert (objection(found, wanted, rare) is not None) is seen

@@ -78,6 +78,15 @@ def test_wrong_twins_fail(twin):
     assert not found["exact"].passed
 
 
+def test_sums_of_sixteen_bits_fail():
+    edit = ("acc[...] * shrink + jnp.dot", "(acc[...] * shrink).astype(jnp.bfloat16) + jnp.dot")
+    for change in (None, edit):
+        found = readings(
+            "full", {}, kernel="plain", kind="shifted", workload=shape(1, 1, 512, 512), edit=change
+        )
+        assert found["exact"].passed is (change is None), found
+
+
 def test_work_and_floors():
     operator, workload = family()["causal"], shape(heads=2, shared=1, rows=2, keys=3, size=128)
     assert operator.visible(workload) == 2 + 3

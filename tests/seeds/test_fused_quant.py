@@ -65,6 +65,7 @@ def test_seeds_pass_in_the_interpreter(recipe: str, kind: str, station: LocalSta
         ("rmsnorm_1x128", ".to(tl.bfloat16).to(tl.float32)", ""),
         ("rmsnorm_1x128", "squares += tl.sum(x * x, axis=1)", "squares = tl.sum(x * x, axis=1)"),
         ("rmsnorm_1x128", "tl.store(s_at, tl.div_rn(1.0, scale)", "tl.store(s_at, scale"),
+        ("rmsnorm_1x128", "tl.store(s_at, tl.div_rn(1.0, scale)", "tl.store(s_at, tl.div_rn(1.003, scale)"),
         ("swiglu_1x128", "tl.exp(-gate)", "tl.exp(gate)"),
         (
             "swiglu_1x128",

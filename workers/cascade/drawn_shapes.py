@@ -15,18 +15,18 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.targets import Target
 from tilewright.library.dispatch_rule import REACH, Legality
 from tilewright.seeds.operator import Operator, Workload
+from tilewright.workers.cascade.named_sizes import LARGEST, named_sizes
 from tilewright.workers.intake.operator import TakenOperator
 from tilewright.workers.request import Failure, Findings, Request
 
@@ -37,15 +37,6 @@ UNITS = tuple(2**n for n in range(11))
 """A drawn size becomes a multiple of the first of these for which the shape is legal."""
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
-
-LARGEST = 1 << 24
-"""No drawn size is larger."""
-
-TRIED = 2048
-"""Sizes below this are tried in a source's truths."""
-
-RARE, RUNS = 16, 4
-"""Sizes count as few if they are at most one in ``RARE`` of those tried, in at most ``RUNS`` runs."""
 
 TURNS = 2
 """Most lots that are drawn where of the first many are outside."""
@@ -87,14 +78,17 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
     legal = _Legal(request, lot)
     named = named_sizes(request.source, request.params)
     pool = {
-        name: [n for sizes in reversed(named) for n in rng.sample(sizes, len(sizes)) if n not in known]
+        name: [n for some in (named.turns, named.few) for n in rng.sample(some, len(some)) if n not in known]
         for name in rng.sample(dims, len(dims)) for known in ({shape[name] for shape in shapes},)
     }  # fmt: skip
-    turns = list(pool)
+    turns, pairs = list(pool), rng.sample(named.pairs, len(named.pairs))
     found: dict[str, Workload] = {}
     for turn in range(TRIES * lot.shapes):
         some = pool if len(found) < lot.named and turn < TRIES * lot.named else {}
-        made = _drawn(shapes, turns[turn % len(turns)], legal, some, rng)
+        if some and pairs and (turn % 2 == 0 or not any(pool.values())):
+            made = _paired(shapes, pairs, legal, rng)
+        else:
+            made = _drawn(shapes, turns[turn % len(turns)], legal, some, rng)
         if made is not None and made not in shapes:
             workload = Workload(drawn_id(made), made)
             found.setdefault(workload.id, workload)
@@ -129,17 +123,7 @@ def _drawn(
     base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
     dims = _with(base, turn, shapes, legal, named, rng)
     order = [name for name in rng.sample(list(shapes[0]), len(shapes[0])) if name != turn]
-    left = list(order)
-    if dims is None:
-        return None
-    while left and not legal.small(dims):
-        name = max(left, key=dims.__getitem__)
-        least = int(dims[name] * rng.uniform(0.3, 0.7))
-        smaller = ({**dims, name: -(-least // unit) * unit} for unit in UNITS)
-        made = next((one for one in smaller if 0 < one[name] < dims[name] and legal(one)), None)
-        left = left if made is not None else [n for n in left if n != name]
-        dims = made or dims
-    if not legal.small(dims):
+    if dims is None or (dims := _shrunk(dims, order, legal, rng)) is None:
         return None
     often = NAMED_ELSEWHERE if named else ELSEWHERE
     for name in (n for n in order if rng.random() < often):
@@ -149,6 +133,36 @@ def _drawn(
         elif made is not None and named:
             named[name].append(made[name])  # for another shape
     return dims
+
+
+def _paired(
+    shapes: Sequence[Mapping[str, int]], pairs: list[tuple[int, int]], legal: _Legal, rng: random.Random
+) -> dict[str, int] | None:
+    """A shape of the last of two sizes each that some two dimensions may have; it and those after it are gone then."""
+    base = rng.choice(shapes)
+    while pairs:
+        sizes, both = pairs.pop(), list(itertools.combinations(base, 2))
+        for names in rng.sample(both, len(both)):
+            dims = {**base, **dict(zip(names, sizes, strict=True))}
+            others = [name for name in base if name not in names]
+            if legal(dims) and (made := _shrunk(dims, others, legal, rng)) is not None:
+                return made
+    return None
+
+
+def _shrunk(
+    dims: dict[str, int], names: Sequence[str], legal: _Legal, rng: random.Random
+) -> dict[str, int] | None:
+    """The shape with smaller sizes of these dimensions, as far as it is too large; None where it stays so."""
+    left = list(names)
+    while left and not legal.small(dims):
+        name = max(left, key=dims.__getitem__)
+        least = int(dims[name] * rng.uniform(0.3, 0.7))
+        smaller = ({**dims, name: -(-least // unit) * unit} for unit in UNITS)
+        made = next((one for one in smaller if 0 < one[name] < dims[name] and legal(one)), None)
+        left = left if made is not None else [n for n in left if n != name]
+        dims = made or dims
+    return dims if legal.small(dims) else None
 
 
 def _with(
@@ -242,88 +256,6 @@ def _declarations(source: str) -> Mapping[str, Mapping[str, Any]]:
 def declared(source: str, name: str) -> Mapping[str, Any]:
     """A literal mapping that a kernel module declares, such as DEFAULTS; empty without it."""
     return _declarations(source).get(name, {})
-
-
-# -- sizes that a source names ---------------------------------------------------------------------------
-
-
-def named_sizes(source: str, params: Mapping[str, Any]) -> list[list[int]]:
-    """Sizes at which truths of a source turn that depend on one name: those few that are unlike all others first, then
-    both sides of each turn.
-
-    ``k == 192``, ``k // 64 == 3`` and ``(k % 64 == 0) & (k * 5 == 960)`` name 192 in the first list, and the second
-    the neighbours up to which it holds; ``k > 200`` names 200 and 201 in the second.
-    """
-    tree = ast.parse(source)
-    known = {
-        target.id: node.value.value
-        for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets if isinstance(target, ast.Name) and type(node.value.value) is int
-    }  # fmt: skip
-    known |= {name: value for name, value in params.items() if type(value) is int}
-    few: dict[int, None] = {}
-    turns: dict[int, None] = {}
-    left: list[ast.AST] = [tree]
-    while left:
-        node = left.pop()
-        sizes = _candidates(node, known) if isinstance(node, _TRUTHS) else np.zeros(0, np.int64)
-        truth = _truth(node, known, sizes) if len(sizes) else None
-        if truth is None:
-            left += ast.iter_child_nodes(node)
-            left += [ast.Expr(node.test)] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
-            continue
-        at = np.flatnonzero(np.diff(truth.astype(np.int8)))
-        turns |= dict.fromkeys(int(sizes[n]) for turn in at[: 2 * RUNS] for n in (turn, turn + 1))
-        rare = truth if 2 * np.count_nonzero(truth) < len(truth) else ~truth
-        runs = [run for run in np.split(np.arange(len(sizes)), at + 1) if rare[run[0]]]
-        if len(runs) <= RUNS and RARE * np.count_nonzero(rare) <= len(sizes):
-            few |= dict.fromkeys(int(sizes[run[n]]) for run in runs for n in (0, -1, len(run) // 2))
-    return [[n for n in sizes if 0 < n <= LARGEST] for sizes in (few, turns)]
-
-
-_TRUTHS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Expr)
-_ARITHMETIC = (
-    *_TRUTHS[:-1], ast.Name, ast.Tuple, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
-)  # fmt: skip
-
-
-def _candidates(node: ast.AST, known: Mapping[str, int]) -> np.ndarray:
-    """Sizes to try a truth with: all small ones, and what its numbers make."""
-    found = [known.get(n.id, 0) for n in ast.walk(node) if isinstance(n, ast.Name)]
-    found += [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
-    numbers = sorted({abs(n) for n in found if abs(n) <= LARGEST})[:8]
-    made = {*numbers, *(a * b for a in numbers for b in numbers), *(a + b for a in numbers for b in numbers)}
-    made |= {a // b for a in numbers for b in numbers if b}
-    near = {n + by for n in made for by in (-1, 0, 1)}
-    return np.array(sorted({*range(1, TRIED), *(n for n in near if 0 < n <= LARGEST)}), np.int64)
-
-
-def _truth(node: ast.AST, known: Mapping[str, int], sizes: np.ndarray) -> np.ndarray | None:
-    """True or false by size of the one name that nobody knows; None of what is no truth, or no plain arithmetic."""
-    tested = node.value if isinstance(node, ast.Expr) else node
-    parts = list(ast.walk(tested))
-    unknown = {part.id for part in parts if isinstance(part, ast.Name)} - known.keys()
-    raised = sum(isinstance(part, ast.Pow | ast.LShift) for part in parts)
-    if len(unknown) != 1 or raised > 1 or not all(map(_is_plain, parts)):
-        return None
-    code = compile(ast.Expression(tested), "", "eval")  # type: ignore[arg-type]
-    name = unknown.pop()
-    try:
-        found = [eval(code, {"__builtins__": {}}, {**known, name: size}) for size in sizes.tolist()]
-    except (ArithmeticError, TypeError, ValueError):
-        return None
-    return np.array(found, np.bool_) if tested is not node or type(found[0]) is bool else None
-
-
-def _is_plain(part: ast.AST) -> bool:
-    """Whether it computes with whole numbers, and with none that are many times as long."""
-    if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow | ast.LShift):
-        return (
-            isinstance(part.right, ast.Constant) and type(part.right.value) is int and part.right.value < 24
-        )
-    if isinstance(part, ast.Constant):
-        return type(part.value) is int
-    return isinstance(part, _ARITHMETIC)
 
 
 # -- the stage -------------------------------------------------------------------------------------------

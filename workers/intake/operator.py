@@ -33,12 +33,12 @@ from tilewright.seeds.operator import (
 from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
-from tilewright.workers.intake.judge.inputs import EXTREME, SPECIAL, bound_of, draws, least_of, within
+from tilewright.workers.intake.judge.inputs import EXTREME, ROWS, SPECIAL, bound_of, draws, least_of, within
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
-    "signed": frozenset(["sided", "shifted", "signed"]),
+    "signed": frozenset(["sided", "shifted", *ROWS["signed"]]),
     "repeated": frozenset(["repeated", "sided", "shifted"]),
     "outliers": frozenset(["far", "spread", "apart"]),
     "zeros": frozenset(["far", "spread"]),
@@ -373,7 +373,8 @@ def contract_of(operator: TakenOperator) -> str:
         "``launch(inputs, params)`` is given these tensors by name: " + _tensors(operator.operands) + ".",
         "It returns a tuple of " + _tensors(operator.results) + ".",
     ]
-    unspecified = [kind for kind in SPECIAL if kind not in operator.kinds]
+    unspecified = [kind for kind in SPECIAL if not set(ROWS[kind]) & set(operator.kinds)]
+    unspecified += ["infinite in whole rows"] if "infinite" in operator.kinds else []
     if unspecified:
         lines.append(f"What it returns for inputs that are {' or '.join(unspecified)} is unspecified.")
     path, colon, name = operator.reference.rpartition(":")

@@ -82,6 +82,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/workers/cascade/test_measured_stages.py",
     ),
     **{f"workers/cascade/{name}.py": (f"tests/workers/cascade/{_test_of(name)}",) for name in _OF_STAGES},
+    "workers/cascade/named_sizes.py": ("tests/workers/cascade/test_drawn_shapes.py",),
     "workers/cascade/common_stages.py": ("tests/workers/cascade/test_base.py",),
     "workers/cascade/measured.py": (
         "tests/workers/cascade/test_measured_stages.py",

@@ -80,6 +80,15 @@ OPERATORS = {
     "raises": ("raise RuntimeError('no luck')\n", "RuntimeError: no luck"),
     "gives no operator": ("def operators():\n    return {'good': 3}\n", "returns no operators"),
     "raises what is no Exception": ("raise BaseException('a\x1b[31mb')\n", "BaseException: a\\x1b[31mb"),
+    "interrupts": ("raise KeyboardInterrupt\n", "KeyboardInterrupt"),
+    "an error without a text": (
+        "class E(Exception):\n    def __str__(self): raise ValueError\nraise E\n",
+        "raises E",
+    ),
+    "an operator that raises": (
+        "class O:\n    def __getattr__(self, n): raise SystemExit(n)\ndef operators(): return {'good': O()}\n",
+        "SystemExit",
+    ),
     "has none": ("X = 1\n", "AttributeError"),
 }
 

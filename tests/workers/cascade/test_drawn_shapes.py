@@ -18,6 +18,7 @@ from tilewright.library.dispatch_rule import Legality
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.cascade import drawn_shapes as lot
+from tilewright.workers.cascade.named_sizes import named_sizes
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
 NAMES = (
@@ -54,16 +55,36 @@ def _request(operator: Operator, source: str = "", seed: int = 1) -> Request:
         ("x = k // 70000 == 2", [140000, 140001], [139999, 140000]),
         ("x = k % 256 < 16 and k < 600", [1, 15, 8, 256, 271, 264, 512, 527, 520],
          [15, 16, 255, 256, 271, 272, 511, 512, 527, 528]),
+        ("x = k * 3 == 30000", [10000], [9999, 10000, 10001]),
         ("x = k == 16777216", [1 << 24], [(1 << 24) - 1, 1 << 24]),
         ("while k - 192: pass", [192], [191, 192, 193]),
         ("x = not k - 5 or k == 9", [5, 9], [4, 5, 6, 8, 9, 10]),
-        *((text, [], []) for text in ("x = k - 5", "if k: pass", "x = k == r", "x = k == 1.5", "x = k.n == 5",
+        ("x = k.n[1] == 5", [5], [4, 5, 6]),
+        ("def f(k):\n  r = k - 9\n  s = r // 2\n  return s == 5", [19, 20], [18, 19, 20, 21]),
+        ("def f(r):\n  return r == 5\ndef g(x):\n  f[1](x.shape[1] - 9)", [14], [13, 14, 15]),
+        ("def f(k):\n  k = min(cdiv(k, 8), 9)\n  return str(k) == '3'", [17, 24, 21], [16, 17, 24, 25]),
+        ("x = tl.num_programs(0) == 3 + tl.program_id(0)", [], []),
+        *((text, [], []) for text in ("x = k - 5", "if k: pass", "x = k == r", "x = k == 1.5", "x = 'k' == 5",
                                       "x = 1 == 1", "x = k == 2**3**4", "x = k == 1 << 99", "x = k // (k - k) == 1",
                                       "x = k == L", "x = k == P.n", "x = f(k) == 2")),
     ],
 )  # fmt: skip
 def test_sizes_at_which_a_truth_turns(source: str, few: list[int], turns: list[int]) -> None:
-    assert lot.named_sizes(source, {"P": 12, "L": 2.5}) == [few, turns]
+    found = named_sizes(source, {"P": 12, "L": 2.5})
+    assert (found.few, found.turns) == (tuple(few), tuple(turns))
+
+
+def test_two_sizes_that_a_truth_names_together() -> None:
+    assert named_sizes("x = m == 9 and n == 130", {}).pairs == ((9, 130), (130, 9))
+    assert (143, 7) in named_sizes("def f(a):\n  m, n = a.shape\n  return m * n == 1001", {}).pairs
+    assert not named_sizes("x = m < n", {}).pairs + named_sizes("x = m * n == 1001 + r", {}).pairs
+    doubled = "def f(a):\n" + "".join(
+        f"  {b} = {a}*{a}*{a}*{a}*{a}\n" for a, b in ("ab", "bc", "cd", "de", "ef")
+    )
+    assert named_sizes(doubled + "  return f == 7", {}) == named_sizes("", {})
+    source = softmax().kernels["seed"].source + "\ndef other(m, n):\n    return m * n == 1001\n"
+    drawn = [w for seed in range(3) for w in lot.drawn(_request(softmax(), source, seed), SMALL)]
+    assert any(w.dims["N"] * w.dims["M"] == 1001 for w in drawn)
 
 
 @pytest.mark.parametrize(

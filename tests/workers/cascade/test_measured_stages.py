@@ -11,6 +11,7 @@ import pytest
 
 from testkit import scripted
 from testkit.scripted import INTERPRETED, SOURCE, TARGET, Doubler, ScriptedStation, answers, done, shape
+from tilewright.fitness import intervals
 from tilewright.fitness.evaluation import FigureKind, GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
@@ -22,6 +23,7 @@ from tilewright.workers.cascade.measured_stages import (
     Confirmation,
     GateStage,
     ScreenStage,
+    _foreseen,
     confirm,
     host_seconds,
     interval,
@@ -411,6 +413,16 @@ def test_one_clearly_ahead_on_the_lightest_shapes_is_taken_as_screened_on_the_re
     assert jobs[:2] == [light, heavy], "screens that scatter so much tell too little"
 
 
+def test_what_is_foreseen_is_as_uncertain_as_what_was_met_and_what_was_screened():
+    paired, four = intervals.Ratio(1.1, 1.0, 1.2), [f"m{n}" for n in range(4)]
+    held, contender = ({name: [[seconds]] for name in four} for seconds in (1.1, 1.0))
+    screened = {f"m{n}": math.log(1.1) for n in range(8)}
+    ratio, off = _foreseen(paired, held, contender, screened)
+    half = math.hypot(3.1824463 * 0.003 * 0.5 * math.sqrt(0.5), 0.5 * math.log(1.2 / 1.1))
+    assert off == pytest.approx(0, abs=1e-12) and ratio.value == pytest.approx(1.1)
+    assert (ratio.low, ratio.high) == pytest.approx((1.1 * math.exp(-half), 1.1 * math.exp(half)), rel=1e-6)
+
+
 SUITE = OPERATOR.suites["tiny"]
 PLAUSIBLE = dataclasses.replace(
     INTERPRETED, part=dataclasses.replace(INTERPRETED.gpu, peaks={"bf16": 1e12}, hbm=1e12)
@@ -488,6 +500,10 @@ def test_who_screens_near_the_champion_meets_it(seconds, meets):
         told = found.workloads[0].diagnosis["confirmation"]
         assert told["accepted"] is crowned and told["champion"] == "best"
         assert "calls" in found.workloads[0].diagnosis and "confirmation" not in found.workloads[1].diagnosis
+    if seconds in (1e-4, 1.0049e-4):
+        assert found.fitness == pytest.approx(champion(seconds).fitness, rel=1e-6), (
+            "as measured when they met"
+        )
     if crowned:
         assert found.fitness == pytest.approx(2 * champion(1e-4).fitness, rel=0.01)
         assert held.champion().fitness == pytest.approx(found.fitness)

@@ -278,6 +278,10 @@ def test_one_sign_and_what_is_no_number_are_drawn() -> None:
     assert len(signs) > 2
     infinite = draw(ROWS, dims, "infinite", 4, np.random.default_rng(1))
     assert np.isposinf(infinite).any() and np.isneginf(infinite).any() and not np.isnan(infinite).any()
+    rows = draw(ROWS, dims, "infinite-rows", 4, np.random.default_rng(1))
+    assert np.isneginf(rows).all(axis=1).sum() == 1
+    signed = [draw(ROWS, dims, "signed-rows", 4, np.random.default_rng(seed)) for seed in range(12)]
+    assert {(np.ptp(rows, axis=1) == 0).sum() for rows in signed} == {14, 40} and np.abs(signed).min() >= 8
     nan = draw(ROWS, dims, "nan", 4, np.random.default_rng(1))
     rows = np.isnan(nan).any(axis=1)
     assert 0 < rows.sum() <= 20 and (np.signbit(nan) & (nan == 0)).any()
@@ -297,13 +301,31 @@ def _kinds(kernel: Any, reference: Any) -> InputKinds:
 
 
 KERNELS = {
-    "doubled": (lambda x: x + x, lambda x: x + x, {"signed", "faint-118", "huge-100", "infinite", "nan"}),
+    "doubled": (
+        lambda x: x + x,
+        lambda x: x + x,
+        {"signed-rows", "faint-118", "huge-115", "infinite-rows", "nan"},
+    ),
     "relu that drops nan": (
         lambda x: np.fmax(x, np.float32(0)),
         lambda x: np.maximum(x, 0),
-        {"signed", "infinite"},
+        {"signed-rows", "infinite-rows"},
     ),
-    "square": (lambda x: x * x, lambda x: x * x, {"signed", "faint-60", "huge-40", "infinite", "nan"}),
+    "square": (
+        lambda x: x * x,
+        lambda x: x * x,
+        {"signed-rows", "faint-60", "huge-40", "infinite-rows", "nan"},
+    ),
+    "hidden rows are zeros": (
+        lambda x: np.where(np.isneginf(x.max(axis=1, keepdims=True)), np.float32(0), x),
+        lambda x: x,
+        {"signed-rows", "infinite", "nan"},
+    ),
+    "one value has no spread": (
+        lambda x: np.where(np.ptp(x, axis=1, keepdims=True) == 0, np.float32(1), x),
+        lambda x: x,
+        {"signed", "infinite-rows", "nan"},
+    ),
 }
 
 
@@ -312,9 +334,9 @@ def test_a_kernel_is_judged_on_the_kinds_that_it_bears_and_the_contract_says_the
     kernel, reference, borne = KERNELS[name]
     kinds = _kinds(kernel, reference)
     assert borne <= set(kinds.names), kinds.names
-    unspecified = {"infinite", "nan"} - borne
+    unspecified = {"infinite", "nan"} - {kind.removesuffix("-rows") for kind in borne}
     assert all(any(kind in note and "unspecified" in note for note in kinds.notes) for kind in unspecified)
     operator = TakenOperator(
         "a/t", "f", "x", (ROWS,), (Result("o0", "float32", MATRIX, 90.0),), {}, {}, kinds=tuple(kinds.names)
     )
-    assert ("unspecified" in operator.contract) == bool(unspecified)
+    assert ("unspecified" in operator.contract) == bool(unspecified or "infinite" in borne)

@@ -97,4 +97,7 @@ def test_kept_memory_holds_an_earlier_answer_at_other_places():
     with LaunchGuard(Canaries(KEPT, [torch.ones(2), answer])):
         alike, other, zeros = torch.empty(3, 4), torch.empty(4, 3), torch.zeros(3, 4)
     assert sorted(alike.view(-1).tolist()) == answer.view(-1).tolist() and not (alike == answer).any()
+    with LaunchGuard(canaries := Canaries(0)):
+        scratch = torch.empty(2)
+    assert [made.data_ptr() for made in canaries.made] == [scratch.data_ptr()]
     assert not zeros.any() and len(set(other.view(-1).view(torch.uint8).tolist())) == 1

@@ -18,6 +18,7 @@ from tilewright.workers.intake.judge.inputs import (
     EXTREME,
     FEW_VALUES,
     MOST_ANSWER,
+    ROWS,
     SET_APART,
     SIGNED,
     SPECIAL,
@@ -39,7 +40,7 @@ SPECIAL_DRAWS = 8
 AT_ONCE = 8
 """Draws that are answered before the next are looked at."""
 
-LARGEST = 1e38
+LARGEST = 3e38
 """Largest answer to inputs at the edge of a type."""
 
 QUIET = ("far", "shifted", "sided")
@@ -130,11 +131,11 @@ class InputKinds:
                     late = time.monotonic() > self._until
                     why = "no time was left to try them" if late else "the original kernel fails on them"
                     self.notes.append(f"inputs of kind {kind} are not used: {why}")
-        self._added(SIGNED, USUAL_SPREAD)
+        self._one_of(ROWS[SIGNED])
         for name, powers in EXTREME.items():
-            any(self._added(f"{name}-{power}", USUAL_SPREAD) for power in powers)
+            self._one_of([f"{name}-{power}" for power in powers])
         for kind in SPECIAL if any(is_float(operand.dtype) for operand in operands) else ():
-            if not (effort.special and self._added(kind, USUAL_SPREAD)):
+            if not (effort.special and self._one_of(ROWS[kind])):
                 self.notes.append(f"what it returns for inputs that are {kind} is unspecified")
         if not set(FEW_VALUES) & set(self._pairs) and time.monotonic() > self._until:
             self._pairs["repeated"] = []  # hardly any kernel fails on these
@@ -185,6 +186,10 @@ class InputKinds:
 
     # -- one kind ----------------------------------------------------------------------------------
 
+    def _one_of(self, kinds: Iterable[str]) -> bool:
+        """Add the first of these that is borne."""
+        return any(self._added(kind, USUAL_SPREAD) for kind in kinds)
+
     def _added(self, kind: str, spread: int) -> bool:
         """Add a kind, unless reference or kernel fails on it, or the dtypes do not explain the kernel's errors."""
         found = self._outcomes(kind, spread)
@@ -214,7 +219,7 @@ class InputKinds:
             answers = self._answers_to([given for _, given in inputs])
         except Exception:  # noqa: BLE001 - inputs that the reference does not take
             return None
-        if kind not in SPECIAL and not all(_finite(answer) for answer in answers):
+        if family(kind) not in SPECIAL and not all(_finite(answer) for answer in answers):
             return None
         found = []
         for outputs, answer in zip(self._run_all(inputs), answers, strict=True):
@@ -227,7 +232,7 @@ class InputKinds:
         """Whether reference and kernel bear further draws: some overflow."""
         most = LARGEST if family(kind) in EXTREME else MOST_ANSWER
         asked = [(self._probe, seed) for seed in range(self._effort.draws)]
-        runs = range(SPECIAL_DRAWS) if kind in SPECIAL else self._effort.kernel_draws
+        runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else self._effort.kernel_draws
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
         return self._bears(self.operands, asked, kind, spread, most, own)
 
@@ -253,7 +258,8 @@ class InputKinds:
                 answers += self._answers_to([given for _, given in drawn[-len(some) :]])
             except Exception:  # noqa: BLE001 - inputs that the reference does not take
                 return False
-            if kind not in SPECIAL and not all(_finite(answer, most) for answer in answers[-len(some) :]):
+            fine = all(_finite(answer, most) for answer in answers[-len(some) :])
+            if family(kind) not in SPECIAL and not fine:
                 return False
         made = self._run_all([drawn[place] for place in own])
         pairs = zip(made, (answers[place] for place in own), strict=True)

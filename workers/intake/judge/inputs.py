@@ -54,7 +54,7 @@ MOST_ANSWER = 1e30
 SET_APART = ("far", "spread", "apart")
 """Kinds with outliers, the most telling first: a kernel is given the first of them that it bears."""
 
-EXTREME: Mapping[str, Sequence[int]] = {"faint": (118, 60, 20), "huge": (100, 40, 20)}
+EXTREME: Mapping[str, Sequence[int]] = {"faint": (118, 60, 20), "huge": (115, 100, 40, 20)}
 """Kinds, with a power of two after a dash, whose values are all so much smaller or larger; each is given the first of
 these that it bears. One of eight ``faint`` ones is smaller again, below what is normal in float32."""
 
@@ -67,6 +67,13 @@ SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": 
 """Kinds with what is no number, some of a few rows each, and negative zeros in others."""
 
 SIGNED = "signed"
+
+ROWS: Mapping[str, Sequence[str]] = {
+    **{kind: (kind,) for kind in SPECIAL},
+    "infinite": ("infinite-rows", "infinite"),
+    SIGNED: ("signed-rows", SIGNED),
+}
+"""Kinds that are tried with rows of one value each first: of minus infinity, and of any value."""
 
 FEW_VALUES: Mapping[str, Sequence[float]] = {
     "shifted": (ONE_SIDE, -ONE_SIDE, -ONE_SIDE, -16 * ONE_SIDE),
@@ -98,9 +105,9 @@ def draws(
     outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
     ``shifted``: with some farther from zero; ``faint``, ``huge``, ``infinite``, ``nan``: see above; ``signed``: each
-    operand of one sign and far from zero; ``given``: the caller's own where they are of this shape. Integers are as
-    the call bounds them (``bound_of``); offsets of the same total, as of queries and keys, are the same ones. Raises
-    LookupError for an operand that has the caller's own values alone, at another shape."""
+    operand of one sign and far from zero; ``-rows``: rows of one value, too; ``given``: the caller's own where they
+    are of this shape. Integers are as the call bounds them (``bound_of``); offsets of the same total, as of queries and
+    keys, are the same ones. Raises LookupError for an operand that has the caller's own values alone, elsewhere."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     for operand in operands:
@@ -126,10 +133,14 @@ def draws(
             _one_sided(operand, values, FEW_VALUES[kind], rng)
         if family(kind) in EXTREME:
             values *= _factor(operand, kind, spread, values.shape, rng)
-        elif kind == SIGNED:
+        elif family(kind) == SIGNED:
             values[...] = (np.abs(values) + ONE_SIDE) * rng.choice((-1.0, 1.0))
-        elif kind in SPECIAL and operand.least is None and operand.form != SOFTMAX:
-            _with_special(values, SPECIAL[kind], rng)
+            if kind != SIGNED and values.ndim > 1:
+                rows = values.reshape(-1, values.shape[-1])
+                rows[::3] = rows[::3, :1]
+                values[...] = np.where(rng.random() < 0.25, rows[0, 0], values)
+        elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
+            _with_special(values, SPECIAL[family(kind)], rng, whole=kind not in SPECIAL)
     if kind in SET_APART:
         _set_apart([o for o in operands if o.name in floats], floats, kind, spread, rng)
     return {
@@ -142,7 +153,7 @@ def draws(
 
 
 def family(kind: str) -> str:
-    """A kind without its power of two."""
+    """A kind without what stands behind a dash."""
     return kind.partition("-")[0]
 
 
@@ -160,8 +171,11 @@ def _factor(
     return np.where(rng.random(shape) < 1 / 8, DENORMAL, 1.0) * 2.0**-far
 
 
-def _with_special(values: np.ndarray, special: Sequence[float], rng: np.random.Generator) -> None:
-    """In place: each of ``special`` in a few rows, of which others are left as they are, and negative zeros."""
+def _with_special(
+    values: np.ndarray, special: Sequence[float], rng: np.random.Generator, *, whole: bool
+) -> None:
+    """In place: each of ``special`` in a few rows, of which others are left as they are, and negative zeros; with
+    ``whole`` one of several rows is the last of ``special`` alone."""
     if values.ndim < 2 or values.size == 0:
         return
     rows = values.reshape(-1, values.shape[-1])
@@ -169,6 +183,8 @@ def _with_special(values: np.ndarray, special: Sequence[float], rng: np.random.G
     order = rng.permutation(len(rows))
     for turn, row in enumerate(order[: len(rows) // 2][: MOST * len(special)]):
         rows[row, rng.integers(rows.shape[1])] = special[turn % len(special)]
+    if whole and len(rows) > 1:
+        rows[order[-1]] = special[-1]
 
 
 def within(operand: Operand, values: np.ndarray) -> np.ndarray:

@@ -50,11 +50,12 @@ class OutsideWrite(RuntimeError):
 
 class Canaries:
     """Bytes around tensors that nobody has a reason to write to. ``fill``: every byte of fresh memory, or ``KEPT``;
-    None: by lot. ``kept``: tensors of an earlier call."""
+    None: by lot. ``kept``: tensors of an earlier call; ``made``: those of this one."""
 
     def __init__(self, fill: int | None = None, kept: Sequence[torch.Tensor] = ()) -> None:
         self.fill = fill
         self._kept = kept
+        self.made: list[torch.Tensor] = []
         self._rings: list[torch.Tensor] = []
 
     def allocate(
@@ -135,7 +136,8 @@ class LaunchGuard(TorchDispatchMode):
         source = args[0].device if isinstance(args[0], torch.Tensor) else torch.get_default_device()
         if not like.is_contiguous():
             raise ForeignWork("work outside the kernel: torch makes a tensor that is not contiguous")
-        return self._canaries.allocate(like, options.get("device") or source, fill)
+        self._canaries.made.append(self._canaries.allocate(like, options.get("device") or source, fill))
+        return self._canaries.made[-1]
 
 
 def leave_interpreter_unguarded() -> None:

@@ -83,10 +83,10 @@ class TorchDevice(DeviceRunner):
         self._said = time.monotonic()
         self._kept: list[torch.Tensor] = []
 
-    def _keep(self, outputs: Tensors) -> None:
-        """For a device whose memory does not lie where it did: what was made last."""
+    def _keep(self, canaries: Canaries, outputs: Tensors) -> None:
+        """For a device whose memory does not lie where it did: what was made last, results and scratch."""
         if self._device == "cpu":
-            self._kept = list(outputs.values())
+            self._kept = [*canaries.made, *outputs.values()]
 
     def _call(
         self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors
@@ -128,7 +128,7 @@ class TorchDevice(DeviceRunner):
                 before = self._checksums.of(tensors)
                 made = call.guarded(canaries)
                 outputs = {name: to_numpy(tensor) for name, tensor in made.items()}
-                self._keep(made)
+                self._keep(canaries, made)
                 changed = self._checksums.of(tensors) != before
                 data = {"workload": workload["id"], "kind": kind, "inputs_changed": changed}
                 answer(Frame("checked", data, arrays=outputs))
@@ -170,9 +170,9 @@ class TorchDevice(DeviceRunner):
             for kind, fill in zip(kinds, poisons(len(kinds)), strict=True):
                 tensors = self._operands.of(job, workload, kind)
                 guarded = self._call(job, entries[place], workload, tensors).guarded
-                outputs = guarded(Canaries(fill, self._kept), rest)
+                outputs = guarded(canaries := Canaries(fill, self._kept), rest)
                 values = Sampler(job, workload, self._device, kind).values(outputs)
-                self._keep(outputs)
+                self._keep(canaries, outputs)
                 arrays.update({f"{place}/{kind}/{name}": to_numpy(v) for name, v in values.items()})
                 rest = nothing
             if not kinds:
