@@ -76,10 +76,6 @@ def other_shapes(model):
     return Scale.apply(torch.ones(model.count)).sum()
 
 
-def fails(model):
-    raise ValueError("no")
-
-
 def fails_later(model):
     model.count = getattr(model, "count", 0) + 1
     if model.count == 5:
@@ -87,18 +83,47 @@ def fails_later(model):
     return Scale.apply(torch.ones(64)).sum()
 
 
-def of_two(model, batch):
-    return Scale.apply(torch.ones(64)).sum()
+def fails(model): raise ValueError("no")
+def of_two(model, batch): return Scale.apply(torch.ones(64)).sum()
+def nothing(model): return torch.ones(3).sum()
+def random(model): return Scale.apply(torch.rand(64)).sum()
+def random_on_the_host(model): return __import__("random").random() * Scale.apply(torch.ones(64)).sum()
+def silent(model): Scale.apply(torch.ones(64))
+def ends(model): raise SystemExit(3)
+def generates(model): yield Scale.apply(torch.ones(64)).sum()
 
 
-def nothing(model):
-    return torch.ones(3).sum()
+@triton.jit
+def pointer_kernel(table, n, BLOCK: tl.constexpr):
+    at = tl.load(table).to(tl.pointer_type(tl.float32)) + tl.arange(0, BLOCK)
+    tl.store(at, tl.load(at, mask=tl.arange(0, BLOCK) < n) * 0.5, mask=tl.arange(0, BLOCK) < n)
 
 
-def random(model):
-    return Scale.apply(torch.rand(64)).sum()
+@triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])
+@triton.heuristics({"EVEN": lambda given: given["n"] % 2 == 0})
+@triton.jit(do_not_specialize=["n"])
+def tuned_kernel(x, n, eps: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) + eps, mask=at < n)
+
+
+def packaged(model):
+    x = torch.ones(64)
+    tuned_kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, 64, 0.5)
+    pointer_kernel[(1,)](torch.tensor([x.data_ptr()]), 64, BLOCK=64)
+    return {"x": x}
 """
 
+WINNER = """
+@triton.jit
+def {name}(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    {before}tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < {end})
+"""
+KINDS = {
+    "slower": ("for _ in range(12): ", "n"), "same": ("", "n"), "wrong": ("", "tl.minimum(n, 100)"),
+    "beyond": ("", "2 * n"), "raising": ("tl.static_assert(BLOCK < 16); ", "n"),
+}  # fmt: skip
 WINNERS = """
 from tilewright.library.launch_replacement import Replacement
 import triton
@@ -106,46 +131,20 @@ import triton.language as tl
 import program
 
 
-@triton.jit
-def slower(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    for _ in range(12):
-        tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
-
-
-@triton.jit
-def same(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
-
-
-@triton.jit
-def wrong(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < tl.minimum(n, 100))
-
-
-@triton.jit
-def beyond(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < 2 * n)
-
-
-def tensor(n):
-    return ("tensor", "torch.float32", (n // 32, 32), (32, 1), True)
-
-
 def launches(block):
-    return {
-        (tensor(n), tensor(n), ("float",), ("int", n), ("BLOCK", ("int", 16))): {"BLOCK": block} for n in (96, 128)
-    }
-"""
+    def tensor(n, place):
+        return ("tensor", "torch.float32", (n // 32, 32), (32, 1), True, place)
+
+    keys = [(tensor(n, 0), tensor(n, 1), ("float",), ("int", n), ("BLOCK", ("int", 16))) for n in (96, 128)]
+    return {key: {"BLOCK": block} for key in keys}
+""" + "".join(WINNER.format(name=name, before=before, end=end) for name, (before, end) in KINDS.items())
 CASES = {
     "better": ('Replacement("program", "scale_kernel", launches(128))', ""),
     "own": ('Replacement("program", "scale_kernel", launches(128), same)', ""),
     "slower": ('Replacement("program", "scale_kernel", launches(16), slower)', "gives 0."),
     "wrong": ('Replacement("program", "scale_kernel", launches(128), wrong)', "wrong at out=float32[4, 32]"),
     "beyond": ('Replacement("program", "scale_kernel", launches(512), beyond)', "writes beyond its tensors"),
+    "raising": ('Replacement("program", "scale_kernel", launches(128), raising)', "Error"),
     "idle": ('Replacement("program", "idle_kernel", launches(128))', "never launches"),
 }
 
@@ -154,10 +153,14 @@ REFUSED = {
     "fails": ("record", "program.py:fails raises ValueError: no"),
     "fails_later": ("record", "program.py:fails_later raises RuntimeError: the data ended"),
     "of_two": ("record", "of_two raises TypeError: of_two() missing 1 required positional argument: 'batch'"),
+    "ends": ("record", "program.py:ends raises SystemExit: 3"),
+    "generates": ("record", "program.py:generates is a generator"),
+    "silent": ("prove", "returns nothing that can be compared"),
+    "random_on_the_host": ("prove", "draws random numbers"),
     "nothing": ("record", "launches nothing"),
     "random": ("prove", "draws random numbers"),
     "absent": ("record", "has no function absent"),
-    "other_shapes": ("prove", "launches other kernels, or on other shapes, each time"),
+    "other_shapes": ("prove", "launches other kernels, or on other shapes or integers, each time"),
 }
 ASKED = """
 import json, sys
@@ -252,7 +255,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "program.py").write_text(PROGRAM)
     requests: dict[str, dict[str, Any]] = {
         "record": {"step": "step", "part": "record"},
-        "pieces": {"step": "pieces", "part": "prove", "seconds": 0.1},
+        "packaged": {"step": "packaged", "part": "tune", "seconds": 0.1},
+        "pieces": {"step": "pieces", "part": "prove", "seconds": 30},
         **{step: {"step": step, "part": part} for step, (part, _) in REFUSED.items()},
     }
     for case, (text, _) in CASES.items():
@@ -268,6 +272,16 @@ def test_the_record_says_every_launch(answers: dict[str, Any]) -> None:
         ("scale_kernel", "program", [8], 1024),
     ]
     assert "BLOCK=16" in record["launches"][0]["arguments"] and not record["faults"]
+
+
+def test_a_tuner_s_kernel_is_searched_and_one_behind_addresses_is_not(answers: dict[str, Any]) -> None:
+    found = answers["packaged"]
+    assert [(row["name"], "addresses" in row["left"]) for row in found["record"]["rows"]] == [
+        ("tuned_kernel", False), ("pointer_kernel", True),
+    ]  # fmt: skip
+    assert [(row["kernel"], row["tried"] > 0) for row in found["found"]] == [("tuned_kernel", True)]
+    (text,) = found["replacements"]
+    assert "('float', '0.5')" in text and "'EVEN': True" in text
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -310,8 +324,7 @@ def test_what_a_package_prunes_is_not_tried() -> None:
 
     pruned = {"early_config_prune": lambda configs, *_, **__: [c for c in configs if c.kwargs["BLOCK"] <= 32]}
     tuner = triton.autotune([triton.Config({"BLOCK": 32})], [], prune_configs_by=pruned)(triton.jit(scale))
-    launch = Launch(
-        "scale",
+    facts: Any = (
         triton.heuristics({})(tuner),
         "m",
         "scale",
@@ -326,6 +339,7 @@ def test_what_a_package_prunes_is_not_tried() -> None:
         "",
         "",
     )
+    launch = Launch("scale", *facts)
     tried = [c["BLOCK"] for c in neighbours(launch, {}) if "BLOCK" in c]
     assert 16 in tried and 64 not in tried
 
@@ -345,7 +359,7 @@ COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys
 
 def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(folder: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "0.2")
+    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "30")
     printed = ran(folder, COMMAND, *call)
     assert "cut(apart=" in printed and "apart" not in (folder / "pieces_faster" / "faster.py").read_text()
     kept = json.loads((folder / "pieces_faster" / "search.json").read_text())
