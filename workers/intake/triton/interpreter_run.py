@@ -124,7 +124,7 @@ class _Process:
             answer, self.seconds = self._ours.recv()
         except (EOFError, ConnectionError):
             return Crashed("its process ended: a kernel reads or writes outside its tensors")
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     def end(self) -> None:
         self._ours.close()
