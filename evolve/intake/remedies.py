@@ -60,8 +60,7 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"\*\* in a call", "spell the keyword arguments out"),
     (r"default argument", "use a number, a string or None as the default"),
     (r"annotation", "leave the annotation out, or use tl.constexpr"),
-    (r"CUDA C\+\+|is launched|be launched|those that it writes|follows no size|takes \w+ as", "give every parameter in "
-     "--args, --grid and --block over them, and device code that NVRTC compiles (docs/cuda.md)"),
+    (r"CUDA C\+\+|launched|it writes|follows no|takes \w+ as", "say it by --args, --grid, --block (docs/cuda.md)"),
     (r"not Python", "correct the syntax"),
 )  # fmt: skip
 
