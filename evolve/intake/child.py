@@ -153,7 +153,8 @@ def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Targ
     small shape will do."""
     slow = target.interpreted or target.compile_only
     question = {
-        "path": str(path.resolve()), "function": request.name, "calls": list(answer.get("calls", request.calls)),
+        "path": str(path.resolve()), "of": str(request.path.resolve()), "function": request.name,
+        "calls": list(answer.get("calls", request.calls)),
         "operands": answer["operands"], "dims": [*(answer["check"] if slow else ()), *answer["dims"]],
         "chip": None, "first": slow,
     }  # fmt: skip

@@ -74,6 +74,7 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     few = "CHECK" if len(small) == len(answer["check"]) else f"tuple(CHECK[n] for n in {tuple(small)})"
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
     beside = f"    beside=frozenset({sorted(answer['beside'])!r}),\n" if answer.get("beside") else ""
+    beside += f"    moved={answer['moved']!r},\n" if answer.get("moved") else ""
     beside += f"    rest={tuple(answer['rest'])!r},\n" if answer.get("rest") else ""
     beside += f"    left_out={tuple(answer['left_out'])!r},\n" if answer.get("left_out") else ""
     points = ", points=POINTS" if answer.get("points") else ""

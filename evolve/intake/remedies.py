@@ -9,6 +9,7 @@ from typing import Any
 
 _REMEDIES: Sequence[tuple[str, str]] = (
     (r"^--reference: ", "write module.name, such as torch.softmax, or FILE.py:function, of plain torch or JAX"),
+    (r"returns no function$", 'name one of those that it returns: FILE:make()["name"], or FILE:make()[0]'),
     (r"is no function$", "name a function at the file's module level, or Class.method"),
     (r"must be Tensor, not \w*Tracer|not a valid JAX type", "a TPU takes Pallas functions, this one is torch's: use "
      "--target cuda, or interpreter"),
@@ -60,8 +61,7 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"\*\* in a call", "spell the keyword arguments out"),
     (r"default argument", "use a number, a string or None as the default"),
     (r"annotation", "leave the annotation out, or use tl.constexpr"),
-    (r"CUDA C\+\+|is launched|be launched|those that it writes|follows no size|takes \w+ as", "give every parameter in "
-     "--args, --grid and --block over them, and device code that NVRTC compiles (docs/cuda.md)"),
+    (r"CUDA C\+\+|launched|it writes|follows no|takes \w+ as", "say it by --args, --grid, --block (docs/cuda.md)"),
     (r"not Python", "correct the syntax"),
 )  # fmt: skip
 

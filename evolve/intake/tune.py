@@ -165,8 +165,7 @@ def ask_intake(
 
 
 def default_target(place: str) -> str | None:
-    """``tpu7x`` for ``FILE`` or ``FILE:FUNCTION`` where the file imports Pallas and no Triton, ``sm_90`` for CUDA C++
-    without a GPU; None for any other."""
+    """``tpu7x`` for a file that imports Pallas and no Triton, ``sm_90`` for a ``.cu`` without a GPU; else None."""
     path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
     if path.suffix == CUDA:
         from tilewright.workers.toolchains.triton import gpu_count

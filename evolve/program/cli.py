@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from tilewright.evolve.report.text import printable
+
 PARTS = ("record", "ceiling", "tune", "prove")
 
 
@@ -33,8 +35,8 @@ def add_command(commands: Any) -> None:
     command.set_defaults(run=_run)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201
+def _say(text: str) -> None:
+    print("\n".join(map(printable, text.split("\n"))), flush=True)  # noqa: T201
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright.evolve.program.ceiling import Ceiling
 from tilewright.evolve.report.page import write_atomically
+from tilewright.workers.program import ENDED
 
 RECORD, PAGE, FASTER, RECEIPT = "record.json", "program.html", "faster.py", "receipt.json"
 KEPT = "search.json"
@@ -25,6 +26,16 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def forget_unfinished(path: Path) -> bool:
+    """Take what was being searched when the user stopped it out of the file of outcomes; whether there is one."""
+    kept = read_json(path)
+    if kept:
+        kept["launches"] = {name: row for name, row in kept["launches"].items() if row["why"] != ENDED}
+        kept["options"] = {name: noted for name, noted in kept["options"].items() if noted}
+        write_atomically(path, json.dumps(kept, indent=1))
+    return bool(kept)
 
 
 def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

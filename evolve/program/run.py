@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
+from tilewright.evolve.program import folder as files
 from tilewright.evolve.program.ceiling import Ceiling, ceiling
 from tilewright.evolve.program.faster_file import faster_text
 from tilewright.evolve.program.folder import FASTER, KEPT, PAGE, RECEIPT, RECORD, mlflow_content, note_program
@@ -81,12 +82,8 @@ class Program:
         return list(self.answer["found"])
 
     def prove(
-        self,
-        seconds: float = 60.0,
-        prove_seconds: float = 40.0,
-        fp8: bool = False,
-        faster: str | Path | None = None,
-    ) -> Mapping[str, Any]:
+        self, seconds: float = 60.0, prove_seconds: float = 40.0, fp8: bool = False, faster: str | Path | None = None
+    ) -> Mapping[str, Any]:  # fmt: skip
         """Tune, prove each replacement in the step, take out what does not pay, and write ``faster.py``.
 
         Parameters:
@@ -117,13 +114,8 @@ class Program:
         command += ["--uri", store_uri(self.home), "--artifacts", str((self.home / ARTIFACTS).resolve())]
         content = json.dumps(mlflow_content(self.folder, self.ceiling(), self.answer.get("found", ())))
         done = subprocess.run(
-            command,
-            env=mirror_environment(os.environ),
-            capture_output=True,
-            text=True,
-            check=False,
-            input=content,
-        )
+            command, env=mirror_environment(os.environ), capture_output=True, text=True, check=False, input=content
+        )  # fmt: skip
         if done.returncode == 0:
             return ""
         return (done.stdout or done.stderr or "no reason given").strip().splitlines()[-1]
@@ -153,16 +145,15 @@ class Program:
                     command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
                     env={**os.environ, "PYTHONPATH": modules}, timeout=LEAST_WALL + 4 * budget, check=False,
                 )  # fmt: skip
-            except KeyboardInterrupt:
-                if (self.folder / KEPT).is_file():
+            except KeyboardInterrupt:  # the process has ended, wherever it was
+                if files.forget_unfinished(self.folder / KEPT):
                     self._note("stopped; the same command goes on")
                 raise
             except subprocess.TimeoutExpired as error:
                 raise UserError(f"{self.name}: took more than {LEAST_WALL + 4 * budget:.0f} s.") from error
             if not answered.is_file():
-                said = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.MULTILINE) or [
-                    "no reason given"
-                ]
+                said = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.MULTILINE)
+                said = said or [f"signal {-done.returncode}" if done.returncode < 0 else "no reason given"]
                 raise UserError(f"{self.name}: its process ended without an answer: {said[-1]}")
             answer = json.loads(answered.read_text(encoding="utf-8"))
         if "why" in answer:
@@ -198,11 +189,8 @@ class Program:
 
 
 def program(
-    step: str | Callable[..., Any],
-    setup: str = "",
-    out: str | Path | None = None,
-    home: str | Path | None = None,
-) -> Program:
+    step: str | Callable[..., Any], setup: str = "", out: str | Path | None = None, home: str | Path | None = None
+) -> Program:  # fmt: skip
     """See ``tilewright.program``."""
     if isinstance(step, str):
         file, colon, name = step.rpartition(":")

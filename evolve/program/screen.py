@@ -44,6 +44,7 @@ def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
             f"  {tuning['tuners']} launch(es) with a tuner of their own: {tuning['compiled']} of "
             f"{tuning['configurations']} configurations compiled ahead in {tuning['seconds']:.0f} s "
             f"({tuning['compile_seconds']:.0f} s one after another)"
+            + (f"; {tuning['late']} took too long and are no choice of theirs" if tuning.get("late") else "")
         )
     for k in sorted(found.kernels, key=lambda k: -k["seconds"])[:LISTED]:
         share = k["seconds"] / found.busy if found.busy else 0.0
@@ -66,9 +67,8 @@ def ceiling_lines(found: Ceiling) -> Iterator[str]:
             yield f"           {source.note}"
     yield f"  now   |{bar(found, at_best=False)}|"
     yield f"  best  |{bar(found, at_best=True)}|"
-    yield "         " + ", ".join(
-        f"{letter} {kind}" for kind, letter in LETTERS.items() if kind in found.shares
-    )
+    legend = (f"{letter} {kind}" for kind, letter in LETTERS.items() if kind in found.shares)
+    yield "         " + ", ".join(legend)
     for k in sorted(found.kernels, key=lambda k: k["floor"] - k["seconds"])[:LISTED]:
         if k["seconds"] > NAMED * found.busy:
             most = found.wall / max(found.wall - k["seconds"] + k["floor"], 1e-12)

@@ -31,7 +31,6 @@ PLAIN_SECONDS = 30.0
 """Without a terminal: seconds between lines while nothing improves."""
 RECENT_SECONDS = 60.0
 """The evaluation rate is the mean over so many seconds."""
-WARNING = "warning: "
 WORKER_LINES = 8
 
 
@@ -65,10 +64,7 @@ class Display(Protocol):
     def update(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
-        """Show one line about the current step, such as ``starting workers``; an empty text removes it.
-
-        A text that begins with ``WARNING`` stays.
-        """
+        """Show one line about the current step; an empty text removes it, one that begins with ``warning:`` stays."""
         ...
 
     def stop(self) -> None:
@@ -158,7 +154,7 @@ class LiveDisplay:
         self._redraw()
 
     def note(self, text: str) -> None:
-        if text.startswith(WARNING) and self._live is not None:  # stays above the panel
+        if text.startswith("warning: ") and self._live is not None:  # stays above the panel
             self._live.console.print(Text(printable(text)))
             return
         self._note = printable(text)

@@ -11,43 +11,65 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 ALIGNMENT = 16
 """Bytes: Triton compiles a pointer that is a multiple of it in another way."""
 
+LEAST_ADDRESS = 1 << 40
+"""An integer from here on may be an address, and what lies there is not compared."""
+
 Signature = tuple[Any, ...]
 Configuration = Mapping[str, Any]
 """Constants and options of a launch by name: tile sizes, ``num_warps``, ``num_stages``."""
 
 
-def signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature | None:
-    """What a launch is recognised by; None for a launch with an argument of a kind that is not compared."""
+def signature(
+    args: Sequence[Any], kwargs: Mapping[str, Any], constants: Collection[int | str] = ()
+) -> Signature | None:
+    """What a launch is recognised by; None for a launch with an argument of a kind that is not compared.
+
+    ``constants``: places and names of arguments that are compiled in (``constants_of``). Tensors also say which of them
+    begin at one address: a kernel that may write over what it reads does not serve where it was not tried.
+    """
     parts: list[Any] = []
-    for value in args:
-        parts.append(_described(value))
-    for name, value in kwargs.items():
-        parts.append((name, _described(value)))
-    return None if any(p is NotImplemented or p[-1] is NotImplemented for p in parts) else tuple(parts)
+    addresses: dict[int, int] = {}
+    for place, value in (*enumerate(args), *kwargs.items()):
+        part = _described(value, place in constants, addresses)
+        if part is NotImplemented:
+            return None
+        parts.append(part if type(place) is int else (place, part))
+    return tuple(parts)
 
 
-def _described(value: Any) -> Any:
+def _described(value: Any, constant: bool, addresses: dict[int, int]) -> Any:
     kind = type(value)
-    if kind is bool or kind is int or value is None or kind is str:
+    if kind is bool or value is None or kind is str or (kind is int and abs(value) < LEAST_ADDRESS):
         return (kind.__name__, value)
-    if kind is float:  # a number that the kernel is given, or one that is compiled in and handed on unchanged
-        return ("float",)
-    if hasattr(value, "data_ptr") and hasattr(value, "stride"):
-        aligned = value.data_ptr() % ALIGNMENT == 0
-        return ("tensor", str(value.dtype), tuple(value.shape), tuple(value.stride()), aligned)
+    if kind is float:  # of a number that a kernel is only given, no code depends
+        return ("float", repr(value)) if constant else ("float",)
+    if hasattr(value, "untyped_storage"):
+        address = value.data_ptr()
+        same = addresses.setdefault(address, len(addresses))
+        shape, stride = tuple(value.shape), tuple(value.stride())
+        return ("tensor", str(value.dtype), shape, stride, address % ALIGNMENT == 0, same)
     if (kind.__module__ == "torch" and kind.__name__ == "dtype") or kind.__module__.startswith(
         "triton.language"
     ):
         return (kind.__name__, str(value))
     return NotImplemented
+
+
+def constants_of(kernel: Any) -> frozenset[int | str]:
+    """Places and names of the arguments that a kernel is compiled with."""
+    found = innermost(kernel)
+    marked = getattr(found.fn, "__annotations__", {})
+    names = [name for name in found.arg_names if "constexpr" in str(marked.get(name))]
+    return frozenset((*names, *map(found.arg_names.index, names)))
 
 
 @dataclass
@@ -66,6 +88,10 @@ class Replacement:
     pinned: bool = False
     calls: int = 0
     others: int = 0
+    installed: bool = field(default=False, init=False)
+    stand_ins: dict[int, Any] = field(default_factory=dict, init=False)
+    loaded: set[Signature] = field(default_factory=set, init=False)
+    """Launches whose compiled kernels this process has loaded."""
 
     @property
     def label(self) -> str:
@@ -105,6 +131,8 @@ class Option:
     pinned: bool = False
     calls: int = 0
     others: int = 0
+    installed: bool = field(default=False, init=False)
+    stand_ins: dict[int, Any] = field(default_factory=dict, init=False)
 
     @property
     def label(self) -> str:
@@ -117,12 +145,13 @@ class Option:
 
         @functools.wraps(original)
         def called(*args: Any, **kwargs: Any) -> Any:
-            if self.option in kwargs or call_signature(args, kwargs) not in self.known:
+            if not self.installed or self.option in kwargs or call_signature(args, kwargs) not in self.known:
                 self.others += 1
                 return original(*args, **kwargs)
             self.calls += 1
             return original(*args, **{**kwargs, self.option: self.value})
 
+        vars(called).update(_original=original, _replacement=self)
         return called
 
 
@@ -134,13 +163,15 @@ def innermost(kernel: Any) -> Any:
 
 
 class Launcher:
-    """Stands where a Triton kernel stood."""
+    """Stands where a Triton kernel stood; where it is still known after it was uninstalled, for that kernel."""
 
     def __init__(self, original: Any, replacement: Replacement) -> None:
         self._original, self._replacement = original, replacement
         self._kernel = innermost(original if replacement.winner is None else replacement.winner)
         self._known = dict(replacement.launches)
         self._places = {name: n for n, name in enumerate(self._kernel.arg_names)}
+        self._constants = constants_of(original)
+        self.run = untraced(self._run)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
@@ -148,15 +179,33 @@ class Launcher:
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         return functools.partial(self.run, grid=grid, warmup=False)
 
-    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+    def _run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """The launch, by the winner where it is listed."""
-        key = None if warmup else signature(args, kwargs)
+        of = self._replacement
+        key = None if warmup or not of.installed else signature(args, kwargs, self._constants)
         found = None if key is None else self._known.get(key)
-        if found is None:
-            self._replacement.others += 1
+        if found is None or not (key in of.loaded or self._loads(key)):
+            of.others += 1
             return self._original.run(*args, grid=grid, warmup=warmup, **kwargs)
-        self._replacement.calls += 1
+        of.calls += 1
         return launch(self._kernel, self._places, found, grid, args, kwargs)
+
+    def _loads(self, key: Any) -> bool:
+        """Whether a kernel may be loaded: a stream that is captured allows none, and its graph would not be made."""
+        cuda = importlib.import_module("torch").cuda
+        if cuda.is_available() and cuda.is_current_stream_capturing():
+            return False
+        self._replacement.loaded.add(key)
+        return True
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that torch.compile calls and does not look into: signatures ask for addresses. Without a device, only
+    if torch.compile is there already: to import it takes a second."""
+    torch = importlib.import_module("torch")
+    needed = "torch._dynamo" in sys.modules or torch.cuda.is_available()
+    found: Callable[..., Any] = torch.compiler.disable(function) if needed else function
+    return found
 
 
 def launch(
@@ -175,12 +224,35 @@ def launch(
     return kernel.run(*given, grid=grid, warmup=warmup, **named)
 
 
-def names_of(value: Any) -> Iterator[tuple[ModuleType, str]]:
-    """Every module-level name of a value."""
-    for module in list(sys.modules.values()):
+def names_of(value: Any, but: Collection[str] = ()) -> Iterator[tuple[ModuleType, str]]:
+    """Every module-level name of a value, in all modules ``but`` these."""
+    for module in [module for name, module in list(sys.modules.items()) if name not in but]:
         for name, known in list(getattr(module, "__dict__", {}).items()):
             if known is value:
                 yield module, name
+
+
+def _module(name: str) -> ModuleType:
+    """A module; the program itself where that is the file which runs. Raises ImportError."""
+    main = sys.modules.get("__main__")
+    file = Path(getattr(main, "__file__", None) or "")
+    if main is not None and name not in sys.modules and file.stem == name:
+        return main
+    return importlib.import_module(name)
+
+
+def _put_back(
+    replacement: Replacement | Option, stand_in: Any, original: Any, places: list[tuple[ModuleType, str]],
+    modules: Collection[str],
+) -> None:  # fmt: skip
+    """Undo a replacement, also in modules that were imported since. Another installation's stand-in stays where it is,
+    and is not given back to one that is installed no longer."""
+    replacement.installed = False
+    while not getattr(getattr(original, "_replacement", None), "installed", True):
+        original = original._original
+    for owner, name in (*places, *names_of(stand_in, modules)):
+        if getattr(owner, name, None) is stand_in:
+            setattr(owner, name, original)
 
 
 class NotInstalled(RuntimeError):
@@ -198,7 +270,7 @@ class Installation:
     device: str = ""
     layers: Any = None
     _undo: list[Callable[[], None]] = field(default_factory=list)
-    _places: dict[str, list[tuple[ModuleType, str]]] = field(default_factory=dict)
+    _places: dict[tuple[str, int], list[tuple[ModuleType, str]]] = field(default_factory=dict)
 
     def install(self) -> None:
         """Put the winners in place. Raises NotInstalled, with nothing changed."""
@@ -227,15 +299,21 @@ class Installation:
 
     def _put(self, replacement: Replacement | Option) -> None:
         try:
-            original = getattr(importlib.import_module(replacement.module), replacement.name)
+            original = getattr(_module(replacement.module), replacement.name)
         except (ImportError, AttributeError) as error:
             raise NotInstalled(f"{replacement.label} does not exist here") from error
-        launcher = replacement.stand_in(original)
-        if replacement.label not in self._places:
-            self._places[replacement.label] = list(names_of(original))
-        for owner, known in self._places[replacement.label]:
-            setattr(owner, known, launcher)
-            self._undo.append(functools.partial(setattr, owner, known, original))
+        stand_in = replacement.stand_ins.get(id(original)) or replacement.stand_in(original)
+        replacement.stand_ins[id(original)] = (
+            stand_in  # one object: torch.compile compiles again for each other
+        )
+        known = (replacement.label, len(sys.modules))  # to look for names takes longer than a step
+        if known not in self._places:
+            self._places[known] = list(names_of(original))
+        for owner, name in self._places[known]:
+            setattr(owner, name, stand_in)
+        replacement.installed = True
+        modules = frozenset(sys.modules)
+        self._undo.append(lambda: _put_back(replacement, stand_in, original, self._places[known], modules))
 
     def uninstall(self) -> None:
         """Put the original kernels back."""

@@ -150,6 +150,9 @@ class TakenOperator:
     work: Mapping[str, int] = field(default_factory=dict)
     """Floating-point operations of products of matrices by workload, as torch counts them in the reference."""
 
+    moved: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that must move by workload, where integers say which part of an operand is read."""
+
     kinds: tuple[str, ...] = KINDS
     spread: int = 4
     constants: Mapping[str, int] = field(default_factory=dict)
@@ -232,7 +235,8 @@ class TakenOperator:
 
     def bytes(self, workload: Workload) -> int:
         specs = (*self.inputs(workload), *self.outputs(workload))
-        return sum(math.prod(s.shape) * np.dtype(numpy_dtype(s.dtype)).itemsize for s in specs)
+        every = sum(math.prod(s.shape) * np.dtype(numpy_dtype(s.dtype)).itemsize for s in specs)
+        return self.moved.get(workload.id, every)
 
 
 @dataclass(frozen=True)

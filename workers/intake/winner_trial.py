@@ -34,16 +34,17 @@ class _NotServed(Exception):
 
 
 def answer_to(request: Request) -> Answer:
-    """``why`` a call failed; ``calls`` that were made, as texts of their sizes."""
+    """``why`` a call failed; ``calls`` that were made, as texts of their sizes. The parts of the package of the user's
+    file ``of`` that cannot be imported here are placeholders, as they were when it was read in."""
+    of = Path(request["of"])
+    if of.suffix == ".py" and (package := package_of(of)) is not None:
+        sys.meta_path.insert(0, package)
     spec = importlib.util.spec_from_file_location("tilewright_winner", request["path"])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     original = vars(module)["tilewright_original"]
-    file, root, _, _ = module.SERVED["original"]
-    sys.path.append(root)  # objects among the arguments are of classes there
-    if file.endswith(".py") and (package := package_of(Path(file))) is not None:
-        sys.meta_path.append(package)
+    sys.path.append(module.SERVED["original"][1])  # objects among the arguments are of classes there
     vars(module)["tilewright_original"] = _refuse
     operands = [Operand(row[0], row[1], tuple(row[2]), *row[3:]) for row in request["operands"]]
     calls = [parse(text) for text in request["calls"]]

@@ -59,13 +59,15 @@ def compile_all(jobs: Sequence[Job], seconds: float = MOST_SECONDS) -> dict[int,
         child.start()
     done: dict[int, tuple[bool, float]] = {}
     deadline = time.monotonic() + seconds
-    while reader.poll(0.02) or (any(c.is_alive() for c in children) and time.monotonic() < deadline):
-        while reader.poll():
-            number, *outcome = reader.recv()
-            done[number] = (outcome[0], outcome[1])
-    for child in children:
-        child.kill()
-        child.join()
+    try:
+        while reader.poll(0.02) or (any(c.is_alive() for c in children) and time.monotonic() < deadline):
+            while reader.poll():
+                number, *outcome = reader.recv()
+                done[number] = (outcome[0], outcome[1])
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
     return done
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tilewright.library.launch_replacement import Signature, names_of, signature
+from tilewright.library import launch_replacement as served
+from tilewright.library.launch_replacement import Signature, constants_of, names_of, signature
 
 MOST_LAUNCH_BYTES, MOST_BYTES = 2 << 30, 16 << 30
 """Bytes of values that are kept of one launch, and of all."""
@@ -66,8 +68,8 @@ class Launch:
     """The tensors with dtype and shape, and the integers."""
     number: int = 0
     values: Values | None = None
-    hooked: bool = False
-    """Whether a function of the configuration runs before each launch, which a replacement would leave out."""
+    left: str = ""
+    """Why the kernel cannot be replaced."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class Generated:
 def patched(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
     """While open, ``around(before, this, ...)`` stands for a method."""
     before = getattr(owner, name)
-    setattr(owner, name, lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs))
+    setattr(
+        owner, name, served.untraced(lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs))
+    )
     try:
         yield
     finally:
@@ -113,8 +117,8 @@ class LaunchRecorder:
         """Code of the functions that stood above a launch, with the package of its kernel."""
         self._known: dict[tuple[int, Signature], Launch] = {}
         self._kept = 0
-        self._timing = False
-        self._outer: Any = None
+        self._under = threading.local()
+        """What a thread is in: the outermost launch, and whether a tuner times it."""
         self._patches = contextlib.ExitStack()
         self._places: dict[int, tuple[str, str]] = {}
 
@@ -136,34 +140,30 @@ class LaunchRecorder:
         self._patches.close()
 
     def _bench(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
-        outer, self._timing = self._timing, True
+        outer, self._under.timing = getattr(self._under, "timing", False), True
         try:
             return before(this, *args, **kwargs)
         finally:
-            self._timing = outer
+            self._under.timing = outer
 
     def _run(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if self._timing or kwargs.get("warmup"):
+        if getattr(self._under, "timing", False) or kwargs.get("warmup"):
             return before(this, *args, **kwargs)
-        outermost = self._outer is None
+        outermost = getattr(self._under, "outer", None) is None
         if outermost:
-            self._outer = (this, args, dict(kwargs), self._values_of(this, args, kwargs))
+            self._under.outer = (this, args, dict(kwargs), self._values_of(this, args, kwargs))
         try:
             if not hasattr(this, "fn") or not hasattr(this.fn, "run"):
                 self._note(this, args, kwargs)
             return before(this, *args, **kwargs)
         finally:
             if outermost:
-                self._outer = None
+                self._under.outer = None
 
     def _run_generated(self, before: Any, this: Any, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("benchmark_run"):
             return before(this, *args, **kwargs)
-        outer, self._timing = self._timing, True
-        try:
-            result = before(this, *args, **kwargs)
-        finally:
-            self._timing = outer
+        result = self._bench(before, this, *args, **kwargs)
         name = this.fn.__name__
         if name not in self.generated:
             tensors = [a for a in args if torch.is_tensor(a)]
@@ -177,12 +177,14 @@ class LaunchRecorder:
         """Copies of a launch that is seen first, taken before the tuner's trials, which may write."""
         if not self.keep_values or _capturing():
             return None
-        key = signature(args, _arguments(kwargs))
+        key = signature(args, _arguments(kwargs), constants_of(this))
         known = sum(owner == id(this) for owner, _ in self._known)
         if key is None or (id(this), key) in self._known or known >= MOST_SIGNATURES:
             return None
         given: dict[int | str, Any] = dict(enumerate(args)) | dict(kwargs)
         tensors = {at: v for at, v in given.items() if torch.is_tensor(v)}
+        if any(_addresses(t) for t in tensors.values()):
+            return None  # what lies there would be the program's own when the launch is run again
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
         size = sum(s.nbytes() for s in storages.values())
         if size > MOST_LAUNCH_BYTES or self._kept + size > MOST_BYTES:
@@ -193,17 +195,15 @@ class LaunchRecorder:
             torch.empty(0, dtype=torch.uint8, device=s.device).set_(s).clone() for s in storages.values()
         ]
         views: dict[int | str, Any] = {
-            at: (
-                order[t.untyped_storage().data_ptr()], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset()
-            )
+            at: (order[t.untyped_storage().data_ptr()], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset())
             for at, t in tensors.items()
         }  # fmt: skip
         return Values(copies, views)
 
     def _note(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        outer, given, named, values = self._outer
+        outer, given, named, values = self._under.outer
         plain = _arguments(named)
-        key = signature(given, plain)
+        key = signature(given, plain, constants_of(outer))
         kernel = inner.fn.__name__
         if key is None:
             self.events.append(Event(kernel, None, _capturing()))
@@ -245,13 +245,17 @@ class LaunchRecorder:
         module, name = self._places.setdefault(id(outer), _place(outer, inner))
         code = inner.fn.__code__
         tensors = [v for v in (*given, *plain.values()) if torch.is_tensor(v)]
-        hooked = any(config.pre_hook is not None for config in getattr(tuner_of(outer), "configs", ()))
+        left = "" if name else "no module has a name for it"
+        if any(config.pre_hook is not None for config in getattr(tuner_of(outer), "configs", ())):
+            left = "a function of its configuration runs before each launch"
+        elif _is_called(outer):
+            left = "another kernel calls it"
         return Launch(
             inner.fn.__name__, outer, module, name, f"{code.co_filename}:{code.co_firstlineno}", key,
             tuple(None if torch.is_tensor(v) else v for v in given),
             {k: None if torch.is_tensor(v) else v for k, v in plain.items()},
             grid, sizes, chosen, _bytes(tensors), str(getattr(inner, "src", "")), _text(inner.arg_names, given, plain),
-            hooked=hooked,
+            0, None, left,
         )  # fmt: skip
 
 
@@ -260,6 +264,22 @@ def tuner_of(kernel: Any) -> Any:
     while kernel is not None and not hasattr(kernel, "configs"):
         kernel = getattr(kernel, "fn", None)
     return kernel
+
+
+def _addresses(t: torch.Tensor) -> bool:
+    """Whether a tensor may hold addresses."""
+    return t.dtype in (torch.int64, torch.uint64) and bool(
+        (t.view(torch.int64).abs() >= served.LEAST_ADDRESS).any()
+    )
+
+
+def _is_called(kernel: Any) -> bool:
+    """Whether the code of another kernel names it: what stands in for a kernel is none, and does not compile there."""
+    from triton.runtime import jit
+
+    others = getattr(jit, "_triton_jit_function_registry", {}).values()
+    functions = [other.fn for other in others if other.fn is not None]
+    return any(f.__globals__.get(name) is kernel for f in functions for name in f.__code__.co_names)
 
 
 def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:

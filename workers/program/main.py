@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tilewright.library.launch_replacement import Option, Replacement
 from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
-from tilewright.workers.program.record import ALLOCATES, DIFFERS, RANDOM, STREAMS, Recorded, record
-from tilewright.workers.program.scout import scouted
+from tilewright.workers.program.record import UNLIKE, Recorded, record
+from tilewright.workers.program.scout import limited, scouted
 from tilewright.workers.program.search import Found, Job, Outcomes, search
 from tilewright.workers.program.step import BadStep, Program, loaded, program_of
-
-UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS)
-"""Faults of a step that nothing can be proved of."""
+from tilewright.workers.runners.triton.live_launch import interpreted
 
 WORTH = 0.001
 """Share of the step below which a launch's headroom is not searched."""
@@ -41,7 +42,10 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
         if ahead:
             found = ahead.get("why") or f"{ahead['kernels']} kernel(s) compiled"
             _say(f"  looked ahead in {ahead['seconds']:.0f} s: {found}")
-        return _answered(load(), ahead, request)
+        if torch.cuda.is_available():
+            return _answered(load(), ahead, request)
+        with interpreted(), limited([]):
+            return _answered(load(), ahead, request)
     except BadStep as error:
         return {"why": str(error)}
 
@@ -55,16 +59,20 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         return answer
     for fault in UNLIKE:
         if fault in recorded.data["faults"]:
-            raise BadStep(f"{program.name} {fault}; a proof needs steps that are alike")
+            raise BadStep(f"{program.name} {fault}; a proof needs steps that are alike, and results")
     worth: dict[str, float] = {}
     if request.get("faster"):
         replacements = _of_file(Path(request["faster"]))
     else:
         kept = Outcomes(Path(request["kept"]))
-        found = search(_worth_it(recorded), float(request.get("seconds", 60.0)), _say, kept)
+        seconds = float(request.get("seconds", 60.0))
+        found = search(_worth_it(recorded), seconds, _say, kept)
         answer["found"] = [outcome.row() for outcome in found]
         worth = _worth(recorded, found)
-        replacements = [*search_options(recorded, kept, _say), *_replacements(found, recorded.launches)]
+        replacements = [
+            *search_options(recorded, seconds, kept, _say),
+            *_replacements(found, recorded.launches),
+        ]
     layers, shapes = None, recorded.data["fp8"]["shapes"] if request.get("fp8") else []
     if shapes:
         from tilewright.library.torch_linear_replacement import LinearLayers
@@ -105,7 +113,7 @@ def _worth_it(recorded: Recorded) -> list[Job]:
         if row["kind"] != "triton" or row["launch"] is None:
             continue
         launch = recorded.launches[row["launch"]]
-        if not launch.name or launch.values is None or launch.hooked:
+        if launch.left or launch.values is None:
             continue
         headroom = row["seconds"] - row["floor"]
         if not device or headroom > WORTH * wall:
@@ -120,8 +128,8 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list
     better = set()
     for launch in launches:
         configuration, place = found.get(launch.number), (launch.module, launch.name)
-        tuned = tuner_of(launch.outer) is not None and not launch.hooked and launch.values is not None
-        if not launch.name or not (configuration or tuned):
+        tuned = tuner_of(launch.outer) is not None and launch.values is not None
+        if launch.left or not (configuration or tuned):
             continue
         chosen.setdefault(place, {})[launch.key] = {**launch.chosen, **(configuration or {})}
         if configuration:
@@ -157,6 +165,8 @@ def main() -> None:
     """Answer one request."""
     request, answer = map(Path, sys.argv[1:3])
     answer.write_text(json.dumps(answer_to(json.loads(request.read_text("utf-8")))), "utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # threads that the program started do not keep it
 
 
 if __name__ == "__main__":

@@ -9,34 +9,44 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tilewright.library.launch_replacement import Installation, Option, Signature, call_signature, names_of
 from tilewright.workers.program.record import Recorded
+from tilewright.workers.program.scout import limited
 from tilewright.workers.program.search import Outcomes
 
 FACTORS = (4, 2, 8, 16)
 """Times the default: the first is tried of every option, the others where it pays."""
 
-LEAST_GAIN = 1.01
+LEAST_GAIN, LEAST_SECONDS = 1.01, 60.0
 
 
-def search_options(recorded: Recorded, kept: Outcomes, say: Callable[[str], None]) -> list[Option]:
+def search_options(
+    recorded: Recorded, seconds: float, kept: Outcomes, say: Callable[[str], None]
+) -> list[Option]:
     """Options that make the step faster, each at its best value.
 
-    ``kept``: what an earlier search noted. An option that it was trying when its process died is passed over.
+    ``seconds``: after that, or a minute, no other option is tried. ``kept``: what an earlier search noted. An option
+    that it was trying when its process died is passed over. Another value often makes launches that the packages'
+    tuners do not know: they take what they chose before, as to compile all their configurations would take minutes.
     """
     if recorded.data["graph"]:  # what it holds was called before
         return []
-    found = []
+    found, deadline = [], time.monotonic() + max(seconds, LEAST_SECONDS)
     for candidate in candidates(recorded):
         name = f"{candidate.module}.{candidate.name}({candidate.option})"
         noted = kept.options.get(name)
+        if noted is None and time.monotonic() > deadline:
+            say(f"  {name}: not tried, --seconds are over")
+            continue
         if noted is None:
             kept.mark(name, {})
-            value, gain = _best(candidate, recorded)
+            with limited([], trials=False):
+                value, gain = _best(candidate, recorded)
             noted = {"value": value, "gain": gain}
             kept.mark(name, noted)
             say(f"  {name}: " + (f"{gain:.3f} x by {value}" if gain > 1 else "no value is faster"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from tilewright.workers.program.launches import tuner_of
 from tilewright.workers.program.losses import STARTS, loss_test
 from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.replay import Replay, decibels
-from tilewright.workers.program.step import Program, parameters, synchronise
+from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
 from tilewright.workers.program.turns import ratio
 
-LOSS_STEPS, INTERPRETED_STEPS = 20, 4
+LOSS_STEPS, INTERPRETED_STEPS, SAMPLED = 20, 4, 1 << 24
 OPTION_SHARE = 2.0**-8
 """Most that an option may change the first step's result: a sum in another order, in bfloat16."""
 
@@ -31,12 +31,8 @@ class Proof:
     """Decides which replacements stay. ``layers``: FP8 linear layers, which are one replacement among them."""
 
     def __init__(
-        self,
-        program: Program,
-        recorded: Recorded,
-        replacements: Sequence[Replacement | Option],
-        layers: Any = None,
-    ) -> None:
+        self, program: Program, recorded: Recorded, replacements: Sequence[Replacement | Option], layers: Any = None
+    ) -> None:  # fmt: skip
         self.program, self.recorded = program, recorded
         self.kept = [r for r in replacements if not r.pinned]
         self.pins = [r for r in replacements if r.pinned]
@@ -60,13 +56,10 @@ class Proof:
                 calls = self._installation(self.kept, self.layers).counts()
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
-                    "kept": [
-                        {
-                            "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-                            "alone": 1 / (1 - alone.get(label, 0.0)), "calls": calls[label],
-                        }
-                        for label, gained in parts.items()
-                    ],
+                    "kept": [{
+                        "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
+                        "alone": 1 / (1 - alone.get(label, 0.0)), "calls": calls[label],
+                    } for label, gained in parts.items()],
                     "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
                 }  # fmt: skip
                 break
@@ -90,7 +83,11 @@ class Proof:
         """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
         option by the first step's gradients and result."""
         for r in [*self.kept, *self.pins]:
-            why = self._wrong_option(r) if isinstance(r, Option) else self._wrong(r)
+            try:
+                why = self._wrong_option(r) if isinstance(r, Option) else self._wrong(r)
+            except Exception as error:  # noqa: BLE001 - no memory, or a launch or a step that fails with it
+                synchronise()  # raises for a device that no longer answers
+                why = reason(error)
             if why:
                 self._leave_out(r.label, why)
                 self.pins = [pin for pin in self.pins if pin is not r]
@@ -108,20 +105,19 @@ class Proof:
                 return "no values of one of its launches were kept"
             for derived in (False, True):
                 replay = Replay(launch, derived, replacement.winner)
-                replay.learn()
-                if why := replay.wrong(configuration):
+                if why := replay.learn() or replay.wrong(configuration):
                     return f"wrong at {launch.text[:80]}: {why}"
         return ""
 
     def _wrong_option(self, option: Option) -> str:
         before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
-        results = [run["losses"][0] for run in (before, after)]
-        if len(results[0]) != len(results[1]) or any(
-            not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*results, strict=True)
+        first = [run["losses"][0] for run in (before, after)]
+        if len(first[0]) != len(first[1]) or any(
+            not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*first, strict=True)
         ):
-            return f"the first result is {results[1]}, the original's {results[0]}"
-        db = _gradients_db(before["gradients"], after["gradients"])
-        return "" if db >= GRADIENT_DB else f"gradients are {db:.1f} dB from the original's"
+            return f"the first result is {first[1]}, the original's {first[0]}"
+        db = _first_db(before["first"], after["first"])
+        return "" if db >= GRADIENT_DB else f"results and gradients are {db:.1f} dB from the original's"
 
     def _refuse(self, why: str) -> None:
         """FP8 layers are the first to go; without them nothing stays."""
@@ -134,19 +130,21 @@ class Proof:
     def _check_program(self) -> None:
         """Losses, gradients and memory from the same starts, as it was and with everything installed."""
         everything = self._installation(self.kept, self.layers)
-        before, after = self._trajectory(None), self._trajectory(everything)
-        again = self._trajectory(None, steps=1) if before["gradients"] else before
+        before = self._trajectory(None)
+        try:
+            after = self._trajectory(everything)
+        except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
+            return self._refuse(str(error))
+        again = self._trajectory(None, steps=1) if before["first"] else before
         for label, calls in everything.counts().items():
             if not calls:
                 self._leave_out(label, "it never runs in the step")
-        fp8, trains = self.layers is not None, bool(before["gradients"])
-        if before["gradients"]:
-            own, ours = (_gradients_db(before["gradients"], other["gradients"]) for other in (again, after))
-            self.notes.append(
-                f"gradients of the first step: {ours:.1f} dB (the original against itself {own:.1f} dB)"
-            )
+        fp8, trains = self.layers is not None, before["trains"]
+        if before["first"]:
+            own, ours = (_first_db(before["first"], other["first"]) for other in (again, after))
+            self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
             if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
-                return self._refuse(f"gradients are {ours:.1f} dB from the original's")
+                return self._refuse(f"results and gradients are {ours:.1f} dB from the original's")
         starts = STARTS if self.program.setup is not None else 1
         pairs = [(before, after)] + [
             (self._trajectory(None, start=n), self._trajectory(everything, start=n)) for n in range(1, starts)
@@ -164,28 +162,29 @@ class Proof:
                 f"peak memory {before['peak'] / 2**30:.2f} GiB -> {after['peak'] / 2**30:.2f} GiB"
             )
 
-    def _trajectory(
-        self, installation: Installation | None, steps: int = 0, start: int = 0
-    ) -> dict[str, Any]:
-        """Results by step, gradients of the first one, and the most memory (bytes)."""
+    def _trajectory(self, under: Installation | None, steps: int = 0, start: int = 0) -> dict[str, Any]:
+        """Results by step, gradients and results of the first one, whether it trains, and the most memory (bytes)."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:
             steps = 1
-        with (installation or Installation([])).installed():
-            step, losses, gradients = self.program.started(start), [], {}
+        with (under or Installation([])).installed():
+            step, losses, first, trains = self.program.started(start), [], {}, False
             for number in range(steps):
-                losses.append(list(_numbers(step())))
+                found = list(results(step()))
+                losses.append([float(t.float().norm() if t.numel() != 1 else t) for t in found])
                 if not (number or start):
-                    gradients = {
-                        name: p.grad.detach().to("cpu", copy=True)
-                        for name, p in parameters(self.program.state) if p.grad is not None
-                    }  # fmt: skip
+                    first = {name: p.grad for name, p in parameters(self.program.state) if p.grad is not None}
+                    trains = bool(first)
+                    tensors = [t for t in found if t.numel() > 1 and t.is_floating_point()]
+                    first |= {f"result {n}": t for n, t in enumerate(tensors)}
+                    first = {name: _sampled(t.detach()).to("cpu", copy=True) for name, t in first.items()}
             synchronise()
+        self.program.state = None  # its memory is the next one's
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return {"losses": losses, "gradients": gradients, "peak": peak}
+        return {"losses": losses, "first": first, "trains": trains, "peak": peak}
 
     # -- times -----------------------------------------------------------------------------------
 
@@ -204,8 +203,8 @@ class Proof:
             arms[self.layers.label] = Installation([], layers=self.layers)
         if len(arms) == 1:
             return {}
-        rounds = self.recorded.turns.rounds(arms)
-        saved = {name: 1 - 1 / ratio(rounds, "", name).value for name in arms if name}
+        rounds = self.recorded.turns.beside("", arms)
+        saved = {name: 1 - 1 / ratio(found, "", name).value for name, found in rounds.items()}
         together, whole = saved.pop("*", 0.0), sum(worth.get(r.label, 0.0) for r in kernels)
         for r in kernels:
             saved[r.label] = together * (worth.get(r.label, 0.0) / whole if whole else 1 / len(kernels))
@@ -214,16 +213,14 @@ class Proof:
     def _measured(self, seconds: float) -> tuple[dict[str, Ratio], Ratio, float, float]:
         """By label what it gives to the step beside all others; what all give; seconds before and after."""
         arms: dict[str, Installation | None] = {"": None, "*": self._installation(self.kept, self.layers)}
-        for replacement in self.kept:
-            arms[replacement.label] = self._installation(
-                [r for r in self.kept if r is not replacement], self.layers
-            )
+        kept, layers = self.kept, self.layers
+        arms |= {r.label: self._installation([o for o in kept if o is not r], layers) for r in kept}
         if self.layers is not None:
             arms[self.layers.label] = self._installation(self.kept, None)
-        rounds = self.recorded.turns.rounds(arms, seconds)
-        parts = {name: ratio(rounds, name, "*") for name in arms if name not in ("", "*")}
-        before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
-        return parts, ratio(rounds, "", "*"), before, after
+        rounds = self.recorded.turns.beside("*", arms, seconds)
+        parts = {name: ratio(found, name, "*") for name, found in rounds.items()}
+        before, after = (statistics.median(t for r in rounds[""][name] for t in r) for name in ("", "*"))
+        return parts, parts.pop(""), before, after
 
     # -- what stays ------------------------------------------------------------------------------
 
@@ -251,20 +248,17 @@ def _range(found: Ratio) -> str:
     return f"{found.value:.4f} x ({found.low:.4f} to {found.high:.4f})"
 
 
-def _numbers(value: Any) -> Iterator[float]:
-    """The numbers of a result: a tensor of one element as it is, a larger one by its norm."""
-    if torch.is_tensor(value):
-        yield float(value.detach().float()) if value.numel() == 1 else float(value.detach().float().norm())
-    elif isinstance(value, float | int):
-        yield float(value)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _numbers(part)
+def _sampled(t: torch.Tensor) -> torch.Tensor:
+    """At most about ``SAMPLED`` elements of a tensor, spread over it."""
+    return t.reshape(-1)[:: -(-t.numel() // SAMPLED) or 1]
 
 
-def _gradients_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
-    """Signal over noise of all gradients together, dB."""
+def _first_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
+    """Signal over noise of all gradients together, or of a result where that is less, dB."""
     if expected.keys() != found.keys():
         return -math.inf
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return decibels((a.to(device), found[name].to(device)) for name, a in expected.items())
+    device, groups = "cuda" if torch.cuda.is_available() else "cpu", dict[str, list[str]]()
+    for name in expected:
+        groups.setdefault(name if name.startswith("result ") else "", []).append(name)
+    pairs = ([(expected[n].to(device), found[n].to(device)) for n in names] for names in groups.values())
+    return min(map(decibels, pairs), default=math.inf)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 import statistics
+import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ import torch
 from tilewright.library.launch_replacement import Installation
 from tilewright.workers.program.launches import Launch, LaunchRecorder
 from tilewright.workers.program.scout import limited
-from tilewright.workers.program.step import BadStep, Program
+from tilewright.workers.program.step import BadStep, Program, results
 from tilewright.workers.program.turns import Turns, burst_seconds, burst_steps
 
 WARM_STEPS, TIMED_BURSTS = 3, 3
@@ -29,7 +31,10 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 """Parts of names of kernels that are not Triton's."""
 
 RANDOM, STREAMS, ALLOCATES = "draws random numbers", "uses several streams", "allocates differently each time"
-DIFFERS = "launches other kernels, or on other shapes, each time"
+DIFFERS = "launches other kernels, or on other shapes or integers, each time"
+SILENT = "returns nothing that can be compared: no number, no tensor, no list of them"
+UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS, SILENT)
+"""Faults of a step that nothing can be proved of."""
 
 LEAST_SECONDS = 1.5e-6
 """Least that a kernel takes on a current GPU."""
@@ -99,19 +104,15 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
     rows = _rows(kernels, events, launches, recorder.generated, device["copy"])
     for row in rows:
         if keep_values and row["launch"] is not None and launches[row["launch"]].values is None:
-            row["left"] = row["left"] or "no values of it were kept"
+            row["left"] = row["left"] or "no values of it were kept: they are too many, or hold addresses"
     data = {
-        "name": program.name, "device": device, "first_step_seconds": first, "tuning": tuners,
-        "wall_seconds": wall, "graph": graph, "faults": faults,
-        "busy_seconds": sum(k.seconds for k in kernels), "rows": rows,
+        "name": program.name, "device": device, "first_step_seconds": first, "tuning": tuners, "wall_seconds": wall,
+        "graph": graph, "faults": faults, "busy_seconds": sum(k.seconds for k in kernels), "rows": rows,
         "fp8": fp8_layers(ahead.get("linears", []), graph, turns),
-        "launches": [
-            {
-                "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
-                "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
-            }
-            for launch in launches
-        ],
+        "launches": [{
+            "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
+            "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
+        } for launch in launches],
     }  # fmt: skip
     if len({k.stream for k in kernels}) > 1 and not graph:
         faults.append(STREAMS)
@@ -130,9 +131,7 @@ def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> d
 
     device, way = device_key(torch.device("cuda")), "graph" if graph else "eager"
     shapes = [
-        (m, n, k)
-        for m, n, k, trains in linears
-        if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
+        (m, n, k) for m, n, k, trains in linears if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
         and is_faster("train" if trains else "infer", way, m, n, k, device)
     ]  # fmt: skip
     gain = turns.gain(Installation([], layers=LinearLayers(shapes)), FP8_ROUNDS) if shapes else 1.0
@@ -168,12 +167,8 @@ def _profiled(step: Callable[[], Any]) -> list[Kernel]:
 
 
 def _rows(
-    kernels: list[Kernel],
-    events: list[Any],
-    launches: list[Launch],
-    generated: Mapping[str, Any],
-    copy: float,
-) -> list[dict[str, Any]]:
+    kernels: list[Kernel], events: list[Any], launches: list[Launch], generated: Mapping[str, Any], copy: float
+) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each kernel and distinct launch. Launches join kernels by name and order. ``copy``: bytes/s.
 
     ``floor``: least seconds of the calls, by the time that a copy takes for the bytes of their tensors, each read or
@@ -182,10 +177,8 @@ def _rows(
     if not kernels:  # no device: launches alone, without times
         calls = Counter(event.number for event in events)
         return [
-            _row("triton", of.kernel, of, None, calls[of.number], 0.0, 0.0)
-            for of in launches
-            if calls[of.number]
-        ]
+            _row("triton", of.kernel, of, None, calls[of.number], 0.0, 0.0) for of in launches if calls[of.number]
+        ]  # fmt: skip
     by_name: dict[str, list[int | None]] = defaultdict(list)
     for event in events:
         by_name[event.kernel].append(event.number)
@@ -207,17 +200,9 @@ def _rows(
         seen[name] += 1
         seconds[(kind, name, number)].append(took)
     rows = [
-        _row(
-            kind,
-            name,
-            None if n is None else launches[n],
-            generated.get(name),
-            len(all_of),
-            sum(all_of),
-            copy,
-        )
+        _row(kind, name, None if n is None else launches[n], generated.get(name), len(all_of), sum(all_of), copy)
         for (kind, name, n), all_of in seconds.items()
-    ]
+    ]  # fmt: skip
     return sorted(rows, key=lambda row: -float(row["seconds"]))
 
 
@@ -230,11 +215,11 @@ def _row(
     if code is not None:
         left = "generated by Inductor: there is no name to replace it at"
     elif launch is None:
-        left = "launched in an order that does not say which launch is which"
-    elif not launch.name:
-        left = "no module has a name for it"
-    elif launch.hooked:
-        left = "a function of its configuration runs before each launch"
+        left = (
+            "its order does not say which launch is which, or an argument is of a kind that is not compared"
+        )
+    else:
+        left = launch.left
     return {
         "kind": kind, "name": name, "calls": calls, "seconds": seconds, "bytes": size, "floor": floor, "left": left,
         "launch": None if launch is None else launch.number, "place": getattr(found, "place", ""),
@@ -248,22 +233,31 @@ def _kind(name: str) -> str:
     return next((kind for kind, parts in KINDS.items() if any(p in lower for p in parts)), "other")
 
 
+def _random_states() -> list[Any]:
+    """The states of what a step may draw from unseen."""
+    tensors = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+    numpy = repr(sys.modules["numpy"].random.get_state()) if "numpy" in sys.modules else ""
+    return [random.getstate(), numpy, *(t.tolist() for t in tensors)]
+
+
 def _faults(step: Callable[[], Any]) -> Iterator[str]:
     """What makes two steps differ, or waits: a proof needs a step without it."""
     cuda = torch.cuda.is_available()
     states, allocated, launched = [], [], []
     for _ in range(3):
-        states.append(torch.cuda.get_rng_state() if cuda else torch.get_rng_state())
+        states.append(_random_states())
         before = torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0) if cuda else 0
         with LaunchRecorder() as recorder:
-            step()
+            result = step()
         launched.append(
             [recorder.launches[e.number].key if e.number is not None else e.kernel for e in recorder.events]
         )
         after = torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0) if cuda else 0
         allocated.append(after - before)
-    if not torch.equal(states[0], states[-1]):
+    if states[0] != states[-1]:
         yield RANDOM
+    if not any(t.numel() for t in results(result)):
+        yield SILENT
     if launched[1] != launched[2]:
         yield DIFFERS
     elif len(set(allocated[1:])) > 1:

@@ -16,6 +16,9 @@ NARROW = ("bfloat16", "float16", "float32", "float64")
 GUARD, CANARY = 1 << 16, 0xA5
 """Bytes on either side of each storage, and what they hold."""
 
+LEAST_NOISE_DB = 10.0
+"""Of a kernel that is nearer to itself than this, something can be told by its answers."""
+
 NOISE_ROOM_DB = 6.0
 """A kernel that adds in an order of its own differs from itself; another one may differ by so much more."""
 
@@ -57,8 +60,9 @@ class Replay:
         for at in self._outputs:
             self.tensors[at].fill_(math.nan)
 
-    def learn(self) -> None:
-        """Run the original: which storages it writes, which tensors it fills whatever they held, what it answers."""
+    def learn(self) -> str:
+        """Run the original: which storages it writes, which tensors it fills whatever they held, what it answers. Why
+        nothing can be told by that; empty where it can."""
         around = [
             torch.full((s.numel() + 2 * GUARD,), CANARY, dtype=s.dtype, device=s.device) for s in self._given
         ]
@@ -66,13 +70,14 @@ class Replay:
         self.storages = [buffer[GUARD:-GUARD].copy_(s) for buffer, s in zip(around, self._given, strict=True)]
         self.tensors = self.values.tensors(self.storages)
         first = self._answers(None, original=True)
-        self._written = [
-            n
-            for n, (found, given) in enumerate(zip(first, self._given, strict=True))
-            if not torch.equal(found, given)
-        ]
+        pairs = enumerate(zip(first, self._given, strict=True))
+        self._written = [n for n, (found, given) in pairs if not torch.equal(found, given)]
+        if not self._written:
+            return "it changes none of the tensors that it is given"
         expected = [first[n] for n in self._written]
         noise = self._distance(expected, [self._answers(None, original=True)[n] for n in self._written])
+        if not noise >= LEAST_NOISE_DB:
+            return f"its own answers differ from each other ({noise:.1f} dB)"
         for at, (n, dtype, *_) in self.values.views.items():
             if n not in self._written or not dtype.is_floating_point:
                 continue
@@ -82,6 +87,7 @@ class Replay:
                 self._outputs.pop()
         self._expected = [self._answers(None, original=True)[n] for n in self._written]
         self._bound = min(self._explained(), noise - NOISE_ROOM_DB)
+        return ""
 
     def _answers(self, configuration: Configuration | None, original: bool = False) -> list[torch.Tensor]:
         self.reset()

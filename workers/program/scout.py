@@ -8,10 +8,14 @@ becomes of that process: nothing but its list is used.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +28,9 @@ from tilewright.workers.program.compile_ahead import Job, compile_all, job_of
 from tilewright.workers.program.launches import patched
 from tilewright.workers.program.step import Program
 
+LOOK_SECONDS = 400.0
+"""Most that it may take: a program that waits for a value which no kernel writes does not end."""
+
 BENCH_WARMUP_MS, BENCH_MS = 5, 25
 """Of a trial of a package's own tuner while it is recorded: a fifth of Triton's default, for a few hundred trials."""
 
@@ -32,9 +39,9 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
     """What the look ahead found; empty where there is no device. Call it before this process uses the device.
 
     ``kernels``: how many compiled. ``tuners``, ``configurations``: launches with a tuner, and what these choose among.
-    ``compiled``: how many of the configurations did, ``failed``: which did not. ``seconds``: of all of it,
-    ``compile_seconds``: of one compilation after the other. ``linears``: rows, output and input features of bf16
-    layers, and whether they are trained. ``why``: what failed, in place of all but ``seconds``.
+    ``compiled``: how many of the configurations did, ``failed``: which did not, ``late``: how many of these for want of
+    time. ``seconds``: of all of it, ``compile_seconds``: of one compilation after the other. ``linears``: rows, output
+    and input features of bf16 layers, and whether they are trained. ``why``: what failed, in place of all that.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return {}
@@ -44,7 +51,13 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
         child = os.fork()
         if child == 0:
             _look(load, found)
-        os.waitpid(child, 0)
+        late = threading.Timer(LOOK_SECONDS, os.kill, (child, signal.SIGKILL))
+        late.daemon = True
+        late.start()
+        status = os.waitpid(child, 0)[1]
+        late.cancel()
+        if os.WIFSIGNALED(status):
+            return {"why": f"ended by signal {os.WTERMSIG(status)}", "seconds": time.monotonic() - begun}
         if not found.is_file():
             return {}
         return {**json.loads(found.read_text(encoding="utf-8")), "seconds": time.monotonic() - begun}
@@ -53,8 +66,8 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
 def _look(load: Callable[[], Program], found: Path) -> None:
     """The child, which never returns."""
     try:
-        with open(os.devnull, "w") as nowhere:
-            for stream in (1, 2):
+        with open(os.devnull, "r+") as nowhere:
+            for stream in (0, 1, 2):
                 os.dup2(nowhere.fileno(), stream)
         if torch.cuda.is_available():
             look = _Look()
@@ -81,11 +94,9 @@ class _Look:
         from triton.runtime.jit import JITFunction
 
         with (
-            patched(JITFunction, "run", self._launch),
-            patched(Autotuner, "run", self._tune),
-            profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace,
-            contextlib.suppress(Exception),
-        ):
+            patched(JITFunction, "run", self._launch), patched(Autotuner, "run", self._tune),
+            profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace, contextlib.suppress(Exception),
+        ):  # fmt: skip
             load().started()()
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is None or not dynamo.counters["frames"]:  # compiled code has no layer to replace
@@ -96,8 +107,9 @@ class _Look:
         done = compile_all(self.jobs)
         rows = [(key, config, job) for key, of in self.tuned.items() for config, job in of.items()]
         failed = [[key, config] for key, config, job in rows if job is None or not done.get(job, (False,))[0]]
+        late = sum(job is not None and job not in done for *_, job in rows)
         return {
-            "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows),
+            "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows), "late": late,
             "compiled": len(rows) - len(failed), "failed": failed,
             "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
         }  # fmt: skip
@@ -117,10 +129,8 @@ class _Look:
         rows = self.tuned.setdefault(_key(tuner, {**tuner.nargs, **given}), {})
         if not rows:
             for config in tuner.prune_configs(dict(given)) if len(tuner.configs) > 1 else tuner.configs:
-                rows[str(config)] = self._note(
-                    innermost(tuner),
-                    lambda c=config: tuner.fn.run(*args, **given, **c.all_kwargs(), warmup=True),  # type: ignore[misc]
-                )
+                run = functools.partial(tuner.fn.run, *args, **given, **config.all_kwargs(), warmup=True)
+                rows[str(config)] = self._note(innermost(tuner), run)
         return None
 
     def _note(self, kernel: Any, launch: Callable[[], object]) -> int | None:
@@ -139,16 +149,15 @@ def _linears(events: Any) -> list[list[Any]]:
         if event.name() == "aten::linear" and event.dtypes()[:2] == ["c10::BFloat16"] * 2:
             given, weight = event.shapes()[:2]
             if len(weight) == 2 and weight[1]:
-                rows = 1
-                for size in given[:-1]:
-                    rows *= size
+                rows = math.prod(given[:-1])
                 found.append((rows, *weight, trains))
     return [list(row) for row in dict.fromkeys(found)]
 
 
 @contextlib.contextmanager
-def limited(failed: list[list[str]]) -> Iterator[None]:
-    """While open, tuners choose among what compiled, in shorter trials."""
+def limited(failed: list[list[str]], trials: bool = True) -> Iterator[None]:
+    """While open, tuners choose among what compiled, in shorter trials; without ``trials`` take what they chose before,
+    or their first. Where there is no device, each takes its first."""
     from triton.runtime.autotuner import Autotuner
 
     left = {tuple(row) for row in failed}
@@ -156,13 +165,15 @@ def limited(failed: list[list[str]]) -> Iterator[None]:
 
     def prune(before: Any, tuner: Any, kwargs: dict[str, Any]) -> Any:
         configs, key = before(tuner, kwargs), _key(tuner, {**tuner.nargs, **kwargs})
+        if not trials or not torch.cuda.is_available():
+            return ([c for c in configs if c in tuner.cache.values()] or configs)[:1]
         return [c for c in configs if (key, str(c)) not in left] or configs[:1]
 
     def bench(before: Any, tuner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not torch.cuda.is_available():
+            return [0.0, 0.0, 0.0]
         if getattr(tuner, "_do_bench", None) is None and "do_bench" not in vars(tuner):
-            from functools import partial
-
-            tuner.do_bench = partial(tuner.do_bench, warmup=BENCH_WARMUP_MS, rep=BENCH_MS)
+            tuner.do_bench = functools.partial(tuner.do_bench, warmup=BENCH_WARMUP_MS, rep=BENCH_MS)
             changed.append(tuner)
         return before(tuner, *args, **kwargs)
 

@@ -18,9 +18,11 @@ import torch
 
 from tilewright.fitness.intervals import Ratio
 from tilewright.library.launch_replacement import innermost
+from tilewright.workers.program import ENDED
 from tilewright.workers.program.compile_ahead import compile_all, job_of
 from tilewright.workers.program.launches import OPTIONS, Launch, tuner_of
 from tilewright.workers.program.replay import Replay
+from tilewright.workers.program.step import reason, synchronise
 from tilewright.workers.program.turns import ratio, take_turns
 from tilewright.workers.runners.triton.clock import Clock, CpuClock, GpuClock
 
@@ -90,22 +92,18 @@ class Outcomes:
         self._path = path
         self.rows: dict[str, dict[str, Any]] = {}
         self.options: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads(path.read_text(encoding="utf-8"))
             self.rows, self.options = known["launches"], known["options"]
 
     def of(self, launch: Launch) -> Found | None:
         """The outcome for the same launch of the same kernel, by the same device and compiler."""
-        row = self.rows.get(_identity(launch))
+        row = self.rows.get(_identity(launch), {})
         names = [f.name for f in fields(Found) if f.name != "launch"]
-        return None if row is None else Found(launch, **{name: row[name] for name in names})
+        return Found(launch, **{name: row[name] for name in names}) if row.keys() >= set(names) else None
 
     def add(self, found: Found) -> None:
         self.rows[_identity(found.launch)] = found.row()
-        self._save()
-
-    def drop(self, launch: Launch) -> None:
-        del self.rows[_identity(launch)]
         self._save()
 
     def mark(self, option: str, noted: Any) -> None:
@@ -152,15 +150,16 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
         remaining = max(0.0, seconds - (time.monotonic() - began))
         share = remaining * job.weight / max(left, 1e-12)
         left -= job.weight
-        kept.add(Found(job.launch, job.seconds, why="the process ended while it was searched"))
+        kept.add(outcome := Found(job.launch, job.seconds, why=ENDED))
         try:
             replay = Replay(job.launch)
-            replay.learn()
-            timer = clock(replay, job.seconds)
-            outcome = found[job.launch.number] = _searched(replay, plan, timer, time.monotonic() + share)
-        except KeyboardInterrupt:
-            kept.drop(job.launch)
-            raise
+            outcome.why = replay.learn()
+            if not outcome.why:
+                outcome = _searched(replay, plan, clock(replay, job.seconds), time.monotonic() + share)
+        except Exception as error:  # noqa: BLE001 - no memory, or a launch that cannot be made again
+            synchronise()  # raises for a device that no longer answers
+            outcome.why = f"cannot be run again: {reason(error)}"
+        found[job.launch.number] = outcome
         kept.add(outcome)
         say(
             f"  {job.launch.kernel}: {1e6 * outcome.seconds:.1f} us, {outcome.tried} tried, "
@@ -206,11 +205,9 @@ def neighbours(launch: Launch, start: Configuration) -> Iterator[Configuration]:
     interpreted = not torch.cuda.is_available()
     options = [
         (abs(values.index(v) - values.index(now[name])), {name: v})
-        for name, values in (("num_warps", WARPS), ("num_stages", STAGES))
-        if now[name] in values
-        for v in values
-        if v != now[name] and not interpreted
-    ]
+        for name, values in (("num_warps", WARPS), ("num_stages", STAGES)) if now[name] in values
+        for v in values if v != now[name] and not interpreted
+    ]  # fmt: skip
     near = [configuration for distance, configuration in options if distance == 1]
     tiles: list[Configuration] = []
     for name, value in now.items():
@@ -250,7 +247,9 @@ def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadl
     """The best on a way of steps, each from the best that is known: ``plan`` holds the first ones."""
     outcome = Found(replay.launch, _seconds(replay, {}, timer))
     derived = Replay(replay.launch, derived=True)
-    derived.learn()
+    outcome.why = derived.learn()
+    if outcome.why:
+        return outcome
     times: dict[tuple[Any, ...], float] = {(): outcome.seconds}
     best: tuple[Any, ...] | None = None
     while best != (best := min(times, key=lambda key: times[key])):

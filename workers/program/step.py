@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -40,8 +42,8 @@ class Program:
             return lambda: self._called(self.step)
         try:
             state = self.state = self.setup()
-        except Exception as error:
-            raise BadStep(f"{self.name}: its setup raises {_text(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise BadStep(f"{self.name}: its setup raises {reason(error)}") from error
         if start:
             with torch.no_grad():
                 for _, p in parameters(state):
@@ -51,8 +53,8 @@ class Program:
     def _called(self, step: Callable[..., Any], *given: Any) -> Any:
         try:
             return step(*given)
-        except Exception as error:
-            raise BadStep(f"{self.name} raises {_text(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise BadStep(f"{self.name} raises {reason(error)}") from error
 
 
 def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -62,11 +64,22 @@ def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Param
     elif depth and isinstance(state, list | tuple):
         for part in state:
             yield from parameters(part, depth - 1)
-    elif depth and isinstance(state, dict):
+    elif depth and isinstance(state, Mapping):
         yield from parameters(list(state.values()), depth - 1)
-    elif depth and callable(state):
+    elif depth and hasattr(state, "__dict__") and not isinstance(state, type | ModuleType):
         cells = [c.cell_contents for c in getattr(state, "__closure__", None) or ()]
         yield from parameters(cells + list(getattr(state, "__dict__", {}).values()), depth - 1)
+
+
+def results(value: Any) -> Iterator[torch.Tensor]:
+    """The numbers and tensors of what a step returns, as tensors."""
+    if torch.is_tensor(value):
+        yield value.detach()
+    elif isinstance(value, float | int):
+        yield torch.tensor(float(value))
+    elif isinstance(value, list | tuple | Mapping):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from results(part)
 
 
 def program_of(path: str, step: str, setup: str = "") -> Program:
@@ -77,11 +90,16 @@ def program_of(path: str, step: str, setup: str = "") -> Program:
     for name in filter(None, (step, setup)):
         if not callable(found.get(name)):
             raise BadStep(f"{file.name} has no function {name}")
+        if inspect.isgeneratorfunction(found[name]) or inspect.iscoroutinefunction(found[name]):
+            raise BadStep(f"{file.name}:{name} is a generator or a coroutine: to call it runs nothing")
     return Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
 
 
 def loaded(file: Path) -> dict[str, Any]:
     """The names of a file, which becomes a module so that its kernels have a place to be replaced at."""
+    known = sys.modules.get(file.stem)
+    if known is not None and getattr(known, "__file__", None) != str(file):
+        raise BadStep(f"{file.name} has the name of a module that is in use; rename it")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise BadStep(f"{file.name} is no Python file")
@@ -89,14 +107,16 @@ def loaded(file: Path) -> dict[str, Any]:
     sys.modules[file.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise BadStep(f"{file.name} raises {_text(error)} when it is loaded") from error
+    except (Exception, SystemExit) as error:
+        raise BadStep(f"{file.name} raises {reason(error)} when it is loaded") from error
     return vars(module)
 
 
-def _text(error: Exception) -> str:
+def reason(error: BaseException) -> str:
+    """An error as one line."""
     line = (str(error).strip().splitlines() or [""])[0][:200]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    kind = "" if isinstance(error, BadStep) else type(error).__name__
+    return ": ".join(filter(None, (kind, line)))
 
 
 def synchronise() -> None:

@@ -43,6 +43,7 @@ def burst_seconds(step: Callable[[], Any], count: int) -> float:
 
 
 Arms = Mapping[str, Callable[[], list[float]]]
+Installations = Mapping[str, Installation | None]
 
 
 def take_turns(arms: Arms, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
@@ -65,13 +66,21 @@ class Turns:
         self._program, self._own, self._graph = program, step, graph
         self._count = burst_steps(seconds)
 
-    def rounds(
-        self, arms: Mapping[str, Installation | None], seconds: float = 0.0, least: int = LEAST_ROUNDS
-    ) -> Rounds:
+    def rounds(self, arms: Installations, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
         """Seconds of a step under each installation (``take_turns``)."""
         steps = {name: self._step(installation) for name, installation in arms.items()}
         timed = {name: functools.partial(self._timed, arms[name], steps[name]) for name in arms}
         return take_turns(timed, seconds, least)
+
+    def beside(self, base: str, arms: Installations, seconds: float = 0.0) -> dict[str, Rounds]:
+        """By arm, its rounds and those of ``base``. Captured programs take turns two at a time: each holds memory."""
+        others = [name for name in arms if name != base]
+        found: dict[str, Rounds] = {}
+        for group in [[name] for name in others] if self._graph else [others]:
+            two = {name: arms[name] for name in (base, *group)}
+            rounds = self.rounds(two, seconds * len(group) / len(others))
+            found |= {name: {base: rounds[base], name: rounds[name]} for name in group}
+        return found
 
     def gain(self, installation: Installation, rounds: int) -> float:
         """How many times faster the step is with an installation; 0 where it fails, or takes too much memory."""

@@ -59,20 +59,21 @@ class Forest:
             on, side = on[several], side[several]
             order = np.argsort(side, kind="stable")
             node, on = side[order], on[order]
-            x, y, weight = x[:, on], y[on], weight[on]
+            x, y, weight = x.take(on, axis=1), y[on], weight[on]
 
     def predict(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation [points] over the trees."""
         answers = np.zeros((self._trees, len(features)))
+        flat, width = np.ascontiguousarray(features).ravel(), features.shape[1]
         where = np.arange(answers.size)
-        node, point = np.divmod(where, max(1, len(features)))
+        node, row = np.divmod(where, max(1, len(features)))
+        row *= width
         for level in self._levels:
-            child = level.child[node]
-            ends = child < 0
-            answers.flat[where[ends]] = level.value[node[ends]]
-            on = ~ends
-            where, node, point, child = where[on], node[on], point[on], child[on]
-            node = child + (features[point, level.column[node]] > level.threshold[node])
+            child = level.child.take(node)
+            ends, on = np.flatnonzero(child < 0), np.flatnonzero(child >= 0)
+            answers.flat[where.take(ends)] = level.value.take(node.take(ends))
+            where, node, row, child = where.take(on), node.take(on), row.take(on), child.take(on)
+            node = child + (flat.take(row + level.column.take(node)) > level.threshold.take(node))
         return answers.mean(axis=0), answers.std(axis=0)
 
 

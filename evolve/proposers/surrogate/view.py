@@ -132,11 +132,10 @@ class View:
             rows = distinct(records.space, np.concatenate([rows for owner, rows in groups if owner == k]))
             codes = codes_of(records.space, rows)
             keep = [i for i, code in enumerate(codes) if (k, code) not in self._places]
-            for i in keep:
-                self._places[k, codes[i]] = len(self._rows)
-                self._rows.append(rows[i])
-                self._owners.append(k)
-                still_open.append(codes[i] not in proposed)
+            self._places.update(((k, codes[i]), place) for place, i in enumerate(keep, len(self._rows)))
+            self._rows.extend(rows[keep])
+            self._owners.extend([k] * len(keep))
+            still_open.extend([codes[i] not in proposed for i in keep])
             fresh.append((k, rows[keep]))
         self._open = np.concatenate([self._open, np.array(still_open, dtype=bool)])
         self.model.add(fresh)

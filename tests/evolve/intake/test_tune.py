@@ -117,3 +117,24 @@ def test_check_says_of_a_pallas_function_what_its_campaign_will_say(
     out = capsys.readouterr().out
     assert said in out and ("space" in out) == (code == 0)
     assert asked == [("itself", child.PALLAS)]
+
+
+def test_a_winner_of_a_package_with_absent_parts_is_tried_on_the_tpu_that_it_asks_for(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    package = tmp_path / "mypkg_of_kernels"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("from not_installed_here import logger\nROWS = 8\n")
+    (package / "mine.py").write_text("from mypkg_of_kernels.sizes import ROWS\n")
+    winner = tmp_path / "double.py"
+    winner.write_text(
+        "from mypkg_of_kernels.sizes import ROWS\nfrom jax.experimental.pallas import tpu as pltpu\n\n"
+        f"SERVED = {{'original': ('', {str(tmp_path)!r}, '', ''), 'gradients': False}}\n"
+        "tilewright_original = None\n\n\n"
+        "def double(x):\n    assert (pltpu.get_tpu_info().generation, ROWS) == (7, 8)\n    return x * 2\n"
+    )
+    request = Request(package / "mine.py", "double", "itself", ("f32[8, 128]",))
+    answer = {"operands": [["x", "float32", ["M", "N"]]], "check": [], "dims": [{"M": 8, "N": 128}]}
+    target = load_target("tpu7x")
+    with child.started_trial(target) as trial:
+        assert child.try_winner(winner, request, answer, target, trial) == ""

@@ -59,7 +59,7 @@ def test_a_raw_kernel_becomes_a_module_that_compiles(tmp_path: Path) -> None:
         and answer["call"] == "x, 3.0, 19200"
         and answer["calls"] == ["f32[96, 200], 3.0, 19200"]
     )
-    assert [row[0] for row in answer["operands"]] == ["x"] and [row[0] for row in answer["results"]] == ["y"]
+    assert [row[0] for row in (*answer["operands"], *answer["results"])] == ["x", "y"]
     assert set(answer["space"]) == {"BLOCK", "ITEMS", "RESIDENT_0", "UNROLL_1"}
     assert answer["space"]["BLOCK"][0] == 32 and answer["defaults"]["BLOCK"] == 128
     code = answer["source"].partition("CUDA = ")[2]
@@ -77,6 +77,8 @@ def test_a_raw_kernel_becomes_a_module_that_compiles(tmp_path: Path) -> None:
     )
     plan = cuda_record.record(scope, {**answer["defaults"], "ITEMS": 2}, inputs, outputs, 90)
     (step,) = plan.steps
+    plain = RawKernel(request(tmp_path))
+    assert plain.launch(plain.every, [{"M": 1, "N": 1}]) and plain.sized  # 19200 is no product of these
     assert step.grid == (13, 1, 1) and step.warps == 4 and step.arguments[3].bits == 3200
 
 
@@ -85,12 +87,13 @@ def test_a_raw_kernel_becomes_a_module_that_compiles(tmp_path: Path) -> None:
     [
         (KERNEL, LAUNCH, "BLOCK", ""),
         (KERNEL.replace("if (at < n)", "if (at < n && k != ITEMS)"), LAUNCH, "ITEMS", "selects a branch by equality"),
-        (KERNEL.replace("static", "constexpr int TWO = ITEMS * 2;\nstatic"), LAUNCH, "ITEMS", "computed from it"),
+        (KERNEL.replace("static", "const int B = ITEMS * 2;\nstatic"), LAUNCH, "ITEMS", "computed from it"),
         (KERNEL.replace("float *y", "float (*y)[ITEMS]"), LAUNCH, "ITEMS", "argument's type"),
         (KERNEL, {**LAUNCH, "grid": "n // 512 * ITEMS"}, "ITEMS", "part of the meaning"),
-        (KERNEL, PLAIN, "THREADS", "do not ask for blockDim"),
-        (KERNEL, PLAIN, "ITEMS", "nothing shows"),
-        (KERNEL.replace("at < n", "at < n && blockDim.x && k < 256"), PLAIN, "THREADS", "same number"),
+        (KERNEL, {"grid": "cdiv(n, THREADS)", "block": "256"}, "THREADS", "do not ask for blockDim"),
+        (KERNEL, PLAIN, "ITEMS", "the grid does not follow it"),
+        (KERNEL.replace("at < n", "at < n && k < 256"), {**PLAIN, "grid": "cdiv(n, THREADS)"}, "THREADS", "same"),
+        (KERNEL.replace("at < n", "at < n + blockDim.x"), PLAIN, "THREADS", "the grid does not follow it"),
     ],
 )  # fmt: skip
 def test_numbers_with_a_meaning_are_no_parameters(
@@ -112,14 +115,18 @@ def test_numbers_with_a_meaning_are_no_parameters(
     [
         ({"name": "absent"}, "defines no absent, but kernels scaled"),
         ({"launch": {"grid": "1"}}, "give --grid and --block"),
-        ({"call": "f32[96, 200], 3.0, 19200"}, "takes 4 arguments, those that it writes among them"),
-        ({"call": "bf16[96, 200], f32[96, 200], 3.0, 19200"}, r"takes x as float\*, not bfloat16"),
-        ({"launch": {"grid": "size", "block": "BLOCK"}}, "cannot be launched so: NameError: name 'size'"),
-        ({"launch": {"grid": "1", "block": "2048"}}, "cannot be launched so"),
         (
-            {"code": KERNEL.replace("int at =", "int at = nothing +")},
-            'line .*identifier "nothing" is undefined',
+            {
+                "code": KERNEL.replace("const float *__restrict__ x", "float *x").replace(
+                    "= x[at]", "= x[at] = x[at]"
+                )
+            },
+            "writes all that it reads",
         ),
+        ({"call": "f32[96, 200], 3.0, 19200"}, "takes 4 arguments, those that it writes among them"),
+        ({"call": "bf16[96, 200], f32[96, 200], 3.0, 19200"}, r"takes x as float, not bfloat16"),
+        ({"launch": {"grid": "size", "block": "BLOCK"}}, "cannot be launched so: NameError: name 'size'"),
+        ({"code": KERNEL.replace("at = b", "at = none + b")}, 'line 7: identifier "none" is undefined'),
     ],
 )
 def test_what_is_no_kernel_with_a_launch_is_refused(tmp_path: Path, changes: dict, said: str) -> None:
@@ -129,9 +136,14 @@ def test_what_is_no_kernel_with_a_launch_is_refused(tmp_path: Path, changes: dic
 
 def test_what_a_kernel_adds_to_is_zeroed_and_headers_are_kept() -> None:
     code = DeviceCode(
-        "#include <cuda_fp16.h>\n#include <torch/extension.h>\nusing namespace std;\n"
+        "#include <cuda_fp16.h>\n#include <torch/extension.h>\n#include <cub/cub.cuh>\nusing namespace std;\n"
         'extern "C" __global__ void k(const __half *x, float *s) { atomicAdd(&s[0], __half2float(x[0])); }\n'
         "torch::Tensor f(torch::Tensor x) { k<<<1, 1>>>(nullptr, nullptr); return x; }\n"
     )
-    assert code.headers and code.text.startswith("#include <cuda_fp16.h>") and "torch" not in code.text
+    assert (
+        code.headers
+        and code.text.startswith("#include <cuda_fp16.h>")
+        and "torch" not in code.text
+        and "cub" not in code.text
+    )
     assert [(p.kind, p.const) for p in code.kernels["k"].parameters] == [("__half", True), ("float", False)]

@@ -14,6 +14,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
+from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
 from tilewright.evolve.intake.winner import plain_module  # noqa: E402
 from tilewright.fitness import dialect  # noqa: E402
@@ -24,7 +25,7 @@ from tilewright.workers.intake.operator import Operand  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
 from tilewright.workers.intake.pallas import trial  # noqa: E402
 from tilewright.workers.intake.pallas.original import Original, on_chip  # noqa: E402
-from tilewright.workers.intake.pallas.seed_build import SeedBuild, text_of  # noqa: E402
+from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked, text_of  # noqa: E402
 from tilewright.workers.runners.pallas.trace import load_build  # noqa: E402
 
 STYLES = Path(__file__).with_name("pallas_styles.py")
@@ -111,11 +112,14 @@ def test_an_original_is_data_and_its_winner_is_the_users_file_with_the_sizes_tha
         del sys.modules["winner"], sys.modules["absent_types"]
 
 
-def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(taken: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decorator", ["", "@partial(jax.jit, static_argnames='cols')\n"])
+def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(
+    taken: Any, tmp_path: Path, decorator: str
+) -> None:
     file = tmp_path / "plain_text.py"
     file.write_text(
-        "import jax\nfrom jax.experimental import pallas as pl\n\nROWS = 8\n\n\n"
-        "def kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] * 2.0\n\n\n"
+        "from functools import partial\nimport jax\nfrom jax.experimental import pallas as pl\n\nROWS = 8\n\n\n"
+        f"def kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] * 2.0\n\n\n{decorator}"
         "def double(x, cols=128):\n"
         "    spec = pl.BlockSpec((ROWS, cols), lambda i, j: (i, j))\n"
         "    return pl.pallas_call(kernel, grid=(x.shape[0] // ROWS, x.shape[1] // cols), in_specs=[spec],\n"
@@ -166,6 +170,32 @@ def test_static_arguments_stay_static_however_often_the_chip_is_entered() -> Non
     assert shape == (4, 2)
 
 
+def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place() -> None:
+    def kernel(table, x, pages, out, changed, block, semaphore):
+        pltpu.sync_copy(pages.at[table[0]], block)
+        out[...] = x[...] + block[...]
+
+    @jax.jit
+    def read(table, x, pages):
+        spec, pages = pl.BlockSpec((8, 128), lambda i, table: (0, 0)), pages.reshape(4, 8, 128)
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(table[0],), in_specs=[spec, pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=[spec, pl.BlockSpec(memory_space=pl.ANY)],
+            scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32), pltpu.SemaphoreType.DMA],
+        )  # fmt: skip
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, pages)]
+        call = pl.pallas_call(kernel, grid_spec=grid, out_shape=shapes, input_output_aliases={2: 1})
+        out, pages = call(table, x, pages)
+        return out, pages.reshape(32, 128)
+
+    shapes = [
+        jax.ShapeDtypeStruct(s, t)
+        for s, t in (((1,), "int32"), ((8, 128), "float32"), ((32, 128), "float32"))
+    ]
+    with on_chip(CHIP):
+        assert picked(jax.make_jaxpr(read)(*shapes)) == ({2}, {1})
+
+
 def test_the_callers_own_integers_are_tried_before_drawn_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
@@ -175,6 +205,8 @@ def test_the_callers_own_integers_are_tried_before_drawn_ones(monkeypatch: pytes
 
     monkeypatch.setattr(trial, "_checked_shapes", refused)
     pages = [Operand("q", "float32", (8,), values="v"), Operand("table", "int32", (8,), values="v")]
-    with pytest.raises(Refusal):
-        trial._shapes_with(pages, {}, SimpleNamespace(), {}, SimpleNamespace())  # type: ignore[arg-type]
-    assert asked == [["", "given"], ["", ""], ["given", "given"]]
+    for operands, forms in ((pages, ["", "given"]), (pages[1:], ["given"])):
+        asked.clear()
+        with pytest.raises(Refusal):
+            trial._shapes_with(operands, {}, SimpleNamespace(), {}, SimpleNamespace())  # type: ignore[arg-type]
+        assert asked == [forms, [""] * len(forms), ["given"] * len(forms)]

@@ -20,18 +20,15 @@ import torch
 import triton
 import triton.language as tl
 
-
 @triton.jit
 def scale_kernel(out, x, factor, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
 
-
 @triton.jit
 def idle_kernel(out, x, factor, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, mask=at < n) + factor, mask=at < n)
-
 
 class Scale(torch.autograd.Function):
     @staticmethod
@@ -44,10 +41,8 @@ class Scale(torch.autograd.Function):
     def backward(ctx, dy):
         return 2.0 * dy
 
-
 def setup():
     return torch.nn.Linear(48, 32)
-
 
 def step(model):
     model.zero_grad()
@@ -58,7 +53,6 @@ def step(model):
     loss.backward()
     return loss
 
-
 def cut(x, rows: int = 2, apart: int = 1):
     out = torch.zeros_like(x)
     for part in range(0, len(x), rows * apart):
@@ -66,19 +60,12 @@ def cut(x, rows: int = 2, apart: int = 1):
         scale_kernel[(1,)](a, b, 3.0, a.numel(), BLOCK=256)
     return out
 
-
 def pieces(model):
     return cut(torch.ones(16, 8)).sum()
-
 
 def other_shapes(model):
     model.count = getattr(model, "count", 0) + 1
     return Scale.apply(torch.ones(model.count)).sum()
-
-
-def fails(model):
-    raise ValueError("no")
-
 
 def fails_later(model):
     model.count = getattr(model, "count", 0) + 1
@@ -86,66 +73,64 @@ def fails_later(model):
         raise RuntimeError("the data ended")
     return Scale.apply(torch.ones(64)).sum()
 
+def fails(model): raise ValueError("no")
+def of_two(model, batch): return Scale.apply(torch.ones(64)).sum()
+def nothing(model): return torch.ones(3).sum()
+def random(model): return Scale.apply(torch.rand(64)).sum()
+def random_on_the_host(model): return __import__("random").random() * Scale.apply(torch.ones(64)).sum()
+def silent(model): Scale.apply(torch.ones(64))
+def ends(model): raise SystemExit(3)
+def generates(model): yield Scale.apply(torch.ones(64)).sum()
 
-def of_two(model, batch):
-    return Scale.apply(torch.ones(64)).sum()
+@triton.jit
+def pointer_kernel(table, n, BLOCK: tl.constexpr):
+    at = tl.load(table).to(tl.pointer_type(tl.float32)) + tl.arange(0, BLOCK)
+    tl.store(at, tl.load(at, mask=tl.arange(0, BLOCK) < n) * 0.5, mask=tl.arange(0, BLOCK) < n)
 
+@triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])
+@triton.heuristics({"EVEN": lambda given: given["n"] % 2 == 0})
+@triton.jit(do_not_specialize=["n"])
+def tuned_kernel(x, n, eps: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) + eps, mask=at < n)
 
-def nothing(model):
-    return torch.ones(3).sum()
-
-
-def random(model):
-    return Scale.apply(torch.rand(64)).sum()
+def packaged(model):
+    x = torch.ones(64)
+    tuned_kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, 64, 0.5)
+    pointer_kernel[(1,)](torch.tensor([x.data_ptr()]), 64, BLOCK=64)
+    return {"x": x}
 """
 
+WINNER = """
+@triton.jit
+def {name}(out, x, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    {before}tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < {end})
+"""
+KINDS = {
+    "slower": ("for _ in range(12): ", "n"), "same": ("", "n"), "wrong": ("", "tl.minimum(n, 100)"),
+    "beyond": ("", "2 * n"), "raising": ("tl.static_assert(BLOCK < 16); ", "n"),
+}  # fmt: skip
 WINNERS = """
 from tilewright.library.launch_replacement import Replacement
 import triton
 import triton.language as tl
 import program
 
-
-@triton.jit
-def slower(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    for _ in range(12):
-        tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
-
-
-@triton.jit
-def same(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
-
-
-@triton.jit
-def wrong(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < tl.minimum(n, 100))
-
-
-@triton.jit
-def beyond(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < 2 * n)
-
-
-def tensor(n):
-    return ("tensor", "torch.float32", (n // 32, 32), (32, 1), True)
-
-
 def launches(block):
-    return {
-        (tensor(n), tensor(n), ("float",), ("int", n), ("BLOCK", ("int", 16))): {"BLOCK": block} for n in (96, 128)
-    }
-"""
+    def tensor(n, place):
+        return ("tensor", "torch.float32", (n // 32, 32), (32, 1), True, place)
+
+    keys = [(tensor(n, 0), tensor(n, 1), ("float",), ("int", n), ("BLOCK", ("int", 16))) for n in (96, 128)]
+    return {key: {"BLOCK": block} for key in keys}
+""" + "".join(WINNER.format(name=name, before=before, end=end) for name, (before, end) in KINDS.items())
 CASES = {
     "better": ('Replacement("program", "scale_kernel", launches(128))', ""),
     "own": ('Replacement("program", "scale_kernel", launches(128), same)', ""),
     "slower": ('Replacement("program", "scale_kernel", launches(16), slower)', "gives 0."),
     "wrong": ('Replacement("program", "scale_kernel", launches(128), wrong)', "wrong at out=float32[4, 32]"),
     "beyond": ('Replacement("program", "scale_kernel", launches(512), beyond)', "writes beyond its tensors"),
+    "raising": ('Replacement("program", "scale_kernel", launches(128), raising)', "Error"),
     "idle": ('Replacement("program", "idle_kernel", launches(128))', "never launches"),
 }
 
@@ -154,10 +139,14 @@ REFUSED = {
     "fails": ("record", "program.py:fails raises ValueError: no"),
     "fails_later": ("record", "program.py:fails_later raises RuntimeError: the data ended"),
     "of_two": ("record", "of_two raises TypeError: of_two() missing 1 required positional argument: 'batch'"),
+    "ends": ("record", "program.py:ends raises SystemExit: 3"),
+    "generates": ("record", "program.py:generates is a generator"),
+    "silent": ("prove", "returns nothing that can be compared"),
+    "random_on_the_host": ("prove", "draws random numbers"),
     "nothing": ("record", "launches nothing"),
     "random": ("prove", "draws random numbers"),
     "absent": ("record", "has no function absent"),
-    "other_shapes": ("prove", "launches other kernels, or on other shapes, each time"),
+    "other_shapes": ("prove", "launches other kernels, or on other shapes or integers, each time"),
 }
 ASKED = """
 import json, sys
@@ -178,28 +167,23 @@ class OnDevice:
     def __init__(self):
         self.x, self.calls, self.side = torch.ones(1 << 20, device="cuda"), 0, torch.cuda.Stream()
 
-
 def scaled(x):
     out, n = torch.empty_like(x), x.numel()
     scale_kernel[(triton.cdiv(n, 1024),)](out, x, 2.0, n, BLOCK=1024)
     return out
-
 
 def allocates(state):
     state.calls += 1
     torch.empty(state.calls << 20, device="cuda")
     return scaled(state.x).sum()
 
-
 def streams(state):
     with torch.cuda.stream(state.side):
         state.x.mul(1.0)
     return scaled(state.x).sum()
 
-
 def draws(state):
     return scaled(torch.rand_like(state.x)).sum()
-
 
 def waits(state):
     return scaled(state.x).sum().item()
@@ -252,7 +236,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "program.py").write_text(PROGRAM)
     requests: dict[str, dict[str, Any]] = {
         "record": {"step": "step", "part": "record"},
-        "pieces": {"step": "pieces", "part": "prove", "seconds": 0.1},
+        "packaged": {"step": "packaged", "part": "tune", "seconds": 0.1},
+        "pieces": {"step": "pieces", "part": "prove", "seconds": 30},
         **{step: {"step": step, "part": part} for step, (part, _) in REFUSED.items()},
     }
     for case, (text, _) in CASES.items():
@@ -270,11 +255,21 @@ def test_the_record_says_every_launch(answers: dict[str, Any]) -> None:
     assert "BLOCK=16" in record["launches"][0]["arguments"] and not record["faults"]
 
 
+def test_a_tuner_s_kernel_is_searched_and_one_behind_addresses_is_not(answers: dict[str, Any]) -> None:
+    found = answers["packaged"]
+    assert [(row["name"], "addresses" in row["left"]) for row in found["record"]["rows"]] == [
+        ("tuned_kernel", False), ("pointer_kernel", True),
+    ]  # fmt: skip
+    assert [(row["kernel"], row["tried"] > 0) for row in found["found"]] == [("tuned_kernel", True)]
+    (text,) = found["replacements"]
+    assert "('float', '0.5')" in text and "'EVEN': True" in text
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_only_what_pays_stays(answers: dict[str, Any], case: str) -> None:
     why, answer = CASES[case][1], answers[case]
     proof = answer["proof"]
-    assert bool(answer["replacements"]) == (case == "better"), "faster.py cannot hold a kernel of its own"
+    assert bool(answer["replacements"]) == (case == "better"), proof
     if case in ("better", "own"):
         assert proof["gain"] > 1 and proof["kept"][0]["interval"][0] > 1 and proof["kept"][0]["calls"] > 0
     else:
@@ -310,8 +305,7 @@ def test_what_a_package_prunes_is_not_tried() -> None:
 
     pruned = {"early_config_prune": lambda configs, *_, **__: [c for c in configs if c.kwargs["BLOCK"] <= 32]}
     tuner = triton.autotune([triton.Config({"BLOCK": 32})], [], prune_configs_by=pruned)(triton.jit(scale))
-    launch = Launch(
-        "scale",
+    facts: Any = (
         triton.heuristics({})(tuner),
         "m",
         "scale",
@@ -326,6 +320,7 @@ def test_what_a_package_prunes_is_not_tried() -> None:
         "",
         "",
     )
+    launch = Launch("scale", *facts)
     tried = [c["BLOCK"] for c in neighbours(launch, {}) if "BLOCK" in c]
     assert 16 in tried and 64 not in tried
 
@@ -345,7 +340,7 @@ COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys
 
 def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(folder: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "0.2")
+    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "30")
     printed = ran(folder, COMMAND, *call)
     assert "cut(apart=" in printed and "apart" not in (folder / "pieces_faster" / "faster.py").read_text()
     kept = json.loads((folder / "pieces_faster" / "search.json").read_text())

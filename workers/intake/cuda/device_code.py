@@ -19,7 +19,7 @@ TYPES = {name: kinds.split() for kinds, names in _SAME.items() for name in names
 """C++ types: the dtype of the tensors that they point into, and the kind of number of an argument."""
 
 _VENDOR = re.compile(
-    r"cuda_fp\w+\.h|cuda_bf16\.h|mma\.h|cooperative_groups.*|cuda_pipeline\w*\.h|cuda/.*|cub/.*"
+    r"cuda_fp\w+\.h|cuda_bf16\.h|mma\.h|cooperative_groups.*|cuda_pipeline\w*\.h|cuda/.*|cub/(?!cub\.cuh).*"
 )
 
 _LIMITS = r"\bstd::numeric_limits<\s*float\s*>::(infinity|max|lowest|epsilon)\(\)"
@@ -90,8 +90,8 @@ class DeviceCode:
             data = data[: node.start_byte] + own.encode() + data[node.end_byte :]
         text = "\n".join(line.rstrip() for line in data.decode().splitlines())
         text = re.sub(_MATHS, "", re.sub(_LIMITS, r"LIMIT_\1", text))
-        given = set(re.findall(r"#\s*define\s+(\w+)", text)) | (set(TYPES) if self.headers else set())
-        wanted = set(re.findall(r"\w+", text)) - given
+        given = re.findall(r"#\s*define\s+(\w+)", text) + [*TYPES] * self.headers
+        wanted = set(re.findall(r"\w+", text)) - set(given)
         head = "".join(f"#define {name} {value}\n" for name, value in _PROVIDED.items() if name in wanted)
         self.text = head + re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
         rows = re.findall(_DEFINED.format(r"(\w+)", r"(\d+)"), self.text, re.M)

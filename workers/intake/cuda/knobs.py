@@ -78,11 +78,11 @@ def _meaning(name: str, default: int, code: DeviceCode, said: Said) -> str:
     grids = [(_count(one["grid"]), _count(two["grid"])) for one, two in zip(before, after, strict=True)]
     if any(two > one for one, two in grids):
         return MEANING
-    wider = [s["block"] for s in before] != [s["block"] for s in after]
-    if name in code.numbers:
-        tiles = wider or any(two < one for one, two in grids) or re.search(rf"\+=\s*{name}\b", code.text)
-        return "" if tiles else "nothing shows that it only tiles"
+    moved = any(two < one for one, two in grids)
+    if not moved and not re.search(rf"\+=\s*({name}\b|blockDim|\w*[sS]tride\b)", code.text):
+        return "the grid does not follow it, and no kernel steps by it"
     plain = re.sub(r"__launch_bounds__\([^)]*\)", "", kernels)
-    if re.search(rf"(?<![\w.])({default}|{default // 2}|{default - 1})(?![\w.])", plain):
+    same = rf"(?<![\w.])({default}|{default // 2}|{default - 1})(?![\w.])"
+    if name not in code.numbers and re.search(same, plain):
         return "the kernels say the same number, and nothing ties them"
-    return "" if "blockDim" in kernels else "the kernels do not ask for blockDim"
+    return "" if name in code.numbers or "blockDim" in kernels else "the kernels do not ask for blockDim"

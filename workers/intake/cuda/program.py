@@ -1,7 +1,4 @@
-"""The program that reads kernels in CUDA C++ in: they are compiled and not run, for they run on a device alone.
-
-What is right follows from the reference; its own error in the operands' types stands for that of the kernel.
-"""
+"""The program that reads kernels in CUDA C++ in, compiled and not run: a reference's error stands for the kernel's."""
 
 from __future__ import annotations
 
@@ -96,7 +93,8 @@ class Intake:
         Sizes that the text names keep their value. Raises Refusal."""
         site, found, reasons = self.site, list[CheckedShape](), dict[str, str]()
         dims, rank = site.dims[0], max(len(o.shape) for o in site.operands)
-        numbers = set(map(int, re.findall(r"\b\d{2,9}\b", self._source.code.text)))
+        said = re.findall(r"\b\d{2,9}\b", self._source.code.text)
+        numbers = set(dims.values() if self._source.sized else map(int, said))
         for wanted in (*(check_dims(dims, scale, rank) for scale in ("large", "even")), *last_resorts(dims)):
             small = {n: dims[n] if dims[n] in numbers else size for n, size in wanted.items()}
             if len(found) == 2 or (found and (small in last_resorts(dims) or small == found[0].dims)):
@@ -104,9 +102,9 @@ class Intake:
             try:
                 inputs = inputs_of(site.operands, small, "randn", 4)
                 shape = CheckedShape(small, inputs, self.oracle(inputs), self.rounded(inputs))
-                said, given = [r.sizes(small) for r in self._results], [a.shape for a in shape.answers]
-                if given[: len(said)] != said:
-                    raise Refusal(f"the reference returns a result of shape {given}, not {said}")
+                made, given = [r.sizes(small) for r in self._results], [a.shape for a in shape.answers]
+                if given[: len(made)] != made:
+                    raise Refusal(f"the reference returns a result of shape {given}, not {made}")
                 found.append(shape)
             except Exception as error:  # noqa: BLE001 - a shape that the reference does not take
                 reasons[str(small)] = error.what if isinstance(error, Refusal) else first_line(error)
@@ -142,7 +140,7 @@ class Intake:
         space, fixed = found_knobs(knobs, certain, source.code, said, compiles)
         text = self.compiled(device, space, knobs)
         site.operands = kinds.operands
-        seed = Seed(site, None, None, self.oracle)  # type: ignore[arg-type]
+        seed = Seed(site, None, None, self.oracle, None)  # type: ignore[arg-type]
         return {
             "source": text, "space": {n: list(v) for n, v in space.items()}, "defaults": {n: knobs[n] for n in space},
             "points": [], "fixed": fixed, "operands": [operand_row(o) for o in site.operands], "rest": [],

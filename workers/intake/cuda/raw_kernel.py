@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewright.workers.intake.calls.call_text import parse
+from tilewright.workers.intake.calls.call_text import Call, parse
 from tilewright.workers.intake.calls.dimensions import operands, tensor_places
 from tilewright.workers.intake.child_program import Refusal, Request
 from tilewright.workers.intake.cuda.device_code import TYPES, DeviceCode
@@ -23,7 +23,8 @@ _CDIV = "def cdiv(a, b):\n    return -(-a // b)\n\n\n"
 
 class RawKernel:
     """``name``: the kernel's, with templates. ``texts`` and ``calls`` are without what it writes (``outputs``, by
-    name); ``every`` has operands for all; ``knobs``: numbers that the launch or the code names."""
+    name); ``every`` has operands for all; ``knobs``: numbers that the launch or the code names; ``sized``: whether the
+    launch may hold for the sizes of the calls alone."""
 
     def __init__(self, request: Request) -> None:
         """Raises Refusal, Uneven, OSError."""
@@ -41,25 +42,22 @@ class RawKernel:
         pointers = [p.name for p in kernel.parameters if p.pointer and not p.const]
         found = [n for n in pointers if re.search((_WRITES + _ADDS).format(n), kernel.text)]
         self.outputs = tuple(found or pointers)
-        self.names = [name for name in names if name not in self.outputs]
-        self.texts = [self._without_outputs(text) for text in request["calls"]]
-        self.calls = [parse(text) for text in self.texts]
+        kept = [n for n, name in enumerate(names) if name not in self.outputs]
+        self.names = [names[n] for n in kept]
+        if not any(kernel.parameters[n].pointer for n in kept):
+            raise Refusal(f"{self.name} writes all that it reads: it takes x as an input and y as a result")
+        self.texts = [_with_arguments(text, kept) for text in request["calls"]]
+        self.calls = [Call(tuple(c.arguments[n] for n in kept), c.keywords) for c in self._calls]
         self.every, _ = operands(self._calls, tensor_places(self._calls, names), frozenset())
         for parameter, value in zip(kernel.parameters, self._calls[0].arguments, strict=True):
             dtype, own = getattr(value, "dtype", ""), TYPES.get(parameter.kind, [""])[0]
             if bool(dtype) != parameter.pointer or (dtype and own and own != dtype):
-                kind = parameter.kind + "*" * parameter.pointer
-                raise Refusal(f"{self.name} takes {parameter.name} as {kind}, not {dtype or repr(value)}")
-        self.knobs = dict(self.code.numbers)
+                given = dtype or repr(value)
+                raise Refusal(f"{self.name} takes {parameter.name} as {parameter.kind}, not {given}")
+        self.knobs, self.sized = dict(self.code.numbers), False
         if self._given["block"].isdigit() and "THREADS" not in self.code.text:
             self.knobs["THREADS"] = int(self._given["block"])
             self._given["block"] = "THREADS"
-
-    def _without_outputs(self, text: str) -> str:
-        node: Any = ast.parse(f"f({text.replace('[]', '[()]')})", mode="eval").body
-        pairs = zip(node.args, self._kernel.parameters, strict=True)
-        node.args = [argument for argument, parameter in pairs if parameter.name not in self.outputs]
-        return ast.unparse(node)[2:-1]
 
     def own(self, named: Sequence[Operand]) -> list[Operand]:
         """Those that it does not write."""
@@ -85,6 +83,7 @@ class RawKernel:
             dims = _dimensions_of(values, timed, [n for n in timed[0] if n in axes])
             if parameter.kind not in TYPES or (not dims and len(set(values)) > 1):
                 raise Refusal(f"{parameter.name} is no number, or differs between calls and follows no size")
+            self.sized |= not dims and type(values[0]) is int and values[0] > 15
             lines.append(f"{parameter.name} = {' * '.join(axes[n] for n in dims) or repr(values[0])}")
             arguments.append(f'{{"{TYPES[parameter.kind][1]}": {parameter.name}}}')
         name = re.sub(r"\w+", lambda m: f"${m[0]}$" if m[0] in self.code.numbers else m[0], self.name)
@@ -93,6 +92,11 @@ class RawKernel:
         lines.append(f'return {{"steps": ({", ".join(steps)},){options}}}')
         body = "".join(f"    {line}\n" for line in lines)
         return _CDIV * ("cdiv(" in asked) + f"def launch(inputs, params):\n{body}"
+
+
+def _with_arguments(text: str, kept: Sequence[int]) -> str:
+    node: Any = ast.parse(f"f({text.replace('[]', '[()]')})", mode="eval").body
+    return ", ".join(ast.unparse(node.args[n]) for n in kept)
 
 
 def _dimensions_of(values: Sequence[Any], timed: Sequence[Dims], names: Sequence[str]) -> tuple[str, ...]:

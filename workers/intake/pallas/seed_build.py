@@ -17,7 +17,7 @@ import numpy as np
 from jax._src.pallas.mosaic import lowering
 from jax._src.pallas.mosaic.core import CoreType
 from jax.experimental.pallas import tpu as pltpu
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Literal
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.tpu import structure
@@ -185,6 +185,39 @@ class SeedBuild:
             if reason is not None:
                 reasons.append(f"no time can be modelled for {self.chip.name}: {reason}")
         return beside, needed, list(dict.fromkeys(reasons))
+
+
+_SHAPED = frozenset(("reshape", "pad", "transpose", "squeeze", "broadcast_in_dim", "slice"))
+
+
+def picked(closed: ClosedJaxpr) -> tuple[set[int], set[int]]:
+    """Numbers of the operands that a kernel copies by hand, as pages that a table names: it may copy a part of them.
+    And of the outputs that are such an operand, changed in place."""
+    origins: dict[Any, set[int]] = {v: {n} for n, v in enumerate(closed.jaxpr.invars)}
+    found = _picked(closed.jaxpr, origins)
+    outputs = [set() if isinstance(v, Literal) else origins.get(v, set()) for v in closed.jaxpr.outvars]
+    return found, {n for n, of in enumerate(outputs) if of & found}
+
+
+def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
+    """``origins``: by variable, the operands that it is made of; those of the jaxpr's own are added."""
+    found: set[int] = set()
+    for equation in jaxpr.eqns:
+        given = [set() if isinstance(v, Literal) else origins.get(v, set()) for v in equation.invars]
+        params, made = equation.params, equation.outvars
+        if equation.primitive.name == "pallas_call":
+            count = params["grid_mapping"].num_dynamic_grid_bounds
+            for of, ref in zip(given[count:], params["jaxpr"].invars, strict=False):
+                found |= of if str(getattr(ref.aval, "memory_space", "")) in ("any", "hbm") else set()
+            origins.update((made[output], given[count + n]) for n, output in params["input_output_aliases"])
+        elif equation.primitive.name == "jit":
+            inner = params["jaxpr"].jaxpr
+            within = dict(zip(inner.invars, given, strict=True))
+            found |= _picked(inner, within)
+            origins.update((v, within[of]) for v, of in zip(made, inner.outvars, strict=True) if of in within)
+        elif equation.primitive.name in _SHAPED:
+            origins[made[0]] = given[0]
+    return found
 
 
 _PLACES = re.compile(

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.core import jaxprs_in_params
 
 from tilewright.fitness.chips import Chip
 from tilewright.workers.intake.calls import dimensions
@@ -39,9 +40,8 @@ from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.pallas.function_text import FollowedText
 from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_taken
 from tilewright.workers.intake.pallas.original import Original
-from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
+from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked, shaped
 from tilewright.workers.intake.source.knobs import ALONE, IDLE, Knob
-from tilewright.workers.runners.pallas.check import settings_of
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
 OWN_EFFORT = replace(EFFORT, draws=1, special=False, seconds=15.0)
@@ -56,9 +56,9 @@ largest operands there."""
 FEW, KEPT = 128, dimensions.KEEPABLE[1]
 """Largest size of an axis that keeps it while dimensions are found, and of a dimension that is tried as it is."""
 
-SHRUNK, LEAST = 4, 8
-"""What the sizes are divided by of a kernel that copies by hand, every copy of which takes milliseconds here, and the
-least that is left."""
+MOST_ACCESSES, UNKNOWN, SHRUNK, LEAST = 1 << 12, 16, 4, 8
+"""Accesses to memory beyond which a run takes many seconds, since each calls Python; trips of a loop of unknown length;
+what sizes are then divided by, and the least that is left."""
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
@@ -159,6 +159,7 @@ def judge(
     made = SeedBuild(chip, module.build(folder), operands)
     timed = {label_of(dims): dims for dims in all_dims}
     work = _product_work(oracle, operands, timed) if isinstance(oracle, Oracle) else None
+    moved = {label: _moved(made, dims, chosen) for label, dims in timed.items()}
     beside, work, reasons = made.lowered(chosen, [r.name for r in results], work, timed)
     if reasons:
         return {"refusals": [{"line": 0, "what": what} for what in reasons]}
@@ -173,11 +174,23 @@ def judge(
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
         "call": oracle.call, "precision": oracle.precision, "check": [shape.dims for shape in shapes],
         "constraints": constraints, "judge_notes": notes, "beside": sorted(beside),
+        "moved": {label: count for label, count in moved.items() if count},
         "kinds": kinds.names, "spread": kinds.spread, "independent": [], "dims": all_dims, "work": work,
         "legal": {
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },
     }  # fmt: skip
+
+
+def _moved(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) -> int:
+    """Bytes of what a kernel must read and write, where integers say which part of an operand it reads; 0 elsewhere."""
+    closed = seed.closed(dims, params)
+    parts, changed = picked(closed)
+    if not parts or not any(operand.dtype == "int32" for operand in seed.operands):
+        return 0
+    read = (a for n, a in enumerate(closed.in_avals) if n not in parts)
+    written = (a for n, a in enumerate(closed.out_avals) if n not in changed)
+    return max(1, sum(a.size * a.dtype.itemsize for a in (*read, *written)))
 
 
 def _add_timed(
@@ -240,7 +253,8 @@ def _shapes_with(
     kernel may wait for ever, or do nothing. Else with operands that are drawn, or all the caller's own. Raises Refusal
     of the first way."""
     first: Refusal | None = None
-    for way in sorted(held(operands), key=lambda way: not 0 < sum(o.form == GIVEN for o in way) < len(way)):
+    drawn, *own = held(operands)
+    for way in [*own[:1], drawn, *own[1:]]:
         seed.operands, oracle.call = way, ""
         if isinstance(oracle, OwnAnswers):
             oracle.operands = way
@@ -269,7 +283,7 @@ def _checked_shapes(
     tries = [{n: min(s, row[place % len(row)]) for place, (n, s) in enumerate(dims.items())} for row in rows]
     if any(operand.form == GIVEN for operand in seed.operands):
         tries = []  # there are values of the call's own shape alone
-    elif settings_of(seed.closed(dims, defaults)).detect_races:
+    elif _accesses(seed.closed(dims, defaults).jaxpr) > MOST_ACCESSES:
         tries.insert(0, _shrunk(dims, seed, defaults))
     found: list[CheckedShape] = []
     reasons = []
@@ -287,6 +301,8 @@ def _checked_shapes(
             rng = np.random.default_rng(17)
             inputs = {o.name: draw(o, small, "randn", 2, rng) for o in seed.operands}
             seed.traced(small, defaults)  # before it runs: a run that fails may spoil the next
+            if (count := _accesses(seed.closed(small, defaults).jaxpr)) > 8 * MOST_ACCESSES:
+                raise Refusal(f"{count} accesses, of at most {8 * MOST_ACCESSES} that are interpreted")
             answers = oracle(inputs)
             outputs = seed.interpreted(defaults, inputs)
             reason = bounds.wrong(outputs, answers, seed.operands)
@@ -301,6 +317,19 @@ def _checked_shapes(
     if not found:
         raise Refusal(f"the kernel agrees with the reference on no small shape: {'; '.join(reasons)}")
     return found
+
+
+def _accesses(jaxpr: Any) -> int:
+    """About how often a run reads, writes or copies."""
+    count = 0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        times = params["length"] if name == "scan" else UNKNOWN if name == "while" else 1
+        if name == "pallas_call":
+            times = math.prod(size for size in params["grid_mapping"].grid if isinstance(size, int))
+        count += times * sum(map(_accesses, jaxprs_in_params(params)))
+        count += name in ("get", "swap") or name.startswith("dma_")
+    return count
 
 
 def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int]) -> dict[str, int]:

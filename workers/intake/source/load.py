@@ -322,7 +322,7 @@ def _home(path: Path) -> tuple[Path, list[str]]:
         parts.insert(0, root.name)
         root = root.parent
     for folder in (root, *root.parents) if parts[0] not in imported else ():
-        if folder.name in imported and importlib.util.find_spec(folder.name) is None:
+        if folder.name in imported and not _installed(folder.name):
             return folder.parent, [*path.parent.relative_to(folder.parent).parts, path.stem]
     return root, parts
 
@@ -342,10 +342,16 @@ def _stand_ins() -> None:
         sys.modules.update({"helion": package, "helion.runtime": runtime})
 
 
+def _installed(name: str) -> bool:
+    """Whether a package can be imported; a folder of that name without a module, such as its clone's, is none."""
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None
+
+
 def package_of(path: Path) -> PackageLoader | None:
     """What finds the modules of the package that a file lies in; None where the package is installed."""
     root, parts = _home(path.resolve())
-    if len(parts) > 1 and importlib.util.find_spec(parts[0]) is not None:
+    if len(parts) > 1 and _installed(parts[0]):
         return None
     return PackageLoader(root, parts[0] if len(parts) > 1 else "", False)
 

@@ -213,6 +213,13 @@ def _state_grid(call: Any, known: Known) -> None:
     attributes = {name: call.operation.attributes[name] for name in call.operation.attributes}
     if "operand_layouts" in attributes:
         attributes["operand_layouts"] = ir.ArrayAttr.get(list(attributes["operand_layouts"])[len(unstated) :])
+    if "output_operand_aliases" in attributes:
+        attributes["output_operand_aliases"] = ir.ArrayAttr.get([
+            stablehlo.OutputOperandAlias.get(
+                a.output_tuple_indices, a.operand_index - len(unstated), a.operand_tuple_indices
+            )
+            for a in map(stablehlo.OutputOperandAlias, attributes["output_operand_aliases"])
+        ])  # fmt: skip
     with ir.InsertionPoint(call):
         other = ir.Operation.create(
             call.operation.name,

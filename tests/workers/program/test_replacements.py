@@ -1,0 +1,155 @@
+"""What stands in for a kernel: where it serves and where not, on kernels that are Python functions on tensors."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilewright.evolve.program import run as program_run  # noqa: E402
+from tilewright.library.launch_replacement import Installation, Replacement, signature  # noqa: E402
+from tilewright.workers.program import ENDED, scout  # noqa: E402
+from tilewright.workers.program.launches import Launch, LaunchRecorder, Values  # noqa: E402
+from tilewright.workers.program.search import Job, Outcomes, search  # noqa: E402
+
+
+class Kernel:
+    """A function in the form of a Triton kernel."""
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        self.fn, self.arg_names, self.calls = body, list(body.__code__.co_varnames), 0
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+        self.calls += 1
+        self.fn(*args, **kwargs)
+
+
+def nothing(out: Any, x: Any, n: int, eps: constexpr, BLOCK: constexpr, num_warps: int = 4) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.fixture
+def module() -> Iterator[Any]:
+    sys.modules["replaced"] = found = ModuleType("replaced")
+    vars(found).update(kernel=Kernel(nothing), __file__="somewhere/replaced.py")
+    yield found
+    sys.modules.pop("replaced", None)
+
+
+X = torch.arange(64.0)
+ARGS = {"out": torch.zeros(4, 8), "x": X[:32].view(4, 8), "n": 4, "eps": 1e-5, "BLOCK": 16}
+OTHER = {
+    "dtype": {"x": torch.zeros(4, 8, dtype=torch.bfloat16)}, "shape": {"x": X[:8].view(1, 8)},
+    "stride": {"x": X.view(4, 16)[:, :8]}, "alignment": {"x": X[1:33].view(4, 8)}, "integer": {"n": 5},
+    "compiled in": {"eps": 1e-6}, "option": {"num_warps": 8}, "in place": {"x": ARGS["out"]},
+    "address": {"n": X.data_ptr()}, "not compared": {"n": [4]},
+}  # fmt: skip
+
+
+def replacement(winner: Any = None) -> Replacement:
+    key = signature((), ARGS, ("eps", "BLOCK"))
+    return Replacement("replaced", "kernel", {key: {"BLOCK": 32}}, winner)
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_launch_that_was_not_recorded_goes_to_the_original(module: Any, what: str) -> None:
+    original, winner = module.kernel, Kernel(nothing)
+    with Installation([replacement(winner)]).installed():
+        module.kernel[(1,)](**ARGS)
+        assert (original.calls, winner.calls) == (0, 1)
+        module.kernel[(1,)](**{**ARGS, **OTHER[what]})
+        assert (original.calls, winner.calls) == (1, 1)
+
+
+def test_every_name_is_restored_whatever_came_between(module: Any) -> None:
+    original, ours, theirs = module.kernel, replacement(), replacement()
+    first, second = Installation([ours]), Installation([theirs])  # two steps in one process
+    first.install()
+    stand_in, later = module.kernel, ModuleType("later")
+    sys.modules["later"], later.known = later, stand_in  # type: ignore[attr-defined]
+    second.install()
+    known = module.kernel
+    first.uninstall()
+    module.kernel[(1,)](**ARGS)
+    assert (ours.calls, theirs.calls) == (0, 1)
+    second.uninstall()
+    del sys.modules["later"]
+    assert module.kernel is original and later.known is original
+    known[(1,)](**ARGS)  # somebody still has it
+    assert theirs.calls == 1 and original.calls == 2
+    with first.installed():
+        assert module.kernel is stand_in, "torch.compile would compile again for another object"
+    del sys.modules["replaced"]  # it runs as a script, which is not run again
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", module)
+        with first.installed():
+            assert module.kernel is stand_in and "replaced" not in sys.modules
+
+
+def test_a_winner_is_loaded_before_a_stream_is_captured(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = iter((True, False))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.compiler, "disable", lambda function: function)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(captured))
+    ours, found = replacement(), []
+    with Installation([ours]).installed():
+        for _ in range(3):
+            module.kernel[(1,)](**ARGS)
+            found.append((ours.calls, ours.others))
+    assert found == [(0, 1), (1, 1), (2, 1)]
+
+
+UNTOLD = {
+    "changes none": lambda out, x: None,
+    "its own answers differ": lambda out, x: out.copy_(torch.rand(8)),
+    "cannot be run again: ZeroDivisionError": lambda out, x: 1 / 0,
+}
+
+
+@pytest.mark.parametrize("why", UNTOLD)
+def test_a_launch_of_which_nothing_can_be_told_is_left_as_it_is(tmp_path: Path, why: str) -> None:
+    pytest.importorskip("triton")
+    views: Any = {n: (n, torch.float32, (8,), (1,), 0) for n in (0, 1)}
+    values = Values([X[:8].clone().view(torch.uint8), X[8:16].clone().view(torch.uint8)], views)
+    facts: Any = (Kernel(UNTOLD[why]), "m", "k", "", (), (None, None), {}, (1,), (), {}, 0, "", "", 0, values)
+    (found,) = search([Job(Launch("k", *facts), 1.0)], 1.0, lambda _: None, Outcomes(tmp_path / "kept.json"))
+    assert why in found.why and found.configuration is None
+
+
+def test_threads_do_not_take_each_other_s_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    jit, both = pytest.importorskip("triton").runtime.jit, threading.Barrier(2)
+    monkeypatch.setattr(jit.JITFunction, "run", lambda *_, **__: both.wait(5))
+    kernels = [jit.JITFunction(nothing), jit.JITFunction(nothing)]
+    with LaunchRecorder() as recorder:
+        runs = [lambda n=n: kernels[n].run(n, grid=(1,)) for n in (0, 1)]
+        threads = [threading.Thread(target=run) for run in runs]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert {(kernels.index(of.outer), of.args) for of in recorder.launches} == {(0, (0,)), (1, (1,))}
+
+
+def test_a_look_ahead_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scout, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(scout, "_look", lambda *_: time.sleep(60))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert scout.scouted(lambda: None)["why"] == "ended by signal 9"  # type: ignore[arg-type, return-value]
+
+
+def test_what_ctrl_c_interrupted_is_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"launches": {"a": {"why": ENDED}, "b": {"why": "x"}}, "options": {"c": {}, "d": {"gain": 1.1}}}
+    (tmp_path / "search.json").write_text(json.dumps(kept))
+    stop = mock.Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(program_run.subprocess, "run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        program_run.Program(tmp_path / "step.py", "step", folder=tmp_path, home=tmp_path).tune()
+    left = json.loads((tmp_path / "search.json").read_text())
+    assert left == {"launches": {"b": {"why": "x"}}, "options": {"d": {"gain": 1.1}}}
