@@ -58,7 +58,7 @@ EXAMPLES = {
 }
 """What ``--help`` of each command shows."""
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EROFS)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.EROFS)
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns the exit code."""
