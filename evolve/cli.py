@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.export.command import add_command as add_export_command
 from tilewright.evolve.intake.cli import add_commands as add_intake_commands
 from tilewright.evolve.program.cli import add_command as add_program_command
 from tilewright.evolve.promote.cli import add_commands
@@ -54,7 +53,6 @@ EXAMPLES = {
     "tune": 'tune kernels.py:softmax --reference torch.softmax --args "f32[4096, 1024], dim=1"',
     "check": "check kernels.py",
     "program": "program train.py:step --setup setup",
-    "export": "export standalone gemm_fp8_blockwise/gemm_nt",
 }
 """What ``--help`` of each command shows."""
 
@@ -207,7 +205,6 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("campaign", nargs="?", help=f"id or folder of the campaign (default: {default})")
     add_commands(commands, _register)
     add_intake_commands(commands, _tell)
-    add_export_command(commands, _say)
     add_program_command(commands)
     for (
         listed

@@ -149,9 +149,6 @@ check .                                           | without reference.py
 check broken.py                                   | broken.py is not Python
 program mine.py                                   | names no step
 program mine.py:plain --seconds -4                | must be above 0
-export                                            | format
-export onnx                                       | allowed: standalone
-export standalone no/such                         | nothing is promoted
 --home mine.py status                             | mine.py is not a readable folder
 """
 

@@ -65,27 +65,14 @@ class Rule(Protocol):
         ...
 
 
-_LAYOUT = (
-    "whitespace",
-    "leading",
-    "trailing",
-    "lpar",
-    "rpar",
-    "lbracket",
-    "rbracket",
-    "lbrace",
-    "rbrace",
-    "comma",
-    "header",
-    "footer",
-    "semicolon",
-    "newline",
-    "empty_lines",
-    "lines",
-    "equal",
-    "dot",
-    "colon",
-    "first_line",
+def words(text: str) -> tuple[str, ...]:
+    """A table of names, as they stand in a text."""
+    return tuple(text.split())
+
+
+_LAYOUT = words(
+    "whitespace leading trailing lpar rpar lbracket rbracket lbrace rbrace comma header footer semicolon newline "
+    "empty_lines lines equal dot colon first_line"
 )
 
 

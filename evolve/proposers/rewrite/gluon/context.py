@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.base import Unsupported, words
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.beside import mixes_rows, row_numbers
@@ -23,32 +23,10 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 
-LOCALS = [
-    "tile",
-    "rows_of_tiles",
-    "columns_of_tiles",
-    "last_row_tile",
-    "last_column_tile",
-    "walk",
-    "stage",
-    "phase",
-    "ready_at",
-    "a_stages",
-    "b_stages",
-    "c_slots",
-    "s_stages",
-    "empty",
-    "ready",
-    "ready_more",
-    "piece",
-    "group",
-    "mma",
-    "nothing",
-    "step_done",
-    "a_now",
-    "wrapped",
-    "launched",
-]
+LOCALS = words(
+    "tile rows_of_tiles columns_of_tiles last_row_tile last_column_tile walk stage phase ready_at a_stages "
+    "b_stages c_slots s_stages empty ready ready_more piece group mma nothing step_done a_now wrapped launched"
+)
 """Names the new functions use; each is made fresh."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, words
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
@@ -33,23 +33,8 @@ _BROADCASTING = (
     "true_divide",
 )
 _REDUCING = ("max", "amax", "min", "amin", "sum", "mean")
-_UNARY = (
-    "abs",
-    "absolute",
-    "negative",
-    "exp",
-    "exp2",
-    "log",
-    "log2",
-    "sqrt",
-    "square",
-    "reciprocal",
-    "round",
-    "floor",
-    "ceil",
-    "sign",
-    "rint",
-    "rsqrt",
+_UNARY = words(
+    "abs absolute negative exp exp2 log log2 sqrt square reciprocal round floor ceil sign rint rsqrt"
 )
 
 

@@ -1,1 +1,0 @@
-"""Promoted operators and winners of tuned functions, written for other programs."""
