@@ -57,8 +57,8 @@ FEW, KEPT = 128, dimensions.KEEPABLE[1]
 """Largest size of an axis that keeps it while dimensions are found, and of a dimension that is tried as it is."""
 
 MOST_ACCESSES, SHRUNK, LEAST = 1 << 12, 4, 8
-"""Accesses to memory beyond which a run takes many seconds, since each calls Python; what sizes are then divided by, and
-the least that is left."""
+"""Accesses to memory beyond which a run takes many seconds, since each calls Python; what sizes are then divided by,
+and the least that is left."""
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
