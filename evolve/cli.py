@@ -58,7 +58,7 @@ EXAMPLES = {
 }
 """What ``--help`` of each command shows."""
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EROFS)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.EROFS)
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns the exit code."""
@@ -237,8 +237,8 @@ class _Parser(argparse.ArgumentParser):
         parsed, left = self.parse_known_args(args, namespace)
         if not left:
             return parsed
-        choices = next(a.choices for a in self._actions if a.dest == "command") or {}
-        command: argparse.ArgumentParser = dict(choices)[parsed.command]
+        choices = next(action.choices for action in self._actions if action.dest == "command")
+        command = dict(choices or {})[parsed.command]
         close = difflib.get_close_matches(left[0], list(command._option_string_actions), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         command.error(f"unrecognized arguments: {' '.join(left)}{hint}")

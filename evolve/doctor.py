@@ -86,7 +86,7 @@ def _package(name: str) -> Diagnosis:
         return Diagnosis(name, False, f"not installed; pip install {name}")
 
 
-EXTRAS = {"tpu": "jax", "triton": "triton", "llm": "openai", "pandas": "pandas"}
+EXTRAS = {"tpu": "jax", "triton": "triton", "cuda": "nvidia-cuda-nvrtc", "llm": "openai", "pandas": "pandas"}
 """The packages whose presence shows that an extra is installed."""
 
 

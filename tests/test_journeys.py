@@ -113,6 +113,8 @@ run quickstart --set budget.evaluations=[         | not valid YAML
 run quickstart --set workers.count=0              | workers.count
 run quickstart --llm-model m --llm-base-url host  | llm.base_url: must be an address such as http
 run quickstart --llm-base-url http://localhost:1  | needs a model (--llm-model)
+run quickstart --evals 3                          | did you mean '--evaluations'?; see 'tilewright run --help'
+status --all                                      | see 'tilewright status --help'
 resume                                            | start one with 'tilewright run quickstart'
 status nobody                                     | 'nobody' is unknown
 watch nobody                                      | 'nobody' is unknown

@@ -463,6 +463,7 @@ def _tuned_captured(
 ) -> TunedFunctions:  # fmt: skip
     """One function after the other. Raises UserError where none can be tuned."""
     from tilewright.evolve.intake import child
+    from tilewright.workers.intake.calls.dimensions import as_the_first
 
     names = {id(found): name for name, found in captured.functions.items()}
     every = captured.sorted()
@@ -474,13 +475,17 @@ def _tuned_captured(
     refused: dict[str, str] = {}
     for found in every:
         name = names[id(found)]
+        kept = as_the_first([call.text for call in found.kept])
+        alike = [call for call, known in zip(found.kept, kept, strict=True) if known]
+        if len(alike) < len(found.kept):
+            found.notes.append(f"{name}: calls with other plain values than the first's go to the original")
         for note in found.notes:
             _noted(note)
         where = None if out is None else Path(out) / name.replace(".", "_") if len(every) > 1 else Path(out)
         with child.started_intake(target) as intake:
             try:
                 tuned[name] = _tuned(
-                    found.function, reference, calls or found.kept, budget or Budget(), target, where, overwrite, home,
+                    found.function, reference, calls or alike, budget or Budget(), target, where, overwrite, home,
                     overrides, intake,
                 )  # fmt: skip
             except UserError as error:

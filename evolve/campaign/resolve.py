@@ -55,15 +55,14 @@ class Resolved:
         shapes = (*self.suite.workloads, *self.suite.final, *self.suite.check)
         found = []
         for name, genome in ((start.name, start.genome) for start in self.starts):
-            wanted = _declared(self.space(genome.source), self.operator.kernels[name])
-            moved = ", ".join(
-                f"{n} {genome.params[n]!r}" for n in sorted(wanted) if genome.params[n] != wanted[n]
-            )
+            declared = {**self.space(genome.source).defaults, **self.operator.kernels[name].overrides}
+            wanted: dict[str, Value] = declared  # type: ignore[assignment]
+            moved = [f"{n} {v!r}" for n, v in sorted(genome.params.items()) if wanted[n] != v]
             for shape, constants in zip(shapes if moved else (), self.constants, strict=False):
                 with contextlib.suppress(SpaceError):
                     if broken := Space.from_source(genome.source, [constants]).violations(wanted):
                         why = f"its defaults are illegal at {shape.id}: {broken[0]}"
-                        found.append(f"warning: seed {name} starts at {moved}; {why}")
+                        found.append(f"warning: seed {name} starts at {', '.join(moved)}; {why}")
                         break
         return found
 
@@ -93,10 +92,10 @@ def resolve(config: CampaignConfig) -> Resolved:
     suite = operator.suites.get(config.suite)
     if suite is None:
         raise _unknown("suite", config.suite, operator.suites)
+    check_operator(config.operator, operator, suite)
     if config.search.racing is None:
         pays = len(suite.workloads) >= RACING_PAYS.get(target.kind, len(suite.workloads) + 1)
         config = config.model_copy(update={"search": config.search.model_copy(update={"racing": pays})})
-    check_operator(config.operator, operator, suite)
     seeds = [name for name, kernel in operator.kernels.items() if not kernel.baseline]
     for name in config.seeds:
         if name in seeds and (obstacle := language_obstacle(operator.kernels[name].source, target)):
@@ -192,7 +191,7 @@ def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:
         space = resolved.space(kernel.source)
     except SpaceError as error:
         raise UserError(f"kernel {kernel.name}: {error}") from error
-    params = _declared(space, kernel)
+    params: dict[str, Value] = {**space.defaults, **kernel.overrides}  # type: ignore[dict-item]
     if reasons := space.violations(params):
         # made for other shapes than this suite's
         legal = nearest(space, params)
@@ -200,11 +199,6 @@ def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:
             raise UserError(f"kernel {kernel.name}: its defaults are illegal: {reasons[0]}.")
         params = legal
     return Genome(kernel.source, params)
-
-
-def _declared(space: Space, kernel: SeedKernel) -> dict[str, Value]:
-    """Where a kernel asks to start."""
-    return {**space.defaults, **kernel.overrides}  # type: ignore[dict-item]
 
 
 def _unknown(key: str, value: str, allowed: Iterable[str]) -> UserError:

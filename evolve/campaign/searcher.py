@@ -227,5 +227,9 @@ def _contract(resolved: Resolved) -> Contract:
     contract = operator.contract if isinstance(operator, HasContract) else ""
     text = contract or sys.modules[type(operator).__module__].__doc__ or operator.name
     shapes = tuple(workload.id for workload in resolved.suite.workloads)
-    facts = facts_of(resolved.target, operator.gates)
+    checked = ", ".join(workload.id for workload in resolved.suite.check)
+    facts = (
+        *facts_of(resolved.target, operator.gates),
+        f"Parameters must be legal at these shapes, too: {checked}.",
+    )
     return Contract(operator.name, text.strip(), resolved.target.label, shapes, facts)

@@ -170,6 +170,10 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
             campaign = tilewright.open_campaign(outcome.campaign, home=home)
             module = export(campaign, request, answer, where, target, trial)
             _say(f"winner: {module} (a plain module: {request.name})")
+            if target.gpu_interpreter:
+                _say(
+                    f"next, with an NVIDIA GPU: tilewright run {where}/campaign.yaml --target cuda --set suite=calls"
+                )
     return code
 
 
@@ -217,6 +221,7 @@ def _findings(path: Path, target: Target) -> Iterator[str]:
     from tilewright.evolve.intake import child
     from tilewright.evolve.intake.remedies import Refused, refused, remedy
     from tilewright.evolve.intake.tune import unreadable
+    from tilewright.evolve.report.bill import counted
     from tilewright.fitness import dialect
 
     try:
@@ -239,7 +244,6 @@ def _findings(path: Path, target: Target) -> Iterator[str]:
     refusals = refused(answer.get("refusals", ()), path.name)
     for found in refusals:
         yield found.text()
-    kernels = ", ".join(answer.get("kernels", ())) or "none"
-    functions = ", ".join(answer.get("functions", ())) or "none"
-    yield f"{path.name}: kernels {kernels}; functions {functions}; {len(refusals)} problem(s)"
+    named = [f"{what} {', '.join(answer[what])}" for what in ("kernels", "functions") if answer.get(what)]
+    yield f"{path.name}: {'; '.join(named)}; {counted(len(refusals), 'problem')}"
     yield f"try: tilewright check {path}:FUNCTION --reference ... --args ..."

@@ -9,6 +9,7 @@ from typing import Any
 
 _REMEDIES: Sequence[tuple[str, str]] = (
     (r"^--reference: ", "write module.name, such as torch.softmax, or FILE.py:function, of plain torch or JAX"),
+    (r"returns no function$", 'name one of those that it returns: FILE:make()["name"], or FILE:make()[0]'),
     (r"is no function$", "name a function at the file's module level, or Class.method"),
     (r"must be Tensor, not \w*Tracer|not a valid JAX type", "a TPU takes Pallas functions, this one is torch's: use "
      "--target cuda, or interpreter"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ def seed_failure(
         try:
             resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False}))
         except UserError as error:  # its operator is none
-            return str(error).removesuffix(".")
+            return re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")
         pool = make_pool(pool_settings(resolved), device)
         try:
             pool.start()

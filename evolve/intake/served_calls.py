@@ -156,7 +156,10 @@ def tilewright_imported(file: str, root: str, module: str, name: str) -> Any:
             sys.path.append(root)
             spec.loader.exec_module(found)
         made = getattr(found, "get_init_inputs", list)
-        for text in re.findall(r"\w+(?:\([^()]*\))?", name):
+        for text in re.findall(r"\w+(?:\([^()]*\))?|\[[^\[\]]*\]", name):
+            if text[0] == "[":  # a function that makes several
+                found = found[eval(text[1:-1], {"__builtins__": {}})]
+                continue
             part, made_with, _ = text.partition("(")
             owner, found = found, getattr(found, part)
             if made_with:  # a function that makes the original, called with plain values

@@ -9,6 +9,7 @@ import itertools
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,6 +268,7 @@ def prepare(
         say(line)
     if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
+    there = where.exists()
     try:
         title = f"{request.function} of {request.path.name}"
         reference = request.reference
@@ -275,6 +277,8 @@ def prepare(
         folder.write(where, title, reference, answer, request.values)
         folder.write_campaign(where, config_data(request, target, overrides))
     except OSError as error:
+        if not there:  # nothing half-written stays
+            shutil.rmtree(where, ignore_errors=True)
         raise UserError(f"--out: cannot write {where}: {error.strerror}.") from error
     kept = str(where / FILE)  # the child's own file is gone
     return {**answer, "operands": [[*row[:-1], kept if row[-1] else ""] for row in answer["operands"]]}

@@ -31,7 +31,7 @@ from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.report.change import full_diff
 from tilewright.evolve.report.data import FINALIST_PREFIX, SEED_PREFIX, CampaignData, rival_speeds
 from tilewright.evolve.report.tables import flatten
-from tilewright.evolve.report.text import gain_text, percent_text, rate_text, time_text
+from tilewright.evolve.report.text import percent_text, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict, WorkloadFigures
 from tilewright.fitness.score import mean_closed
 from tilewright.fitness.targets import target_text
@@ -210,9 +210,8 @@ class CampaignProgress:
 
     def gain(self, evaluation: Evaluation) -> dict[str, float]:
         """The metric of its gain; empty before the seed has passed."""
-        if not (self.seed and evaluation.fitness):
-            return {}
-        return {gain_metric(self.kind): round(evaluation.fitness / self.seed, 4)}
+        rates = self.seed, evaluation.fitness
+        return {gain_metric(self.kind): round(rates[1] / rates[0], 4)} if rates[0] and rates[1] else {}
 
     def campaign_metrics(self) -> dict[str, float]:
         """The campaign's own curves, at step = evaluations finished."""
@@ -256,7 +255,7 @@ def model_tags(data: CampaignData) -> dict[str, str]:
 def cost_line(data: CampaignData) -> str:
     """The bill and the mean headroom in one line of Markdown."""
     rows = data.bill.rows()
-    named = ("wall clock", "processors", "device", "tokens", "money", "per % gained")
+    named = ("wall clock", "processors", "device", "tokens", "money")
     parts = [f"{name} {rows[name]}" for name in named if name in rows]
     closed = mean_closed(data.headroom())
     if closed is not None:
@@ -307,7 +306,7 @@ def _headline(data: CampaignData) -> str:
     mean = f" (geometric mean of {len(winner.workloads)} shapes)" if len(winner.workloads) > 1 else ""
     speed = f" It is {_plain(speeds)}{mean}." if speeds else ""
     if data.bill.gain is not None and not any(name.startswith(SEED_PREFIX) for name in finals):
-        speed += f" Its gain is {gain_text(data.bill.gain)} over the best seed."
+        speed += f" It is {speed_text(data.bill.gain, 'the best seed')}."
     return (
         f"The winner takes **{time_text(first.seconds)}**{interval} at {_plain(first.workload)} "
         f"({data.target_text}, {data.kind}).{speed}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import itertools
 import json
 import tempfile
 from collections import Counter
@@ -108,7 +109,7 @@ class Mirror:
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             self._progress_metrics = self._progress.add(evaluation, is_seed)
         written = self._write_child(self._by_index[index], evaluation, at)
-        if is_seed and evaluation.fitness and evaluation.fitness == self._progress.seed:
+        if written and is_seed and evaluation.fitness and evaluation.fitness == self._progress.seed:
             self._write_early_gains(arrival)
         self._curve += [
             Metric(k, v, int(at * 1000), arrival) for k, v in self._progress.campaign_metrics().items()
@@ -214,11 +215,9 @@ class Mirror:
 
     def _write_early_gains(self, seed_arrival: int) -> None:
         """Gains of the candidates whose evaluations ended before the first seed's."""
-        for arrival, index, evaluation, at in self._journal.evaluations():
-            if arrival >= seed_arrival:
-                break
-            gain = self._progress.gain(evaluation)
-            rows = [Metric(k, v, int(at * 1000), index) for k, v in gain.items()]
+        rows_before = itertools.islice(self._journal.evaluations(), seed_arrival)
+        for _, index, evaluation, at in rows_before:
+            rows = [Metric(k, v, int(at * 1000), index) for k, v in self._progress.gain(evaluation).items()]
             self._log(self._children[index].run_id, {}, rows)
 
     def _open_parent(self, run_id: str | None) -> str:

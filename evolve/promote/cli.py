@@ -27,18 +27,9 @@ def add_commands(commands: Commands, register: Register) -> None:
     )
     promote.add_argument("campaign", nargs="?", help="id or folder of the campaign (default: the newest)")
     promote.add_argument("--suite", help="verify on this suite instead of the campaign's")
-    promote.add_argument(
-        "--as",
-        dest="name",
-        metavar="NAME",
-        help="its name in the library: family/recipe",
-    )
-    promote.add_argument(
-        "--candidate", metavar="ID", help="promote this candidate (number or genome), not the winner"
-    )
-    promote.add_argument(
-        "--table", type=Path, help="dispatch table (JSON) that names a candidate for each shape"
-    )
+    promote.add_argument("--as", dest="name", metavar="NAME", help="its family/recipe in the library")
+    promote.add_argument("--candidate", metavar="ID", help="its number or genome (default: the winner)")
+    promote.add_argument("--table", type=Path, help="dispatch table (JSON): a candidate for each shape")
     promote.add_argument("--against", metavar="NAME", help="compare with this baseline or seed")
     promote.add_argument("--dry-run", action="store_true", help="verify and compare, write nothing")
     promote.add_argument(

@@ -113,11 +113,6 @@ class Bill:
     def currency(self) -> str:
         return str(self.prices.get("currency", "USD"))
 
-    @property
-    def percents(self) -> float | None:
-        """Per cent gained over the best seed; None without a gain."""
-        return None if not self.gain or self.gain <= 1.0 else 100.0 * (self.gain - 1.0)
-
     def rows(self) -> dict[str, str]:
         """Names and texts for a table, every figure with its unit."""
         rows = {
@@ -139,14 +134,6 @@ class Bill:
         if self.gain is not None:
             where = f" ({self.target}, {self.kind})" if self.kind else ""
             rows["gain"] = f"{gain_text(self.gain)} over the best seed{where}"
-        if (percents := self.percents) is not None:
-            each_percent = [f"{self.cpu_seconds / percents:.1f} s of CPU time"]
-            each_percent += (
-                [f"{self.device_seconds / percents:.1f} s of device"] if self.device_seconds else []
-            )
-            each_percent += [f"{self.tokens / percents:.0f} tokens"] if self.tokens else []
-            each_percent += [f"{money_text(money / percents)} {self.currency}"] if money else []
-            rows["per % gained"] = ", ".join(each_percent)
         return rows
 
     def lines(self, verbose: bool = False) -> list[str]:
@@ -172,8 +159,6 @@ class Bill:
             found["bill/first_verdict_seconds"] = self.first_verdict
         if self.gain is not None:
             found[f"bill/gained_percent_{self.kind}"] = 100.0 * (self.gain - 1.0)
-        if (percents := self.percents) is not None:
-            found |= {f"bill/{name}_per_percent": spent / percents for name, spent in used.items() if spent}
         return found
 
 

@@ -121,8 +121,10 @@ class CampaignData:
     @property
     def state_text(self) -> str:
         """The state with its reason: ``finished: the time budget is spent``."""
+        alone = self.reason == "space_exhausted" and (self.config.get("search") or {}).get("proposers") == []
+        reason = "no further answer of the language model can be used" if alone else self.reason
         return (
-            f"{self.short_state}: {REASONS.get(self.reason, self.reason)}"
+            f"{self.short_state}: {REASONS.get(reason, reason)}"
             if self.reason and not (self.alive and self.state != "finished")
             else self.short_state
         )

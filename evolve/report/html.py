@@ -28,14 +28,7 @@ from tilewright.evolve.report.page import (
     write_atomically,
 )
 from tilewright.evolve.report.roofline import roofline, roofline_svg
-from tilewright.evolve.report.text import (
-    duration_text,
-    gain_text,
-    percent_text,
-    rate_text,
-    speed_text,
-    time_text,
-)
+from tilewright.evolve.report.text import duration_text, percent_text, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
 
@@ -124,7 +117,8 @@ def _cards(data: CampaignData) -> str:
             (percent_text(mine.roofline_fraction), f"of the roofline, {rate_text(mine.rate, mine.unit)}"),
         ]
         if data.bill.gain is not None and all(row.role != "seed" for row in rows):
-            cards.append((gain_text(data.bill.gain), "over the best seed"))
+            speed = speed_text(data.bill.gain, "the best seed").partition(" × ")
+            cards.append((f"{speed[0]} ×", speed[2]))
         for row in rows:
             other = next((w for w in row.evaluation.workloads if w.workload == mine.workload), None)
             if row is not winner and other is not None:

@@ -31,7 +31,6 @@ PLAIN_SECONDS = 30.0
 """Without a terminal: seconds between lines while nothing improves."""
 RECENT_SECONDS = 60.0
 """The evaluation rate is the mean over so many seconds."""
-WARNING = "warning: "
 WORKER_LINES = 8
 
 
@@ -65,10 +64,7 @@ class Display(Protocol):
     def update(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
-        """Show one line about the current step, such as ``starting workers``; an empty text removes it.
-
-        A text that begins with ``WARNING`` stays.
-        """
+        """Show one line about the current step; an empty text removes it, one that begins with ``warning:`` stays."""
         ...
 
     def stop(self) -> None:
@@ -101,9 +97,8 @@ class PlainDisplay:
     def update(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         best = snapshot.best
-        if best is not None and not (best.workloads and timed(best.target)):  # its target ranks nothing
-            best = None
-        fitness = best.fitness if best and best.fitness else 0.0
+        ranks = best is not None and bool(best.workloads) and timed(best.target)
+        fitness = (best.fitness or 0.0) if best and ranks else 0.0
         if fitness > self._best:
             self._best = fitness
             self._write(f"{progress_text(snapshot)}: new best {best_text(snapshot)}")
@@ -158,7 +153,7 @@ class LiveDisplay:
         self._redraw()
 
     def note(self, text: str) -> None:
-        if text.startswith(WARNING) and self._live is not None:  # stays above the panel
+        if text.startswith("warning: ") and self._live is not None:  # stays above the panel
             self._live.console.print(Text(printable(text)))
             return
         self._note = printable(text)

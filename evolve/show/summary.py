@@ -14,7 +14,7 @@ from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.evolve.report.bill import count_text, counted, timed
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, judge_lines, load, rival_speeds
-from tilewright.evolve.report.text import gain_text, number_text, percent_text, printable, shorten
+from tilewright.evolve.report.text import gain_text, percent_text, printable, shorten
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
 from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.fitness.targets import target_text
@@ -123,21 +123,16 @@ def _line(path: Path, data: CampaignData) -> str:
 
 
 def _model_lines(journal: Journal) -> list[str]:
-    """Questions to a language model: their number, tokens, failures with the last reason, and an exhausted budget."""
+    """Questions to a language model: their number, the last failure, and an exhausted budget."""
     spent = [event.detail.get("said", "") for event in journal.events() if event.kind == TOKENS_SPENT]
     budget = [f"llm.total_tokens: tilewright asks the model no more, since {reason}" for reason in spent[-1:]]
     exchanges = [json.loads(text) for _, text in journal.exchanges()]
     if not exchanges:
         return budget
     failed = [str(exchange["error"]) for exchange in exchanges if exchange.get("error")]
-    tokens = sum(e.get("prompt_tokens", 0) + e.get("completion_tokens", 0) for e in exchanges)
-    used = sum(candidate.mutation.kind == "llm" for candidate in journal.candidates())
-    unused = len(exchanges) - len(failed) - used
-    model = exchanges[-1].get("model", "?")
-    line = f"model {model}: {counted(len(exchanges), 'question')}, {number_text(tokens)} tokens"
+    line = f"model {exchanges[-1].get('model', '?')}: {counted(len(exchanges), 'question')}"
     line += f", {len(failed)} unanswered (last: {failed[-1]})" if failed else ""
-    line += f", {counted(used, 'candidate')}"
-    line += f", {counted(unused, 'answer')} not usable (campaign.log says why)" if unused > 0 else ""
+    line += "; campaign.log says why answers were refused" if len(failed) < len(exchanges) else ""
     return [line, *budget]
 
 

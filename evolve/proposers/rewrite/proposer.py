@@ -162,10 +162,9 @@ def inherit(space: Space, params: Mapping[str, Value]) -> dict[str, Value]:
     for name, value in params.items():
         if value in space.parameters.get(name, ()):
             inherited[name] = value
-    for point in (inherited, dict(space.defaults)):
-        if space.legal(point):
-            return point
-    near = nearest(space, inherited)
+    if space.legal(inherited):
+        return inherited
+    near = dict(space.defaults) if space.legal(space.defaults) else nearest(space, inherited)
     if near is None:
         raise SpaceError(f"no legal point near {inherited}.")
     return near

@@ -45,9 +45,8 @@ def test_the_commands_run_where_nothing_can_be_measured(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    tuned = ["--out", str(tmp_path / "made"), "--evaluations", "2", "--no-mlflow"] * ("tune" in line)
-    home = ["--home", str(tmp_path)] * ("tune" in line)
-    assert cli.main([*shlex.split(line)[1:], *tuned, *home, "--target", "sm_90"]) == 0
+    tuned = ["--home", str(tmp_path), "--out", str(tmp_path / "made"), "--evaluations", "2", "--no-mlflow"]
+    assert cli.main([*shlex.split(line)[1:], *tuned * ("tune" in line), "--target", "sm_90"]) == 0
     shown = capsys.readouterr().out
     assert "knob       BLOCK = 256, values 32 64 128" in shown
     if "tune" in line:

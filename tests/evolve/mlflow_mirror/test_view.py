@@ -43,6 +43,7 @@ def test_a_candidate_carries_the_progress_of_its_campaign() -> None:
     added = [progress.add(evaluation(rate), is_seed=n < 2) for n, rate in enumerate(rates)]
     assert added[0] == {"progress/evaluation": 1, "progress/failed": 1}
     assert [metrics.get("gain_modelled") for metrics in added] == [None, 1.0, 1.5, 1.25, None]
+    assert progress.gain(evaluation(100.0)) == {"gain_modelled": 0.5}, "of one that ended before the seed"
     assert [metrics.get("progress/best_tflops_modelled") for metrics in added[1:]] == [
         200,
         300,

@@ -5,6 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilewright.evolve.proposers.rewrite.proposer import inherit
 from tilewright.evolve.space import space as module
 from tilewright.evolve.space.space import Space, SpaceError, nearest
 
@@ -34,6 +35,13 @@ def test_nothing_legal_is_nearer(k, limit, data):
     best = min(distance(space, params, space.decode(row)) for row in space.points)
     assert distance(space, params, found) == best
     assert (found == params) == space.legal(params)
+
+
+def test_a_rewritten_child_starts_at_a_legal_point():
+    """Of a rule that widens a parameter the declared defaults may be illegal, too."""
+    text = 'SPACE = {"block": (64, 128, 256, 512)}\nDEFAULTS = {"block": 256}\nCONSTRAINTS = {"K % block == 0": "-"}'
+    space = Space.from_source(text, [{"K": 384}])
+    assert not space.legal(space.defaults) and inherit(space, {"block": 512}) == {"block": 128}
 
 
 def test_a_space_too_large_to_enumerate_is_searched_around_the_point():

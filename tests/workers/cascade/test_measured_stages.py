@@ -416,9 +416,9 @@ def test_one_clearly_ahead_on_the_lightest_shapes_is_taken_as_screened_on_the_re
 def test_what_is_foreseen_is_as_uncertain_as_what_was_met_and_what_was_screened():
     paired, four = intervals.Ratio(1.1, 1.0, 1.2), [f"m{n}" for n in range(4)]
     held, contender = ({name: [[seconds]] for name in four} for seconds in (1.1, 1.0))
-    screened = {f"m{n}": math.log(1.1) for n in range(8)}
+    screened = {f"m{n}": math.log(1.1) for n in range(10)}
     ratio, off = _foreseen(paired, held, contender, screened)
-    half = math.hypot(3.1824463 * 0.003 * 0.5 * math.sqrt(0.5), 0.5 * math.log(1.2 / 1.1))
+    half = math.hypot(3.1824463 * 0.003 * 0.6 * math.sqrt(1 / 6 + 1 / 4), 0.4 * math.log(1.2 / 1.1))
     assert off == pytest.approx(0, abs=1e-12) and ratio.value == pytest.approx(1.1)
     assert (ratio.low, ratio.high) == pytest.approx((1.1 * math.exp(-half), 1.1 * math.exp(half)), rel=1e-6)
 

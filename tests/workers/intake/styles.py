@@ -36,6 +36,8 @@ def _biased(x_ptr, bias_ptr, y_ptr, n, LARGE: tl.constexpr, BLOCK: tl.constexpr 
     x = tl.load(x_ptr + at, mask=at < n)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + column, mask=at < n)  # noqa: F821 - as its authors left it
+    if tl.constexpr(torch.version.hip is not None):
+        x = tl.extra.hip.libdevice.log(x)
     tl.store(y_ptr + at, libdevice.pow(x, 3), mask=at < n)
 
 
@@ -155,6 +157,13 @@ def plain_maker(x):
     return 3 * x
 
 
+def makers():
+    return {"tripled": maker(3)}
+
+
+plain_makers = plain_maker
+
+
 @triton.jit
 def _scaled_by(x_ptr, s_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -208,3 +217,50 @@ def in_parts(x):
 
 def plain_in_parts(x):
     return 2 * (x - x.amax(1, keepdim=True)).cumsum(0)
+
+
+def some_rows(x, rows):
+    y, n = torch.empty((rows, x.shape[1]), device=x.device), rows * x.shape[1]
+    block = 64 if x.shape[1] > 16 else 32
+    _divided[(triton.cdiv(n, block),)](x, y, n, 2.0, BLOCK=block)
+    return y
+
+
+def plain_some_rows(x, rows):
+    return 2 * x[:rows]
+
+
+@triton.jit
+def _magnitudes(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(y_ptr + at // 2, tl.abs(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
+
+
+def magnitudes(x):
+    y = torch.zeros((x.numel() // 2,), dtype=x.dtype, device=x.device)
+    _magnitudes[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+    return y
+
+
+def plain_magnitudes(x):
+    return x.abs().reshape(-1, 2).sum(1)
+
+
+@triton.jit
+def _ranked(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=1.0)
+    tl.store(
+        y_ptr + at, libdevice.add_rn(libdevice.ilogb(x).to(tl.float32), libdevice.mul_rn(x, 0.5)), mask=at < n
+    )
+
+
+def ranked(x):
+    y = torch.empty_like(x)
+    _ranked[(triton.cdiv(x.numel(), 256),)](torch.nn.functional.logsigmoid(x), y, x.numel(), BLOCK=256)
+    return y
+
+
+def plain_ranked(x):
+    x = torch.nn.functional.logsigmoid(x)
+    return torch.frexp(x)[1] - 1 + 0.5 * x

@@ -8,6 +8,7 @@ import pytest
 
 from tilewright.workers.intake.calls.call_text import parse
 from tilewright.workers.intake.calls.dimensions import operands, settle, tensor_places
+from tilewright.workers.intake.child_program import Refusal
 
 Shapes = list[tuple[int | str, ...]]
 
@@ -78,6 +79,13 @@ def test_dimensions_are_as_different_as_the_function_bears(
         (n, size) for shape, of in zip(found, sizes, strict=True) for n, size in zip(shape, of, strict=True)
     ]
     assert all(dims[n] == size for n, size in plain if n in dims)
+
+
+def test_calls_that_differ_in_a_plain_value_are_refused() -> None:
+    calls = [parse("f32[8, 64], 2.0, eps=[f32[4]]"), parse("f32[16, 64], 3.0, eps=[f32[4]]")]
+    places = tensor_places(calls, ["x", "scale"])
+    with pytest.raises(Refusal, match="differ in arguments that are no tensors"):
+        operands(calls, places, frozenset())
 
 
 def test_axes_of_few_elements_keep_their_size_and_are_one_dimension() -> None:

@@ -112,11 +112,14 @@ def test_an_original_is_data_and_its_winner_is_the_users_file_with_the_sizes_tha
         del sys.modules["winner"], sys.modules["absent_types"]
 
 
-def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(taken: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decorator", ["", "@partial(jax.jit, static_argnames='cols')\n"])
+def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(
+    taken: Any, tmp_path: Path, decorator: str
+) -> None:
     file = tmp_path / "plain_text.py"
     file.write_text(
-        "import jax\nfrom jax.experimental import pallas as pl\n\nROWS = 8\n\n\n"
-        "def kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] * 2.0\n\n\n"
+        "from functools import partial\nimport jax\nfrom jax.experimental import pallas as pl\n\nROWS = 8\n\n\n"
+        f"def kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] * 2.0\n\n\n{decorator}"
         "def double(x, cols=128):\n"
         "    spec = pl.BlockSpec((ROWS, cols), lambda i, j: (i, j))\n"
         "    return pl.pallas_call(kernel, grid=(x.shape[0] // ROWS, x.shape[1] // cols), in_specs=[spec],\n"

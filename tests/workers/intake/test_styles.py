@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tilewright.evolve.intake.child import part_of
+from tilewright.evolve.intake.served_calls import tilewright_imported
 from tilewright.fitness.targets import load_target
 from tilewright.workers.child.launch import ROOT
 
@@ -21,7 +22,8 @@ CALLS = {
     "halved": "f32[30, 20]", "tripled": "f32[30, 20]",
     "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
     "maker(factor=3)": "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
-    "in_parts": "f32[30, 20]",
+    "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
+    "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", 'makers()["tripled"]': "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """
@@ -30,7 +32,7 @@ import numpy as np, torch
 from tilewright.workers.intake.judge.input_kinds import inputs_of
 from tilewright.workers.intake.triton import program
 from tilewright.workers.intake.triton.knob_evidence import product_work
-from tilewright.workers.intake.triton.interpreter_run import run
+from tilewright.workers.intake.triton.interpreter_run import Interpreter
 from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 from tilewright.workers.runners.triton.interpreter_rounding import repair
@@ -53,13 +55,19 @@ for name, call in calls.items():
     leave_interpreter_unguarded()
     inputs = inputs_of(site.operands, site.dims[0], "randn", 4)
     defaults = {k.name: k.default for k in taken.knobs}
-    (made,) = run(load_module(taken.source), defaults, inputs)
+    (made,) = Interpreter(load_module(taken.source)).outputs(defaults, inputs)
     if not np.isfinite(made).all():
-        kept = program.keeping_arguments(site, taken)
+        kept = next(program.taken_otherwise(site, taken))
         answer["notes"] = kept.notes
-        (made,) = run(load_module(kept.source), defaults, inputs)
+        (made,) = Interpreter(load_module(kept.source)).outputs(defaults, inputs)
     seed = program.seed_of(site, taken)
     (wanted,), answer["work"] = seed.reference(inputs), [*product_work(seed).values()]
+    if name == "some_rows":
+        runs = Interpreter(seed.module).all([(defaults, inputs), ({}, inputs), (defaults, inputs)])
+        answer["failed"] = [made is None for made in runs]
+        (*_, follows) = program.taken_otherwise(site, taken)
+        answer["unlike"] = [program.seed_of(site, follows).unlike_at({"M": m, "N": 10}) for m in (30, 7)]
+        answer["follows"] = (follows.source, follows.wrapper.conditions, site.reference_calls()[0])
     answer["error"] = float(np.abs(made - wanted).max() / np.abs(wanted).max())
 print(json.dumps(answers))
 """
@@ -81,7 +89,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [n for n in CALLS if n != "kept_rows"])
 def test_it_is_a_module_that_computes_the_same(answers: dict[str, Any], name: str) -> None:
     assert answers[name]["refusals"] == []
-    assert answers[name]["error"] < 1e-5
+    assert answers[name]["error"] < (
+        2**-8 if name == "magnitudes" else 1e-5
+    )  # the last is rounded to bfloat16
 
 
 def test_a_value_read_from_a_tensor_is_loaded_by_the_kernel(answers: dict[str, Any]) -> None:
@@ -101,7 +111,7 @@ def test_sizes_and_grids_from_values_are_refused_together(answers: dict[str, Any
 def test_modules_are_as_the_call_has_them(answers: dict[str, Any]) -> None:
     """Branches that it rules out are left out, whole powers keep their sign, a threshold is no knob."""
     source = answers["cubed"]["source"]
-    assert "column" not in source and "x * x * x" in source and "exp2" not in source
+    assert "column" not in source and "hip" not in source and "x * x * x" in source and "exp2" not in source
     knobs = answers["cubed"]["knobs"]
     assert (knobs["BLOCK"], knobs["num_warps"]) == (512, 4) and "LARGE" not in knobs
     assert any("cache is changed in place" in note for note in answers["filled"]["notes"])
@@ -111,3 +121,16 @@ def test_products_that_a_mask_leaves_out_are_no_work(answers: dict[str, Any]) ->
     """Of 4 x 4 tiles those on the diagonal and below; the sample's mean over four programs is exact."""
     assert answers["lower"]["work"] == [10 * 2 * 16 * 16 * 32]
     assert answers["halved"]["work"] == [0]
+
+
+def test_a_number_that_is_a_size_follows_it_and_is_guarded(answers: dict[str, Any]) -> None:
+    """A block that the wrapper chooses by sizes is a knob's value, and a run that fails leaves those beside it."""
+    some = answers["some_rows"]
+    source, conditions, call = some["follows"]
+    assert "30" not in source and "x.shape[0] == 30" in conditions and call == "x, rows=x.shape[0]"
+    assert some["unlike"] == ["", ""] and some["failed"] == [False, True, False]
+
+
+def test_the_original_of_one_of_several_is_found() -> None:
+    place = (str(STYLES), str(STYLES.parent), "styles", 'makers()["tripled"]')
+    assert tilewright_imported(*place).__name__ == "scaled"

@@ -8,7 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS
-from tilewright.workers.intake.calls.call_text import Call, Place, TensorArgument, parts_of, python_text
+from tilewright.workers.intake.calls.call_text import (
+    Call,
+    Place,
+    TensorArgument,
+    parse,
+    parts_of,
+    python_text,
+)
+from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.names import public
 
@@ -37,8 +45,8 @@ Sizes = tuple[tuple[int, ...], ...]
 """By axis, its size in every call."""
 
 
-class Uneven(ValueError):
-    """Calls that differ in more than sizes. The message is one sentence."""
+class Uneven(Refusal):
+    """Calls that differ in more than sizes."""
 
 
 def argument_at(call: Call, place: Place) -> Any:
@@ -58,16 +66,17 @@ def permuted(name: str, order: Sequence[int]) -> str:
 
 
 def reference_calls(
-    call: Call, operands: Sequence[Operand], places: Sequence[Place], known: Collection[str] = ()
-) -> list[str]:
+    call: Call, operands: Sequence[Operand], places: Sequence[Place], known: Collection[str] = (),
+    said: Mapping[Place, str] = {},
+) -> list[str]:  # fmt: skip
     """Arguments to call the reference with, the likeliest first: as the function is called, without keywords that are
-    not ``known``, by position alone, with the tensors alone."""
+    not ``known``, by position alone, with the tensors alone. ``said``: texts of other arguments."""
     by_place = {
         p: permuted(o.name, argument_at(call, p).order) for o, p in zip(operands, places, strict=True)
     }
-
-    positional = [python_text(v, (n,), by_place) for n, v in enumerate(call.arguments)]
-    keyword = {k: f"{k}={python_text(v, (k,), by_place)}" for k, v in call.keywords.items()}
+    given = {**by_place, **said}
+    positional = [python_text(v, (n,), given) for n, v in enumerate(call.arguments)]
+    keyword = {k: f"{k}={python_text(v, (k,), given)}" for k, v in call.keywords.items()}
     every, few = list(keyword.values()), [said for k, said in keyword.items() if k in known]
     tensors = list(by_place.values())
     ways = [[*first, *then] for first in (positional, tensors) for then in (every, few, [])]
@@ -92,11 +101,26 @@ def tensor_places(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str
     return found
 
 
+def others_of(call: Call) -> str:
+    """All of a call but its tensors, as text."""
+    blank = {place: "tensor" for _, place in tensor_places([call], [""] * len(call.arguments))}
+    values = [*enumerate(call.arguments), *sorted(call.keywords.items())]
+    return ", ".join(f"{key}={python_text(value, (key,), blank)}" for key, value in values)
+
+
+def as_the_first(calls: Sequence[str]) -> list[bool]:
+    """Of calls as texts, which differ from the first in nothing but their tensors."""
+    others = [others_of(parse(text)) for text in calls]
+    return [text == others[0] for text in others]
+
+
 def operands(
     calls: Sequence[Call], found: Sequence[tuple[str, Place]], taken: Set[str]
 ) -> tuple[list[Operand], list[Place]]:
     """Operands whose shapes are ``Sizes``, not yet named. Raises Uneven."""
     made, places = [], []
+    if len(set(map(others_of, calls))) > 1:
+        raise Uneven("calls differ in arguments that are no tensors: tune them apart")
     for name, place in found:
         tensors = [argument_at(call, place) for call in calls]
         if any(len(t.shape) != len(tensors[0].shape) or t.dtype != tensors[0].dtype for t in tensors):

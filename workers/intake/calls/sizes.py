@@ -44,11 +44,11 @@ def size_code(size: int | str, places: Mapping[str, str]) -> str:
     return " * ".join(made)
 
 
-def size_text(seen: Sequence[tuple[Mapping[str, int], int]]) -> int | str:
-    """The simplest text that gives a result's size at every shape it was seen at; a number where it is always the same.
-    Raises LookupError where none does."""
+def size_text(seen: Sequence[tuple[Mapping[str, int], int]], constant: bool = True) -> int | str:
+    """The simplest text that gives a result's size at every shape it was seen at; a number where it is always the same
+    and may be ``constant``. Raises LookupError where none does."""
     dims, size = seen[-1]
-    for text in _texts(dims, size, len({size for _, size in seen}) == 1):
+    for text in _texts(dims, size, constant and len({size for _, size in seen}) == 1):
         if all(size_of(text, given) == found for given, found in seen):
             return text
     raise LookupError(f"a result's size {size} follows from no dimension of the arguments")

@@ -19,7 +19,7 @@ TYPES = {name: kinds.split() for kinds, names in _SAME.items() for name in names
 """C++ types: the dtype of the tensors that they point into, and the kind of number of an argument."""
 
 _VENDOR = re.compile(
-    r"cuda_fp\w+\.h|cuda_bf16\.h|mma\.h|cooperative_groups.*|cuda_pipeline\w*\.h|cuda/.*|cub/.*"
+    r"cuda_fp\w+\.h|cuda_bf16\.h|mma\.h|cooperative_groups.*|cuda_pipeline\w*\.h|cuda/.*|cub/(?!cub\.cuh).*"
 )
 
 _LIMITS = r"\bstd::numeric_limits<\s*float\s*>::(infinity|max|lowest|epsilon)\(\)"

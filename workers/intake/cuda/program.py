@@ -140,7 +140,7 @@ class Intake:
         space, fixed = found_knobs(knobs, certain, source.code, said, compiles)
         text = self.compiled(device, space, knobs)
         site.operands = kinds.operands
-        seed = Seed(site, None, None, self.oracle)  # type: ignore[arg-type]
+        seed = Seed(site, None, None, self.oracle, None)  # type: ignore[arg-type]
         return {
             "source": text, "space": {n: list(v) for n, v in space.items()}, "defaults": {n: knobs[n] for n in space},
             "points": [], "fixed": fixed, "operands": [operand_row(o) for o in site.operands], "rest": [],

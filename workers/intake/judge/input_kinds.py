@@ -37,6 +37,9 @@ EDGE_DRAWS = 8
 SPECIAL_DRAWS = 8
 """Draws of what is no number that the kernel runs: where it differs from the reference, it does so in few of them."""
 
+AT_ONCE = 8
+"""Draws that are answered before the next are looked at."""
+
 LARGEST = 3e38
 """Largest answer to inputs at the edge of a type."""
 
@@ -48,7 +51,7 @@ QUIET = ("far", "shifted", "sided")
 class CheckedShape:
     """A small shape with normal inputs, the reference's answers and the kernel's outputs.
 
-    ``looped``: the kernel takes several tiles along an axis there.
+    ``looped``: the kernel takes several tiles along an axis there. ``seconds``: of a processor, that a run took.
     """
 
     dims: dict[str, int]
@@ -56,6 +59,7 @@ class CheckedShape:
     answers: list[np.ndarray]
     outputs: list[np.ndarray]
     looped: bool = False
+    seconds: float = 0.0
 
     @property
     def elements(self) -> int:
@@ -91,8 +95,8 @@ class InputKinds:
     """Finds the kinds that a kernel bears. ``names``: those kinds; ``spread``: see ``draws``; ``operands``: the
     operands with their edges.
 
-    ``answers``: the reference; ``run_all``: the kernel's outputs at each shape, None where it fails. ``factors`` and
-    ``source``: see ``bounds.bar_of_text``. ``numbers``: negative integers that may be labels to ignore.
+    ``answers``: the reference, or OwnAnswers; ``run_all``: the kernel's outputs at each shape, None where it fails.
+    ``factors`` and ``source``: see ``bounds.bar_of_text``. ``numbers``: negative integers that may be labels to ignore.
     """
 
     def __init__(
@@ -101,7 +105,10 @@ class InputKinds:
         run_all: Callable[[Sequence[tuple[Dims, Arrays]]], Sequence[list[np.ndarray] | None]],
         effort: Effort, factors: str, source: str, numbers: Sequence[int],
     ) -> None:  # fmt: skip
-        self._shapes, self._answers, self._run_all, self._effort = shapes, answers, run_all, effort
+        self._shapes, self._run_all, self._effort = shapes, run_all, effort
+        self._answers_to: Callable[[Sequence[Arrays]], list[list[np.ndarray]]] = getattr(
+            answers, "to_all", lambda every: [answers(given) for given in every]
+        )
         self._factors, self._source = factors, source
         self._until = time.monotonic() + effort.seconds
         ordered = sorted(shapes, key=lambda shape: shape.elements)
@@ -131,7 +138,8 @@ class InputKinds:
             if not (effort.special and self._one_of(ROWS[kind])):
                 self.notes.append(f"what it returns for inputs that are {kind} is unspecified")
         if not set(FEW_VALUES) & set(self._pairs) and time.monotonic() > self._until:
-            self._pairs["repeated"] = []  # hardly any kernel fails on these
+            self._until = math.inf  # these are few runs, and hardly any kernel fails on them
+            self._added("repeated", USUAL_SPREAD)
 
     @property
     def names(self) -> list[str]:
@@ -209,7 +217,7 @@ class InputKinds:
             return None
         try:
             inputs = [(s.dims, inputs_of(self.operands, s.dims, kind, spread)) for s in self._shapes]
-            answers = [self._answers(given) for _, given in inputs]
+            answers = self._answers_to([given for _, given in inputs])
         except Exception:  # noqa: BLE001 - inputs that the reference does not take
             return None
         if family(kind) not in SPECIAL and not all(_finite(answer) for answer in answers):
@@ -240,16 +248,19 @@ class InputKinds:
         own: Collection[int],
     ) -> bool:  # fmt: skip
         """Of draws at some shapes, with their seeds. The kernel runs those at the places ``own``, all at once."""
-        drawn, answers = [], []
-        for dims, seed in asked:
+        drawn: list[tuple[Dims, Arrays]] = []
+        answers: list[list[np.ndarray]] = []
+        for first in range(0, len(asked), AT_ONCE):
+            some = asked[first : first + AT_ONCE]
             if time.monotonic() > self._until:
                 return False
             try:
-                drawn.append((dims, inputs_of(operands, dims, kind, spread, seed)))
-                answers.append(self._answers(drawn[-1][1]))
+                drawn += [(dims, inputs_of(operands, dims, kind, spread, seed)) for dims, seed in some]
+                answers += self._answers_to([given for _, given in drawn[-len(some) :]])
             except Exception:  # noqa: BLE001 - inputs that the reference does not take
                 return False
-            if family(kind) not in SPECIAL and not _finite(answers[-1], most):
+            fine = all(_finite(answer, most) for answer in answers[-len(some) :])
+            if family(kind) not in SPECIAL and not fine:
                 return False
         made = self._run_all([drawn[place] for place in own])
         pairs = zip(made, (answers[place] for place in own), strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,8 +50,8 @@ class Oracle:
 class OwnAnswers:
     """The kernel's own answers in place of a reference's; see ``Oracle``. Used while the kernel is read in.
 
-    ``run``: the module with its defaults on such inputs. ``alike``: why two answers are not those of one function,
-    empty where they are.
+    ``run``: the module with its defaults on such inputs; ``run_all``: the same of several, None for one that fails.
+    ``alike``: why two answers are not those of one function, empty where they are.
     """
 
     run: Callable[[Arrays], list[np.ndarray]]
@@ -60,6 +60,9 @@ class OwnAnswers:
     call: str = ""
     precision: str = ""
     precisions: Sequence[str] = ("float64", "float32")
+    run_all: Callable[[Sequence[Arrays]], Sequence[list[np.ndarray] | None]] | None = None
+    _last: list[tuple[Arrays, list[np.ndarray]]] = field(default_factory=list)
+    """Inputs in the kernel's own precision, and its outputs."""
 
     def __call__(self, inputs: Arrays) -> list[np.ndarray]:
         """The answers, with the first in the highest precision in which it computes the same. Raises what ``run``
@@ -76,6 +79,22 @@ class OwnAnswers:
                     return answers
         self.precision = ""
         return [wide(a) for a in plain]
+
+    def to_all(self, every: Sequence[Arrays]) -> list[list[np.ndarray]]:
+        """The answers to several inputs. Raises what ``run`` raises, and ValueError."""
+        if not self.call or self.run_all is None:
+            return [self(inputs) for inputs in every]
+        made = [
+            m for m in self.run_all([widened(inputs, self.precision) for inputs in every]) if m is not None
+        ]
+        if len(made) < len(every):
+            raise ValueError("the kernel fails on some of the inputs")
+        self._last = [] if self.precision else list(zip(every, made, strict=True))
+        return [[wide(a) for a in answer] for answer in made]
+
+    def outputs(self, inputs: Arrays) -> list[np.ndarray] | None:
+        """The kernel's outputs, if it was its own answer to these inputs last."""
+        return next((outputs for known, outputs in self._last if known is inputs), None)
 
     def function(self, *_: object, **__: object) -> tuple[()]:
         """Stands in for the reference where its operations are counted: it has none."""

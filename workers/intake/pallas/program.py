@@ -36,6 +36,7 @@ from tilewright.workers.intake.pallas.trial import Module, judge
 from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
+from tilewright.workers.runners.pallas.trace import unwrapped
 
 _COUNTED = re.compile(r"block|tile|page|chunk")
 _MARKS = 15_485_863
@@ -93,7 +94,8 @@ def answer_to(request: Request) -> Answer:
 
     def traced(module: Module, params: Mapping[str, int]) -> str:
         with contextlib.suppress(Exception):  # a size that this shape does not take
-            return text_of(SeedBuild(chip, module.build(folder), _sized(operands, 0)).closed({}, params))
+            closed = SeedBuild(chip, module.build(folder), _sized(operands, 0)).closed({}, params)
+            return text_of(unwrapped(closed))  # rewrites see the text without its ``jax.jit``
         return ""
 
     with on_chip(device):
@@ -255,7 +257,7 @@ def _followed(
     Its text is read with a number of its own in place of each size, by which that is known wherever it is used.
     """
     sizes = {name: _MARKS + place for place, name in enumerate(original.sites)}
-    reason = "it traces to something else"
+    reason = "a copy of its text traces to something else"
     try:
         text = followed_text(
             {mark: name for name, mark in sizes.items()}, original, original.loaded(sizes, folder)
@@ -273,7 +275,7 @@ def _followed(
         reason = (str(error) or type(error).__name__).splitlines()[0]
     return (
         original,
-        f"no rewrites: the function runs as it stands with other block sizes ({reason} in its text)",
+        f"no rewrites: the function runs as it stands with other block sizes ({reason})",
     )
 
 

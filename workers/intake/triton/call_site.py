@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -18,6 +19,7 @@ import torch
 from tilewright.workers.intake.calls.call_text import Call, Place, accepted_keywords, python_value
 from tilewright.workers.intake.calls.dimensions import argument_at, permuted, reference_calls
 from tilewright.workers.intake.calls.objects import scope_of
+from tilewright.workers.intake.calls.sizes import size_code, size_of, size_text
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
@@ -26,7 +28,7 @@ from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.traced_numbers import traced
 from tilewright.workers.intake.triton.autograd_pair import GRADIENT, AutogradPair, sets_up
-from tilewright.workers.intake.triton.interpreter_run import run
+from tilewright.workers.intake.triton.interpreter_run import Interpreter
 from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
 from tilewright.workers.intake.triton.module_writer import module_of
 from tilewright.workers.intake.triton.recorder import record
@@ -57,6 +59,9 @@ class CallSite:
     pair: AutogradPair | None = None
     """``function``, where it is the two halves of an autograd Function."""
 
+    followed: dict[Place, str] = field(default_factory=dict)
+    """Numbers among the arguments that are a size, or a product of sizes, as texts of dimensions."""
+
     @functools.cached_property
     def judge(self) -> Callable[..., Any]:
         """The reference's function, loaded once. Raises Refusal."""
@@ -65,9 +70,27 @@ class CallSite:
         except LookupError as error:
             raise Refusal(str(error)) from error
 
+    def follow(self, parts: bool) -> bool:
+        """Take numbers of the calls that are sizes, products of sizes or, where ``parts``, parts of them, as those;
+        whether there are any."""
+        self.followed.clear()
+        for key, number in (*enumerate(self.calls[0].arguments), *self.calls[0].keywords.items()):
+            if type(number) is int and number > 1:
+                with contextlib.suppress(LookupError):
+                    text = str(size_text([(dims, number) for dims in self.dims], constant=False))
+                    if self._size_code(text) and (parts or "/" not in text):
+                        self.followed[(key,)] = text
+        return bool(self.followed)
+
+    def _size_code(self, text: str) -> str:
+        """A size as Python over the operands; empty where it is none of theirs."""
+        axes = [(size, f"{o.name}.shape[{axis}]") for o in self.operands for axis, size in enumerate(o.shape)]
+        return size_code(text, {size: code for size, code in reversed(axes) if isinstance(size, str)})
+
     def reference_calls(self) -> list[str]:
+        codes = {place: self._size_code(text) for place, text in self.followed.items()}
         if self.pair is None:
-            return reference_calls(self.calls[0], self.operands, self.places)
+            return reference_calls(self.calls[0], self.operands, self.places, said=codes)
         own = [
             (o, p) for o, p in zip(self.operands, self.places, strict=True) if not o.name.startswith(GRADIENT)
         ]
@@ -77,7 +100,8 @@ class CallSite:
             self.calls[0], keywords={k: v for k, v in self.calls[0].keywords.items() if k not in given}
         )
         halves = f"{BACKWARD}({''.join(f'{n}, ' for n in leaves)}), ({''.join(f'{n}, ' for n in given)})"
-        return [text + halves for text in reference_calls(call, *map(list, zip(*own, strict=True)))]
+        texts = reference_calls(call, [o for o, _ in own], [p for _, p in own], said=codes)
+        return [text + halves for text in texts]
 
     def elements(self, dims: Mapping[str, int]) -> int:
         """Elements of all operands at a shape."""
@@ -102,10 +126,16 @@ class CallSite:
             if order:
                 by_place[place] = tensor.permute(order)
                 views.append((by_place[place], operand.name, permuted(operand.name, order)))
-        arguments, keywords = _with_tensors(self.calls[0], by_place)
-        return record(
+        given: dict[Place, Any] = dict(by_place)
+        for at, text in self.followed.items():
+            given[at] = traced(size_of(text, dims), self._size_code(text), frozenset(["shape"]))
+        arguments, keywords = _with_tensors(self.calls[0], given)
+        trace = record(
             self.function, arguments, accepted_keywords(self.function, keywords), tensors, [self.path], views
         )
+        # the winner is given the number, and must not take it for another size
+        trace.conditions.update({given[at].code: int(given[at]) for at in self.followed})
+        return trace
 
     def result_types(self, dims: Mapping[str, int]) -> ResultTypes:
         """Shapes and dtypes of the reference's results; None where it cannot be asked without data."""
@@ -157,14 +187,11 @@ class Seed:
     text: KernelModule
     module: ModuleType
     reference: CompletedOracle | OwnAnswers
+    interpreter: Interpreter
 
     @property
     def defaults(self) -> dict[str, Any]:
         return {knob.name: knob.default for knob in self.text.knobs}
-
-    def outputs(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """What it returns with its defaults. Raises as ``interpreter_run.run`` does."""
-        return run(self.module, self.defaults, inputs)
 
     def unlike_at(self, dims: Mapping[str, int]) -> str:
         """Why the function does something else at a shape; empty where its recording is the same."""
@@ -176,7 +203,7 @@ class Seed:
             return refusal.what
         except Exception as error:  # noqa: BLE001 - a shape the function does not take
             return f"{type(error).__name__}: {error}".splitlines()[0]
-        return "" if again.source == self.text.source else "the function launches other kernels there"
+        return "" if again.outline == self.text.outline else "the function launches other kernels there"
 
 
 def argument_names(function: Callable[..., Any], call: Call) -> list[str]:
@@ -197,9 +224,7 @@ def argument_names(function: Callable[..., Any], call: Call) -> list[str]:
     return [names[n] if n < len(names) else f"x{n}" for n in range(len(call.arguments))]
 
 
-def _with_tensors(
-    call: Call, tensors: Mapping[Place, torch.Tensor]
-) -> tuple[list[object], dict[str, object]]:
+def _with_tensors(call: Call, tensors: Mapping[Place, Any]) -> tuple[list[object], dict[str, object]]:
     """The call's arguments and keywords as values. The caller's own numbers are told from the wrapper's."""
 
     def value(given: Any, place: Place) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +15,7 @@ from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, inputs_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.triton.call_site import Seed
-from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Run, TooSlow
+from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, TooSlow
 from tilewright.workers.intake.triton.knob_evidence import blanks, launch_arguments
 
 MOST_REASONS = 3
@@ -26,11 +28,15 @@ MOST_PROGRAMS, THIN = 192, (3, 2, 5, 4)
 milliseconds for each program, however little it does."""
 
 LOOPED_SECONDS = 3.0
-"""Most that a run on a shape of several tiles may take, and the most elements of its operands."""
+"""Most seconds of a processor that a run may take, and the most elements of the operands of several tiles."""
 LOOPED_ELEMENTS = 1 << 21
 
-SLOW_SECONDS = 3.0
-"""Once the shapes that were found take longer, there are no more: each is run for every kind of inputs."""
+TOO_SLOW, MOST_LATE = "more than", 2
+"""Beginning of a reason, and the shapes that may take longer before no further ones are tried."""
+
+SHAPES_SECONDS, SLOW_SECONDS = 60.0, 3.0
+"""Of the clock, after which one shape will do, and of a processor, which runs on the shapes may take together: each is
+run for every kind of inputs."""
 
 SCALES: Mapping[str, Sequence[int]] = {
     "odd": (7, 70, 37, 19, 11, 5), "even": (16, 128, 64, 32, 16, 16), "large": (32, 256, 128, 64, 32, 16),
@@ -46,15 +52,16 @@ WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
 
 
-def deep_shape(seed: Seed) -> CheckedShape | None:
-    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in time, the
-    recording does not hold there, or the default is wrong."""
+def deep_shape(seed: Seed, most: float = RUN_SECONDS) -> CheckedShape | None:
+    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in ``most``
+    seconds, the recording does not hold there, or the default is wrong."""
     small = check_dims(seed.site.dims[0], "deep", _rank(seed))
     if seed.site.elements(small) > 1 << 20 or seed.unlike_at(small):
         return None
     try:
         inputs = inputs_of(seed.site.operands, small, "randn", 4)
-        answers, outputs = seed.reference(inputs), seed.outputs(inputs)
+        outputs = seed.interpreter.outputs(seed.defaults, inputs, most)
+        answers = seed.reference(inputs)
     except Exception:  # noqa: BLE001 - a shape that the reference or the kernel does not take
         return None
     fine = not wrong(outputs, answers, seed.site.operands)
@@ -65,9 +72,10 @@ def _rank(seed: Seed) -> int:
     return max((len(o.shape) for o in seed.site.operands), default=0)
 
 
-def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
-    """Up to three small shapes on which the recording holds and the default is right; or why there is none."""
-    site, dims = seed.site, seed.site.dims[0]
+def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[CheckedShape] | str:
+    """Up to three small shapes on which the recording holds and the default is right; or why there is none.
+    ``patience``: share of the usual seconds after which one will do."""
+    site, dims, until = seed.site, seed.site.dims[0], time.monotonic() + patience * SHAPES_SECONDS
     found: list[CheckedShape] = []
     reasons: dict[str, str] = {}
 
@@ -89,41 +97,54 @@ def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
         few = site.elements(small) <= LOOPED_ELEMENTS
         return few and programs_of(seed, small) <= MOST_PROGRAMS
 
+    def refused(small: dict[str, int], most: float) -> str:
+        """Why a shape is not checked, in so many seconds of a processor; empty where it was added to ``found``."""
+        if reason := seed.unlike_at(small):
+            return reason
+        try:
+            inputs = inputs_of(site.operands, small, "randn", 4)
+            outputs = seed.interpreter.outputs(seed.defaults, inputs, most)
+            seconds = seed.interpreter.seconds
+            answers = seed.reference(inputs)
+        except Refusal as refusal:
+            return refusal.what
+        except TooSlow:
+            return f"{TOO_SLOW} {most:.0f} s in the interpreter"
+        except Exception as error:  # noqa: BLE001 - a shape the kernel or the reference does not take
+            return first_line(error)
+        reason = wrong(outputs, answers, site.operands)
+        if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
+            reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
+        if not reason:
+            found.append(CheckedShape(small, inputs, answers, outputs, small in wide, seconds))
+        return reason
+
     wide = list(filter(fits, looped(dims, tiles, holds, fits)))
-    tried: set[str] = set()
-    spent, last = 0.0, last_resorts(dims)
-    for small in (*wide, *(thinned(seed, shape, holds) for shape in ladder(dims, _rank(seed), holds))):
+    late: list[dict[str, int]] = []
+    last = last_resorts(dims)
+    left = deque([*wide, *ladder(dims, _rank(seed), holds)])
+    while left and len(found) < 3 and len(late) <= MOST_LATE:
+        plain = left.popleft()
+        small = plain if plain in wide else thinned(seed, plain, holds, bool(late))
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
-        if label in tried or big or (found and (spent > SLOW_SECONDS or small in last)) or len(found) == 3:
+        slow = time.monotonic() > until or sum(shape.seconds for shape in found) > SLOW_SECONDS
+        known = label in reasons or any(small == shape.dims for shape in found)
+        if known or big or (found and (slow or plain in last)):
             continue
-        tried.add(label)
-        reason = seed.unlike_at(small)
-        if not reason:
-            try:
-                inputs = inputs_of(site.operands, small, "randn", 4)
-                answers = seed.reference(inputs)
-                process = Run(seed.module, seed.defaults, inputs)
-                outputs = process.outputs()
-                if small in wide and process.seconds > LOOPED_SECONDS:
-                    continue
-                spent += process.seconds
-                reason = wrong(outputs, answers, site.operands)
-                if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
-                    reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
-            except TooSlow:
-                spent, reason = spent + RUN_SECONDS, f"more than {RUN_SECONDS} s in the interpreter"
-            except Refusal as refusal:
-                reason = refusal.what
-            except Exception as error:  # noqa: BLE001 - a shape the kernel or the reference does not take
-                reason = first_line(error)
-        if reason:
+        if not (reason := refused(small, LOOPED_SECONDS)):
+            continue
+        if reason.startswith(TOO_SLOW) and small not in wide:
+            late.append(small)
+            left.appendleft(plain)
+        if small not in wide or not reason.startswith(TOO_SLOW):
             reasons[label] = reason
-        else:
-            found.append(CheckedShape(small, inputs, answers, outputs, small in wide))
+    if late and not found:
+        small = min(late, key=site.elements)
+        reasons[label_of(small)] = refused(small, RUN_SECONDS)
     if not found:
         return f"the kernel agrees with the reference on no small shape: {joined_reasons(reasons)}"
-    notes += [f"not checked at {label}: {reason}" for label, reason in reasons.items()]
+    notes += [f"not checked at {label}: {reason}" for label, reason in reasons.items() if reason]
     return found
 
 
@@ -137,17 +158,18 @@ def joined_reasons(reasons: Mapping[str, str]) -> str:
     return "; ".join([*texts[:MOST_REASONS], *more])
 
 
-def thinned(seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool]) -> dict[str, int]:
-    """The shape, with fewer elements where it would launch many programs, if the recording holds there."""
-    if programs_of(seed, small) <= MOST_PROGRAMS:
-        return small
+def thinned(
+    seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool], slow: bool
+) -> dict[str, int]:
+    """The shape, with fewer elements where it would launch many programs, or where others were too ``slow``, if the
+    recording holds there."""
     thin = dict(small)
     for place, name in enumerate(list(small)[:-1]):
-        few = {**thin, name: min(small[name], THIN[place % len(THIN)])}
-        if programs_of(seed, few) < programs_of(seed, thin) and holds(few):
-            thin = few
-        if programs_of(seed, thin) <= MOST_PROGRAMS:
+        if not slow and programs_of(seed, thin) <= MOST_PROGRAMS:
             break
+        few = {**thin, name: min(small[name], THIN[place % len(THIN)])}
+        if (slow or programs_of(seed, few) < programs_of(seed, thin)) and holds(few):
+            thin = few
     return thin
 
 

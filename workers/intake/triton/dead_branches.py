@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,7 @@ def cut(node: ast.FunctionDef, known: Mapping[str, Any], scope: Mapping[str, Any
     local = stored | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - local
     settled = {n: _constant(scope[n]) for n in names if n in scope and _is_constant(scope[n])}
+    settled.update({n: scope[n] for n in names if isinstance(scope.get(n), types.ModuleType)})
     settled.update({n: v for n, v in known.items() if n not in stored})
     made = _Cut(settled).visit(node)
     assert isinstance(made, ast.FunctionDef)
@@ -113,7 +115,14 @@ class _Cut(ast.NodeTransformer):
                 return decisive
             return None if None in parts else not decisive
         text = re.sub(r"\b(\w+)\.value\b", r"\1", ast.unparse(node))  # of a constexpr
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("constexpr")
+            and len(node.args) == 1
+        ):
+            return self._truth(node.args[0])
         try:
-            return bool(eval(text, {"__builtins__": {}}, self._known))
+            decided = eval(text, {"__builtins__": {}}, self._known)
+            return bool(decided) if isinstance(decided, _PLAIN) else None
         except Exception:  # noqa: BLE001 - a test of what is known only as it runs
             return None

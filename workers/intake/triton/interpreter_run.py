@@ -1,4 +1,4 @@
-"""One run of a kernel module in Triton's interpreter, in a forked process."""
+"""Runs of a kernel module in Triton's interpreter, in forked processes."""
 
 from __future__ import annotations
 
@@ -36,22 +36,57 @@ class Crashed(Exception):
     """A run ended its process: a kernel reads or writes outside its tensors."""
 
 
-def run(module: ModuleType, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a kernel module, run in a process of its own. Raises RuntimeError, TooSlow, Crashed."""
-    return Run(module, params, inputs).outputs()
+Given = tuple[Mapping[str, Any], Mapping[str, np.ndarray]]
+"""Parameters and inputs of a run."""
 
 
-def run_all(
-    module: ModuleType, runs: Sequence[tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]
-) -> list[list[np.ndarray] | None]:
-    """The outputs of runs with these parameters and inputs, all at once; None for one that fails."""
-    found: list[list[np.ndarray] | None] = []
-    for process in [Run(module, params, inputs) for params, inputs in runs]:
-        try:
-            found.append(process.outputs())
-        except (TooSlow, Crashed, RuntimeError):
-            found.append(None)
-    return found
+class Interpreter:
+    """Runs of a kernel module in processes beside this one, which are kept: making one costs more than a small run.
+    Where a run fails, its process ends."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._idle: list[_Process] = []
+        self.seconds = 0.0
+        """Of a processor, that the last run had: a busy machine makes it no more."""
+
+    def outputs(
+        self, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray], most: float = RUN_SECONDS
+    ) -> list[np.ndarray]:
+        """What ``launch`` returns. Raises RuntimeError with what it raised, TooSlow, Crashed."""
+        (answer,) = self._answers([(params, inputs)], most)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def all(self, runs: Sequence[Given]) -> list[list[np.ndarray] | None]:
+        """The outputs of runs, as many at once as there are processors; None for one that fails."""
+        return [None if isinstance(answer, Exception) else answer for answer in self._answers(runs)]
+
+    def _answers(
+        self, runs: Sequence[Given], most: float = RUN_SECONDS
+    ) -> list[list[np.ndarray] | Exception]:
+        count = min(len(runs), len(os.sched_getaffinity(0)))
+        shares = [list(runs[n::count]) for n in range(count)]
+        processes = [self._started(share) for share in shares]
+        found: list[list[np.ndarray] | Exception] = []
+        for place in range(len(runs)):
+            share, process = shares[place % count], processes[place % count]
+            found.append(process.answer(most))
+            self.seconds = process.seconds
+            del share[0]
+            if isinstance(found[-1], Exception):
+                process.end()
+                if share:
+                    processes[place % count] = self._started(share)
+            elif not share:
+                self._idle.append(process)
+        return found
+
+    def _started(self, share: Sequence[Given]) -> _Process:
+        process = self._idle.pop() if self._idle else _Process(self._module)
+        process.give(share)
+        return process
 
 
 def _spent(pid: int) -> float:
@@ -63,58 +98,58 @@ def _spent(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Run:
-    """A run of a kernel module in a process of its own, beside other runs. ``outputs`` must be called once; from then
-    on ``seconds`` is the processor time that it had: a busy machine makes it no more."""
+class _Process:
+    """A forked process that runs a kernel module. It ends with this one."""
 
-    def __init__(
-        self, module: ModuleType, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]
-    ) -> None:
+    def __init__(self, module: ModuleType) -> None:
         self.seconds = 0.0
-        self._receive, send = multiprocessing.Pipe(duplex=False)
+        self._ours, theirs = multiprocessing.Pipe()
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            self._receive.close()
-            _answer(send, module, params, inputs)
-        send.close()
+            self._ours.close()
+            _serve(theirs, module)
+        theirs.close()
 
-    def outputs(self) -> list[np.ndarray]:
-        """What ``launch`` returned. Raises RuntimeError with what it raised, TooSlow, Crashed."""
+    def give(self, runs: Sequence[Given]) -> None:
+        self._ours.send(runs)
+
+    def answer(self, most: float) -> list[np.ndarray] | Exception:
+        """Of the next run that it was given: its outputs, or why there are none."""
+        before, began = _spent(self._pid), time.monotonic()
         try:
-            began = time.monotonic()
-            while not self._receive.poll(LOOK_SECONDS):
-                if _spent(self._pid) > RUN_SECONDS or time.monotonic() - began > MOST_SECONDS:
-                    os.kill(self._pid, signal.SIGKILL)
-                    raise TooSlow
-            answer = self._receive.recv()
-        except EOFError:
-            raise Crashed("its process ended: a kernel reads or writes outside its tensors") from None
-        finally:
-            self._receive.close()
-            _, _, usage = os.wait4(self._pid, 0)
-            self.seconds = usage.ru_utime + usage.ru_stime
-        if isinstance(answer, Exception):
-            raise answer
-        return list(answer)
+            while not self._ours.poll(LOOK_SECONDS):
+                if _spent(self._pid) - before > most or time.monotonic() - began > MOST_SECONDS:
+                    return TooSlow()
+            answer, self.seconds = self._ours.recv()
+        except (EOFError, ConnectionError):
+            return Crashed("its process ended: a kernel reads or writes outside its tensors")
+        return answer
+
+    def end(self) -> None:
+        self._ours.close()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
 
-def _answer(
-    send: Connection, module: ModuleType, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray]
-) -> NoReturn:
-    """Send outputs or the exception from the forked process, and end it."""
-    answer: list[np.ndarray] | RuntimeError
+def _serve(asked: Connection, module: ModuleType) -> NoReturn:
+    """Answer with outputs, or an exception, and seconds for each run that is asked for."""
     try:
-        # evidence about the user's own kernel, where what is left unwritten has to show: bounds follow from its answers
-        canaries = Canaries(POISON)
-        tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
-        with LaunchGuard(canaries):
-            results = module.launch(tensors, dict(params))
-        canaries.inspect()
-        answer = [to_numpy(result) for result in results]
-    except Exception as error:  # noqa: BLE001 - sent to the parent
-        answer = RuntimeError(first_line(error)[:300])
-    try:
-        send.send(answer)
+        while True:
+            for params, inputs in asked.recv():
+                began = time.process_time()
+                answer: list[np.ndarray] | RuntimeError
+                try:
+                    # evidence about the user's own kernel, where what is left unwritten has to show: bounds follow
+                    # from its answers
+                    canaries = Canaries(POISON)
+                    tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
+                    with LaunchGuard(canaries):
+                        results = module.launch(tensors, dict(params))
+                    canaries.inspect()
+                    answer = [to_numpy(result) for result in results]
+                except Exception as error:  # noqa: BLE001 - sent to the parent
+                    answer = RuntimeError(first_line(error)[:300])
+                asked.send((answer, time.process_time() - began))
     finally:
         os._exit(0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +61,13 @@ class KernelModule:
     """What the wrapper does and the module does not."""
     meant: dict[str, int] = field(default_factory=dict)
     """Numbers that are no knobs by what the kernels do with them."""
+
+    @property
+    def outline(self) -> str:
+        """The source with its knobs by number: what a wrapper chooses by sizes, such as a block, may differ in it."""
+        numbers = itertools.count()
+        places: dict[str, int] = defaultdict(lambda: next(numbers))
+        return re.sub(r"params\[['\"](\w+)['\"]\]", lambda knob: f"params[{places[knob[1]]}]", self.source)
 
     def with_space(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> str:
         """The module with the knobs that are in ``space``; the others as constants of their default."""

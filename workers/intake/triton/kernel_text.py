@@ -219,8 +219,7 @@ class _Transform(ast.NodeTransformer):
         if node.attr == "element_ty" and isinstance(node.value, ast.Attribute) and node.value.attr == "type":
             node.value.attr = "dtype"
         if not found and ast.unparse(node.value) in OLD_HOMES and (node.attr in SAME or node.attr in WRITTEN):
-            text = self._library(node.attr, node.lineno)
-            return node if text is None else ast.copy_location(ast.parse(text, mode="eval").body, node)
+            return located(self._library(node.attr, node.lineno), node)
         if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._arguments:
             return self.visit(node.value)
         node.value = self.visit(node.value)
@@ -268,13 +267,13 @@ class _Transform(ast.NodeTransformer):
             return None
         return self._owner.constant(name, f"tl.constexpr({number_text(value)})")
 
-    def _library(self, name: str, line: int) -> str | None:
+    def _library(self, name: str, line: int) -> str:
         if name in SAME:
             return SAME[name]
         if name in WRITTEN:
             return self._owner.written(name)
         self._owner.refusals.append((line, f"the device library's function {name}"))
-        return None
+        return "tl.abs"  # one reason is enough
 
     # -- statements ------------------------------------------------------------------------------
 

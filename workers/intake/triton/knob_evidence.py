@@ -12,8 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 from tilewright.workers.intake.calls.sizes import label_of
@@ -23,7 +22,6 @@ from tilewright.workers.intake.judge.reference import asked
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
-from tilewright.workers.intake.triton.interpreter_run import run_all
 
 EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
 """After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
@@ -57,7 +55,7 @@ class _Trials(ResultGates):
         """By point and by each of its shapes. All run at once."""
         every = [(point, shape) for point, some in zip(points, shapes, strict=True) for shape in some]
         seed = self._seed
-        made = run_all(seed.module, [({**seed.defaults, **point}, shape.inputs) for point, shape in every])
+        made = seed.interpreter.all([({**seed.defaults, **point}, shape.inputs) for point, shape in every])
         fine = iter([self._passed(o, shape.answers) for o, (_, shape) in zip(made, every, strict=True)])
         return [[next(fine) for _ in some] for some in shapes]
 
@@ -70,7 +68,7 @@ class _Trials(ResultGates):
 
 def tiling_knobs(
     seed: Seed, shapes: Sequence[CheckedShape], results: Sequence[Result], wide: Sequence[CheckedShape],
-    deep: Callable[[], CheckedShape | None],
+    deep: Callable[[], CheckedShape | None], patience: float = 1.0,
 ) -> tuple[Space, list[dict[str, Any]]]:  # fmt: skip
     """The knobs that only tile, with the values whose answers pass; the others, with why they keep their value.
 
@@ -91,7 +89,7 @@ def tiling_knobs(
             space[knob.name] = tuple(v for v in knob.values if v <= most) or (knob.default,)
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
-        late = time.monotonic() - began > MOST_SECONDS
+        late = time.monotonic() - began > patience * MOST_SECONDS
         sides = None if late else _moved_together(seed, trials, knob, wide)
         if sides is None:
             why = NO_TIME if late else SEVERAL_TILES
@@ -103,7 +101,7 @@ def tiling_knobs(
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
-            late = time.monotonic() - began > EVIDENCE_SECONDS
+            late = time.monotonic() - began > patience * EVIDENCE_SECONDS
             tried = [_telling_shapes(seed, knob, v, [smallest] if late else shapes, deep) for v in some]
             points = [dict.fromkeys((knob.name, *ties), value) for value in some]
             for value, passed in zip(some, trials.passed_at(points, tried), strict=True):
@@ -253,44 +251,18 @@ def independent_dimensions(seed: Seed, shape: CheckedShape, results: Sequence[Re
     return found
 
 
-class _Flops(TorchDispatchMode):
-    """Counts floating-point operations as torch's own counter does, without importing torch's compiler."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        count = flop_registry.get(func._overloadpacket)
-        if count is None:
-            with self:
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
-        out = func(*args, **kwargs)
-        if count is not None:
-            self.total += int(count(*args, **kwargs, out_val=out))
-        return out
-
-
 def product_work(seed: Seed) -> dict[str, int]:
     """Floating-point operations of matrix products by workload: the reference's, or the kernel's if it has fewer, as
     where a mask leaves a part of them."""
     found = {}
     for dims in seed.site.dims:
         scope = {"torch": torch, "reference": seed.reference.function, **blanks(seed, dims, "meta")}
-        counter = _Flops()
+        counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), counter:
                 asked(seed.reference.call, scope)
-            found[label_of(dims)] = counter.total and min(
-                counter.total, _own_work(seed, dims) or counter.total
-            )
+            total = counter.get_total_flops()
+            found[label_of(dims)] = total and min(total, _own_work(seed, dims) or total)
         except Exception:  # noqa: BLE001 - a reference that wants data
             found[label_of(dims)] = 0
     return found

@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from tilewright.fitness import dialect
+from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import Call, parse
 from tilewright.workers.intake.calls.kept_values import held, with_values
@@ -46,7 +47,7 @@ from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
 from tilewright.workers.intake.triton.checked_shapes import checked_shapes, deep_shape
 from tilewright.workers.intake.triton.eager_torch import without_dynamo
-from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, TooSlow, run, run_all
+from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work, tiling_knobs
@@ -59,6 +60,10 @@ from tilewright.workers.runners.triton.launch_guard import leave_interpreter_ung
 EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0)
 OWN_DRAWS = 8
 """Draws where the kernel is its own reference, so that each is a run."""
+
+TRYOUT, QUICK_SECONDS = 0.4, 0.3
+"""Patience where the interpreter is the target, which promotes nothing, and the slowest run of a shape that is checked
+there."""
 
 _NO_LAUNCH = "def launch(inputs, params):\n    return ()\n"
 _OUTSIDE = re.compile(r"the name u\d+ is not defined")
@@ -99,9 +104,9 @@ def _answer(request: Request, paired: bool) -> Answer:
         ]
         if not answer["refusals"]:
             os.chdir(request["folder"])
-            answer.update(_judged(site, text, notes, request.get("values", "")))
-    except dimensions.Uneven as error:
-        return refused(str(error))
+            interpreted = load_target(request.get("target") or "h200").gpu_interpreter
+            patience = TRYOUT if interpreted else 1.0
+            answer.update(_judged(site, text, notes, request.get("values", ""), patience))
     except TooSlow:
         return refused(
             f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
@@ -111,10 +116,10 @@ def _answer(request: Request, paired: bool) -> Answer:
 
 def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelModule]:
     """The function with its calls, and the module of the first; of an autograd Function, where it is ``paired``, both
-    halves. Raises Refusal, Uneven, and what the file raises."""
+    halves. Raises Refusal, and what the file raises."""
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
-        module, _ = load(path, re.sub(r"\([^()]*\)", "", request["function"]))
+        module, _ = load(path, re.match(r"[\w.]*", request["function"])[0])  # type: ignore[index]
         function = _function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
         site = CallSite(function, str(path), request["function"], calls, request["reference"], part=part)
@@ -265,30 +270,38 @@ def _prepare_interpreter() -> None:
 def seed_of(site: CallSite, text: KernelModule) -> Seed:
     """The module, loaded, with what its answers are compared with: the reference, or the module itself."""
     module = load_module(text.source)
+    interpreter = Interpreter(module)
     defaults = {knob.name: knob.default for knob in text.knobs}
     own = OwnAnswers(
-        lambda inputs: run(module, defaults, inputs),
+        lambda inputs: interpreter.outputs(defaults, inputs),
         lambda one, other: bounds.wrong(one, other, site.operands),
         site.operands,
+        run_all=lambda every: interpreter.all([(defaults, inputs) for inputs in every]),
     )
     if site.reference == SELF:
-        return Seed(site, text, module, own)
+        return Seed(site, text, module, own, interpreter)
     oracle = CompletedOracle(Oracle(site.judge, site.reference_calls()), own)
-    return Seed(site, text, module, oracle)
+    return Seed(site, text, module, oracle, interpreter)
 
 
-def keeping_arguments(site: CallSite, text: KernelModule) -> KernelModule | None:
-    """The module that keeps what arguments held where no kernel writes, as of a cache that is filled in places; None
-    where it is the same one."""
-    site.keeps_arguments = True
-    with stub_device(site.part):
-        kept = site.module_at(site.dims[0], [(tuple(t.shape), t.dtype) for t in text.outputs])
-    torch.set_default_device("cpu")
-    return None if kept.source == text.source else kept
+def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule]:
+    """Modules that keep what arguments held where no kernel writes, as of a cache that is filled in places, and that
+    take numbers among the arguments for the sizes that they are."""
+    known = {text.source}
+    types = [(tuple(t.shape), t.dtype) for t in text.outputs]
+    for follows, site.keeps_arguments in ((0, True), (1, False), (1, True), (2, False)):
+        if follows and not site.follow(parts=follows > 1):
+            continue
+        with stub_device(site.part):
+            made = site.module_at(site.dims[0], types)
+        torch.set_default_device("cpu")
+        if made.source not in known:
+            known.add(made.source)
+            yield made
 
 
 def _drawn_or_given(
-    site: CallSite, text: KernelModule, notes: list[str]
+    site: CallSite, text: KernelModule, notes: list[str], patience: float
 ) -> tuple[Seed, list[CheckedShape] | str]:
     """The checked shapes with operands that are drawn, or the caller's own where drawn ones will not do; else why not
     of the first way."""
@@ -296,7 +309,7 @@ def _drawn_or_given(
     for way in ways:
         site.operands = way
         seed = seed_of(site, text)
-        shapes = checked_shapes(seed, notes)
+        shapes = checked_shapes(seed, notes, patience)
         if not isinstance(shapes, str):
             return seed, shapes
         first = first or shapes
@@ -305,17 +318,19 @@ def _drawn_or_given(
 
 
 def _seed_with_shapes(
-    site: CallSite, text: KernelModule, notes: list[str]
+    site: CallSite, text: KernelModule, notes: list[str], patience: float
 ) -> tuple[Seed, list[CheckedShape]]:
     """Raises Refusal where the kernel agrees with the reference on no small shape."""
-    seed, shapes = _drawn_or_given(site, text, notes)
-    if isinstance(shapes, str) and (kept := keeping_arguments(site, text)) is not None:
-        seed = seed_of(site, kept)
-        notes[:] = kept.notes
-        again = checked_shapes(seed, notes)
-        shapes = shapes if isinstance(again, str) else again
+    seed, shapes = _drawn_or_given(site, text, notes, patience)
+    first = shapes
+    for other in taken_otherwise(site, text) if isinstance(shapes, str) else ():
+        seed = seed_of(site, other)
+        notes[:] = other.notes
+        shapes = checked_shapes(seed, notes, patience)
+        if not isinstance(shapes, str):
+            break
     if isinstance(shapes, str):
-        raise Refusal(shapes)
+        raise Refusal(str(first))
     count, wanted = len(shapes[0].answers), len(seed.text.outputs)
     if count < wanted and isinstance(seed.reference, CompletedOracle):
         seed.reference.completed = True
@@ -327,8 +342,9 @@ def _seed_with_shapes(
     return seed, shapes
 
 
-def input_kinds(seed: Seed, shapes: Sequence[CheckedShape]) -> InputKinds:
-    """The kinds of inputs that the seed bears. Its runs on all shapes go on at once."""
+def input_kinds(seed: Seed, shapes: Sequence[CheckedShape], patience: float = 1.0) -> InputKinds:
+    """The kinds of inputs that the seed bears. Its runs on all shapes go on at once. ``patience``: share of the usual
+    seconds."""
     site = seed.site
     kernels = " ".join(kernel.text for kernel in seed.text.kernels.functions.values())
     factors = bounds.factors(site.operands, shapes[0].dims) if "tl.dot" in kernels else ""
@@ -337,22 +353,35 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape]) -> InputKinds:
     numbers = negative_numbers(functions, (*call.arguments, *call.keywords.values()))
 
     def run_seed(inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]]) -> Any:
-        return run_all(seed.module, [(seed.defaults, given) for _, given in inputs])
+        own = seed.reference
+        known = [own.outputs(given) if isinstance(own, OwnAnswers) else None for _, given in inputs]
+        left = [given for (_, given), made in zip(inputs, known, strict=True) if made is None]
+        made = iter(seed.interpreter.all([(seed.defaults, given) for given in left]))
+        return [next(made) if outputs is None else outputs for outputs in known]
 
-    effort = replace(EFFORT, draws=OWN_DRAWS) if site.reference == SELF else EFFORT
+    draws = OWN_DRAWS if site.reference == SELF else EFFORT.draws
+    effort = replace(EFFORT, draws=draws, seconds=patience * EFFORT.seconds)
     return InputKinds(site.operands, shapes, seed.reference, run_seed, effort, factors, kernels, numbers)
 
 
-def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -> Answer:
-    """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to."""
+def _judged(
+    site: CallSite, text: KernelModule, notes: list[str], values: str, patience: float = 1.0
+) -> Answer:
+    """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to. ``patience``: below 1, shapes
+    on which the interpreter is slow are for knobs alone, and there is so much less time to try kinds and values."""
     _prepare_interpreter()
     labels = [label_of(dims) for dims in site.dims]
     site.operands = with_values(values, Path.cwd(), labels, site.operands)
     try:
-        seed, shapes = _seed_with_shapes(site, text, notes)
+        seed, shapes = _seed_with_shapes(site, text, notes, patience)
     except Refusal as refusal:
         return {**refused(refusal.what), "notes": notes}
-    kinds = input_kinds(seed, shapes)
+    quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
+    every, shapes = shapes, quick if patience < 1.0 else shapes
+    kinds = input_kinds(seed, shapes, patience)
+    for shape in every:
+        if shape not in shapes:
+            kinds.add("randn", shape.outputs, shape.answers)
     site.operands = kinds.operands
     try:
         sizes = [
@@ -366,14 +395,14 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str) -
     if failed:
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
     small = [shape for shape in shapes if not shape.looped] or shapes
-    deep = functools.cache(lambda: deep_shape(seed))
-    wide = [shape for shape in shapes if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
-    space, fixed = tiling_knobs(seed, small, results, wide, deep)
+    deep = functools.cache(lambda: deep_shape(seed, patience * RUN_SECONDS))
+    wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
+    space, fixed = tiling_knobs(seed, small, results, wide, deep, patience)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
     module = load_module(source)
     fault = bounds.wrong(
-        run(module, dict(module.DEFAULTS), shapes[0].inputs), shapes[0].answers, site.operands
+        Interpreter(module).outputs(module.DEFAULTS, shapes[0].inputs), shapes[0].answers, site.operands
     )
     if fault:
         return {**refused(f"the kernel module is wrong: {fault}"), "notes": notes}

@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tilewright.workers.intake.child_program import Refusal
+from tilewright.workers.intake.judge.reference import flat
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
@@ -279,7 +280,8 @@ class Recording(TorchFunctionMode):
             var = self._work.computed(name, values, options, result, user_line())
             if var is not None:
                 return var.tensor
-        foreign(self._trace, name, result)
+        first = next((v.foreign for v in values if isinstance(v, Var) and v.foreign), name)
+        foreign(self._trace, first, result)
         return result
 
     def _unread(self, value: Any) -> Any:
@@ -353,15 +355,5 @@ def record(
     with opened(trace, files), torch.no_grad(), Recording(trace):
         result = function(*arguments, **options)
     trace.returned = result if trace.split is None else trace.returned  # of a pair, what its forward returned
-    trace.results = list(_flat(result))
+    trace.results = flat(result)
     return trace
-
-
-def _flat(result: Any) -> Iterator[Any]:
-    if isinstance(result, tuple | list):
-        for part in result:
-            yield from _flat(part)
-    elif isinstance(result, dict):
-        yield from _flat(tuple(result.values()))
-    elif isinstance(result, torch.Tensor):
-        yield result

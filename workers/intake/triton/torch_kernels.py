@@ -24,6 +24,7 @@ UNARY: Mapping[str, str] = {
     "logical_not": "x0 == 0", "tanh": "2.0 * tl.sigmoid(2.0 * x0) - 1.0", "floor": "tl.floor(x0)",
     "ceil": "tl.ceil(x0)", "sin": "tl.sin(x0)", "cos": "tl.cos(x0)", "log1p": "tl.log(1.0 + x0)",
     "softplus": "tl.where(x0 > 20.0, x0, tl.log(1.0 + tl.exp(x0)))", "erf": "tl.erf(x0)",
+    "log_sigmoid": "tl.minimum(x0, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(x0)))", "expm1": "tl.exp(x0) - 1.0",
 }  # fmt: skip
 """torch's functions of one tensor."""
 

@@ -78,9 +78,13 @@ def trace(build: Callable[..., Any], params: Mapping[str, Any], workload: Mappin
 def closed_of(function: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct]) -> ClosedJaxpr:
     """A function on shapes. A rule of differentiation around a kernel runs it once: it is traced without the rule."""
     traced: ClosedJaxpr = jax.jit(function).trace(*specs).jaxpr
-    if _wraps_kernels(traced.jaxpr):
-        traced = jax.jit(lambda *operands: _unwrapped(traced, operands)).trace(*specs).jaxpr
-    return traced
+    return unwrapped(traced) if _wraps_kernels(traced.jaxpr) else traced
+
+
+def unwrapped(traced: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr with what ``jit`` and other wrappers hold in their place."""
+    made: ClosedJaxpr = jax.jit(lambda *operands: _unwrapped(traced, operands)).trace(*traced.in_avals).jaxpr
+    return made
 
 
 def check_form(closed: ClosedJaxpr, workload: Mapping[str, Any]) -> None:

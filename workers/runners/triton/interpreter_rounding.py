@@ -98,6 +98,17 @@ def repair() -> None:
         right = _scaled(_unpacked(b, b_form, 0 if b_packed else 1), b_scale, 0)
         return interpreter.TensorHandle((left @ right + d.data).astype(d.data.dtype), d.dtype.scalar)
 
+    old_unary, old_atomic = builder.unary_op, builder.create_atomic_rmw
+
+    def unary_op(self: Any, value: Any, op: Callable[[np.ndarray], np.ndarray]) -> Any:
+        return _packed(op(_wide(value)), value.dtype.scalar) if _narrow(value) else old_unary(self, value, op)
+
+    def create_atomic_rmw(self: Any, operation: Any, at: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        if _narrow(value) and operation.name == "FADD":
+            return _added_in_memory(at.data[mask.data], value, mask.data)
+        return old_atomic(self, operation, at, value, mask, *rest)
+
+    builder.unary_op, builder.create_atomic_rmw = unary_op, create_atomic_rmw
     builder.get_all_ones_value = _all_ones
     old_argument = interpreter._implicit_cvt
 
@@ -211,6 +222,22 @@ def _packed(result: np.ndarray, kind: Any) -> Any:
 def _constant_of(kind: Any) -> Callable[[Any, float], Any]:
     """A scalar of a narrow type, of which Triton's interpreter knows none (``x * 0.5`` of a bfloat16 ``x``)."""
     return lambda _, value: interpreter.TensorHandle(_rounded(np.array([value]), kind), kind)
+
+
+def _added_in_memory(places: np.ndarray, value: Any, mask: np.ndarray) -> Any:
+    """Add a narrow type's masked elements at these addresses, one after the other where some are the same; what was
+    there."""
+    kind, memory, wide = value.dtype.scalar, interpreter._interpreter, _wide(value)[mask]
+    alike = len(np.unique(places)) < len(places)
+    found = np.zeros(len(places), value.data.dtype)
+    for part in [slice(n, n + 1) for n in range(len(places))] if alike else [slice(None)]:
+        every = np.ones(len(places[part]), bool)
+        found[part] = memory.load(places[part], every, found[part], found.dtype)
+        total = found[part].view(NARROW[kind]).astype(np.float32) + wide[part]
+        memory.store(places[part], _rounded(total, kind), every)
+    before = np.zeros_like(value.data)
+    before[mask] = found
+    return interpreter.TensorHandle(before, kind)
 
 
 def _summed(wide: np.ndarray, axis: int | None, kind: Any) -> np.ndarray:

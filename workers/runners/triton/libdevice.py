@@ -54,6 +54,14 @@ WRITTEN = {
     "copysign": "def copysign(x, y):\n    return tl.where(y < 0, -tl.abs(x), tl.abs(x))\n",
     "erfc": "def erfc(x):\n    return 1.0 - tl.erf(x)\n",
     "isnan": "def isnan(x):\n    return x != x\n",
+    "mul_rn": "def mul_rn(x, y):\n    return x * y\n",
+    "add_rn": "def add_rn(x, y):\n    return x + y\n",
+    "int2float_rn": "def int2float_rn(x):\n    return x.to(tl.float32)\n",
+    "ilogb": "def ilogb(x):\n    bits = tl.abs(x).to(tl.int32, bitcast=True)\n"
+    "    scaled = (tl.abs(x) * 8388608.0).to(tl.int32, bitcast=True)\n"
+    "    power = tl.where(bits < 8388608, (scaled >> 23) - 150, (bits >> 23) - 127)\n"
+    "    power = tl.where(bits >= 2139095040, 2147483647, power)\n"
+    "    return tl.where((bits == 0) | (bits > 2139095040), -2147483648, power)\n",
 }
 """Functions of the device's library that the language can say."""
 

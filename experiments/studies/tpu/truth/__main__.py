@@ -97,7 +97,7 @@ def _fact(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
         "held": bool(low <= row.seconds <= high),
         "apart": run.apart,
         "cut": "steps" in row.spec,
-        "core_cycles": main_op.events.core_cycles,
+        "core_cycles": int(main_op.events.work.sum()),
     }
 
 

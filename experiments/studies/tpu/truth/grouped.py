@@ -51,8 +51,9 @@ def grouped_events(
         ]
         blocks = [[(row, i) for _, row, i, _ in grid], [(row, j) for _, row, _, j in grid]]
         outputs = [(group, i, j) for group, _, i, j in grid]
-        return _pipeline(
-            blocks, (rows * depth, rows * columns), outputs, depth * columns, (buffers, buffers), cycles
+        sizes = (BYTES * rows * depth, BYTES * rows * columns)
+        return pipeline(
+            blocks, sizes, outputs, BYTES * depth * columns, (buffers, buffers), [cycles] * len(grid)
         )
     contracted, wide = (n, k) if kind == "dlhs" else (k, n)
     steps = [
@@ -63,17 +64,22 @@ def grouped_events(
     ]
     inputs = [[(row, i) for _, row, i, _ in steps], [(group, i, j) for group, _, i, j in steps]]
     outputs = [(row, j) for _, row, _, j in steps]
-    return _pipeline(inputs, (rows * depth, depth * columns), outputs, rows * columns, (buffers, 2), cycles)
+    sizes = (BYTES * rows * depth, BYTES * depth * columns)
+    return pipeline(inputs, sizes, outputs, BYTES * rows * columns, (buffers, 2), [cycles] * len(steps))
 
 
-def _pipeline(
+def pipeline(
     inputs: Sequence[Sequence[object]],
-    elements: Sequence[int],
+    sizes: Sequence[int],
     outputs: Sequence[object],
-    output_elements: int,
+    output_size: int,
     buffers: Sequence[int],
-    cycles: float,
+    cycles: Sequence[float],
+    *,
+    in_turn: bool = False,
 ) -> Events:
+    """A grid's pipeline: of each input the block of every step and a block's bytes, of the result likewise, buffers of
+    each input, core cycles of every step. ``in_turn``: the first step's blocks are all fetched before the second's."""
     steps = len(outputs)
     work: list[float] = []
     told: list[tuple[Kind, int, int]] = []
@@ -86,24 +92,26 @@ def _pipeline(
         nonlocal pending
         work.append(pending)
         pending = 0.0
-        told.append((kind, BYTES * size, ready))
+        told.append((kind, size, ready))
         return len(told) - 1
 
+    for place in range(len(inputs) if in_turn else 0):
+        started[place].append(tell(Kind.READ, sizes[place]))
     for step in range(steps):
         for place, number in enumerate(numbers):
             wanted = min(number[min(steps - 1, step + buffers[place] - 1)], number[step] + buffers[place] - 1)
             while len(started[place]) <= wanted:
-                started[place].append(tell(Kind.READ, elements[place]))
+                started[place].append(tell(Kind.READ, sizes[place]))
         for place, number in enumerate(numbers):
             if waited[place] < number[step]:
                 waited[place] = number[step]
-                tell(Kind.WAIT, elements[place], started[place][number[step]])
-        pending += cycles
+                tell(Kind.WAIT, sizes[place], started[place][number[step]])
+        pending += cycles[step]
         if step == steps - 1 or outputs[step + 1] != outputs[step]:
-            written = tell(Kind.WRITE, output_elements)
+            written = tell(Kind.WRITE, output_size)
             if sent >= 0:
-                tell(Kind.WAIT, output_elements, sent)
+                tell(Kind.WAIT, output_size, sent)
             sent = written
-    tell(Kind.WAIT, output_elements, sent)
-    kinds, sizes, ready = (np.array(column, np.int64) for column in zip(*told, strict=True))
-    return Events(np.array([*work, pending]), kinds, sizes, ready)
+    tell(Kind.WAIT, output_size, sent)
+    columns = (np.array(column, np.int64) for column in zip(*told, strict=True))
+    return Events(np.array([*work, pending]), *columns)
