@@ -66,6 +66,10 @@ class _Check:
         self._require(
             all(isinstance(gate, known) for gate in operator.gates), "has a gate of an unknown kind"
         )
+        tuples = all(isinstance(group, tuple | list) for group in (suite.workloads, suite.final, suite.check))
+        self._require(
+            tuples, f"has a suite {suite.name} whose shapes are no tuple; write one shape as (shape,)"
+        )
         bars = [gate.min_db for gate in operator.gates if isinstance(gate, SnrGate)]
         self._require(
             all(np.isfinite(bar) and bar > 0 for bar in bars), "has a gate whose min_db is no positive number"

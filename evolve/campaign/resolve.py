@@ -92,10 +92,10 @@ def resolve(config: CampaignConfig) -> Resolved:
     suite = operator.suites.get(config.suite)
     if suite is None:
         raise _unknown("suite", config.suite, operator.suites)
+    check_operator(config.operator, operator, suite)
     if config.search.racing is None:
         pays = len(suite.workloads) >= RACING_PAYS.get(target.kind, len(suite.workloads) + 1)
         config = config.model_copy(update={"search": config.search.model_copy(update={"racing": pays})})
-    check_operator(config.operator, operator, suite)
     seeds = [name for name, kernel in operator.kernels.items() if not kernel.baseline]
     for name in config.seeds:
         if name in seeds and (obstacle := language_obstacle(operator.kernels[name].source, target)):

@@ -132,7 +132,7 @@ def _model_lines(journal: Journal) -> list[str]:
     failed = [str(exchange["error"]) for exchange in exchanges if exchange.get("error")]
     line = f"model {exchanges[-1].get('model', '?')}: {counted(len(exchanges), 'question')}"
     line += f", {len(failed)} unanswered (last: {failed[-1]})" if failed else ""
-    line += "; campaign.log says why answers were refused"
+    line += "; campaign.log says why answers were refused" if len(failed) < len(exchanges) else ""
     return [line, *budget]
 
 

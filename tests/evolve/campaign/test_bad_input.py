@@ -105,6 +105,10 @@ def test_a_module_of_operators_is_refused_in_one_sentence(tmp_path, capsys, name
 
 FAULTS = {
     "no gates": ("gates = ()", "has no gates"),
+    "no comma": (
+        "suites = property(lambda s: {'tiny': Suite('tiny', Workload('a', {'M': 8}), check=('a',))}, lambda *_: None)",
+        "(shape,)",
+    ),
     "a bar of nothing": ("gates = (SnrGate('exact', 'exact', float('nan')),)", "min_db"),
     "another reference": ("gates = (SnrGate('exact', 'other', 45.0),)", "on 'other'"),
     "no work": ("def flops(self, w): return 0", "flops() 0"),
@@ -140,10 +144,11 @@ def test_an_operator_that_cannot_judge_is_refused_before_anything_is_spent(name)
 
     import numpy as np
 
-    from tilewright.seeds.operator import SnrGate, TensorSpec
+    from tilewright.seeds.operator import SnrGate, Suite, TensorSpec, Workload
 
     base = load_operator(f"{SMALL}/good")
     space = {"Base": type(base), "np": np, "time": time, "SnrGate": SnrGate, "TensorSpec": TensorSpec}
+    space |= {"Suite": Suite, "Workload": Workload}
     exec(f"class Bad(Base):\n{textwrap.indent(line, '    ')}\n", space)
     bad = space["Bad"]("good", ["tiled"])
     with pytest.raises(UserError, match=r"^operator: mine/bad ") as caught:
