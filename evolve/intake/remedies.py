@@ -21,6 +21,7 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"launches no \w+ kernel", "name the function that launches the kernel, with arguments that take it there"),
     (r"unbound axis name|several devices", "name the function that one device runs; kernels of several are not taken"),
     (r"does not lower for", "give shapes that the kernel takes on a TPU, or the --target it is written for"),
+    (r"an answer that is not finite", "give inputs on which it is: --args 'f32[8] * 0.01', or a real call's: --call"),
     (r"of at most \d+ that are interpreted", "give a smaller call, which is checked as it is"),
     (r"modelled for .*(grid|branch|loop|position|control flow)", "let int32 operands of at most 4096 values decide "
      "it, and give those of a real call: --call FILE"),

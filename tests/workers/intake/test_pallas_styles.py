@@ -188,12 +188,13 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place() -> Non
         out, pages = call(table, x, pages)
         return out, pages.reshape(32, 128)
 
-    shapes = [
-        jax.ShapeDtypeStruct(s, t)
-        for s, t in (((1,), "int32"), ((8, 128), "float32"), ((32, 128), "float32"))
-    ]
-    with on_chip(CHIP):
-        assert picked(jax.make_jaxpr(read)(*shapes)) == ({2}, {1})
+    table = Operand("table", "int32", (1,), below=3, least=1.0)
+    operands = [table, Operand("x", "float32", (8, 128)), Operand("pages", "float32", (32, 128))]
+    chip = load_target("tpu7x").chip
+    seed = SeedBuild(chip, lambda params: lambda *given: list(read(*given)), operands)
+    assert picked(seed.closed({}, {})) == ({2}, {1})
+    _, _, reasons = seed.lowered({}, ["o0", "o1"], None, {"one": {}})
+    assert reasons == [], "a stated grid keeps the alias"
 
 
 def test_the_callers_own_integers_are_tried_before_drawn_ones(monkeypatch: pytest.MonkeyPatch) -> None:

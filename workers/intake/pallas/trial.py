@@ -56,9 +56,9 @@ largest operands there."""
 FEW, KEPT = 128, dimensions.KEEPABLE[1]
 """Largest size of an axis that keeps it while dimensions are found, and of a dimension that is tried as it is."""
 
-MOST_ACCESSES, UNKNOWN, SHRUNK, LEAST = 1 << 12, 16, 4, 8
-"""Accesses to memory beyond which a run takes many seconds, since each calls Python; trips of a loop of unknown length;
-what sizes are then divided by, and the least that is left."""
+MOST_ACCESSES, SHRUNK, LEAST = 1 << 12, 4, 8
+"""Accesses to memory beyond which a run takes many seconds, since each calls Python; what sizes are then divided by,
+and the least that is left."""
 
 MOST_ELEMENTS = 1 << 23
 """Most elements of a checked shape's operands."""
@@ -302,8 +302,12 @@ def _checked_shapes(
             inputs = {o.name: draw(o, small, "randn", 2, rng) for o in seed.operands}
             seed.traced(small, defaults)  # before it runs: a run that fails may spoil the next
             if (count := _accesses(seed.closed(small, defaults).jaxpr)) > 8 * MOST_ACCESSES:
-                raise Refusal(f"{count} accesses, of at most {8 * MOST_ACCESSES} that are interpreted")
+                raise Refusal(
+                    f"at least {count} accesses, of at most {8 * MOST_ACCESSES} that are interpreted"
+                )
             answers = oracle(inputs)
+            if not all(np.isfinite(a).all() for a in answers if a.dtype.kind == "f"):
+                raise Refusal("an answer that is not finite")  # as a campaign's operator must not have
             outputs = seed.interpreted(defaults, inputs)
             reason = bounds.wrong(outputs, answers, seed.operands)
         except Refusal as refusal:
@@ -320,11 +324,11 @@ def _checked_shapes(
 
 
 def _accesses(jaxpr: Any) -> int:
-    """About how often a run reads, writes or copies."""
+    """How often a run reads, writes or copies at least: a loop of unknown length is counted once."""
     count = 0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
-        times = params["length"] if name == "scan" else UNKNOWN if name == "while" else 1
+        times = params["length"] if name == "scan" else 1
         if name == "pallas_call":
             times = math.prod(size for size in params["grid_mapping"].grid if isinstance(size, int))
         count += times * sum(map(_accesses, jaxprs_in_params(params)))
