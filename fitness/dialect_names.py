@@ -9,16 +9,17 @@ import builtins
 from collections.abc import Mapping
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """A table of names, as they stand in a text."""
     return frozenset(text.split())
 
 
-_DTYPES = _names(
+_DTYPES = names(
     "bool_ int4 uint4 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bfloat16 float16 float32 float64 "
     "float8_e4m3fn float8_e5m2 float8_e4m3b11fnuz float8_e8m0fnu float4_e2m1fn"
 )
 
-_JNP = _DTYPES | _names(
+_JNP = _DTYPES | names(
     "abs absolute acos acosh add all any append arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax "
     "argmin argsort argwhere array asarray asin asinh astype atan atan2 atanh atleast_1d atleast_2d average bincount "
     "bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_arrays broadcast_to cbrt ceil choose clip column_stack "
@@ -36,7 +37,7 @@ _JNP = _DTYPES | _names(
     "trunc unpackbits unsignedinteger var vdot vecdot vectorize vstack where zeros zeros_like"
 )
 
-_LAX = _names(
+_LAX = names(
     "abs acos acosh add argmax argmin asin asinh associative_scan atan atan2 atanh batch_matmul bitcast_convert_type "
     "bitwise_and bitwise_not bitwise_or bitwise_xor broadcast broadcast_in_dim broadcasted_iota cbrt ceil clamp clz "
     "collapse concatenate cond convert_element_type cos cosh cumlogsumexp cummax cumprod cumsum digamma div dot "
@@ -50,24 +51,24 @@ _LAX = _names(
     "stop_gradient sub switch tan tanh top_k transpose while_loop"
 )
 
-_PALLAS = _names(
+_PALLAS = names(
     "align_to ANY BlockDim Blocked BlockSpec BoundedSlice broadcast_to Buffered cdiv CostEstimate dot ds dslice "
     "Element empty empty_like get_global GridSpec loop MemorySpace multiple_of next_power_of_2 num_programs "
     "pallas_call program_id reciprocal run_scoped Slice Squeezed squeezed strides_from_shape when with_scoped"
 )
 
-_PALLAS_TPU = _names(
+_PALLAS_TPU = names(
     "ARBITRARY async_copy bitcast CompilerParams dma_semaphore einshape emit_pipeline GridDimensionSemantics HBM "
     "load make_async_copy matmul_acc_lhs matmul_pop matmul_push_rhs MemorySpace pack_elementwise PARALLEL "
     "PrefetchScalarGridSpec prng_random_bits prng_seed repeat roll SemaphoreType SMEM stochastic_round store "
     "sync_copy touch unpack_elementwise VMEM"
 )
 
-_TORCH = _DTYPES | _names("empty empty_like zeros zeros_like Tensor float8_e8m0fnu bool int long half float")
+_TORCH = _DTYPES | names("empty empty_like zeros zeros_like Tensor float8_e8m0fnu bool int long half float")
 
-_MATH = _names("ceil floor log log2 sqrt exp pi inf gcd lcm prod isqrt pow")
+_MATH = names("ceil floor log log2 sqrt exp pi inf gcd lcm prod isqrt pow")
 
-_TRITON = _names(
+_TRITON = names(
     "PropagateNan TRITON_MAX_TENSOR_NUMEL abs add arange associative_scan assume atomic_add atomic_and atomic_cas "
     "atomic_max atomic_min atomic_or atomic_xchg atomic_xor bfloat16 broadcast cast cdiv ceil clamp constexpr cos "
     "div_rn dtype erf exp exp2 expand_dims fdiv float16 float32 float64 float8e4b15 float8e4b8 float8e4nv float8e5 "
@@ -77,14 +78,14 @@ _TRITON = _names(
     "uint16 uint32 uint64 uint8 umulhi void where xor_sum zeros zeros_like"
 )
 
-_TL = _TRITON | _names(
+_TL = _TRITON | names(
     "advance argmax argmin broadcast_to cat const cumprod cumsum dot dot_scaled flip interleave "
     "load_tensor_descriptor make_block_ptr make_tensor_descriptor math pi32_t pointer_type range sigmoid softmax "
     "sort squeeze store_tensor_descriptor swizzle2d tensor_descriptor topk trans unsqueeze view debug_barrier rand "
     "rand4x randint randint4x randn randn4x philox"
 )
 
-_GL = _TRITON | _names(
+_GL = _TRITON | names(
     "AutoLayout BlockedLayout CoalescedLayout DistributedLinearLayout DotOperandLayout NVMMADistributedLayout "
     "NVMMASharedLayout PaddedSharedLayout SharedLinearLayout SliceLayout SwizzledSharedLayout "
     "allocate_shared_memory bank_conflicts barrier convert_layout dot_fma fp4_to_fp num_ctas num_warps nvidia "
@@ -92,55 +93,55 @@ _GL = _TRITON | _names(
 )
 
 MODULES: Mapping[str, frozenset[str]] = {
-    "__future__": _names("annotations"),
-    "functools": _names("partial reduce"),
+    "__future__": names("annotations"),
+    "functools": names("partial reduce"),
     "math": _MATH,
-    "jax": _names("Array ShapeDtypeStruct jit lax nn numpy tree tree_util vmap"),
-    "jax.tree": _names("flatten leaves map structure unflatten"),
-    "jax.tree_util": _names("tree_flatten tree_leaves tree_map tree_structure tree_unflatten"),
-    "jax.nn": _names(
+    "jax": names("Array ShapeDtypeStruct jit lax nn numpy tree tree_util vmap"),
+    "jax.tree": names("flatten leaves map structure unflatten"),
+    "jax.tree_util": names("tree_flatten tree_leaves tree_map tree_structure tree_unflatten"),
+    "jax.nn": names(
         "celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu log_sigmoid log_softmax "
         "logsumexp mish one_hot relu relu6 selu sigmoid silu soft_sign softmax softplus sparse_plus squareplus swish "
         "tanh"
     ),
     "jax.numpy": _JNP,
     "jax.lax": _LAX,
-    "jax.experimental": _names("pallas"),
+    "jax.experimental": names("pallas"),
     "jax.experimental.pallas": _PALLAS | {"tpu"},
     "jax.experimental.pallas.tpu": _PALLAS_TPU,
     "torch": _TORCH,
-    "triton": _names("jit cdiv next_power_of_2 reinterpret language experimental tools"),
-    "triton.tools": _names("tensor_descriptor"),
-    "triton.tools.tensor_descriptor": _names("TensorDescriptor"),
+    "triton": names("jit cdiv next_power_of_2 reinterpret language experimental tools"),
+    "triton.tools": names("tensor_descriptor"),
+    "triton.tools.tensor_descriptor": names("TensorDescriptor"),
     "triton.language": _TL,
-    "triton.language.math": _names(
+    "triton.language.math": names(
         "abs ceil cos div_rn erf exp exp2 fdiv floor fma log log2 rsqrt sin sqrt sqrt_rn umulhi"
     ),
-    "triton.experimental": _names("gluon"),
-    "triton.experimental.gluon": _names("jit language nvidia"),
-    "triton.experimental.gluon.nvidia": _names("hopper blackwell"),
-    "triton.experimental.gluon.nvidia.hopper": _names("TensorDescriptor"),
+    "triton.experimental": names("gluon"),
+    "triton.experimental.gluon": names("jit language nvidia"),
+    "triton.experimental.gluon.nvidia": names("hopper blackwell"),
+    "triton.experimental.gluon.nvidia.hopper": names("TensorDescriptor"),
     "triton.experimental.gluon.language": _GL,
-    "triton.experimental.gluon.language.nvidia": _names("hopper"),
-    "triton.experimental.gluon.language.nvidia.hopper": _names(
+    "triton.experimental.gluon.language.nvidia": names("hopper"),
+    "triton.experimental.gluon.language.nvidia.hopper": names(
         "fence_async_shared mbarrier tma warpgroup_mma warpgroup_mma_wait"
     ),
-    "triton.experimental.gluon.language.nvidia.hopper.mbarrier": _names(
+    "triton.experimental.gluon.language.nvidia.hopper.mbarrier": names(
         "init wait expect arrive MBarrierLayout"
     ),
-    "triton.experimental.gluon.language.nvidia.hopper.tma": _names(
+    "triton.experimental.gluon.language.nvidia.hopper.tma": names(
         "async_copy_global_to_shared async_copy_shared_to_global store_wait"
     ),
 }
 """Module to what may be named in it."""
 
-REFUSED = _names(
+REFUSED = names(
     "inline_asm_elementwise device_print device_assert static_print extra core semantic builtin "
     "standard random map_elementwise call callback globaltimer smid target_info amd"
 )
 """Never, whatever the module: escapes to assembly, output, or the compiler's own machinery."""
 
-VALUE_ATTRIBUTES = _names(
+VALUE_ATTRIBUTES = names(
     "T add append apply arrive astype at bitcast copy count cumsum div dot dtype element_size element_ty exp "
     "expect extend flat gather get handle hi index insert item items itemsize keys load lo logical_not "
     "make_ring max mbarrier mean min multiply ndim numel pop permute power prod ravel reshape reduce reverse "
@@ -148,32 +149,32 @@ VALUE_ATTRIBUTES = _names(
     "view wait warpgroup_mma warpgroup_mma_wait wait_recv wait_send join mask_shape expand fill_ zero_ "
     "is_floating is_int_signed is_int_unsigned int_bitwidth primitive_bitwidth fp_mantissa_width is_int is_fp8 is_fp16 "
     "is_bf16 is_fp32 is_fp64 is_int1 is_int8 is_int16 is_int32 is_int64 is_uint8 is_uint16 is_uint32 is_uint64"
-) - _names("handle item mask_shape apply reduce")
+) - names("handle item mask_shape apply reduce")
 """Attributes of values (arrays, references, tuples, descriptors) a kernel may use."""
 
-BUILTINS = _names(
+BUILTINS = names(
     "range len min max abs sum int float bool str tuple list dict zip enumerate reversed sorted divmod round pow "
     "True False None ValueError AssertionError NotImplementedError slice map filter any all isinstance"
 )
 
-ALL_BUILTINS = frozenset(name for name in dir(builtins) if not name.startswith("_")) | _names(
+ALL_BUILTINS = frozenset(name for name in dir(builtins) if not name.startswith("_")) | names(
     "aiter anext exit quit copyright credits license help"
 )
 """What nothing in a module may be called, so that a name always is what it looks like."""
 
-DECORATORS = _names("triton.jit triton.experimental.gluon.jit jax.jit")
+DECORATORS = names("triton.jit triton.experimental.gluon.jit jax.jit")
 """Plain decorators of module-level and nested functions."""
 
 PARTIAL_DECORATORS = DECORATORS | {"jax.experimental.pallas.pallas_call"}
 """What ``functools.partial`` may be of, in a decorator."""
 
-CALLED_DECORATORS = _names(
+CALLED_DECORATORS = names(
     "jax.experimental.pallas.when jax.experimental.pallas.loop jax.experimental.pallas.with_scoped "
     "functools.partial triton.jit triton.experimental.gluon.jit jax.jit"
 )
 """Decorators that are calls."""
 
-KEYWORDS = _names(
+KEYWORDS = names(
     "a acc acc_addr accumulation_type accuracy add alignment alloc_shape allow_imprecise_accumulation "
     "allow_input_fusion allow_negative_indices allow_tf32 approx approximate array arrays ary assert_trivial axes "
     "axis axis1 axis2 axis_size b base bins bitcast block_bases block_shape block_size body body_fun boundary_check "
@@ -205,20 +206,20 @@ KEYWORDS = _names(
 )
 """Keyword arguments of what a kernel may call, whatever it is; besides, names of the module's own parameters."""
 
-LAUNCH_OPTIONS = _names(
+LAUNCH_OPTIONS = names(
     "num_warps num_stages num_ctas maxnreg enable_fp_fusion launch_cooperative_grid launch_pdl waves_per_eu "
     "matrix_instr_nonkdim kpack"
 )
 """Options of a launch, beside the kernel's own parameters."""
 
 DECORATOR_KEYWORDS: Mapping[str, frozenset[str]] = {
-    "triton.jit": _names("do_not_specialize do_not_specialize_on_alignment noinline"),
-    "triton.experimental.gluon.jit": _names("do_not_specialize do_not_specialize_on_alignment noinline"),
-    "jax.jit": _names("static_argnums static_argnames inline"),
+    "triton.jit": names("do_not_specialize do_not_specialize_on_alignment noinline"),
+    "triton.experimental.gluon.jit": names("do_not_specialize do_not_specialize_on_alignment noinline"),
+    "jax.jit": names("static_argnums static_argnames inline"),
 }
 """Keywords of a decorator that compiles a function, the only ones that may be lists of constants."""
 
-RESERVED_KEYWORDS = _names(
+RESERVED_KEYWORDS = names(
     "allow_collective_id_without_custom_barrier allowed_dot_input_precisions arch backend backend_name boundary "
     "cluster_dims collective_axes collective_id compiler_options core_axis core_axis_name cost_estimate "
     "ctas_per_cga debug default_dot_input_precision deprecated_fp8_dot_operand_dtypes device "
@@ -233,16 +234,16 @@ RESERVED_KEYWORDS = _names(
 )
 """Options that switch a kernel to another way of running or compiling: no keyword, not even of its own functions."""
 
-MAY_UNPACK = _names("jax.experimental.pallas.BlockSpec")
+MAY_UNPACK = names("jax.experimental.pallas.BlockSpec")
 """Where ``**`` of a mapping may stand in a call: nothing here takes a refused keyword."""
 
-KEYWORDS_ONLY = _names("jax.experimental.pallas.tpu.CompilerParams")
+KEYWORDS_ONLY = names("jax.experimental.pallas.tpu.CompilerParams")
 """What may only be called, and with keywords, so that none of its options goes unseen."""
 
 DEVICE_CODE = "CUDA"
 """The constant that holds the text of a module in CUDA C++."""
 
-BESIDE_DEVICE_CODE = _names("__future__ math functools")
+BESIDE_DEVICE_CODE = names("__future__ math functools")
 """What the Python beside it may import."""
 
 DECLARATIONS = ("SPACE", "DEFAULTS", "CONSTRAINTS")

@@ -13,6 +13,7 @@ import triton.experimental.gluon.language as real
 import triton.experimental.gluon.language.nvidia.hopper as real_hopper
 import triton.language as tl
 
+from tilewright.fitness.dialect_names import names
 from tilewright.workers.runners.gluon_emulator import values
 from tilewright.workers.runners.gluon_emulator.faults import EmulationError
 from tilewright.workers.runners.gluon_emulator.global_memory import Descriptor, Pointer
@@ -20,36 +21,12 @@ from tilewright.workers.runners.gluon_emulator.machine import Machine
 from tilewright.workers.runners.gluon_emulator.shared_memory import Barrier, CopyIn, CopyOut, Product, Shared
 from tilewright.workers.runners.gluon_emulator.values import Tensor, elementwise, lift, reduced
 
-_KEPT = [
-    "AutoLayout",
-    "BlockedLayout",
-    "CoalescedLayout",
-    "DistributedLinearLayout",
-    "DotOperandLayout",
-    "NVMMADistributedLayout",
-    "NVMMASharedLayout",
-    "PaddedSharedLayout",
-    "SharedLinearLayout",
-    "SliceLayout",
-    "SwizzledSharedLayout",
-    "int1",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "float8e4nv",
-    "float8e5",
-    "dtype",
-    "pointer_type",
-]
+_KEPT = names(
+    "AutoLayout BlockedLayout CoalescedLayout DistributedLinearLayout DotOperandLayout NVMMADistributedLayout "
+    "NVMMASharedLayout PaddedSharedLayout SharedLinearLayout SliceLayout SwizzledSharedLayout int1 int8 int16 "
+    "int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 float8e4nv float8e5 dtype "
+    "pointer_type"
+)
 """Layouts and types, which are the real ones."""
 
 

@@ -19,19 +19,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
 )
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 
-_BROADCASTING = (
-    "maximum",
-    "minimum",
-    "where",
-    "clip",
-    "multiply",
-    "divide",
-    "add",
-    "subtract",
-    "power",
-    "fmax",
-    "true_divide",
-)
+_BROADCASTING = words("maximum minimum where clip multiply divide add subtract power fmax true_divide")
 _REDUCING = ("max", "amax", "min", "amin", "sum", "mean")
 _UNARY = words(
     "abs absolute negative exp exp2 log log2 sqrt square reciprocal round floor ceil sign rint rsqrt"
