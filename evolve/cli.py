@@ -240,8 +240,9 @@ class _Parser(argparse.ArgumentParser):
         choices = next(action.choices for action in self._actions if action.dest == "command")
         command = dict(choices or {})[parsed.command]
         close = difflib.get_close_matches(left[0], list(command._option_string_actions), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        command.error(f"unrecognized arguments: {' '.join(left)}{hint}")
+        command.error(
+            f"unrecognized arguments: {' '.join(left)}" + (f"; did you mean {close[0]!r}?" if close else "")
+        )
 
 
 class _Version(argparse.Action):

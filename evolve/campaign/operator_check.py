@@ -66,8 +66,7 @@ class _Check:
         self._require(
             all(isinstance(gate, known) for gate in operator.gates), "has a gate of an unknown kind"
         )
-        groups = (suite.workloads, suite.final, suite.check)
-        tuples = all(isinstance(group, tuple | list) for group in groups)
+        tuples = all(isinstance(group, tuple | list) for group in (suite.workloads, suite.final, suite.check))
         self._require(
             tuples, f"has a suite {suite.name} whose shapes are no tuple; write one shape as (shape,)"
         )

@@ -215,8 +215,7 @@ class Mirror:
 
     def _write_early_gains(self, seed_arrival: int) -> None:
         """Gains of the candidates whose evaluations ended before the first seed's."""
-        rows_before = itertools.islice(self._journal.evaluations(), seed_arrival)
-        for _, index, evaluation, at in rows_before:
+        for _, index, evaluation, at in itertools.islice(self._journal.evaluations(), seed_arrival):
             rows = [Metric(k, v, int(at * 1000), index) for k, v in self._progress.gain(evaluation).items()]
             self._log(self._children[index].run_id, {}, rows)
 

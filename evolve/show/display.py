@@ -96,9 +96,8 @@ class PlainDisplay:
 
     def update(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        best = snapshot.best
-        ranks = best is not None and bool(best.workloads) and timed(best.target)
-        fitness = (best.fitness or 0.0) if best and ranks else 0.0
+        best = snapshot.best if snapshot.best and snapshot.best.workloads else None
+        fitness = (best.fitness or 0.0) if best and timed(best.target) else 0.0
         if fitness > self._best:
             self._best = fitness
             self._write(f"{progress_text(snapshot)}: new best {best_text(snapshot)}")

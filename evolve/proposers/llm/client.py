@@ -224,10 +224,8 @@ class OpenAIEndpoint:
             usage = answer.usage
         except self._openai.APIStatusError as error:
             refused = 400 <= error.status_code < 500
-            advice = ADVICE.get(error.status_code, "")
-            raise EndpointFailed(
-                f"HTTP {error.status_code} from {self._place}{advice}", billed=not refused
-            ) from error
+            said = f"HTTP {error.status_code} from {self._place}{ADVICE.get(error.status_code, '')}"
+            raise EndpointFailed(said, billed=not refused) from error
         except self._openai.APIError as error:
             unreached = type(error.__cause__).__name__ == "ConnectError"
             name = "no connection to" if unreached else f"{type(error).__name__} from"

@@ -21,9 +21,9 @@ CALLS = {
     "shared": "f32[30, 20], i64[30] < 5", "kept_rows": "f32[30, 20], i64[30] < 5", "cubed": "f32[30, 50]",
     "halved": "f32[30, 20]", "tripled": "f32[30, 20]",
     "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
-    "maker(factor=3)": "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
+    'maker(factor=3)["tripled"]': "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
     "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
-    "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", 'makers()["tripled"]': "f32[30, 20]",
+    "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """
@@ -132,5 +132,5 @@ def test_a_number_that_is_a_size_follows_it_and_is_guarded(answers: dict[str, An
 
 
 def test_the_original_of_one_of_several_is_found() -> None:
-    place = (str(STYLES), str(STYLES.parent), "styles", 'makers()["tripled"]')
+    place = (str(STYLES), str(STYLES.parent), "styles", 'maker(factor=3)["tripled"]')
     assert tilewright_imported(*place).__name__ == "scaled"
