@@ -107,7 +107,10 @@ def run_reference(
 ) -> list[np.ndarray]:
     """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
     if getattr(function, "takes_arrays", False):  # a kernel module in a process of its own
-        given = {n: a if isinstance(a, np.ndarray) else to_array(a) for n, a in inputs.items()}
+        given = {
+            n: np.asarray(a) if isinstance(a, np.ndarray | np.generic) else to_array(a)
+            for n, a in inputs.items()
+        }
         return [wide(a) for a in function(widened(given, precision))]
     if is_jax(function):
         return _run_jax(function, call, inputs, precision)
