@@ -43,8 +43,8 @@ class CrossCompileStage:
         try:
             read = {str(f.data["key"]): _read(f, request.target.architecture).data() for f in codes}
             # of every shape: none has a time here, and one that a suite would time may be left to another kernel
-            workloads = {w.id: w for w in (*request.measured, *request.checked)}
-            launches = [answer[0].data["launches"][name] for name in workloads]
+            shapes = dict.fromkeys(w.id for w in (*request.measured, *request.checked))
+            launches = [answer[0].data["launches"][name] for name in shapes]
         except UnreadableCode as error:
             return Failure(Verdict.COMPILE_ERROR, one_line(str(error)))
         except MALFORMED as error:

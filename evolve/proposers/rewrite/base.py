@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypeVar
 import libcst as cst
 import numpy as np
 
+from tilewright.fitness.dialect_names import names
+
 Value = int | float | bool | str
 Node = TypeVar("Node", bound=cst.CSTNode)
 
@@ -65,14 +67,11 @@ class Rule(Protocol):
         ...
 
 
-def words(text: str) -> tuple[str, ...]:
-    """A table of names, as they stand in a text."""
-    return tuple(text.split())
-
-
-_LAYOUT = words(
-    "whitespace leading trailing lpar rpar lbracket rbracket lbrace rbrace comma header footer semicolon newline "
-    "empty_lines lines equal dot colon first_line"
+_LAYOUT = tuple(
+    names(
+        "whitespace leading trailing lpar rpar lbracket rbracket lbrace rbrace comma header footer semicolon "
+        "newline empty_lines lines equal dot colon first_line"
+    )
 )
 
 

@@ -1,1 +1,1 @@
-"""Reads kernels in CUDA C++ in: raw device code, and host code of torch that launches kernels."""
+"""Reads a kernel in CUDA C++: the device code of a file, and the launch that the command line describes."""

@@ -10,16 +10,14 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.evolve.proposers.rewrite.base import words
 from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, calls, device_call
 from tilewright.evolve.proposers.rewrite.triton.masks import is_side
+from tilewright.fitness.dialect_names import names
 
-MIXING = frozenset(
-    words(
-        "argmax argmin associative_scan cat cumprod cumsum flip gather histogram join max min permute reduce "
-        "reshape sort split sum topk trans view xor_sum T"
-    )
+MIXING = names(
+    "argmax argmin associative_scan cat cumprod cumsum flip gather histogram join max min permute reduce "
+    "reshape sort split sum topk trans view xor_sum T"
 )
 """What may bring the value of one row into another."""
 

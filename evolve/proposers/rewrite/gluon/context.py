@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported, words
+from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.beside import mixes_rows, row_numbers
@@ -22,8 +22,9 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
 )
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
+from tilewright.fitness.dialect_names import names
 
-LOCALS = words(
+LOCALS = names(
     "tile rows_of_tiles columns_of_tiles last_row_tile last_column_tile walk stage phase ready_at a_stages "
     "b_stages c_slots s_stages empty ready ready_more piece group mma nothing step_done a_now wrapped launched"
 )
@@ -49,7 +50,7 @@ class Lowering:
         self.edit, self.product, self.plan = edit, plan.product, plan
         self.kernel = plan.product.kernel
         self.source = self.kernel.source
-        self.names = {name: self.source.fresh(name) for name in LOCALS}
+        self.names = {name: self.source.fresh(name) for name in sorted(LOCALS)}
         self.stored = self.product.stored[-1] if self.product.stored else None
         """One store goes through shared memory; others stay as they are."""
 

@@ -7,16 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported, words
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.fitness.dialect_names import names
 
-GLUON_NAMES = frozenset(
-    words(
-        "abs arange associative_scan assume bfloat16 broadcast cast cdiv ceil cos div_rn erf exp exp2 expand_dims "
-        "fdiv float16 float32 float64 float8e4nv float8e5 floor fma full full_like int1 int16 int32 int64 int8 join "
-        "load log log2 max max_constancy max_contiguous maximum min minimum mul multiple_of num_programs permute "
-        "program_id reshape rsqrt sin split sqrt sqrt_rn static_assert static_range store sub sum uint16 uint32 "
-        "uint64 uint8 umulhi where zeros zeros_like constexpr dtype add"
-    )
+GLUON_NAMES = names(
+    "abs arange associative_scan assume bfloat16 broadcast cast cdiv ceil cos div_rn erf exp exp2 expand_dims "
+    "fdiv float16 float32 float64 float8e4nv float8e5 floor fma full full_like int1 int16 int32 int64 int8 join "
+    "load log log2 max max_constancy max_contiguous maximum min minimum mul multiple_of num_programs permute "
+    "program_id reshape rsqrt sin split sqrt sqrt_rn static_assert static_range store sub sum uint16 uint32 "
+    "uint64 uint8 umulhi where zeros zeros_like constexpr dtype add"
 )
 """What ``triton.language`` and Gluon's language both have under one name and with one meaning."""
 

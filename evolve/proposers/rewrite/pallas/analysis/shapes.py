@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, words
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
@@ -18,10 +18,11 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     parameters,
 )
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
+from tilewright.fitness.dialect_names import names
 
-_BROADCASTING = words("maximum minimum where clip multiply divide add subtract power fmax true_divide")
+_BROADCASTING = names("maximum minimum where clip multiply divide add subtract power fmax true_divide")
 _REDUCING = ("max", "amax", "min", "amin", "sum", "mean")
-_UNARY = words(
+_UNARY = names(
     "abs absolute negative exp exp2 log log2 sqrt square reciprocal round floor ceil sign rint rsqrt"
 )
 
