@@ -49,7 +49,10 @@ WEIGHT_BLOCK_N = 128
 RECIPES: Mapping[str, int] = MappingProxyType({"g128": 128, "g256": 256, "g512": 512})
 """Recipe name to scale group along K. One more number makes one more operator."""
 
-GATES: tuple[Gate, ...] = (SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack"))
+GATES: tuple[Gate, ...] = (
+    SnrGate("field", "field", 25.0),
+    SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),
+)
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeated", "faint", "huge")
 
@@ -154,17 +157,20 @@ class FusedFp8Gemm(Product):
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         """Float64 references: ``exact`` over the dequantised operands, ``field`` over unquantised activations.
 
-        ``slack``: what codes near a tie, and rounding of the dequantised operands to bfloat16, explain.
+        ``slack``: what codes near a tie, and rounding of the dequantised operands to bfloat16, explain;
+        ``turned``: the mean square of what such codes explain.
         """
         w = dequantise_weights(inputs["w"], inputs["sw"])
         q, scale = quantise_activations(inputs["a"], self.group)
         rows, depth = q.shape
         groups = q.astype(np.float64).reshape(rows, depth // self.group, self.group)
         dequantised = (groups * scale.astype(np.float64)[:, :, None]).reshape(rows, depth)
+        slack, turned = slack_of(np.matmul, dequantised, w, turned_steps(inputs["a"], scale))
         return {
             "exact": {"c": dequantised @ w},
             "field": {"c": inputs["a"].astype(np.float64) @ w},
-            "slack": {"c": slack_of(np.matmul, dequantised, w, turned_steps(inputs["a"], scale))},
+            "slack": {"c": slack},
+            "turned": {"c": turned},
         }
 
     def oracle_at(

@@ -47,7 +47,10 @@ ABSMAX_FLOOR = 1e-12
 FREE_BLOCK = 128
 """Elements of the free dimension that share one scale of ``rhs``."""
 
-GATES: tuple[Gate, ...] = (SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack"))
+GATES: tuple[Gate, ...] = (
+    SnrGate("field", "field", 25.0),
+    SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),
+)
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeated", "faint", "huge")
 
 _KERNELS = Path(__file__).parent / "kernels"
@@ -216,7 +219,7 @@ class GroupedProduct:
         raw = {name: inputs[name].astype(np.float64) for name in operands}
         rounded = {name: self._rounded(name, inputs[name], workload) for name in operands}
         if not self.recipe.rows:
-            slack = slack_of(
+            slack, turned = slack_of(
                 lambda a, b: _over_columns(a, b, sizes),
                 rounded["lhs"],
                 rounded["grad"],
@@ -227,13 +230,15 @@ class GroupedProduct:
                 "exact": {name: _over_columns(rounded["lhs"], rounded["grad"], sizes)},
                 "field": {name: _over_columns(raw["lhs"], raw["grad"], sizes)},
                 "slack": {name: slack},
+                "turned": {name: turned},
             }
         matrices = self._matrices(inputs)
         (rows,) = operands
         steps = self._steps(rows, inputs[rows], workload)
-        slack = slack_of(lambda a, b: _over_rows(a, b, sizes), rounded[rows], matrices, steps)
+        slack, turned = slack_of(lambda a, b: _over_rows(a, b, sizes), rounded[rows], matrices, steps)
         return {
             "slack": {name: slack},
+            "turned": {name: turned},
             "exact": {name: _over_rows(rounded[rows], matrices, sizes)},
             "field": {name: _over_rows(raw[rows], matrices, sizes)},
         }

@@ -19,7 +19,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.fitness.evaluation import Stage, Verdict
@@ -38,8 +38,8 @@ UNITS = tuple(2**n for n in range(11))
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
-TURNS = 2
-"""Most lots that are drawn where of the first many are outside."""
+TURNS, ENOUGH = 2, 4
+"""Most lots that are drawn where of the first so many are not inside."""
 
 TRIES = 8
 """For each shape."""
@@ -52,16 +52,19 @@ NOT_SERVED = (Verdict.COMPILE_ERROR, Verdict.RESOURCE_ERROR)
 
 @dataclass(frozen=True)
 class Lot:
-    """So many ``shapes`` of at most so many elements and so much ``work``, the product of all dimensions; ``named`` of
-    them have sizes that the candidate's comparisons name."""
+    """So many ``shapes``, each of at most so many elements and so much ``work``, the product of all dimensions, and
+    together of at most ``whole`` times that. ``named`` of them have sizes that the candidate's comparisons name."""
 
     shapes: int
     named: int
     elements: int
     work: int
+    whole: int = field(default=8, repr=False)
 
 
-INTERPRETED = Lot(5, 3, 1 << 17, 1 << 23)
+INTERPRETED = Lot(48, 8, 1 << 17, 1 << 22, whole=4)
+"""As many as cost little: of shapes at every hundredth of which a kernel is wrong, few show it seldom."""
+
 MODELLED = Lot(3, 1, 1 << 21, 1 << 30)
 MEASURED = Lot(8, 4, 1 << 22, 1 << 29)
 LARGE = Lot(2, 0, 1 << 26, 1 << 42)
@@ -92,7 +95,8 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
         if made is not None and made not in shapes:
             workload = Workload(drawn_id(made), made)
             found.setdefault(workload.id, workload)
-        if len(found) == lot.shapes:
+        elements, work = map(sum, zip((0, 0), *(legal.cost(w.dims) for w in found.values()), strict=True))
+        if len(found) == lot.shapes or elements > lot.whole * lot.elements or work > lot.whole * lot.work:
             break
     return tuple(found.values())
 
@@ -222,8 +226,12 @@ class _Legal:
 
     def small(self, dims: Mapping[str, int]) -> bool:
         """Whether the lot allows for it."""
-        elements = sum(map(math.prod, self._specs(Workload(drawn_id(dims), dims))))
-        return elements <= self._lot.elements and math.prod(dims.values()) <= self._lot.work
+        elements, work = self.cost(dims)
+        return elements <= self._lot.elements and work <= self._lot.work
+
+    def cost(self, dims: Mapping[str, int]) -> tuple[int, int]:
+        """Elements and work."""
+        return sum(map(math.prod, self._specs(Workload(drawn_id(dims), dims)))), math.prod(dims.values())
 
     def _specs(self, workload: Workload) -> list[tuple[int, ...]]:
         operator = self._request.operator
@@ -281,7 +289,7 @@ class DrawnStage:
         self._lots, self._exact = lots, exact
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """All shapes of a lot together, since most kernels pass; one by one where they do not."""
+        """All shapes of a lot together, since most kernels pass; in halves where they do not."""
         for lot, run in self._lots:
             before = len(found.drawn)
             for turn in range(TURNS):
@@ -289,7 +297,7 @@ class DrawnStage:
                 shapes = tuple(w for w in shapes if lot is LARGE or _answered(request, w))
                 if shapes and (failure := self._on(request, found, shapes, run)) is not None:
                     return failure
-                if len(found.drawn) - before >= lot.shapes // 2:
+                if len(found.drawn) - before >= min(ENOUGH, lot.shapes // 2):
                     break
         return None
 
@@ -298,8 +306,9 @@ class DrawnStage:
     ) -> Failure | None:
         failure = _tried(request, found, shapes, run)
         if failure is None or len(shapes) > 1:
-            for shape in shapes if failure is not None else ():
-                if (failure := self._on(request, found, (shape,), run)) is not None:
+            half = len(shapes) // 2
+            for part in (shapes[:half], shapes[half:]) if failure is not None else ():
+                if (failure := self._on(request, found, part, run)) is not None:
                     return failure
             return None
         if failure.verdict is Verdict.INFRA_ERROR:
