@@ -99,14 +99,8 @@ def _read(
             for n, wanted in judged.items()
         ]
         fault = next(filter(None, faults), "")
-        return GateReading(
-            gate=gate.name,
-            inputs=kind,
-            value=shown,
-            passed=passed and not fault,
-            bar=bar if gate.turned else None,
-            detail=fault,
-        )
+        passed, told = passed and not fault, bar if gate.turned else None
+        return GateReading(gate=gate.name, inputs=kind, value=shown, passed=passed, bar=told, detail=fault)
     if any(outputs[name].dtype != reference[name].dtype for name in gate.outputs):
         return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
     if isinstance(gate, AgreementGate):

@@ -20,7 +20,8 @@ the codes and reads 36 dB: it is wrong here, as are coarser scales than the reci
 The field gate (25 dB, the one published for e4m3 GEMMs) compares with the product of the *unquantised*
 activations and the dequantised weights: the weights arrive quantised, so their rounding is no kernel's to
 answer for. It reads 31.6 dB for a right kernel, and, being too weak to notice ignored scales, it is kept
-for comparability only; the exact gate (45 dB against float64 over the dequantised operands) decides.
+for comparability only; the exact gate (45 dB against float64 over the dequantised operands, beside what ties that
+turn explain) decides.
 """
 
 from __future__ import annotations
@@ -157,8 +158,7 @@ class FusedFp8Gemm(Product):
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         """Float64 references: ``exact`` over the dequantised operands, ``field`` over unquantised activations.
 
-        ``slack``: what codes near a tie, and rounding of the dequantised operands to bfloat16, explain;
-        ``turned``: the mean square of what such codes explain.
+        ``slack``, ``turned``: see ``shaped.slack_of``.
         """
         w = dequantise_weights(inputs["w"], inputs["sw"])
         q, scale = quantise_activations(inputs["a"], self.group)

@@ -62,7 +62,7 @@ class Lot:
     whole: int = field(default=8, repr=False)
 
 
-INTERPRETED = Lot(48, 8, 1 << 17, 1 << 22, whole=4)
+INTERPRETED = Lot(24, 6, 1 << 17, 1 << 22, whole=4)
 """As many as cost little: of shapes at every hundredth of which a kernel is wrong, few show it seldom."""
 
 MODELLED = Lot(3, 1, 1 << 21, 1 << 30)
@@ -289,7 +289,7 @@ class DrawnStage:
         self._lots, self._exact = lots, exact
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """All shapes of a lot together, since most kernels pass; in halves where they do not."""
+        """All shapes of a lot together, since most kernels pass; one by one where they do not."""
         for lot, run in self._lots:
             before = len(found.drawn)
             for turn in range(TURNS):
@@ -306,9 +306,8 @@ class DrawnStage:
     ) -> Failure | None:
         failure = _tried(request, found, shapes, run)
         if failure is None or len(shapes) > 1:
-            half = len(shapes) // 2
-            for part in (shapes[:half], shapes[half:]) if failure is not None else ():
-                if (failure := self._on(request, found, part, run)) is not None:
+            for shape in shapes if failure is not None else ():
+                if (failure := self._on(request, found, (shape,), run)) is not None:
                     return failure
             return None
         if failure.verdict is Verdict.INFRA_ERROR:
