@@ -40,8 +40,7 @@ class PoolSettings:
     """The kernel that several devices of a measured target are calibrated with."""
 
     def deadline_seconds(self, scope: Scope) -> float:
-        """Wall clock of one job, after which its worker counts as hung: three children at their limits, and as long as
-        they may wait for a processor."""
+        """Wall clock of one job, after which its worker counts as hung: three children that run and wait their most."""
         factor = (1 + WAITING_FACTOR) * (Limits().final_factor if scope is Scope.FINAL else 1.0)
         return factor * (2 * self.check_seconds + self.measure_seconds) + DEADLINE_SLACK_SECONDS
 
