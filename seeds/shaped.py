@@ -13,7 +13,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.operator import Suite, TensorSpec, Workload
+from tilewright.seeds.operator import Gate, SnrGate, Suite, TensorSpec, Workload
 
 
 class Shaped:
@@ -131,6 +131,12 @@ def slack_of(
         found, turned = found + product(one, other), turned + product(one * one, other * other)
     return found.astype(np.float64) * size, turned.astype(np.float64) * size**2
 
+
+GATES: tuple[Gate, ...] = (
+    SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),
+)  # fmt: skip
+INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeated", "faint", "huge")
+"""Of products that quantise an operand on the way."""
 
 ROOM, NEAR = 6.5, 2.0**-21
 """Standard deviations that the largest of millions of errors may be; shares of a code within which it may turn."""

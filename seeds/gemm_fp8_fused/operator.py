@@ -34,9 +34,10 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
+from tilewright.seeds import shaped
 from tilewright.seeds.inlined import inlined
-from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import FAINT, HUGE, Product, gemm, integers, slack_of, turned_steps
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
+from tilewright.seeds.shaped import INPUT_KINDS, Product, gemm, integers, slack_of, turned_steps
 
 FP8_MAX = 448.0
 """Largest finite e4m3fn value."""
@@ -49,13 +50,6 @@ WEIGHT_BLOCK_N = 128
 
 RECIPES: Mapping[str, int] = MappingProxyType({"g128": 128, "g256": 256, "g512": 512})
 """Recipe name to scale group along K. One more number makes one more operator."""
-
-GATES: tuple[Gate, ...] = (
-    SnrGate("field", "field", 25.0),
-    SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),
-)
-
-INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeated", "faint", "huge")
 
 _KERNELS = Path(__file__).parent / "kernels"
 
@@ -94,7 +88,7 @@ class FusedFp8Gemm(Product):
     group: int
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = GATES
+    gates: tuple[Gate, ...] = shaped.GATES
     input_kinds: tuple[str, ...] = INPUT_KINDS
 
     @property
@@ -147,9 +141,9 @@ class FusedFp8Gemm(Product):
         elif kind == "repeated":
             a, w = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (m, k)), np.abs(w)
         elif kind == "faint":
-            a *= rng.choice(np.array(FAINT, np.float32), (m, 1))
+            a *= rng.choice(np.array(shaped.FAINT, np.float32), (m, 1))
         elif kind == "huge":
-            a *= np.float32(2.0 ** rng.integers(*HUGE))
+            a *= np.float32(2.0 ** rng.integers(*shaped.HUGE))
         elif kind != "randn":
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
         q, scale = quantise_weights(w, self.group)

@@ -18,7 +18,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,9 @@ from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.cascade.named_sizes import LARGEST, named_sizes
 from tilewright.workers.intake.operator import TakenOperator
 from tilewright.workers.request import Failure, Findings, Request
+
+Wanted = list[tuple[tuple[str, ...], tuple[int, ...]]]
+"""Dimensions, and a size of each."""
 
 PREFIX = "drawn/"
 """Of the ids of drawn workloads."""
@@ -44,8 +47,8 @@ TURNS, ENOUGH = 2, 4
 TRIES = 8
 """For each shape."""
 
-ELSEWHERE, NAMED_ELSEWHERE = 0.3, 0.1
-"""How often a dimension changes beside the one whose turn it is, and beside one that has a size that is named."""
+ELSEWHERE = 0.3
+"""How often a dimension changes beside the one whose turn it is."""
 
 NOT_SERVED = (Verdict.COMPILE_ERROR, Verdict.RESOURCE_ERROR)
 
@@ -80,18 +83,21 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
     shapes = [dict(w.dims) for w in listed if list(w.dims) == dims]
     legal = _Legal(request, lot)
     named = named_sizes(request.source, request.params)
-    pool = {
-        name: [n for some in (named.turns, named.few) for n in rng.sample(some, len(some)) if n not in known]
-        for name in rng.sample(dims, len(dims)) for known in ({shape[name] for shape in shapes},)
-    }  # fmt: skip
-    turns, pairs = list(pool), rng.sample(named.pairs, len(named.pairs))
+
+    def wanted(some: Iterable[tuple[int, ...]]) -> Wanted:
+        every = [(names, sizes) for sizes in some for names in itertools.combinations(dims, len(sizes))]
+        new = [one for one in every if all(tuple(shape[n] for n in one[0]) != one[1] for shape in shapes)]
+        return rng.sample(new, len(new))
+
+    singles, pairs = [*wanted(zip(named.turns)), *wanted(zip(named.few))], wanted(named.pairs)
+    turns = rng.sample(dims, len(dims))
     found: dict[str, Workload] = {}
     for turn in range(TRIES * lot.shapes):
-        some = pool if len(found) < lot.named and turn < TRIES * lot.named else {}
-        if some and pairs and (turn % 2 == 0 or not any(pool.values())):
-            made = _paired(shapes, pairs, legal, rng)
+        some = pairs if pairs and (turn % 2 == 0 or not singles) else singles
+        if some and len(found) < lot.named and turn < TRIES * lot.named:
+            made = _named(shapes, some, legal, rng)
         else:
-            made = _drawn(shapes, turns[turn % len(turns)], legal, some, rng)
+            made = _drawn(shapes, turns[turn % len(turns)], legal, rng)
         if made is not None and made not in shapes:
             workload = Workload(drawn_id(made), made)
             found.setdefault(workload.id, workload)
@@ -113,44 +119,35 @@ def drawn_dims(name: str) -> dict[str, int]:
 
 
 def _drawn(
-    shapes: Sequence[Mapping[str, int]],
-    turn: str,
-    legal: _Legal,
-    named: Mapping[str, list[int]],
-    rng: random.Random,
+    shapes: Sequence[Mapping[str, int]], turn: str, legal: _Legal, rng: random.Random
 ) -> dict[str, int] | None:
-    """One shape, in which dimension ``turn`` is a drawn one; None where none was legal and small enough.
-
-    Sizes that are ``named`` for a dimension are taken from there first, each once, and as they are: seldom in several
-    dimensions at once, since a kernel may not serve all of them.
-    """
+    """One shape, in which dimension ``turn`` is a drawn one; None where none was legal and small enough."""
     base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
-    dims = _with(base, turn, shapes, legal, named, rng)
+    dims = _with(base, turn, shapes, legal, rng)
     order = [name for name in rng.sample(list(shapes[0]), len(shapes[0])) if name != turn]
     if dims is None or (dims := _shrunk(dims, order, legal, rng)) is None:
         return None
-    often = NAMED_ELSEWHERE if named else ELSEWHERE
-    for name in (n for n in order if rng.random() < often):
-        made = _with(dims, name, shapes, legal, named, rng)
+    for name in (n for n in order if rng.random() < ELSEWHERE):
+        made = _with(dims, name, shapes, legal, rng)
         if made is not None and legal.small(made):
             dims = made
-        elif made is not None and named:
-            named[name].append(made[name])  # for another shape
     return dims
 
 
-def _paired(
-    shapes: Sequence[Mapping[str, int]], pairs: list[tuple[int, int]], legal: _Legal, rng: random.Random
+def _named(
+    shapes: Sequence[Mapping[str, int]],
+    wanted: Wanted,
+    legal: _Legal,
+    rng: random.Random,
 ) -> dict[str, int] | None:
-    """A shape of the last of two sizes each that some two dimensions may have; it and those after it are gone then."""
+    """A shape of the last of these dimensions' sizes that there is one of; it and those after it are gone then."""
     base = rng.choice(shapes)
-    while pairs:
-        sizes, both = pairs.pop(), list(itertools.combinations(base, 2))
-        for names in rng.sample(both, len(both)):
-            dims = {**base, **dict(zip(names, sizes, strict=True))}
-            others = [name for name in base if name not in names]
-            if legal(dims) and (made := _shrunk(dims, others, legal, rng)) is not None:
-                return made
+    while wanted:
+        names, sizes = wanted.pop()
+        dims = {**base, **dict(zip(names, sizes, strict=True))}
+        others = [name for name in base if name not in names]
+        if legal(dims) and (made := _shrunk(dims, others, legal, rng)) is not None:
+            return made
     return None
 
 
@@ -174,22 +171,11 @@ def _with(
     name: str,
     shapes: Sequence[Mapping[str, int]],
     legal: _Legal,
-    named: Mapping[str, list[int]],
     rng: random.Random,
 ) -> dict[str, int] | None:
     """The shape with another size of one dimension; None where none was legal."""
-    tried = [{**dims, name: size} for size in _legal_ones(named.get(name, []), name, dims, legal)]
     size = _size([shape[name] for shape in shapes], rng)
-    tried += [{**dims, name: -(-size // unit) * unit} for unit in UNITS]
-    return next(filter(legal, tried), None)
-
-
-def _legal_ones(sizes: list[int], name: str, dims: Mapping[str, int], legal: _Legal) -> Iterator[int]:
-    """The last of ``sizes`` for which the shape is legal, if any; it and those after it are gone then."""
-    while sizes:
-        if legal({**dims, name: (size := sizes.pop())}):
-            yield size
-            return
+    return next(filter(legal, ({**dims, name: -(-size // unit) * unit} for unit in UNITS)), None)
 
 
 def _size(listed: Sequence[int], rng: random.Random) -> int:
@@ -323,7 +309,8 @@ class DrawnStage:
 
     @staticmethod
     def _own_fails(request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> bool:
-        """Whether a seed of the operator that is legal there is wrong there, too."""
+        """Whether a seed of the operator that is legal there is wrong there, too, and right on a listed shape: one that
+        does not run on this target at all excuses nothing."""
         for seed in request.operator.kernels.values():
             if seed.baseline or f"def {request.target.entry}(" not in seed.source:
                 continue
@@ -331,9 +318,11 @@ class DrawnStage:
             own = dataclasses.replace(request, source=seed.source, params=params)
             if not _Legal(own, MEASURED)(shapes[0].dims):
                 continue
-            failure = _tried(own, aside := Findings(), shapes, run)
-            found.spend(aside.device_seconds, aside.device_cpu_seconds)
+            failure, wrong = _tried(own, aside := Findings(), shapes, run), False
             if failure is not None and failure.verdict not in (*NOT_SERVED, Verdict.INFRA_ERROR):
+                wrong = _tried(own, aside, request.checked[:1], run) is None
+            found.spend(aside.device_seconds, aside.device_cpu_seconds)
+            if wrong:
                 return True
         return False
 

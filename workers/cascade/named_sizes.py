@@ -12,11 +12,9 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-
-T = TypeVar("T")
 
 LARGEST = 1 << 24
 """No size is larger."""
@@ -195,7 +193,7 @@ def _pairs(tested: ast.expr, one: str, two: str) -> Iterator[tuple[int, int]]:
     held = ((other, _holds(tested, {two: other}, one, sizes, False)) for other in others)
     found = [(run, other) for other, holds in held if holds is not None for run in _rare(holds)]
     if sum(len(run) for run, _ in found) <= 2 * len(found):  # and not all sizes below the other
-        pairs = ((int(sizes[run[0]]), other) for run, other in _spread(found, PAIRS))
+        pairs = ((int(sizes[run[0]]), other) for run, other in found[:: -(-len(found) // PAIRS) or 1])
         yield from itertools.chain(*(((a, b), (b, a)) for a, b in pairs))
 
 
@@ -204,12 +202,7 @@ def _rare(holds: np.ndarray) -> list[np.ndarray]:
     rare = holds if 2 * np.count_nonzero(holds) < len(holds) else ~holds
     at = np.flatnonzero(np.diff(holds.astype(np.int8)))
     runs = [run for run in np.split(np.arange(len(holds)), at + 1) if rare[run[0]]]
-    return _spread(runs, RUNS) if RARE * np.count_nonzero(rare) <= len(holds) else []
-
-
-def _spread(some: list[T], most: int) -> list[T]:
-    """At most so many of them, evenly spread."""
-    return [some[n * len(some) // most] for n in range(most)] if len(some) > most else some
+    return runs[:: -(-len(runs) // RUNS) or 1] if RARE * np.count_nonzero(rare) <= len(holds) else []
 
 
 def _holds(
