@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import nvrtc
-from .launch_numbers import KINDS, NotRecorded, scalar
+from .format import KINDS, NotRecorded, scalar
 from .plans.cubin import CubinError, read_cubin
 from .plans.format import (
     DTYPE_BYTES,

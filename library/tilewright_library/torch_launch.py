@@ -18,11 +18,10 @@ from typing import Any
 import torch
 
 from . import cuda_record, plan_shelf, store
-from .launch_numbers import NotRecorded
 from .nvrtc import NoCompiler
 from .operands import Operands
 from .plans import driver
-from .plans.format import ALIGNMENT, Output, Plan, PlanError, Tensor
+from .plans.format import ALIGNMENT, NotRecorded, Output, Plan, PlanError, Tensor
 from .plans.replay import Codes, Prepared, Ready
 from .serving import Dispatcher
 

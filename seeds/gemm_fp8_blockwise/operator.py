@@ -8,8 +8,7 @@ write *transposed* copies, and all three products are NT:
     dgrad    dx [M, K] = dy [M, N]   . w^T [K, N]^T    rows x blocks     ``gemm_nt``
     wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
 
-``step`` is all of it at once (``step.py``), ``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a
-layer that serves.
+``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a layer that serves.
 """
 
 from __future__ import annotations
@@ -38,9 +37,13 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 )
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
 from tilewright.seeds.gemm_fp8_blockwise.linear import ServingLinear, serving
-from tilewright.seeds.gemm_fp8_blockwise.points import FP8_ROWS, FP8_TILES
-from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
-from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
+from tilewright.seeds.gemm_fp8_blockwise.shapes import (
+    FP8_ROWS,
+    FP8_TILES,
+    gemm_suites,
+    matrix_suites,
+    wgrad_suites,
+)
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import (
     Arrays,
@@ -225,7 +228,7 @@ class Quantiser(Shaped):
         return m * k * (2 if self.dual else 1)
 
 
-Operators = BlockwiseGemm | Quantiser | TrainingStep | ServingLinear | RowGroups | DepthGroups
+Operators = BlockwiseGemm | Quantiser | ServingLinear | RowGroups | DepthGroups
 
 
 def operators() -> dict[str, Operators]:
@@ -256,10 +259,9 @@ def operators() -> dict[str, Operators]:
             ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual_plain", "quant_blocks_dual")),
         )
     }
-    steps = {"step": TrainingStep(f"{family}/step", step_suites(gemm_suites()))}
     experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
     layers = serving(family, _seeds("fp8_rows", "fp8_tiles"))
-    return {**products, **quantisers, **steps, **layers, **experts}
+    return {**products, **quantisers, **layers, **experts}
 
 
 _POINTS = {"fp8_rows": FP8_ROWS, "fp8_tiles": FP8_TILES}

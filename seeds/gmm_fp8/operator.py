@@ -36,8 +36,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe
-from tilewright.seeds.gmm_fp8.workloads import suites
+from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe, suites
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.seeds.shaped import FAINT, HUGE, integers, slack_of, turned_steps
@@ -114,7 +113,7 @@ class GroupedProduct:
 
     @property
     def suites(self) -> Mapping[str, Suite]:
-        """The suites of ``workloads.py``, with C and F of this phase."""
+        """The suites of ``recipes.py``, with C and F of this phase."""
         return suites(self.recipe.phase)
 
     @cached_property

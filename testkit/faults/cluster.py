@@ -16,7 +16,7 @@ from testkit.pool import pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.workers.cluster import actor_health, ray_pool, ray_workers
+from tilewright.workers.cluster import ray_pool, ray_workers
 from tilewright.workers.cluster.ray_pool import RayPool
 
 NEVER = float("inf")
@@ -152,11 +152,11 @@ def _infra(reason: str) -> bytes:
 
 def pool_of(cluster: Cluster, workers: int, patch: Any) -> RayPool:
     """The pool over actors of ``cluster``; ``patch`` is pytest's, or another with ``setattr``."""
-    for module, name in ((ray_pool, "ray"), (ray_pool, "time"), (actor_health, "ray")):
+    for module, name in ((ray_pool, "ray"), (ray_pool, "time"), (ray_workers, "ray")):
         patch.setattr(module, name, cluster)
     made = RayPool(pool_settings(count=workers))
     for number in range(workers):
         actor: Any = Actor(cluster)
         cluster.actors.append(actor)
-        made._workers.append(ray_workers.Worker(actor, number, actor_health.Health(actor.ping)))
+        made._workers.append(ray_workers.Worker(actor, number, ray_workers.Health(actor.ping)))
     return made

@@ -70,7 +70,7 @@ def confine_child(
     give_up_privileges()
     network = drop_network()
     package = root / "tilewright"
-    library = ["__init__.py", "plans", "torch_record.py", "cuda_record.py", "launch_numbers.py", "nvrtc.py"]
+    library = ["__init__.py", "plans", "torch_record.py", "cuda_record.py", "nvrtc.py"]
     parts = ("__init__.py", "workers", "fitness", "seeds", *(f"library/{name}" for name in library))
     files = restrict_files(
         Path.cwd(),

@@ -19,13 +19,17 @@ from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import Target, load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.cluster.actor_health import PROBE_SECONDS, Health, Service
 from tilewright.workers.cluster.jobs import PoolGenome, QueuedPool, entries_of, request_for
-from tilewright.workers.cluster.placement import missing_resource, worker_resources
 from tilewright.workers.cluster.pool_folder import PoolFolder
-from tilewright.workers.cluster.ray_start import Head, first_line, start_ray
+from tilewright.workers.cluster.ray_start import (
+    Head,
+    first_line,
+    missing_resource,
+    start_ray,
+    worker_resources,
+)
 from tilewright.workers.cluster.ray_stations import ask_comparison, calibrate, start_stations
-from tilewright.workers.cluster.ray_workers import EvaluatorActor, Worker
+from tilewright.workers.cluster.ray_workers import PROBE_SECONDS, EvaluatorActor, Health, Service, Worker
 from tilewright.workers.cluster.settings import PoolUnavailable, evaluator_settings
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio

@@ -10,9 +10,8 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameters, resolve
-from tilewright.evolve.proposers.rewrite.gluon.block_pointers import block_tile
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, statements_of
-from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
+from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile, block_tile
 from tilewright.evolve.proposers.rewrite.triton.descriptors import (
     address_of,
     address_parts,
