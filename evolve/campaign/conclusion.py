@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
-from tilewright.evolve.campaign.evaluator import Comparer, References
 from tilewright.evolve.campaign.loop import Start
+from tilewright.evolve.campaign.references import References
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.history import POINTS, History, MutationKind
@@ -21,6 +21,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
+from tilewright.workers.cluster.pool import Pool
 
 COMPARED = 10
 """Most genomes that are measured side by side."""
@@ -57,7 +58,7 @@ def contenders(history: History, most: int = COMPARED) -> list[Genome]:
 
 
 def conclude_measured(
-    resolved: Resolved, history: History, comparer: Comparer, journal: Journal, folder: Path
+    resolved: Resolved, history: History, comparer: Pool, journal: Journal, folder: Path
 ) -> Genome:
     """Write ``comparison.json`` and ``dispatch_table.json`` into ``folder``; the table's default genome wins.
 

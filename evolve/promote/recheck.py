@@ -23,7 +23,6 @@ from tilewright.evolve.promote.judge import own_figures
 from tilewright.evolve.promote.library_writer import Finding, LibraryError, LibraryWriter
 from tilewright.evolve.promote.serving import checked_shapes, timed_workloads
 from tilewright.evolve.promote.verify import (
-    ComparingEvaluator,
     Contender,
     Refusal,
     Verified,
@@ -48,6 +47,7 @@ from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.library import dispatch_rule as rule
 from tilewright.library import plan_shelf, store
 from tilewright.workers.cascade.drawn_shapes import verified_alone
+from tilewright.workers.cluster.pool import Pool
 
 LOSS = 0.03
 """Share of the promised time beyond which a shape counts as slower here."""
@@ -193,7 +193,7 @@ def _check(
     genome: Genome,
     regions: Sequence[Region],
     promises: Mapping[tuple[str, str], Mapping[str, Any]],
-    evaluator: ComparingEvaluator,
+    evaluator: Pool,
     say: Say,
     first_job: int,
 ) -> None:

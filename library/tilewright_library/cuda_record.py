@@ -30,12 +30,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import nvrtc
-from .format import KINDS, NotRecorded, scalar
 from .plans.cubin import CubinError, read_cubin
 from .plans.format import (
     DTYPE_BYTES,
+    KINDS,
     Fill,
     Launch,
+    NotRecorded,
     Output,
     Plan,
     PlanError,
@@ -43,6 +44,7 @@ from .plans.format import (
     Scalar,
     Tensor,
     TensorMap,
+    scalar,
 )
 
 DEVICE_CODE = "CUDA"

@@ -13,10 +13,10 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from testkit.faults.campaigns import answer
 from testkit.pool import pool_settings
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.workers.cluster import ray_pool, ray_workers
+from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.ray_pool import RayPool
 
 NEVER = float("inf")

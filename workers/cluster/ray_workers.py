@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 
 from tilewright.workers.cluster.evaluator import Evaluator
-from tilewright.workers.cluster.jobs import PoolJob
+from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.ray_stations import RemoteStation
 
 PROBE_SECONDS = 1.0
@@ -107,6 +107,6 @@ class Worker:
     handle: ActorHandle
     number: int
     health: Health
-    job: PoolJob | None = None
+    job: Job | None = None
     reply: ObjectRef | None = None
     began: float = 0.0

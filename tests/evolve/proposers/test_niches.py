@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from testkit import CORPUS
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.campaign.searcher import violations
 from tilewright.evolve.proposers.niches import NAME, RUNGS, NicheSearch, transferred
@@ -30,6 +29,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space, read_declarations
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.seeds.catalogue import load_operator
+from tilewright.workers.cluster.jobs import Job
 
 POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
 CONSTANTS = [{"M": 4096, "N": 4096, "K": 4096, "smem_bytes": 232448}]
