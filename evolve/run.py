@@ -1,7 +1,5 @@
 """Running a campaign from configuration to winner: journal, workers, search, finals, report."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import threading

@@ -4,8 +4,6 @@ On a measured target the genomes run side by side on the device and a dispatch t
 the finalists pass the gates again, with all inputs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

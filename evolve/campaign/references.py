@@ -1,7 +1,5 @@
 """Reference jobs: seeds and baselines beside a search, whose figures go to the journal alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field

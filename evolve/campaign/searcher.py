@@ -1,7 +1,5 @@
 """From a campaign's configuration to its portfolio of proposers."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence

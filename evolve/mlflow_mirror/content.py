@@ -9,8 +9,6 @@ has, at step = candidate number: ``tflops_*`` (geometric mean over the suite), `
 Where GB/s rank, ``gbytes`` stands for ``tflops``. A figure that is no whole number has ``DIGITS`` significant digits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

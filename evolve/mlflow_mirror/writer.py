@@ -6,8 +6,6 @@ exists, and is closed only after all its content is written; the mirror writes a
 of the campaign and the exchange.
 """
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """The files that are written about a program, ``faster.py`` among them, and the list of programs in a home."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

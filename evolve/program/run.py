@@ -1,7 +1,5 @@
 """A program as users see it: recorded, its ceiling said, tuned, proved, and written as ``faster.py``."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The most that each source of gain could give to a recorded step, and both as lines of text and as one picture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape

@@ -1,7 +1,5 @@
 """``tilewright promote``: re-verify, compare with what serves now, and only then write."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

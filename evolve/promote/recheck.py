@@ -6,8 +6,6 @@ The result is a new version whose receipt says what was verified where. Shapes t
 their receipt promised are told.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ them) on all check shapes, under the race detector where there is one, and times
 target everyone is then timed side by side on the device, in rounds of reversed order, for the figures that count.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ relative. A rewrite rule adapts what it does to the kernel it finds, so two disc
 combine in one step.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The report: one self-contained HTML file that opens offline, in MLflow's preview and on a phone."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

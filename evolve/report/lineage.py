@@ -1,7 +1,5 @@
 """The winner's ancestry: a picture with one row a candidate, oldest first, and each candidate's changes and gain."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from tilewright.evolve.record.history import Candidate

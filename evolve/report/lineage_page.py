@@ -4,8 +4,6 @@ Across: the order of proposals. Up: fitness; what failed lies in a band below. T
 10 000 candidates stay responsive; what a candidate changed and measured is shown when it is chosen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -20,8 +20,6 @@ and 0. A tensor map may say ``shape`` (elements), ``strides`` (bytes, all but th
 (bytes) and ``fill_nan`` where they are not the tensor's own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

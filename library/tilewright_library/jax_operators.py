@@ -6,8 +6,6 @@ Weights [K, N]: the same over blocks of g x 128, scales [K/g, 1, N] float32, equ
 Which kernel runs is decided while tracing, from shapes and the default device, so a compiled program pays nothing.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ own reference answers, with one warning: the recipe in torch or JAX where this p
 NumPy oracle, which a version brings along. The result is not differentiable: gradients are other operators.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What serves a shape, remembered: tables by operator and device, one warning a reason. Standard library only."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from dataclasses import dataclass

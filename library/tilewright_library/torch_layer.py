@@ -8,8 +8,6 @@ as the kernels that use it are queued, and queues two or three kernels.
 What is kept of an operand lies in one uint8 tensor: e4m3 codes of the transposed copy, then its scales.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 

@@ -7,8 +7,6 @@ package's own copy, is told to hand its launches over instead. On a machine with
 target to compile for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

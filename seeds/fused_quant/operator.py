@@ -11,8 +11,6 @@ which is rare, and moves a code to its neighbour; scales are those of float64 wi
 whose block's largest value turned is off by up to 0.8 %, and with outliers a row's few scales are all that counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -11,8 +11,6 @@ of 128 x 128 blocks may be cut off. Scales of
 which is what a tile's loads want (and what vendor libraries take, as stride (1, M)).
 """
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 

@@ -13,8 +13,6 @@ M is the room. Where big workloads are timed, ``rows`` x U(0.7, 1.3) rows are a 
 ``kmixed<G>x<columns>``: the same with 128 x 128 scales of B [ceil(N/128), K/128].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

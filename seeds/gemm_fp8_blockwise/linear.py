@@ -6,8 +6,6 @@ x is quantised as ``contract`` says, code for code. One candidate is all of it: 
 it reads, or a quantiser whose end the product does not wait for to fetch weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -11,8 +11,6 @@ write *transposed* copies, and all three products are NT:
 ``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a layer that serves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Points of seed kernels, for campaigns to begin with, were the fastest of serving
 of rows in ``experiments/records/h200_sizes/h200_sizes.md``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 

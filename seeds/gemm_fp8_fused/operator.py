@@ -23,8 +23,6 @@ answer for. It reads 31.6 dB for a right kernel, and, being too weak to notice i
 for comparability only; the exact gate (45 dB against float64 over the dequantised operands) decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

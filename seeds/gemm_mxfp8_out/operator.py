@@ -13,8 +13,6 @@ sums in another order turn 1 in 10^5, a detour through bf16 turns 3 to 4 %. On `
 that nothing may turn, and block maxima lie within 3 ulp of 448 x 2^e.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ stands past a count is not looked at. M is the room; about ``rows`` of them coun
 every expert. A group of no steps is zeros under exponent 0. K is the room: the steps of all groups together or more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -25,8 +25,6 @@ Inputs draw new group sizes for every seed, ragged ones by kind (``make_inputs``
 with the sizes that ``known`` says: equal groups, or a fixed ragged distribution where the workload says ``ragged``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

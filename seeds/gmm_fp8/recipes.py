@@ -3,8 +3,6 @@
 Shapes have M rows, G groups, matrices K x N; ``ragged`` seeds a fixed ragged distribution of groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -8,8 +8,6 @@ multiplies the whole accumulator by each step's scales, as a published draft doe
 Ragged edges are allowed but for K, a multiple of 128.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

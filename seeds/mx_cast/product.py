@@ -7,8 +7,6 @@ multiple of 128.
 Gates: the field's 25 dB, and 50 dB against the float64 product of the dequantised operands (rounding to bf16 costs 55).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

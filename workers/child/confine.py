@@ -5,8 +5,6 @@ skipped and named in the returned report, so that ``tilewright doctor`` can say 
 Sources: prctl(2), setrlimit(2), unshare(2), landlock(7).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,7 +1,5 @@
 """Jobs of a pool, the request that a worker gets of one, and the retries after a fault."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """A pool of threads of this process, for one GPU, an interpreter, or a few workers of a model. It needs no Ray."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

@@ -4,8 +4,6 @@ A pool is made of threads of this process (``local_pool``) or of Ray actors (``r
 a campaign to the last. In both, candidates run in confined children only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 

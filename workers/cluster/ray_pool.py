@@ -4,8 +4,6 @@ Each actor evaluates one candidate at a time through the cascade; candidates run
 Requests and replies cross Ray as JSON bytes, so that the driver never unpickles what a worker computed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

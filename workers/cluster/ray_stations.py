@@ -1,7 +1,5 @@
 """Measuring stations as Ray actors: one for each GPU or TPU, exclusive, serving every evaluator of a campaign."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

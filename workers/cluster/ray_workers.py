@@ -5,8 +5,6 @@ it does. Jobs sent in that time would use up their retries within a second, alth
 the other workers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any

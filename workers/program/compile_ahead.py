@@ -1,7 +1,5 @@
 """Compiles configurations of Triton kernels in processes of their own, so that later launches find them on disk."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

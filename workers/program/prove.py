@@ -6,8 +6,6 @@ difference over the starts, with its 95 % interval, has to lie within the larger
 of the original's own mean loss over the starts, and what the original gains in one step.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

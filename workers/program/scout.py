@@ -5,8 +5,6 @@ are cores, and the program itself finds it on disk. Kernels that do not run leav
 becomes of that process: nothing but its list is used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

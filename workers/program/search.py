@@ -1,7 +1,5 @@
 """The search for a faster configuration of each recorded kernel, on the values it was recorded with."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 The module's Python is plain arithmetic on shapes; it meets no torch, no device and no compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ The reply is untrusted text. Nothing of it is ever executed here, and a block th
 parent exactly once is an error: applying the rest would be another kernel than the one described.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass

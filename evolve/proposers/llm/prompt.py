@@ -3,8 +3,6 @@
 They depend on the history alone, so that a replay asks the same questions.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

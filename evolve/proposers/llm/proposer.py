@@ -1,7 +1,5 @@
 """Proposals from a language model: what rules cannot think of, under the same gates as everything else."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A proposal is one or a few structural changes; the parameters are inherited.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

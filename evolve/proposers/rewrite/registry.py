@@ -1,7 +1,5 @@
 """Every rule there is, by language."""
 
-from __future__ import annotations
-
 from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.gluon import lower, operand_once
 from tilewright.evolve.proposers.rewrite.gluon.chain import write as chain

@@ -7,8 +7,6 @@ Hyperparameters live on a grid of powers of two and climb it along the coordinat
 unlike a continuous optimiser that ends on the same values on every machine, rounding differences notwithstanding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ through most of a campaign. Failures have no fitness: a second forest learns whe
 first they count as the worst fitness seen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

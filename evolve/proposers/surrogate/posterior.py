@@ -6,8 +6,6 @@ of all together, the same over each parameter and each pair of parameters alone 
 processes: Duvenaud, Nickisch and Rasmussen 2011).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

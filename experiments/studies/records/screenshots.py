@@ -5,8 +5,6 @@ Writes into ``docs/img``: the report, its lineage, MLflow's view of the campaign
 the live display as it stood at the end. Needs the ``dev`` extra and a Chromium on the PATH.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

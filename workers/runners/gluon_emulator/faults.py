@@ -1,7 +1,5 @@
 """What an emulated program does wrong; each message is one line for a verdict."""
 
-from __future__ import annotations
-
 
 class EmulationError(RuntimeError):
     """A program does what a device forbids, or what the emulator does not know."""

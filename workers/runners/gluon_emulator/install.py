@@ -1,7 +1,5 @@
 """Puts the emulated language in the place of Triton's, and runs launches with it."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import sys

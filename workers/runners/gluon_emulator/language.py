@@ -1,7 +1,5 @@
 """The emulated language: what a kernel finds in ``gluon.language`` and its modules for Hopper."""
 
-from __future__ import annotations
-
 import functools
 import math
 import types

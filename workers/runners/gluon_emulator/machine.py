@@ -5,8 +5,6 @@ tells the partition what all who arrived knew. An access of shared memory is saf
 earlier one that it must not overlap; that holds or does not whatever order the partitions happened to run in.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -10,8 +10,6 @@ Answers, in order: one ``traced`` per id in ``lower`` (blob ``module``: portable
 (check workload, kind) with the outputs as arrays, or one ``error`` {phase, type, message}.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A kernel may read and write ``ref.reshape(...)``, ``ref.bitcast(...)`` and ``ref
 What it asks of the memory is then the range before the first such view, and the rest follows on those values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is known of one lowering: its plan, the names it uses, and the parameters that each partition needs."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The new kernel's text: producer, consumer and entry, with the statements that are carried over."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The new launch's text: layouts and descriptors, how many tiles and stages, what the kernel is given."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ of columns out of shared memory, and runs what the old kernel did with the produ
 kernel stays for tensors that no descriptor describes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

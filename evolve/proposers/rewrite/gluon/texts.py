@@ -4,8 +4,6 @@
 statements, which are indented as that line is.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping, Sequence

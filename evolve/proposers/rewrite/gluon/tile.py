@@ -1,7 +1,5 @@
 """A tile of a tensor of the host, as a kernel's text says it, and one behind a block pointer that a loop advances."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

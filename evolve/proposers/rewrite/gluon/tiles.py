@@ -1,7 +1,5 @@
 """Tiles of the host's tensors that a kernel loads and stores: where they begin, how far they reach, what masks them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace

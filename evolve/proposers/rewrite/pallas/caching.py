@@ -1,7 +1,5 @@
 """Rules on operands that every use quantises anew: keep the result over a grid axis, fetch the input once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The rule that reduces within one grid step, and what takes an axis out of a launch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

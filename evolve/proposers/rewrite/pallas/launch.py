@@ -1,7 +1,5 @@
 """Rules on a launch: its memory limit, the ranges of its parameters, a pipeline with more buffers than the grid's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 

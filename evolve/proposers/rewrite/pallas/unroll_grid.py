@@ -1,7 +1,5 @@
 """A rule that takes the grid's fastest axis into the step: its steps become a loop that Python unrolls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

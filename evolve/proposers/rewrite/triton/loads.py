@@ -1,7 +1,5 @@
 """Rules on memory reads and writes: masks, hints, pointer arithmetic, transposed stores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 

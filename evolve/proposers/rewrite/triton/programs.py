@@ -1,7 +1,5 @@
 """Rules on how programs map to tiles and loops: a persistent grid, options of loops and launches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The parts of a lowered chain that do not come from its source; see ``gluon.texts`` for how they are filled in."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 The new kernel and launch, with the statements that are carried over.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Extents stay symbolic: they are texts over names that are visible where the kernel is launched.
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass, field
 
