@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tilewright.evolve.campaign.conclusion import Finals, conclude_measured
+from tilewright.evolve.campaign.conclusion import Finals, References, conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.interrupt import CtrlC
@@ -21,7 +21,6 @@ from tilewright.evolve.campaign.preparation import (
     write_meta,
 )
 from tilewright.evolve.campaign.racing import Racing
-from tilewright.evolve.campaign.references import References
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
 from tilewright.evolve.campaign.targets import require_usable

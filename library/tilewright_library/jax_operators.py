@@ -17,10 +17,9 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from . import store
-from .loaded import operands_of
+from .loaded import Dispatcher, operands_of
 from .operands import NoFit
 from .oracle import numpy_reference
-from .serving import Dispatcher
 
 FAMILY = "gemm_fp8_fused"
 GROUPS = (128, 256, 512)

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from . import cuda_record, plan_shelf, store
+from .loaded import Dispatcher
 from .nvrtc import NoCompiler
 from .operands import Operands
 from .plans import driver
 from .plans.format import ALIGNMENT, NotRecorded, Output, Plan, PlanError, Tensor
 from .plans.replay import Codes, Prepared, Ready
-from .serving import Dispatcher
 
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[[Mapping[str, torch.Tensor]], Tensors]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from .layer_rows import whole_rows
-from .serving import Dispatcher
+from .loaded import Dispatcher
 from .store import NotServed
 from .torch_contract import BLOCK, FAMILY, REFERENCES, Tensors
 from .torch_launch import Chain, Launcher, Layout, Place, Served

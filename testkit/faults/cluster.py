@@ -15,7 +15,7 @@ from testkit.faults.campaigns import answer
 from testkit.pool import pool_settings
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.workers.cluster import ray_pool, ray_workers
+from tilewright.workers.cluster import ray_pool
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.ray_pool import RayPool
 
@@ -152,11 +152,11 @@ def _infra(reason: str) -> bytes:
 
 def pool_of(cluster: Cluster, workers: int, patch: Any) -> RayPool:
     """The pool over actors of ``cluster``; ``patch`` is pytest's, or another with ``setattr``."""
-    for module, name in ((ray_pool, "ray"), (ray_pool, "time"), (ray_workers, "ray")):
+    for module, name in ((ray_pool, "ray"), (ray_pool, "time")):
         patch.setattr(module, name, cluster)
     made = RayPool(pool_settings(count=workers))
     for number in range(workers):
         actor: Any = Actor(cluster)
         cluster.actors.append(actor)
-        made._workers.append(ray_workers.Worker(actor, number, ray_workers.Health(actor.ping)))
+        made._workers.append(ray_pool.Worker(actor, number, ray_pool.Health(actor.ping)))
     return made

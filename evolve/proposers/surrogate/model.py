@@ -14,8 +14,7 @@ import numpy as np
 from scipy.special import erfcx
 
 from tilewright.evolve.proposers.surrogate.features import Encoder
-from tilewright.evolve.proposers.surrogate.gp import GaussianProcess
-from tilewright.evolve.proposers.surrogate.posterior import Posterior
+from tilewright.evolve.proposers.surrogate.gp import GaussianProcess, Posterior
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.proposers.surrogate.trees import Forest
 from tilewright.evolve.space.space import Rows

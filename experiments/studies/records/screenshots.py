@@ -20,7 +20,7 @@ from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import CampaignData, load
 from tilewright.evolve.report.html import write_report
-from tilewright.evolve.report.lineage_page import PAGE
+from tilewright.evolve.report.lineage import PAGE
 from tilewright.evolve.show.watch import JournalView
 
 SECTIONS = {"lineage": "Lineage of the winner"}

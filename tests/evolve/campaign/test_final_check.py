@@ -12,8 +12,7 @@ import pytest
 from testkit.evaluations import failed, passed
 from testkit.sample_campaign import SampleCampaign
 from testkit.spaces.tables import AtOnce
-from tilewright.evolve.campaign.conclusion import Finals
-from tilewright.evolve.campaign.references import References
+from tilewright.evolve.campaign.conclusion import Finals, References
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.evolve.space.genome import Genome

@@ -29,7 +29,7 @@ from tilewright.evolve.promote.warming import add_plans
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.library import plan_shelf, store
-from tilewright.library.serving import served
+from tilewright.library.loaded import served
 from tilewright.workers.cluster.jobs import Job
 
 Spoil = Callable[[Job, Evaluation], Evaluation]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.workers.runners.gluon_emulator.faults import Deadlock, EmulationError
+from tilewright.workers.runners.gluon_emulator.values import Deadlock, EmulationError
 
 Clock = dict[Any, int]
 """What is known: actor (a partition's number, or a barrier) to its time."""
