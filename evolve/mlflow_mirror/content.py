@@ -18,13 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from tilewright.evolve.mlflow_mirror.view import (
-    EVALUATION,
-    FAILED,
-    best_metric,
-    fitness_metric,
-    gain_metric,
-)
+from tilewright.evolve.mlflow_mirror.view import EVALUATION, FAILED, best_metric, fitness_metric, gain_metric
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.report.change import full_diff
 from tilewright.evolve.report.data import FINALIST_PREFIX, SEED_PREFIX, CampaignData, rival_speeds

@@ -20,13 +20,7 @@ from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.judge import own_figures
 from tilewright.evolve.promote.library_writer import Finding, LibraryError, LibraryWriter
 from tilewright.evolve.promote.serving import checked_shapes, timed_workloads
-from tilewright.evolve.promote.verify import (
-    Contender,
-    Refusal,
-    Verified,
-    served_within,
-    verify,
-)
+from tilewright.evolve.promote.verify import Contender, Refusal, Verified, served_within, verify
 from tilewright.evolve.promote.version_files import (
     Files,
     device_key,

@@ -20,14 +20,7 @@ from pathlib import Path
 from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Death, Ending, death
 from tilewright.workers.child.frames import Frame, FrameReader, encode
-from tilewright.workers.child.launch import (
-    Launcher,
-    Process,
-    Spawn,
-    Streams,
-    cpu_seconds,
-    resident_bytes,
-)
+from tilewright.workers.child.launch import Launcher, Process, Spawn, Streams, cpu_seconds, resident_bytes
 
 _FATAL = re.compile(rb"^F\d{4} .*?\] (.*)$", re.MULTILINE)
 _LOOK_SECONDS = 0.25

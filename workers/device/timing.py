@@ -20,15 +20,7 @@ from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
-from tilewright.seeds.sampled import (
-    TABLE_KINDS,
-    Heavy,
-    Sample,
-    Sampled,
-    TableKinds,
-    kind_tables,
-    sampling,
-)
+from tilewright.seeds.sampled import TABLE_KINDS, Heavy, Sample, Sampled, TableKinds, kind_tables, sampling
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits

@@ -8,10 +8,7 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.context import Parameters
 from tilewright.evolve.proposers.rewrite.gluon.epilogue import EpilogueText
-from tilewright.evolve.proposers.rewrite.gluon.statements import (
-    Statement,
-    device_call,
-)
+from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, device_call
 from tilewright.evolve.proposers.rewrite.gluon.texts import (
     CONSUMER,
     ENTRY,

@@ -16,9 +16,7 @@ from tilewright.evolve.proposers.rewrite.gluon.device import DeviceText
 from tilewright.evolve.proposers.rewrite.gluon.host import HostText
 from tilewright.evolve.proposers.rewrite.gluon.product import Product, read
 from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan, planned
-from tilewright.evolve.proposers.rewrite.gluon.texts import (
-    SPACE,
-)
+from tilewright.evolve.proposers.rewrite.gluon.texts import SPACE
 from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel
 
 IMPORTS = (

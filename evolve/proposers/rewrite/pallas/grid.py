@@ -6,11 +6,7 @@ from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import (
-    KernelSource,
-    Unsupported,
-    walk,
-)
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule

@@ -6,20 +6,11 @@ from functools import partial
 import libcst as cst
 import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import (
-    KernelSource,
-    Language,
-    RewrittenKernel,
-    Site,
-    walk,
-)
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword, without_keyword
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule, pallas_calls
-from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
-    PALLAS_TPU,
-    PallasCall,
-)
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall
 
 
 class VmemLimit(CallRule[None]):

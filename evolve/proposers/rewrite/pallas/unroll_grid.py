@@ -6,12 +6,7 @@ from functools import partial
 import libcst as cst
 import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import (
-    KernelSource,
-    RewrittenKernel,
-    Site,
-    walk,
-)
+from tilewright.evolve.proposers.rewrite.base import KernelSource, RewrittenKernel, Site, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, reads_of, small
 from tilewright.evolve.proposers.rewrite.edit import Edit, parse_statements
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule, pallas_calls

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
-from tilewright.evolve.proposers.rewrite.dataflow import (
-    assigned_value,
-    dedented,
-    definitions,
-    parameters,
-)
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, dedented, definitions, parameters
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 from tilewright.fitness.dialect_names import names
 
