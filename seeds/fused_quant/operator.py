@@ -74,15 +74,8 @@ class FusedQuant(Shaped):
     input_kinds: tuple[str, ...] = INPUT_KINDS
     memory_bound: bool = True
 
-    @property
-    def constants(self) -> Mapping[str, int]:
-        """The block's length."""
-        return {"block": BLOCK}
-
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Blocks are whole."""
-        return {"K": BLOCK}
+    constants = MappingProxyType({"block": BLOCK})
+    multiples = MappingProxyType({"K": BLOCK})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``x``, and for the norm its weight ``g``."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
+    PRODUCT_GATES,
     PRODUCT_KINDS,
     QUANTISER_KINDS,
     dequantise_blocks,
@@ -28,6 +29,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     draw,
     factors,
     generator,
+    operand,
     product_tables,
     quantise_blocks,
     quantise_rows,
@@ -48,7 +50,6 @@ from tilewright.seeds.operator import (
     BitExactGate,
     Gate,
     SeedKernel,
-    SnrGate,
     Suite,
     TensorSpec,
     Workload,
@@ -73,10 +74,7 @@ class BlockwiseGemm(Product):
     columns: int
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = (
-        SnrGate("field", "exact", 25.0),
-        SnrGate("exact", "exact", 45.0, usual="usual"),
-    )
+    gates: tuple[Gate, ...] = PRODUCT_GATES
     input_kinds: tuple[str, ...] = PRODUCT_KINDS
 
     @property
@@ -84,21 +82,12 @@ class BlockwiseGemm(Product):
         """``columns`` is 1 when B's scales are per row of B (per column of C)."""
         return {"block": BLOCK, "columns": self.columns}
 
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Scale blocks along K are whole."""
-        return {"K": BLOCK}
+    multiples = MappingProxyType({"K": BLOCK})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``."""
         m, n, k = dims
-        b_scales = (k // BLOCK, n) if self.columns else (-(-n // BLOCK), k // BLOCK)
-        return (
-            TensorSpec("a_q", (m, k), "float8_e4m3fn"),
-            TensorSpec("a_s", (k // BLOCK, m), "float32"),
-            TensorSpec("b_q", (n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", b_scales, "float32"),
-        )
+        return (*operand("a", m, k), *operand("b", n, k, blocks=not self.columns))
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands, quantised by the contract from matrices that ``draw`` distributes as ``kind``."""
@@ -158,10 +147,7 @@ class Quantiser(Shaped):
         """Whether the transposed copy is written as well."""
         return self.shape.endswith("dual")
 
-    @property
-    def constants(self) -> Mapping[str, int]:
-        """The block edge."""
-        return {"block": BLOCK}
+    constants = MappingProxyType({"block": BLOCK})
 
     @property
     def multiples(self) -> Mapping[str, int]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, product_tables
+from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, operand, product_tables
 from tilewright.seeds.gemm_mxfp8_out import operands as shared
 from tilewright.seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
 from tilewright.seeds.gemm_mxfp8_out.ragged import KGroupedGemm, MaskedGemm
@@ -58,12 +58,7 @@ class MxOutGemm(MxProduct):
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, for groups ``group``."""
         m, n, k = dims
         many = (self.groups,) if self.groups else ()
-        found = (
-            TensorSpec("a_q", (m, k), "float8_e4m3fn"),
-            TensorSpec("a_s", (k // BLOCK, m), "float32"),
-            TensorSpec("b_q", (*many, n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", (*many, -(-n // BLOCK), k // BLOCK), "float32"),
-        )
+        found = (*operand("a", m, k), *operand("b", n, k, *many, blocks=True))
         return (*found, TensorSpec("group", (m // BLOCK,), "int32")) if self.groups else found
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:

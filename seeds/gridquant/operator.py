@@ -145,10 +145,7 @@ class GridGemm(Product):
         """The block's edge."""
         return {"block": self.edge}
 
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Steps of K are whole."""
-        return {"K": STEP}
+    multiples = MappingProxyType({"K": STEP})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``."""
