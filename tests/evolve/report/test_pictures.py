@@ -1,11 +1,8 @@
 """Pictures and tables of the report: they show what the journal holds, open alone, and are readable."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from testkit.sample_campaign import SampleCampaign
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.report.charts import Axis, convergence_svg
 from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
-from tilewright.evolve.report.data import CampaignData, ancestry, load
+from tilewright.evolve.report.data import ancestry, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.evolve.report.lineage import lineage_svg
 from tilewright.fitness.evaluation import Verdict
@@ -23,7 +20,7 @@ def words(markup: str) -> str:
     return " ".join(ET.fromstring(markup).itertext())
 
 
-def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data: CampaignData) -> None:
+def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data):
     files = campaign_files(data)
     pages = {"report.html", "lineage.html", "winner.py", "winner.params.json"}
     assert set(files) == {*pages, "convergence.svg", "lineage.svg"}
@@ -41,7 +38,7 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data: Campai
         assert "GB/s" in text and "TFLOP/s" not in text
 
 
-def test_every_ancestor_has_a_row_and_every_failure_a_tick(data: CampaignData) -> None:
+def test_every_ancestor_has_a_row_and_every_failure_a_tick(data):
     assert data.winner is not None
     picture = lineage_svg(data, data.winner)
     for candidate in ancestry(data, data.winner):
@@ -64,7 +61,7 @@ def step(sample: SampleCampaign, kind: MutationKind, who: str, detail: str, fact
     sample.index += 1
 
 
-def test_rules_and_proposers_share_the_credit_of_their_records(tmp_path: Path) -> None:
+def test_rules_and_proposers_share_the_credit_of_their_records(tmp_path):
     sample = SampleCampaign(tmp_path / "journal.sqlite")
     sample.grow(1)
     step(sample, MutationKind.REWRITE, "rewrite", "hoist_scale: out; then split_k: by 2", 1.1)
