@@ -5,15 +5,13 @@ version's packs, from the user's cache, or is made here, and is launched through
 can hold runs through its module. A resolved shape costs a look into a dict.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -300,7 +298,7 @@ class Chain:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, ready: Ready, alone: Sequence[int]) -> Chain:
+    def of(cls, ready: Ready, alone: Sequence[int]) -> Self:
         """One plan without scratch, whose bases are its inputs, then its outputs; ``alone``: the buffer of each."""
         chain, given = cls(), len(ready.plan.inputs)
         order = [*range(given), *(given + alone.index(n) for n in range(len(ready.plan.buffers)))]

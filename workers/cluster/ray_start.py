@@ -4,8 +4,6 @@ A node offers a target with ``ray start --resources='{"target:tpu7x": 8}'``: the
 and at most 8 of this one come. On a cluster no node of which offers any target, every node serves all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -16,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray._private import worker
@@ -126,7 +124,7 @@ class Head:
     _asked: float = 0.0
 
     @classmethod
-    def joined(cls) -> Head:
+    def joined(cls) -> Self:
         """Of the cluster that this process is in."""
         return cls(str(ray.get_runtime_context().gcs_address))
 

@@ -7,15 +7,13 @@ divided by its ratio to the first device's times. A device that is too far off i
 calibrated gives no figures.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.gpus import Gpu
@@ -85,7 +83,7 @@ class Comparison:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Comparison:
+    def from_json(cls, text: str) -> Self:
         """What ``to_json`` wrote."""
         return cls(**json.loads(text))
 
