@@ -1,7 +1,5 @@
 """The report: one self-contained HTML file that opens offline, in MLflow's preview and on a phone."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -14,8 +12,15 @@ from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.charts import Axis, convergence_svg, switched_charts
 from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.data import SEED_PREFIX, CampaignData, judge_lines, kernel_text, load
-from tilewright.evolve.report.lineage import candidate_details, change_markup, drawn_ancestors, lineage_svg
-from tilewright.evolve.report.lineage_page import PAGE, render_lineage, write_lineage
+from tilewright.evolve.report.lineage import (
+    PAGE,
+    candidate_details,
+    change_markup,
+    drawn_ancestors,
+    lineage_svg,
+    render_lineage,
+    write_lineage,
+)
 from tilewright.evolve.report.page import (
     chart,
     clean,
@@ -27,7 +32,6 @@ from tilewright.evolve.report.page import (
     tag,
     write_atomically,
 )
-from tilewright.evolve.report.roofline import roofline, roofline_svg
 from tilewright.evolve.report.text import duration_text, percent_text, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
@@ -68,7 +72,6 @@ def render(data: CampaignData) -> str:
         section("Figures", tables.figures_section(data)),
         section("Speed-up by shape", tables.speedup_section(data)),
         section("Headroom", tables.headroom_section(data)),
-        section("Roofline", _roofline(data)),
         section("Verdicts", tables.verdicts_section(data) if data.points else ""),
         section("Credit of proposers and rules", _credit(data)),
         section("Lineage of the winner", _lineage(data)),
@@ -168,17 +171,6 @@ def _convergence(data: CampaignData) -> str:
         f"a candidate that failed. {certainty}. Point at a step to see its mutation."
     )
     return switched_charts({axis: convergence_svg(data, axis) for axis in Axis}) + note(caption)
-
-
-def _roofline(data: CampaignData) -> str:
-    found = roofline(data)
-    if found is None:
-        return ""
-    roofs = "the public peaks" if found.slanted else "the public bandwidth and a copy's"
-    caption = f"Rates are {data.kind}; roofs are {roofs} of one {data.target_text} device."
-    if found.moved:
-        caption += " A kernel that moves more bytes than it must lies further left."
-    return chart(roofline_svg(data, found), "Roofline") + note(f"{caption} Point at a mark to see its shape.")
 
 
 def _credit(data: CampaignData) -> str:

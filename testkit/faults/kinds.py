@@ -25,13 +25,13 @@ import pytest
 from testkit.children import LIMITS, child
 from testkit.faults.campaigns import Table, content, driven, finish, forked, go
 from testkit.faults.cluster import Cluster, pool_of
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.workers.cascade.modelled_stages import _child_failure
 from tilewright.workers.child.run_once import temporary_folder
+from tilewright.workers.cluster.jobs import Job
 
 VICTIM = 1
 """Which of the table's failing candidates a fault of a child befalls: its verdict is a failure either way."""

@@ -68,7 +68,6 @@ RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
         "spread",
         {},
     ),
-    (BLOCKWISE["step"], "plain", Workload("w", {"M": 128, "N": 256, "K": 384}), "spread", {}),
     *((EVERY[f"gemm_{form}"], "", SCALED, "spread", TILES) for form in ("mxfp8", "mxfp4", "nvfp4")),
 ]
 

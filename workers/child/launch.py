@@ -5,8 +5,6 @@ A child gets its own session, environment, working directory and four streams. A
 ``workers.child.template``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

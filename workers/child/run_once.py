@@ -4,8 +4,6 @@ The child gets its own session, temporary folder, scrubbed environment, limits (
 a wall clock; whatever happens, its whole process group is dead and its folder gone when the run is over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -16,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Death, Ending, death
@@ -160,7 +159,7 @@ class Pipes:
             self._open.remove(end)
             os.close(end)
 
-    def __enter__(self) -> Pipes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

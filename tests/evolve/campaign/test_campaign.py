@@ -10,12 +10,12 @@ from testkit.evaluations import failed
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, judge, plan
 from tilewright.evolve.campaign import loop
 from tilewright.evolve.campaign.config import Order
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import GATE_EPOCH, Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.record.history import Candidate, History, Proposal
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.workers.cluster.jobs import Job
 
 
 @pytest.mark.parametrize("lag", [1, 4, 7])

@@ -12,7 +12,6 @@ from testkit.evaluations import candidate, failed, figures, passed
 from testkit.spaces.tables import AtOnce
 from tilewright.evolve.campaign.conclusion import contenders
 from tilewright.evolve.campaign.config import Order
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.campaign.racing import LEAST_RECORDS, Racing
 from tilewright.evolve.proposers.portfolio import Portfolio
@@ -27,6 +26,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.score import geometric_mean
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.common_stages import RaceStage
+from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.request import Failure, Findings, Request
 
 KERNEL = '"""made up"""\n'

@@ -15,7 +15,6 @@ from testkit.promote_campaign import (
     run,
     write_campaign,
 )
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import Options, promote, record
@@ -26,6 +25,7 @@ from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome, normalise
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.workers.cluster.jobs import Job
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 
 from testkit.promote_campaign import CHILD, OPERATOR, OTHER, SEED, one_sentence, run, write_campaign
 from tilewright.evolve import cli
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.promote import library_writer as library_writer
 from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_commands import collect, rollback
@@ -15,6 +14,7 @@ from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.library import store
+from tilewright.workers.cluster.jobs import Job
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from testkit.promote_campaign import (
     run,
     write_campaign,
 )
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.workers.cluster.jobs import Job
 
 RULED = "K % block_k == 0"
 SHORT, ODD = "256x256x512", "256x256x768"

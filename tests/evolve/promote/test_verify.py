@@ -3,13 +3,13 @@
 import pytest
 
 from testkit.promote_campaign import CHILD, FormulaPool, quick_child, write_campaign
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.promote.command import Options, promote
 from tilewright.evolve.promote.library_commands import _run_checks
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.workers.cascade.modelled import ModelledCascade
+from tilewright.workers.cluster.jobs import Job
 
 OPERATOR = "small_gemm/good"
 

@@ -12,7 +12,6 @@ from mlflow import MlflowClient
 
 from testkit import FIXTURES
 from testkit.llm_server import Answer, ScriptedServer, scripted_server
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.cli import main
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.evolve.proposers.llm.client import OpenAIEndpoint
@@ -20,6 +19,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.show.summary import closing_lines, status_lines
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Scope
+from tilewright.workers.cluster.jobs import Job
 
 FAMILY = FIXTURES / "small_gemm"
 SECRET = "sk-never-written-down"

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 
 from testkit import CORPUS
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.campaign.searcher import violations
 from tilewright.evolve.proposers.niches import NAME, RUNGS, NicheSearch, transferred
 from tilewright.evolve.proposers.portfolio import Portfolio
-from tilewright.evolve.proposers.rewrite.campaign_proposer import Rewrites
-from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, RewriteProposer, Shares, Tried
+from tilewright.evolve.proposers.rewrite.proposer import (
+    RewriteProposal,
+    RewriteProposer,
+    Rewrites,
+    Shares,
+    Tried,
+)
 from tilewright.evolve.proposers.rewrite.registry import openings
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.record.archive import Archive
@@ -23,6 +27,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space, read_declarations
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
 from tilewright.seeds.catalogue import load_operator
+from tilewright.workers.cluster.jobs import Job
 
 POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
 CONSTANTS = [{"M": 4096, "N": 4096, "K": 4096, "smem_bytes": 232448}]

@@ -5,7 +5,7 @@ import pytest
 
 from testkit.spaces.tables import SPACES, Table, TableEvaluator, read_table
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
-from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
+from tilewright.evolve.proposers.crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import ParameterProposer
 from tilewright.evolve.record.archive import Archive

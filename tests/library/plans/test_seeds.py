@@ -25,7 +25,7 @@ RECIPES = {
         "quant_1x128",
         "quant_128x128",
         "quant_dual",
-        "step",
+        "quant_128x128_dual",
     ),
     "gridquant": ("quant_256", "gemm_256"),
     "mx_cast": ("mxfp8_both", "mxfp8_swizzled", "mxfp4", "gemm_mxfp8"),
