@@ -176,11 +176,8 @@ def run_task(jobs: list[dict], language: str, folder: str) -> None:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         answer = {
-            "id": job["id"],
-            "ok": ok,
-            "reason": reason,
-            "snr_db": worst if np.isfinite(worst) else None,
-        }
+            "id": job["id"], "ok": ok, "reason": reason, "snr_db": worst if np.isfinite(worst) else None,
+        }  # fmt: skip
         answer["seconds"] = round(time.monotonic() - began, 3)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -131,14 +131,10 @@ def _run_process(
         trial, case = trials[number], by_name[trials[number].kernel]
         jobs.append(
             {
-                "id": number,
-                "parent": case.source,
-                "parent_params": case.params,
-                "source": trial.source,
-                "params": trial.params,
-                "inputs": case.inputs,
-            }
-        )
+                "id": number, "parent": case.source, "parent_params": case.params, "source": trial.source,
+                "params": trial.params, "inputs": case.inputs,
+            },
+        )  # fmt: skip
     done = set()
     for answer in _checker(language).ask(jobs):
         trial = trials[answer["id"]]
@@ -159,13 +155,9 @@ class _Checker:
         if self._process is None or self._process.poll() is not None:
             environment = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1", "XLA_FLAGS": FAST_COMPILES}
             self._process = subprocess.Popen(
-                [sys.executable, str(CHECKER), self._language],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, **environment},
-            )
+                [sys.executable, str(CHECKER), self._language], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True, env={**os.environ, **environment},
+            )  # fmt: skip
             weakref.finalize(self, _end, self._process)
         process = self._process
         assert process.stdin is not None and process.stdout is not None

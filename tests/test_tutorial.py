@@ -13,6 +13,7 @@ import textwrap
 import pytest
 
 from testkit import ROOT
+from testkit.children import clean_environment
 
 pytest.importorskip("libtpu")
 pytest.importorskip("triton")
@@ -46,12 +47,8 @@ def test_the_tutorial_runs_as_printed(tmp_path):
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tilewright.evolve.cli "$@"\n')
     command.chmod(0o755)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
-    environment = {
-        **clean,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
-        "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-    }
+    paths = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    environment = clean_environment(**paths)
     printed, console = "", []
     (deletion,) = map(textwrap.dedent, DELETION)
     after = deletion.partition("for run")[0] + LEFT

@@ -18,12 +18,9 @@ DIMS = Workload("w", {"M": 4, "N": 8, "K": 16})
 def operator(flops=1000, size=500, inputs=("bfloat16",), constants=(), **more):
     specs = tuple(TensorSpec(str(n), (1,), dtype) for n, dtype in enumerate(inputs))
     return SimpleNamespace(
-        flops=lambda workload: flops,
-        bytes=lambda workload: size,
-        inputs=lambda workload: specs,
-        constants=dict(constants),
-        **more,
-    )
+        flops=lambda workload: flops, bytes=lambda workload: size, inputs=lambda workload: specs,
+        constants=dict(constants), **more,
+    )  # fmt: skip
 
 
 def test_a_geometric_mean_is_of_positive_numbers():

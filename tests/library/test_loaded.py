@@ -1,7 +1,7 @@
 """Any operator by its name, one a user brought too; plans made ahead, kept with a library, in a cache, in a wheel."""
 
 import json
-import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from testkit import ROOT
+from testkit.children import answer_of
 from testkit.library.shelves import SMALL, put
 from testkit.promote_campaign import FormulaPool, one_sentence, quick_child, write_campaign
 from tilewright.evolve import cli
@@ -26,22 +27,9 @@ PRODUCT = "gemm_fp8_blockwise/gemm_nt"
 
 
 def child(library: Path, *arguments: str, program: Path = CHILD) -> dict[str, Any]:
-    environment = {
-        "PYTHONPATH": str(library),
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(library.parent),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(program), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    environment = {"PYTHONPATH": str(library), "PATH": "/usr/bin:/bin", "HOME": str(library.parent)}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
+    return answer_of(program, *arguments, environment=environment)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +53,7 @@ def test_an_operator_a_user_brought_is_callable_and_falls_back_on_its_own_refere
     assert "promoted: small_gemm/good" in found["unknown"]
     here, exact, near = found["served"]
     assert here == "reference product: small_gemm/good: promoted for tpu:TPU7x, not for cpu"
-    assert (
-        exact.startswith("kernel ")
-        and "verified at 256x256x512: 50.00 us a call [" in exact
-        and "modelled" in exact
-    )
+    assert re.match("kernel .*verified at 256x256x512: 50.00 us a call .*modelled", exact)
     assert "verified at 256x256x512" in near or "verified at 512x512x512" in near
     assert not found["tilewright"], "the reference comes with the version"
 
@@ -91,12 +75,8 @@ def test_served_tells_kernel_time_and_interval_for_every_shipped_family():
                     continue
                 assert found.kernel == region["kernel"] and found.exact
                 if region["workload"] in timed:
-                    assert (
-                        found.seconds is not None
-                        and found.interval is not None
-                        and found.figure == entry["kind"]
-                    )
-                    assert found.interval[0] <= found.seconds <= found.interval[1] and found.verified_on
+                    assert found.figure == entry["kind"] and found.verified_on
+                    assert found.interval[0] <= found.seconds <= found.interval[1]
         families.add(operator)
     assert len(families) >= 7
 
@@ -142,9 +122,8 @@ def warmed(tmp_path_factory):
     pytest.importorskip("triton")
     home = tmp_path_factory.mktemp("warmed")
     writer = LibraryWriter(home / "library")
-    before = put(
-        writer, PRODUCT, "pointer", ((256, 256, 256),), params=SMALL, serves="cuda:9.0", target="h200"
-    )
+    hopper = {"serves": "cuda:9.0", "target": "h200"}
+    before = put(writer, PRODUCT, "pointer", ((256, 256, 256),), params=SMALL, **hopper)
     shapes = home / "shapes.txt"
     shapes.write_text(f"# one shape\n{PRODUCT} 128 256 256\n")
     library = ["--library", str(writer.library)]
@@ -306,14 +285,9 @@ def test_a_wheel_holds_what_is_current_and_is_the_same_twice(warmed, tmp_path):
     assert wheel.read_bytes() == build_wheel(writer, tmp_path / "two").read_bytes()
     site = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "-q", "--target", str(site)]
-    done = subprocess.run(
-        [*command, str(wheel)], capture_output=True, text=True, timeout=120, env={**os.environ}
-    )
-    assert done.returncode == 0, done.stderr
-    installed = LibraryWriter(site)
-    assert installed.versions(PRODUCT) == [writer.version(PRODUCT)[0]] and before not in installed.versions(
-        PRODUCT
-    )
+    subprocess.run([*command, str(wheel)], timeout=120, check=True)
+    current = writer.version(PRODUCT)[0]
+    assert LibraryWriter(site).versions(PRODUCT) == [current] != [before]
     script = (
         "import json, tilewright_library as l; from tilewright_library import plan_shelf, store; "
         f"t = store.load_table('{PRODUCT}', 'cuda:9.0'); (p,) = plan_shelf.packs(t.version, t.target); "

@@ -63,13 +63,9 @@ def test_seeds_pass_in_the_interpreter(recipe, kind, station):
         ("rmsnorm_1x128", "tl.store(s_at, tl.div_rn(1.0, scale)", "tl.store(s_at, scale"),
         ("rmsnorm_1x128", "tl.store(s_at, tl.div_rn(1.0, scale)", "tl.store(s_at, tl.div_rn(1.003, scale)"),
         ("swiglu_1x128", "tl.exp(-gate)", "tl.exp(gate)"),
-        (
-            "swiglu_1x128",
-            "tl.maximum(tl.max(tl.abs(y), axis=1), 1e-4)",
-            "tl.maximum(tl.max(y, axis=1), 1e-4)",
-        ),
+        ("swiglu_1x128", "tl.maximum(tl.max(tl.abs(y), axis=1), 1e-4)", "tl.maximum(tl.max(y, axis=1), 1e-4)"),
     ],
-)
+)  # fmt: skip
 def test_wrong_twins_are_refused(recipe, old, new, station):
     seed = next(iter(EVERY[recipe].kernels.values())).source
     assert old in seed

@@ -75,13 +75,8 @@ SCHEDULES = {
     "bf16_operands_f32_scaled": {**BLOCKS, "dequant": "operands_f32", "placement": "cached"},
     "ahead": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "skew": 1},
     "ahead_row_loop": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_unroll": 1},
-    "row_maxima_bf16_operands": {
-        **BLOCKS,
-        "dequant": "operands_bf16",
-        "placement": "ahead",
-        "row_scale": "absmax",
-    },
-}
+    "row_maxima_bf16_operands": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_scale": "absmax"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -106,12 +101,9 @@ TWINS = {
     "activation_scales_ignored": ("* (scale * sw_ref[t])", "* sw_ref[t]"),
     "last_group_skipped": ("range(bk // group)", "range(bk // group - 1)"),
     "last_k_block_stored_early": ("k == steps - 1", "k == 0"),
-    "rounded_to_bf16_first": (
-        ".astype(jnp.float8_e4m3fn)",
-        ".astype(jnp.bfloat16).astype(jnp.float8_e4m3fn)",
-    ),
+    "rounded_to_bf16_first": (".astype(jnp.float8_e4m3fn)", ".astype(jnp.bfloat16).astype(jnp.float8_e4m3fn)"),
     "weights_of_another_group": ("rhs = w_ref[t * group : (t + 1) * group, :]", "rhs = w_ref[:group, :]"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("twin", TWINS)

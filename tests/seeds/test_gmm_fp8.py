@@ -89,17 +89,13 @@ SCHEDULES = [
         "on_borders",
         {**VISITS, "placement": "cached", "dequant": "operands", "block_n": 128, "sub_n": 128},
     ),
-    (
-        "dlhs-g128",
-        "off_borders",
-        {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"},
-    ),
+    ("dlhs-g128", "off_borders", {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"}),
     ("dlhs-g512", "empty_and_tiny", VISITS),
     ("dlhs-g512", "off_borders", {"copies": "kernel", "buffers": 4, "block_n": 128, "sub_n": 128}),
     ("tgmm-g128", "off_borders", {"dequant": "partial", "block_m": 128}),
     ("tgmm-g512", "empty_and_tiny", {**KEPT, "sums": "direct"}),
     ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256, "arithmetic": "bf16"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "groups", "params"), SCHEDULES)
@@ -118,23 +114,17 @@ TWINS = {
     ),
     "matrix_of_the_neighbouring_group": (
         "dlhs-g128",
-        (
-            "lambda tile, group, n, k: (group, n, k)",
-            "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), n, k)",
-        ),
+        ("lambda tile, group, n, k: (group, n, k)", "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), n, k)"),
     ),
     "rows_leak_across_the_border": ("fwd-g128", ('(row >= refs["low"])', '(row >= refs["low"] - 1)')),
     "tail_of_the_group_left_out": ("dlhs-g128", ('(row < refs["high"])', '(row < refs["high"] - 1)')),
     "sums_take_rows_of_other_groups": ("tgmm-g128", ('(row < refs["high"])', '(row <= refs["high"])')),
-    "empty_groups_keep_what_was_there": (
-        "tgmm-g128",
-        ("acc[...] = jnp.zeros_like(acc)", "acc[...] = acc[...]"),
-    ),
+    "empty_groups_keep_what_was_there": ("tgmm-g128", ("acc[...] = jnp.zeros_like(acc)", "acc[...] = acc[...]")),
     "scales_of_half_the_rows": (
         "tgmm-g128",
         ("jnp.max(jnp.abs(source), axis=0", "jnp.max(jnp.abs(source[:64]), axis=0"),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("twin", TWINS)

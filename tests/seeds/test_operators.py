@@ -14,11 +14,8 @@ FIRST = {name: next(iter(operator.suites.values())) for name, operator in OPERAT
 SAMPLED = [name for name, operator in OPERATORS.items() if isinstance(operator, Sampled)]
 DIMS = {"M": 1024, "N": 384, "K": 1280}
 FEW_GROUPS = (
-    "gemm_mxfp8_out/",
-    "gemm_fp8_blockwise/grouped",
-    "gemm_fp8_blockwise/masked",
-    "gemm_fp8_blockwise/k",
-)
+    "gemm_mxfp8_out/", "gemm_fp8_blockwise/grouped", "gemm_fp8_blockwise/masked", "gemm_fp8_blockwise/k",
+)  # fmt: skip
 """Of operators whose groups are as many as their names say, small ones are sampled in tests of their own."""
 
 

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from testkit.evaluations import failed
+from testkit.faults.campaigns import Table
+from testkit.spaces.campaigns import Nowhere
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, judge, plan
 from tilewright.evolve.campaign import loop
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import GATE_EPOCH, Budget, Campaign, Plan, Start, StopReason
-from tilewright.evolve.record.history import Candidate, History, Proposal
+from tilewright.evolve.record.history import History, Proposal
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
@@ -27,21 +29,9 @@ def test_which_worker_was_faster_changes_nothing(tmp_path, lag):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
-class Deduplicating(ShuffledEvaluator):
-    """Finds what a campaign's earlier artefacts repeat, as a cascade does."""
-
-    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        job = self.running.pop(int(self.rng.integers(len(self.running))))
-        evaluation = judge(job.genome)
-        if evaluation.artefact in job.known_artefacts:
-            changes = {"verdict": Verdict.DUPLICATE, "fitness": None, "workloads": (), "reason": "known"}
-            evaluation = evaluation.model_copy(update=changes)
-        return [(job.index, evaluation)]
-
-
 def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path):
     for arrival in range(2):
-        evaluator = Deduplicating(np.random.default_rng(arrival))
+        evaluator = Table(np.random.default_rng(arrival))
         assert go(tmp_path / str(arrival), plan(), evaluator) is StopReason.EVALUATIONS
         assert content(tmp_path / str(arrival)) == content(tmp_path / "0")
     with Journal(tmp_path / "0") as journal:
@@ -112,11 +102,7 @@ def test_known_artefacts_are_those_integrated_when_the_job_was_made():
             jobs.append(Job(job.index, job.genome, job.seed, frozenset(job.known_artefacts)))
             super().submit(job)
 
-    class Sink:
-        def add_candidate(self, candidate: Candidate) -> None: ...
-        def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
-
-    campaign = Campaign(plan(lag=3), Walk(), Nothing(), Watching(np.random.default_rng(0)), Sink())
+    campaign = Campaign(plan(lag=3), Walk(), Nothing(), Watching(np.random.default_rng(0)), Nowhere())
     campaign.run()
     for job in jobs:
         seen = campaign.history.candidates[job.index].seen

@@ -38,10 +38,7 @@ GOOD: dict[str, Any] = {
     ("change", "words"),
     [
         ({"taget": "tpu7x"}, ["'taget'", "did you mean 'target'"]),
-        (
-            {"budget": {"evaluation": 3}},
-            ["'budget.evaluation'", "did you mean 'evaluations'", "wall_seconds"],
-        ),
+        ({"budget": {"evaluation": 3}}, ["'budget.evaluation'", "did you mean 'evaluations'", "wall_seconds"]),
         ({"budget": 5}, ["budget", "a mapping of keys", "5"]),
         ({"seeds": "fused"}, ["seeds", "a list", "'fused'"]),
         ({"budget": {}}, ["budget", "at least one of evaluations"]),
@@ -54,12 +51,9 @@ GOOD: dict[str, Any] = {
         ({"workers": {"memory_gib": -2}}, ["workers.memory_gib"]),
         ({"operator": ...}, ["key 'operator' is missing"]),
         ({"target": ..., "tagret": "tpu7x"}, ["unknown key 'tagret'; did you mean 'target'"]),
-        (
-            {"search": {"without_rules": ["pallas_chunk_row"]}},
-            ["search.without_rules", "'pallas_chunk_rows'"],
-        ),
+        ({"search": {"without_rules": ["pallas_chunk_row"]}}, ["search.without_rules", "'pallas_chunk_rows'"]),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_key_is_named(change, words):
     with pytest.raises(UserError) as caught:
         parse_config({k: v for k, v in {**GOOD, **change}.items() if v is not ...}, "q.yaml")

@@ -120,12 +120,9 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
     parent, children = check_whole(uri, journal_path)
     assert parent.info.status == "FINISHED"
     expected = {
-        "tilewright.state": "finished",
-        "toolchain.libtpu": "0.0.51",
-        "target_kind": "modelled",
-        "system.cores": "2",
-        "mlflow.source.git.commit": "0123abcd",
-    }
+        "tilewright.state": "finished", "toolchain.libtpu": "0.0.51", "target_kind": "modelled",
+        "system.cores": "2", "mlflow.source.git.commit": "0123abcd",
+    }  # fmt: skip
     assert expected.items() <= parent.data.tags.items()
     note = parent.data.tags["mlflow.note.content"]
     assert note.startswith("The winner takes **") and "at 4096x4096x4096 (tpu7x, modelled). It is " in note
@@ -134,13 +131,8 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
     assert "| winner, 4096x4096x4096&emsp; |" in note
     files = {f.path for f in MlflowClient(uri).list_artifacts(parent.info.run_id)}
     pages = {
-        "report.html",
-        "lineage.html",
-        "convergence.svg",
-        "lineage.svg",
-        "winner.py",
-        "winner.params.json",
-    }
+        "report.html", "lineage.html", "convergence.svg", "lineage.svg", "winner.py", "winner.params.json",
+    }  # fmt: skip
     assert files == pages
     assert parent.inputs.dataset_inputs[0].dataset.name == "quickstart"
     assert "ref_us_modelled/final.4096x4096x4096.winner" in parent.data.metrics

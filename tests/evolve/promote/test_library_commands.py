@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from testkit.promote_campaign import CHILD, OPERATOR, OTHER, SEED, one_sentence, run, write_campaign
+from testkit.promote_campaign import CHILD, OPERATOR, OTHER, SEED, one_sentence, run
 from tilewright.evolve import cli
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.promote import library_writer as library_writer
@@ -15,17 +15,6 @@ from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.library import store
-
-
-@pytest.fixture
-def campaign(tmp_path):
-    return write_campaign(tmp_path / "home")
-
-
-@pytest.fixture
-def writer(tmp_path):
-    return LibraryWriter(tmp_path / "library")
-
 
 # -- sabotage ----------------------------------------------------------------------------------------
 

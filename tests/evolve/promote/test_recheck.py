@@ -34,14 +34,8 @@ NEWER = {"jax": "0.11.2", "libtpu": "0.0.60"}
 
 
 @pytest.fixture
-def campaign(tmp_path):
-    return write_campaign(tmp_path / "home")
-
-
-@pytest.fixture
-def writer(tmp_path, campaign):
+def writer(writer, campaign):
     """A library where ``CHILD`` was promoted first and ``OTHER`` serves now."""
-    writer = LibraryWriter(tmp_path / "library")
     run(campaign, writer)
     run(campaign, writer, Options(candidate="2"))
     return writer

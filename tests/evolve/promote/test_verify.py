@@ -24,15 +24,9 @@ class CascadePool(FormulaPool):
     def _evaluation(self, job: Job) -> Evaluation:
         baseline = self.resolved.operator.kernels[job.baseline] if job.baseline else None
         return self._cascade.evaluate(
-            job.genome.id,
-            job.genome.source,
-            job.genome.params,
-            seed=job.seed,
-            scope=job.scope,
-            baseline=baseline,
-            best=job.best,
-            only=job.only,
-        )
+            job.genome.id, job.genome.source, job.genome.params, seed=job.seed, scope=job.scope,
+            baseline=baseline, best=job.best, only=job.only,
+        )  # fmt: skip
 
 
 def test_a_kernel_is_verified_written_and_still_right_without_tilewright(tmp_path):

@@ -1,13 +1,16 @@
 """Niches: a new structure is opened at once, tuned by itself, and its rule gets the credit; others are left alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from testkit import CORPUS
+from testkit.evaluations import figures, passed
+from testkit.spaces.campaigns import Nowhere
+from testkit.spaces.tables import AtOnce
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.campaign.searcher import violations
@@ -18,10 +21,10 @@ from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, Rewrit
 from tilewright.evolve.proposers.rewrite.registry import openings
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate, MutationKind
+from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space, read_declarations
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from tilewright.fitness.evaluation import Evaluation
 from tilewright.seeds.catalogue import load_operator
 
 POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
@@ -50,29 +53,16 @@ def worth(genome: Genome) -> float:
     return 300.0 + 170.0 * right + 5.0 * np.log2(genome.params["walk_rows"])
 
 
-@dataclass
-class Device:
-    """Implements ``Evaluator``: at once, in order."""
-
-    jobs: list[Job] = field(default_factory=list)
-
-    def submit(self, job: Job) -> None:
-        self.jobs.append(job)
+class Device(AtOnce):
+    """Answers one job after the other."""
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        done, self.jobs = self.jobs[:1], self.jobs[1:]
-        return [(job.index, judged(job.genome)) for job in done]
+        done, self._finished = self._finished[:1], self._finished[1:]
+        return done
 
-
-def judged(genome: Genome) -> Evaluation:
-    rate = worth(genome)
-    figures = WorkloadFigures(
-        workload="w", seconds=1 / rate, tflops=rate, roofline_fraction=0.5, kind=FigureKind.MODELLED
-    )
-    return Evaluation(
-        genome=genome.id, target="t", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=rate,
-        workloads=(figures,), artefact=genome.id,
-    )  # fmt: skip
+    def evaluate(self, job: Job) -> Evaluation:
+        rate = worth(job.genome)
+        return passed(job.genome, figures(seconds=1 / rate), fitness=rate, artefact=job.genome.id)
 
 
 class Remembering(RewriteProposer):
@@ -94,12 +84,6 @@ class Remembering(RewriteProposer):
             self.known[parent_source] = super().propose(parent_source, parent_params, rng, exclude, shares)
         found = self.known[parent_source]
         return found and replace(found, params={**found.params, **parent_params})
-
-
-class Nowhere:
-    def add_candidate(self, candidate: Candidate) -> None: ...
-
-    def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
 
 
 def run(seed: int, *, niches: bool, evaluations: int = 44, lag: int = 8, source: str = POINTER) -> Campaign:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from testkit.evaluations import candidate, failed, passed
 from testkit.spaces.campaigns import Nowhere, Setting, digest, run_search
 from testkit.spaces.tables import SPACES, TableEvaluator, read_table
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
@@ -14,10 +15,10 @@ from tilewright.evolve.proposers.surrogate.posterior import Kernel, Posterior, c
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import Records
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
+from tilewright.evolve.record.history import Candidate, History, MutationKind
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Evaluation, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +54,7 @@ def truth(genome: Genome) -> float | None:
 
 def evaluate(candidate: Candidate) -> Evaluation:
     fitness = truth(candidate.genome)
-    return Evaluation(
-        genome=candidate.genome.id,
-        target="t",
-        suite="s",
-        stage=Stage.MEASURE if fitness else Stage.COMPILE,
-        verdict=Verdict.OK if fitness else Verdict.COMPILE_ERROR,
-        reason="" if fitness else "fails",
-        fitness=fitness,
-    )
+    return passed(candidate.genome, fitness=fitness) if fitness else failed(candidate.genome)
 
 
 def space_of(source: str) -> Space:
@@ -77,7 +70,7 @@ def start() -> History:
 
 def add(history: History, genome: Genome) -> None:
     """An evaluated seed."""
-    seed = Candidate(len(history.candidates), genome, (), Mutation(MutationKind.SEED, "seed", ""), 0, 0)
+    seed = candidate(len(history.candidates), genome, kind=MutationKind.SEED)
     history.propose(seed)
     history.integrate(seed, evaluate(seed))
 
@@ -90,12 +83,13 @@ def advance(proposer: SurrogateProposer, history: History, until: int, lag: int 
             proposal = proposer.propose(history, 0, np.random.default_rng([7, index]))
             assert proposal is not None
             seen = len(history.evaluated)
-            candidate = Candidate(index, proposal.genome, proposal.parents, proposal.mutation, 1, 0, seen)
             assert proposal.genome.id not in history
             assert space_of(proposal.genome.source).legal(proposal.genome.params)
-            history.propose(candidate)
-        candidate = history.candidates[len(history.evaluated)]
-        history.integrate(candidate, evaluate(candidate))
+            history.propose(
+                Candidate(index, proposal.genome, proposal.parents, proposal.mutation, 1, 0, seen)
+            )
+        oldest = history.candidates[len(history.evaluated)]
+        history.integrate(oldest, evaluate(oldest))
 
 
 def test_several_sources_share_one_model():
@@ -135,17 +129,11 @@ def test_so_it_does_when_it_looks_rarely(table, monkeypatch, lag):
 
 def test_a_duplicate_is_as_fit_as_what_it_repeats():
     history = History()
-    points = [{"block": 16, "stages": s, "mode": "x"} for s in (1, 2, 4)]
-    for index, params in enumerate(points):
-        candidate = Candidate(index, Genome("a", params), (), Mutation(MutationKind.SEED, "seed", ""), 0, 0)
-        evaluation = evaluate(candidate).model_copy(update={"artefact": "f" * 16})
-        if index:
-            changes = {"verdict": Verdict.DUPLICATE, "fitness": None, "reason": "known"}
-            evaluation = evaluation.model_copy(update=changes)
-        if index == 2:
-            evaluation = evaluation.model_copy(update={"artefact": None})
-        history.propose(candidate)
-        history.integrate(candidate, evaluation)
+    for index, artefact in enumerate(("f" * 16, "f" * 16, None)):
+        made = candidate(index, Genome("a", {"block": 16, "stages": (1, 2, 4)[index], "mode": "x"}))
+        known = failed(made.genome, Verdict.DUPLICATE, artefact=artefact)
+        history.propose(made)
+        history.integrate(made, known if index else passed(made.genome, artefact=artefact))
     records = Records(KnownSpaces(space_of))
     while records.next_new(history):
         pass

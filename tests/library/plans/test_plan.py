@@ -168,16 +168,11 @@ def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one, two):
         ("(x, y, x.numel()", "(KEPT, y, x.numel()", "NotRecorded", "no tensor that this call of launch made"),
         ("add[", "y.t()[:7].fill_(1)\n    add[", "NotRecorded", "fill the whole tensor"),
         ("return (y,)", "return (y.view(64, 128),)", "TypeError", "output y is"),
-        (
-            "triton.cdiv(x.numel(), 256)",
-            "STATE.append(1) or len(STATE)",
-            "NotRecorded",
-            "of (1, 1, 1), then of (2,",
-        ),
+        ("triton.cdiv(x.numel(), 256)", "STATE.append(1) or len(STATE)", "NotRecorded", "of (1, 1, 1), then of (2,"),
         ("(triton.cdiv(x.numel(), 256),)", "(1.5,)", "NotRecorded", "whole numbers"),
         ("(triton.cdiv(x.numel(), 256),)", "(1, 70000)", "PlanError", "out of bounds"),
     ],
-)
+)  # fmt: skip
 def test_what_a_plan_cannot_hold_is_refused_with_the_reason(compiler, old, new, kind, said):
     assert old in ONE
     answer = compiled(compiler, HEADER + FORBIDDEN + ONE.replace(old, new, 1))
@@ -363,11 +358,7 @@ PTX = """
     ("before", "body", "said"),
     [
         ("", "st.global.u32 [%rd1], 7;", None),
-        (
-            ".global .u32 kept;",
-            "atom.global.add.u32 %r1, [kept], 1; st.global.u32 [%rd1], %r1;",
-            "keeps variables",
-        ),
+        (".global .u32 kept;", "atom.global.add.u32 %r1, [kept], 1; st.global.u32 [%rd1], %r1;", "keeps variables"),
         (
             ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);",
             "{ .param .b64 a; .param .b64 b; .param .b32 r; st.param.b64 [a], %rd1; st.param.b64 [b], %rd1;"
@@ -375,7 +366,7 @@ PTX = """
             "needs 'vprintf'",
         ),
     ],
-)
+)  # fmt: skip
 def test_code_that_keeps_variables_or_needs_other_code_is_refused(before, body, said, tmp_path):
     import triton
 

@@ -43,13 +43,10 @@ def plan(tmp_path_factory):
         programmatic=True,
     )  # fmt: skip
     return Plan(
-        architecture=90,
-        inputs=(Tensor("x", "float32", (16, 16)),),
-        outputs=(Output("y", "float32", (16, 16), buffer=0, offset=0),),
-        buffers=(1024,),
-        steps=(Fill(1, 0, 1024, 5, 4), launch, launch),
-        codes=((folder / "k.cubin").read_bytes(),),
-    )
+        architecture=90, inputs=(Tensor("x", "float32", (16, 16)),),
+        outputs=(Output("y", "float32", (16, 16), buffer=0, offset=0),), buffers=(1024,),
+        steps=(Fill(1, 0, 1024, 5, 4), launch, launch), codes=((folder / "k.cubin").read_bytes(),),
+    )  # fmt: skip
 
 
 class Library:

@@ -20,13 +20,9 @@ from tilewright.workers.cascade.named_sizes import named_sizes
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
 NAMES = (
-    "if k // 64 == 3:",
-    "if k * 5 == 960:",
-    "if not k - 192:",
-    "if k in (7, 192):",
-    "if k == 128 + 2**6:",
+    "if k // 64 == 3:", "if k * 5 == 960:", "if not k - 192:", "if k in (7, 192):", "if k == 128 + 2**6:",
     "if k == HELD:",
-)
+)  # fmt: skip
 SMALL = lot.Lot(6, 3, 1 << 14, 1 << 22)
 
 

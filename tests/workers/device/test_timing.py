@@ -90,12 +90,9 @@ def test_wall_clocks_are_a_finalist_s_and_silence_is_short():
 def test_figures_are_worked_out_by_hand():
     made, _ = measured(ScriptedStation(), entries=ENTRIES)
     timed = dataclasses.replace(
-        made[1],
-        rounds=[[[1.0], [2.0]], [[100e-6, 200e-6, 300e-6], [200e-6, 250e-6]]],
-        host_seconds=[1.0, 6e-6],
-        wall_seconds=[1.0, 250e-6],
-        scale=DeviceRatio("dev1", 2.0, 0.03),
-    )
+        made[1], rounds=[[[1.0], [2.0]], [[100e-6, 200e-6, 300e-6], [200e-6, 250e-6]]], host_seconds=[1.0, 6e-6],
+        wall_seconds=[1.0, 250e-6], scale=DeviceRatio("dev1", 2.0, 0.03),
+    )  # fmt: skip
     assert timed.__dataclass_params__.frozen
     found = timed.figures(request(), 1)
     assert (found.workload, found.kind, found.gbytes) == ("m64", TARGET.kind, None)

@@ -18,19 +18,12 @@ CASES = {case.name.split("/")[1]: case for case in load_cases(["pallas/attention
 AVERAGE = CASES["attention_average.py"]
 
 STRAIGHT_LINE = (
-    "unroll_grid_axis",
-    "skip_masked_tiles",
-    "normalise_once",
-    "base_two_softmax",
-    "narrow_exponent",
+    "unroll_grid_axis", "skip_masked_tiles", "normalise_once", "base_two_softmax", "narrow_exponent",
     "row_sums_in_dot",
-)
+)  # fmt: skip
 IN_BLOCKS = (
-    "normalise_once",
-    "skip_masked_tiles",
-    "base_two_softmax",
-    "narrow_exponent",
-)
+    "normalise_once", "skip_masked_tiles", "base_two_softmax", "narrow_exponent",
+)  # fmt: skip
 
 
 RULES = {rule.name.removeprefix("pallas_"): rule for rule in pallas_rules()}

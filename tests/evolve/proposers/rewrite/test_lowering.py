@@ -158,15 +158,11 @@ def test_what_is_refused(name, old, new, reason):
     ("old", "new", "reason"),
     [
         ("mask = (t[:, None] < last) & ", "mask = (t[:, None] < last - 1) & ", "a store may not leave out"),
-        (
-            "acc.to(tl.float16)",
-            "(acc / tl.max(acc, axis=0)[None, :]).to(tl.float16)",
-            "others are mixed with",
-        ),
+        ("acc.to(tl.float16)", "(acc / tl.max(acc, axis=0)[None, :]).to(tl.float16)", "others are mixed with"),
         ("weights + expert * D * H", "weights + expert * D * D", "an address that is no tile"),
         ("(t[:, None] < last) & (k", "(t[:, None] + 1 < last) & (k", "its tensor's bounds"),
     ],
-)
+)  # fmt: skip
 def test_rows_that_begin_anywhere_are_refused(old, new, reason):
     source = CASES["grouped_tokens.py"].source
     assert old in source and refusal(source) == ""

@@ -58,16 +58,12 @@ def test_lowered_behind_it_the_product_stays_the_same_tails_included():
         ("zero[None, :])", "zero[None, :] + pm)", "more than its own tile"),
         ("zero[None, :])", "zero[None, :] + tl.program_id(0))", "more than its own tile"),
         ("(tl.float16)\n        acc", "(codes.dtype.element_ty)\n        acc", "whose type is not said"),
-        (
-            "code = tl.load",
-            "zero += 1.0\n        code = tl.load",
-            "that the loop carries",
-        ),
+        ("code = tl.load", "zero += 1.0\n        code = tl.load", "that the loop carries"),
         ("range(tl.cdiv(k, BK))", "range(1, tl.cdiv(k, BK))", "step through K from 0"),
         ("range(tl.cdiv(k, BK))", "range(tl.load(codes))", "which the host does not know"),
         ("i[:, None] * n + j[None, :]", "i[:, None] + j[None, :] * m", "stored as no tile of rows"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(old, new, reason):
     assert old in CASE.source and refusal(CASE.source) == ""
     assert reason in refusal(CASE.source.replace(old, new))

@@ -34,13 +34,9 @@ def trial_of(case: Case, rule_name: str) -> Trial | None:
                 entry = "build" if case.language == "pallas" else "launch"
                 problems = check(child.source, entry=entry)
                 return Trial(
-                    case.name,
-                    rule.name,
-                    site.key,
-                    child.source,
-                    inherited(case, child.params),
+                    case.name, rule.name, site.key, child.source, inherited(case, child.params),
                     str((problems or [""])[0]),
-                )
+                )  # fmt: skip
     return None
 
 
