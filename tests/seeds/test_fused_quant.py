@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from testkit.seeds.triton_station import interpreter, objection
+from testkit.seeds.triton_station import objection
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import load_target
@@ -19,14 +19,6 @@ EVERY = operators()
 GPU = [name for name in EVERY if name.endswith("1x128")]
 TPU = [name for name in EVERY if name.endswith("tpu")]
 RAGGED = Workload("w", {"M": 37, "K": 640})
-
-
-@pytest.fixture(scope="module")
-def station():
-    pytest.importorskip("triton")
-    made = interpreter()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("recipe", EVERY)

@@ -2,15 +2,13 @@
 
 import functools
 import itertools
-import types
 from collections.abc import Mapping
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
+from testkit.seeds.pallas_interpreter import edited, interpreted
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.gates import ill_formed, read_gates
@@ -29,7 +27,6 @@ TINY = Workload("256x256x1024", {"M": 256, "N": 256, "K": 1024})
 BLOCKS = {"block_m": 256, "block_n": 256, "block_k": 512, "sub_m": 128, "sub_n": 256}
 WINNER = {"placement": "cached", "scaling": "chained", "scales": "lanes"}
 LARGE = {"M": 4096, "N": 4096, "K": 4096, "group": 512}
-STRICT = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
 
 
 @functools.cache
@@ -44,19 +41,11 @@ def case(recipe: str, kind: str, workload: Workload = SMALL):
     return inputs, operator.oracle(workload, inputs)
 
 
-def product(source: str, params: Mapping[str, object], operands) -> np.ndarray:
-    """Run a kernel on the CPU under the strict interpreter."""
-    module = types.ModuleType("kernel")
-    exec(compile(source, "kernel.py", "exec"), module.__dict__)
-    with pltpu.force_tpu_interpret_mode(STRICT):
-        return np.asarray(jax.jit(module.build(dict(params)))(*operands))
-
-
 def readings(recipe, kind, source, params, workload=SMALL) -> dict[str, GateReading]:
     operator = family()[recipe]
     inputs, references = case(recipe, kind, workload)
     operands = [inputs[spec.name] for spec in operator.inputs(workload)]
-    outputs = {"c": product(source, params, operands)}
+    outputs = {"c": interpreted(source, params, operands)}
     assert ill_formed(outputs, operator.outputs(workload)) is None
     return {r.gate: r for r in read_gates(operator.gates, outputs, references, kind)}
 
@@ -112,11 +101,8 @@ def test_wrong_twins_of_the_naive_kernel_fail_the_exact_gate(twin, recipe):
     source, params = kernel("naive", block_m=256, block_n=512, block_k=512 if recipe == "g128" else 1024)
     if twin == "last_k_block_stored_early":
         params["block_k"] = 512
-    right, wrong = TWINS[twin]
-    assert right in source
-    found = (
-        readings(recipe, kind, source.replace(right, wrong), params, TINY) for kind in ("randn", "spread")
-    )
+    wrong = edited(source, *TWINS[twin])
+    found = (readings(recipe, kind, wrong, params, TINY) for kind in ("randn", "spread"))
     assert not all(reading["exact"].passed for reading in found)
 
 
@@ -145,11 +131,11 @@ def test_baselines_compute_the_product():
     weights = references["exact"]["c"]
     q, scale = quantise_activations(inputs["a"], operator.group)
     source, params = kernel("prequant", block_m=256, block_n=256, sub_m=128)
-    outputs = {"c": product(source, params, (q, scale, inputs["w"], inputs["sw"]))}
+    outputs = {"c": interpreted(source, params, (q, scale, inputs["w"], inputs["sw"]))}
     assert all(r.passed for r in read_gates(operator.gates, outputs, references, "randn"))
     source, params = kernel("bf16", block_m=256, block_n=256, block_k=512)
     wide = inputs["w"].astype(inputs["a"].dtype)
-    found = product(source, params, (inputs["a"], wide)).astype(np.float64)
+    found = interpreted(source, params, (inputs["a"], wide)).astype(np.float64)
     weights = inputs["a"].astype(np.float64) @ wide.astype(np.float64)
     assert np.linalg.norm(found - weights) < 3e-3 * np.linalg.norm(weights)
 

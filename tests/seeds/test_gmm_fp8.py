@@ -1,17 +1,16 @@
 """Grouped products over ragged groups: right in every phase and recipe, wrong twins fail, timed as their groups say."""
 
 import functools
-import types
 
-import jax
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
+from testkit.seeds import pallas_interpreter
+from testkit.seeds.pallas_interpreter import edited
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Verdict
-from tilewright.fitness.gates import ill_formed, read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.gmm_fp8.operator import operators
 from tilewright.seeds.operator import KnownOperands, SeedKernel, Suite, Workload
@@ -41,38 +40,19 @@ def shape(phase: str, m: int = 512, n: int = 256, k: int = 512, groups: int = 6)
     return Workload(f"{phase}/{m}x{n}x{k}/{groups}", dims)
 
 
-def run(source: str, params, operands) -> np.ndarray:
-    """A kernel under the strict interpreter. Fails on a race."""
-    module = types.ModuleType("kernel")
-    exec(compile(source, "kernel.py", "exec"), module.__dict__)
-    # pipelines inside a kernel lay out their buffers for the device at hand
-    device = jax.sharding.AbstractDevice(device_kind="TPU7x", num_cores=1, platform="tpu")
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh), pltpu.force_tpu_interpret_mode(STRICT):
-        result = np.asarray(jax.jit(module.build(dict(params)))(*operands))
-    assert not interpret_pallas_call.races.races_found
-    return result
-
-
 def readings(name: str, params, *, kind="randn", sizes=None, edit=None, workload=None):
-    """Gates on one kernel of the operator, by gate."""
+    """Gates on one kernel of the operator, by gate. Fails on a race."""
     operator = family()[name]
     workload = workload or shape(operator.recipe.phase)
     inputs = operator.make_inputs(workload, 5, kind)
     if sizes is not None:
         inputs["sizes"] = np.array(sizes, dtype=np.int32)
     source = operator.kernels["naive"].source
-    if edit is not None:
-        assert edit[0] in source
-        source = source.replace(*edit)
-    space = Space.from_source(source, [{**operator.constants, **workload.dims}])
-    whole = {**space.defaults, **(ROWS if operator.recipe.rows else COLUMNS), **params}
-    assert space.violations(whole) == []
-    (output,) = operator.outputs(workload)
-    outputs = {output.name: run(source, whole, [inputs[spec.name] for spec in operator.inputs(workload)])}
-    assert ill_formed(outputs, (output,)) is None
-    references = operator.oracle(workload, inputs)
-    return {r.gate: r for r in read_gates(operator.gates, outputs, references, kind)}
+    source = edited(source, *edit) if edit else source
+    params = {**(ROWS if operator.recipe.rows else COLUMNS), **params}
+    found = pallas_interpreter.readings(operator, workload, source, params, kind, inputs=inputs, how=STRICT)
+    assert not interpret_pallas_call.races.races_found
+    return found
 
 
 VISITS = {"order": "visits", "bodies": "split"}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from testkit.seeds.triton_station import interpreter, objection
+from testkit.seeds.triton_station import objection
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators as blockwise
 from tilewright.seeds.gemm_mxfp8_out.operator import operators as mxfp8_out
 from tilewright.seeds.gridquant.operator import operators as gridquant
@@ -27,13 +27,6 @@ RAGGED = {"rows": Workload("w", {"M": 37, "K": 96}), "columns": Workload("w", {"
 
 def shape_of(recipe: str) -> Workload:
     return RAGGED["columns" if CASTS[recipe].constants["by_columns"] else "rows"]
-
-
-@pytest.fixture(scope="module")
-def station():
-    made = interpreter()
-    yield made
-    made.close()
 
 
 SCALED = Workload("w", {"M": 40, "N": 72, "K": 256})
