@@ -82,21 +82,21 @@ def described(name: str) -> dict[str, Any]:
 WORKLOAD = {"id": "w", "inputs": [described("x")], "outputs": [described("y")]}
 
 
-def served(runner: Runner, kind: str, *tags: str, **changes: Any) -> list[Frame]:
-    rng = np.random.default_rng(3)
-    arrays = {
-        "w/gauss/x": rng.standard_normal(SHAPE, np.float32),
-        "w/x": rng.standard_normal(SHAPE, np.float32),
-    }
+def served(
+    runner: Runner, kind: str, *tags: str, workload=WORKLOAD, plan=None, **changes: Any
+) -> list[Frame]:
+    """Answers to a job on a workload; ``plan`` are the bytes sent in the place of a plan's."""
+    rng, name = np.random.default_rng(3), workload["id"]
+    arrays = {f"{name}/{place}x": rng.standard_normal(SHAPE, np.float32) for place in ("gauss/", "")}
     data = {
         "entries": [{"id": tag} for tag in tags],
-        "workloads": [WORKLOAD],
+        "workloads": [workload],
         "seed": 5,
         "rounds": 2,
         "calls": 3,
     }
-    data["check"] = [{"workload": "w", "kinds": ["gauss"]}]
-    blobs = {f"plan/{tag}/w": plan_of(tag, **changes).to_bytes() for tag in tags}
+    data["check"] = [{"workload": name, "kinds": ["gauss"]}]
+    blobs = {f"plan/{tag}/{name}": plan or plan_of(tag, **changes).to_bytes() for tag in tags}
     found: list[Frame] = []
     runner.run(Frame(kind, data, arrays, blobs), found.append)
     return [frame for frame in found if frame.kind != "alive"]
@@ -109,10 +109,8 @@ def test_an_honest_plan_is_checked_and_timed():
     rng = np.random.default_rng(3)
     assert np.array_equal(checked.arrays["y"], 2 * rng.standard_normal(SHAPE, np.float32))
     (timed,) = served(runner, "time", "doubled", "doubled")
-    assert (
-        timed.kind == "timed"
-        and [[len(calls) for calls in entry] for entry in timed.data["rounds"]] == [[3, 3]] * 2
-    )
+    calls = [[len(calls) for calls in entry] for entry in timed.data["rounds"]]
+    assert timed.kind == "timed" and calls == [[3, 3]] * 2
     wanted = 2 * rng.standard_normal(SHAPE, np.float32)
     assert np.array_equal(timed.arrays["0/y"], wanted) and np.array_equal(timed.arrays["1/y"], wanted)
     assert runner.processor.scrubbed >= 14 and runner.processor.released == 1
@@ -130,9 +128,8 @@ def test_buffers_move_and_hold_nothing_of_an_earlier_call():
     runner = Runner(watching=watching)
     (timed,) = served(runner, "time", "watching", buffers=(SIZE, SIZE))
     assert timed.kind == "timed"
-    assert len(seen) == 1 + 2 * 3 and all(len(fresh) == 1 for _, fresh in seen), (
-        "a guarded call, and two rounds of three"
-    )
+    # a guarded call, and two rounds of three
+    assert len(seen) == 1 + 2 * 3 and all(len(fresh) == 1 for _, fresh in seen)
     assert len({address for address, _ in seen}) > 2
     drawn = {poison() for _ in range(200)}
     assert 0xFF in drawn and len(drawn) > 20, "memory looks another way each time"
@@ -192,33 +189,14 @@ def test_a_write_to_operands_of_another_workload_is_found_out():
 
     runner.processor.kernels.update(noting=noting, elsewhere=elsewhere)
     served(runner, "time", "noting")
-    job_arrays = {"v/x": np.ones(SHAPE, np.float32)}
-    data = {
-        "entries": [{"id": "elsewhere"}],
-        "workloads": [{**WORKLOAD, "id": "v"}],
-        "seed": 5,
-        "rounds": 1,
-        "calls": 1,
-    }
-    found: list[Frame] = []
-    runner.run(
-        Frame("time", data, job_arrays, {"plan/elsewhere/v": plan_of("elsewhere").to_bytes()}), found.append
-    )
-    assert [f.kind for f in found if f.kind != "alive"][-1] == "error"
-    assert "operands of other workloads" in found[-1].data["message"]
+    *_, error = served(runner, "time", "elsewhere", workload={**WORKLOAD, "id": "v"})
+    assert error.kind == "error" and "operands of other workloads" in error.data["message"]
 
 
 def test_a_plan_for_other_tensors_or_damaged_is_refused():
     runner = Runner(doubled=doubled)
     other = {**WORKLOAD, "outputs": [{**described("y"), "shape": [32, 16]}]}
-    data = {
-        "entries": [{"id": "doubled"}],
-        "workloads": [other],
-        "check": [{"workload": "w", "kinds": ["gauss"]}],
-    }
-    arrays = {"w/gauss/x": np.ones(SHAPE, np.float32)}
-    found: list[Frame] = []
-    runner.run(Frame("check", data, arrays, {"plan/doubled/w": plan_of("doubled").to_bytes()}), found.append)
-    assert found[-1].kind == "error" and "not for the tensors of w" in found[-1].data["message"]
-    runner.run(Frame("check", data, arrays, {"plan/doubled/w": b"TWPLAN01"}), found.append)
-    assert found[-1].data["type"] == "PlanError"
+    *_, error = served(runner, "check", "doubled", workload=other)
+    assert error.kind == "error" and "not for the tensors of w" in error.data["message"]
+    *_, error = served(runner, "check", "doubled", plan=b"TWPLAN01")
+    assert error.data["type"] == "PlanError"
