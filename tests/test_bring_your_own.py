@@ -4,7 +4,6 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ def folder(tmp_path_factory):
     return made
 
 
-def operator_of(folder: Path):
+def operator_of(folder):
     return runpy.run_path(str(folder / "rms_quant" / "operator.py"))["operators"]()["row"]
 
 

@@ -22,7 +22,7 @@ FAMILY = FIXTURES / "small_gemm"
 TILEWRIGHT = [sys.executable, "-m", "tilewright.evolve.cli"]
 
 
-def campaign_file(folder: Path, **changes: object) -> Path:
+def campaign_file(folder, **changes):
     data = {
         "name": "tiny",
         "operator": f"{FAMILY}/good",
@@ -39,24 +39,24 @@ def campaign_file(folder: Path, **changes: object) -> Path:
     return path
 
 
-def start(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
+def start(folder, *arguments, **environment):
     command = [*TILEWRIGHT, "--home", str(folder / "home"), *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=folder, env=clean_environment(**environment), **pipes)
 
 
-def tilewright(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def tilewright(folder, *arguments, **environment):
     process = start(folder, *arguments, **environment)
     out, err = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def content(folder: Path, campaign: str) -> dict:
+def content(folder, campaign):
     with Journal(folder / "home" / "campaigns" / campaign / "journal.sqlite") as journal:
         return journal.content()
 
 
-def wait_for_an_evaluation(folder: Path) -> None:
+def wait_for_an_evaluation(folder):
     """Returns when a running campaign's journal holds one."""
     journal = folder / "home" / "campaigns" / "tiny-001" / "journal.sqlite"
     wait_until(lambda: journal.exists() and bool(content(folder, "tiny-001")["evaluations"]))
@@ -68,9 +68,7 @@ def unbroken(tmp_path_factory):
     return folder, tilewright(folder, "run", campaign_file(folder))
 
 
-def test_a_campaign_runs_to_a_verified_winner(
-    unbroken,
-):
+def test_a_campaign_runs_to_a_verified_winner(unbroken):
     folder, result = unbroken
     assert result.returncode == 0, result.stderr
     assert "tpu7x, modelled" in result.stdout and "4/4 evaluations" in result.stdout
@@ -101,11 +99,7 @@ def test_its_lineage_is_in_mlflow(unbroken):
     assert len([r for r in children if "verdict" in r.data.tags]) >= len(record["evaluations"])
 
 
-def test_status_and_report_read_what_is_there(
-    unbroken,
-    tmp_path,
-    capsys,
-):
+def test_status_and_report_read_what_is_there(unbroken, tmp_path, capsys):
     home = str(unbroken[0] / "home")
     for arguments, code, words in (
         (["status"], 0, ["tiny-001", "finished"]),
@@ -134,12 +128,7 @@ def test_from_python_a_campaign_is_rows_and_a_frame(campaign):
     assert campaign.winner is not None and "def build" in campaign.winner["source"]
 
 
-def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(
-    unbroken,
-    campaign,
-    monkeypatch,
-    capsys,
-):
+def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(unbroken, campaign, monkeypatch, capsys):
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     table = page[page.index("| in a row |") : page.index("A campaign is read when")]
     named = {
@@ -210,7 +199,7 @@ def test_ctrl_c_stops_cleanly_soon_and_says_how_to_resume(tmp_path):
     assert "Traceback" not in out + err
 
 
-def _knowing(mark: str) -> list[str]:
+def _knowing(mark):
     """Command lines of processes that name it."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):

@@ -204,7 +204,7 @@ def test_the_shipped_library_verifies_here(capsys):
 # -- sessions ----------------------------------------------------------------------------------------
 
 
-def terminal(folder: Path, typed: str, **environment: str) -> tuple[int, str]:
+def terminal(folder, typed, **environment):
     """Exit code of a command at a pseudo-terminal, and what it wrote there, without control sequences."""
     env = clean_environment(TERM="xterm", COLUMNS="110", **environment)
     ours, theirs = pty.openpty()
@@ -272,7 +272,7 @@ def ray_node(tmp_path):
     """Starts a Ray node with the options given, and waits until it serves; every node ends with the test."""
     nodes = []
 
-    def start(*options: str) -> subprocess.Popen[bytes]:
+    def start(*options):
         log = tmp_path / f"node-{len(nodes)}.log"
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", *options]
         with log.open("wb") as output:
@@ -286,7 +286,7 @@ def ray_node(tmp_path):
         end(node)
 
 
-def end(node: subprocess.Popen[bytes]) -> None:
+def end(node):
     """Kill a node and everything below it, as a machine that loses its power."""
     below = subprocess.run(["pgrep", "-P", str(node.pid)], capture_output=True, text=True, check=False).stdout
     for pid in (node.pid, *map(int, below.split())):
@@ -325,7 +325,7 @@ def test_two_ray_nodes_of_which_one_dies_and_another_joins(here, ray_node):
     assert not re.search(r"\((raylet|pid|autoscaler)|state.dump|core_worker|WARNING|Traceback", text), text
 
 
-def candidates_of(journal: Path) -> list[object]:
+def candidates_of(journal):
     try:
         with Journal(journal) as opened:
             return list(opened.candidates())

@@ -35,7 +35,7 @@ NOT_RUN = {
 """What the ``console`` blocks hold, and why it is not run here."""
 
 
-def masked(text: str) -> str:
+def masked(text):
     """Text with numbers and runs of spaces replaced, since figures follow the versions of JAX and libtpu."""
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "#", text))
 

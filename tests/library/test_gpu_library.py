@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ pytestmark = [
 CHILD = ROOT / "testkit" / "library" / "gpu_children.py"
 
 
-def child(scenario: str, home: Path, library: Path = ROOT / "library") -> dict[str, Any]:
+def child(scenario, home, library=ROOT / "library"):
     environment = {**os.environ, "PYTHONPATH": str(library), "TILEWRIGHT_CACHE": str(home)}
     return answer_of(CHILD, scenario, environment=environment)[scenario]
 

@@ -1,8 +1,5 @@
 """The shipped library as a JAX program sees it: kernel interpreted, gradients, the fallback without a TPU."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from testkit import ROOT
@@ -20,7 +17,7 @@ def found(tmp_path_factory):
     return child(tmp_path_factory.mktemp("home"))
 
 
-def child(home: Path, *scenarios: str) -> dict[str, Any]:
+def child(home, *scenarios):
     """What the library did in a fresh process; more of it with ``devices``."""
     environment = {
         "PYTHONPATH": str(SHELF.library),

@@ -6,8 +6,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +24,7 @@ CHILD = ROOT / "testkit" / "library" / "loaded_children.py"
 PRODUCT = "gemm_fp8_blockwise/gemm_nt"
 
 
-def child(library: Path, *arguments: str, program: Path = CHILD) -> dict[str, Any]:
+def child(library, *arguments, program=CHILD):
     environment = {"PYTHONPATH": str(library), "PATH": "/usr/bin:/bin", "HOME": str(library.parent)}
     environment |= {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
     return answer_of(program, *arguments, environment=environment)
@@ -174,18 +172,18 @@ def test_a_pack_that_is_not_what_was_promoted_is_refused(warmed, tmp_path):
         forged.find("pointer", (128, 256, 256))
 
 
-def flipped(path: Path) -> None:
+def flipped(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
 
 
-def relabelled(path: Path) -> None:
+def relabelled(path):
     """A receipt that vouches for something else, under its old name."""
     path.write_text(path.read_text().replace('"count": 1', '"count": 2'))
 
 
-def swapped(path: Path) -> None:
+def swapped(path):
     """Another file's bytes: sound by themselves, and not what the receipt's hash says."""
     path.write_bytes(plan_shelf.packed({}, {"triton": "3.7.1"}))
 
@@ -200,14 +198,7 @@ def swapped(path: Path) -> None:
         ("receipt.json", relabelled, "receipt.json is not what was promoted"),
     ],
 )
-def test_sabotage_is_neither_packed_nor_warmed(
-    warmed,
-    tmp_path,
-    which,
-    sabotage,
-    words,
-    capsys,
-):
+def test_sabotage_is_neither_packed_nor_warmed(warmed, tmp_path, which, sabotage, words, capsys):
     shutil.copytree(warmed[0].library, tmp_path / "library")
     writer = LibraryWriter(tmp_path / "library")
     version = writer.version(PRODUCT)[0]
@@ -233,7 +224,7 @@ def test_a_plan_of_another_architecture_is_not_taken(warmed, monkeypatch):
 
     made: list[int] = []
 
-    def noted(kernel: Any, shapes: Any, dims: Any, architecture: int, device: Any, packs: Any) -> None:
+    def noted(kernel, shapes, dims, architecture, device, packs):
         made.append(architecture)
 
     monkeypatch.setattr(torch_launch, "made_plan", noted)

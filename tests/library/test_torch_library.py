@@ -1,7 +1,6 @@
 """The library as a torch program sees it: numbers, gradients, torch.compile, fallbacks, and what it refuses to run."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ DAMAGES = {
 }
 
 
-def damage(library: Path, how: str) -> None:
+def damage(library, how):
     """A package called ``how`` whose product kernel must not be used."""
     writer = LibraryWriter(library, how)
     toolchain, serves = (

@@ -17,7 +17,7 @@ def family():
     return operators()
 
 
-def shape(heads=2, shared=1, rows=256, keys=512, size=128) -> Workload:
+def shape(heads=2, shared=1, rows=256, keys=512, size=128):
     return Workload("w", {"H": heads, "KV": shared, "S": rows, "T": keys, "D": size})
 
 

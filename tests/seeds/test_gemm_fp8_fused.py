@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
@@ -10,11 +9,9 @@ import pytest
 
 from testkit.seeds.pallas_interpreter import edited, interpreted
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.gates import ill_formed, read_gates
 from tilewright.seeds.gemm_fp8_fused.operator import (
     INPUT_KINDS,
-    FusedFp8Gemm,
     dequantise_weights,
     operators,
     quantise_activations,
@@ -30,18 +27,18 @@ LARGE = {"M": 4096, "N": 4096, "K": 4096, "group": 512}
 
 
 @functools.cache
-def family() -> Mapping[str, FusedFp8Gemm]:
+def family():
     return operators()
 
 
 @functools.cache
-def case(recipe: str, kind: str, workload: Workload = SMALL):
+def case(recipe, kind, workload=SMALL):
     operator = family()[recipe]
     inputs = operator.make_inputs(workload, 7, kind)
     return inputs, operator.oracle(workload, inputs)
 
 
-def readings(recipe, kind, source, params, workload=SMALL) -> dict[str, GateReading]:
+def readings(recipe, kind, source, params, workload=SMALL):
     operator = family()[recipe]
     inputs, references = case(recipe, kind, workload)
     operands = [inputs[spec.name] for spec in operator.inputs(workload)]
@@ -50,7 +47,7 @@ def readings(recipe, kind, source, params, workload=SMALL) -> dict[str, GateRead
     return {r.gate: r for r in read_gates(operator.gates, outputs, references, kind)}
 
 
-def kernel(name: str, **params: object) -> tuple[str, dict[str, object]]:
+def kernel(name, **params):
     source = family()["g512"].kernels[name].source
     return source, {**Space.from_source(source, LARGE).defaults, **params}
 

@@ -32,7 +32,7 @@ def family():
     return operators()
 
 
-def shape(phase: str, m: int = 512, n: int = 256, k: int = 512, groups: int = 6) -> Workload:
+def shape(phase, m=512, n=256, k=512, groups=6):
     if phase == "dlhs":
         n, k = k, n
     contracted = {"fwd": (k, n), "dlhs": (n, k), "tgmm": (m, n)}[phase]
@@ -40,7 +40,7 @@ def shape(phase: str, m: int = 512, n: int = 256, k: int = 512, groups: int = 6)
     return Workload(f"{phase}/{m}x{n}x{k}/{groups}", dims)
 
 
-def readings(name: str, params, *, kind="randn", sizes=None, edit=None, workload=None):
+def readings(name, params, *, kind="randn", sizes=None, edit=None, workload=None):
     """Gates on one kernel of the operator, by gate. Fails on a race."""
     operator = family()[name]
     workload = workload or shape(operator.recipe.phase)
@@ -115,7 +115,7 @@ def test_wrong_twins_fail_the_exact_gate(twin):
     assert not found["exact"].passed
 
 
-def judged(name: str, source: str, params, *, ragged: int = 0):
+def judged(name, source, params, *, ragged=0):
     """One evaluation on a small shape, timed without gates."""
     operator = family()[name]
     workload = shape(operator.recipe.phase)

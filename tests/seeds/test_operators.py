@@ -22,10 +22,10 @@ FEW_GROUPS = (
 class Given:
     """Elements, some operands of which are what they are said to be."""
 
-    def __init__(self, elements: Elements, known: dict[str, np.ndarray]) -> None:
+    def __init__(self, elements, known):
         self._elements, self._known = elements, known
 
-    def at(self, operand: str, *axes: np.ndarray) -> np.ndarray:
+    def at(self, operand, *axes):
         if operand in self._known:
             return self._known[operand][np.ix_(*axes)]
         return self._elements.at(operand, *axes)
@@ -66,7 +66,7 @@ def test_a_sample_of_mx_outputs_is_what_the_oracle_says(recipe):
     agrees(operator, workload, known, least=0.999)
 
 
-def agrees(operator: Sampled, workload: Workload, known: dict[str, np.ndarray], least: float = 1.0) -> None:
+def agrees(operator, workload, known, least=1.0):
     """Float64 references to 12 digits, payloads and scales bit for bit, all but a share where ``least`` says so."""
     assert isinstance(operator, Operator)
     shapes = {spec.name: spec.shape for spec in operator.inputs(workload)}

@@ -25,7 +25,7 @@ SWAPPED = {"block_k": 256, "block_n": 64, "swap": True}
 RAGGED = {"rows": Workload("w", {"M": 37, "K": 96}), "columns": Workload("w", {"M": 96, "K": 96})}
 
 
-def shape_of(recipe: str) -> Workload:
+def shape_of(recipe):
     return RAGGED["columns" if CASTS[recipe].constants["by_columns"] else "rows"]
 
 
@@ -65,14 +65,7 @@ RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     RIGHT,
     ids=[f"{row[0].name} {row[1]} {row[3]} {row[4] or ''}" for row in RIGHT],
 )
-def test_seeds_are_right(
-    operator,
-    kernel,
-    workload,
-    kind,
-    params,
-    station,
-):
+def test_seeds_are_right(operator, kernel, workload, kind, params, station):
     assert objection(station, operator, workload, kind, kernel=kernel or None, params=params) is None
 
 
@@ -123,17 +116,7 @@ WRONG: list[tuple[Operator, str, Workload, str, dict[str, Any], str, str, str]] 
     WRONG,
     ids=[f"{row[0].name} {row[1]} {row[6]}" for row in WRONG],
 )
-def test_wrong_twins_are_refused(
-    operator,
-    kernel,
-    workload,
-    kind,
-    params,
-    old,
-    new,
-    why,
-    station,
-):
+def test_wrong_twins_are_refused(operator, kernel, workload, kind, params, old, new, why, station):
     seed = operator.kernels[kernel or next(iter(operator.kernels))]
     assert old in seed.source
     twin = seed.source.replace(old, new) if old else seed.source

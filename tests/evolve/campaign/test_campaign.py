@@ -1,7 +1,6 @@
 """The loop: never more than ``lag`` in flight, deterministic by seed, resumable from any instant."""
 
 import dataclasses
-from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ from tilewright.evolve.campaign import loop
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import GATE_EPOCH, Budget, Campaign, Plan, Start, StopReason
-from tilewright.evolve.record.history import History, Proposal
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Stage, Verdict
 
 
 @pytest.mark.parametrize("lag", [1, 4, 7])
@@ -68,7 +66,7 @@ def test_the_target_ends_it_early_and_deterministically(tmp_path):
 
 def test_a_space_that_runs_dry_ends_the_campaign(tmp_path):
     class Dry(Walk):
-        def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+        def propose(self, history, island, rng):
             return super().propose(history, island, rng) if len(history.candidates) < 5 else None
 
     with Journal(tmp_path / "j", write=True, create=True) as journal:
@@ -85,7 +83,7 @@ def test_a_seed_that_fails_ends_the_campaign(tmp_path):
 
 def test_infrastructure_faults_are_not_the_genomes_and_end_a_hopeless_campaign(tmp_path):
     class Broken(ShuffledEvaluator):
-        def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        def wait(self, timeout_seconds):
             job = self.running.pop()
             fault = failed(job.genome, Verdict.INFRA_ERROR, stage=Stage.COMPILE, reason="node lost")
             return [(job.index, fault)]
@@ -98,7 +96,7 @@ def test_known_artefacts_are_those_integrated_when_the_job_was_made():
     jobs: list[Job] = []
 
     class Watching(ShuffledEvaluator):
-        def submit(self, job: Job) -> None:
+        def submit(self, job):
             jobs.append(Job(job.index, job.genome, job.seed, frozenset(job.known_artefacts)))
             super().submit(job)
 
@@ -116,14 +114,14 @@ class Slow(ShuffledEvaluator):
 
     dropped: tuple[int, ...] = ()
 
-    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+    def wait(self, timeout_seconds):
         left = [job for job in self.running if job.index != 4]
         if not left:
             return []
         self.running.remove(left[0])
         return [(left[0].index, judge(left[0].genome))]
 
-    def drop(self, indices: Collection[int]) -> None:
+    def drop(self, indices):
         self.dropped = tuple(indices)
 
 

@@ -20,7 +20,7 @@ def little_grace(monkeypatch):
     monkeypatch.setattr(interrupt, "GRACE_SECONDS", 0.05)
 
 
-def press() -> None:
+def press():
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -67,17 +67,17 @@ class Pool:
 
     thread_cpu_seconds = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.ends: list[str] = []
 
-    def close(self) -> None:
+    def close(self):
         self.ends.append("closed")
 
 
 def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(tmp_path, monkeypatch):
     pool = Pool()
 
-    def compare(*_: object) -> None:
+    def compare(*_):
         press()
         time.sleep(20)
 
@@ -99,7 +99,7 @@ def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(tmp_pa
 def test_an_interrupt_ends_the_wait_for_mlflow():
     waits: list[float] = []
 
-    def wait(seconds: float) -> bool:
+    def wait(seconds):
         waits.append(seconds)
         press()
         return False

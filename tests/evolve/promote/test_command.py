@@ -15,16 +15,14 @@ from testkit.promote_campaign import (
     run,
     write_campaign,
 )
-from tilewright.evolve.campaign.evaluator import Job
-from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import Options, promote, record
 from tilewright.evolve.promote.library_commands import list_lines
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.space.genome import Genome, normalise
-from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.evolve.space.genome import normalise
+from tilewright.fitness.evaluation import Verdict
 
 # -- what is written ---------------------------------------------------------------------------------
 
@@ -32,7 +30,7 @@ from tilewright.fitness.evaluation import Evaluation, Verdict
 def test_a_winner_is_verified_on_ten_times_the_inputs_and_written_whole(campaign, writer):
     pools: list[FormulaPool] = []
 
-    def make(resolved: Resolved) -> FormulaPool:
+    def make(resolved):
         pools.append(FormulaPool(resolved, quick_child))
         return pools[-1]
 
@@ -85,7 +83,7 @@ def test_the_next_winner_is_compared_with_the_incumbent(campaign, writer):
 
 
 def test_a_table_gives_each_shape_its_kernel(campaign, writer, tmp_path):
-    def seconds(genome: Genome, workload: str) -> float:
+    def seconds(genome, workload):
         fast = CHILD if workload == "256x256x512" else OTHER
         return 50e-6 if genome == fast else 70e-6
 
@@ -122,14 +120,14 @@ def test_regions_of_other_shapes_stay(campaign, writer):
 # -- what is refused ---------------------------------------------------------------------------------
 
 
-def loses_six_percent(genome: Genome, workload: str) -> float:
+def loses_six_percent(genome, workload):
     """Twice as fast on one shape, 6 % slower on the other."""
     if genome != CHILD:
         return 100e-6
     return 50e-6 if workload == "256x256x512" else 100e-6 / 0.94
 
 
-def not_repeated(job: Job, found: Evaluation) -> Evaluation:
+def not_repeated(job, found):
     seconds = [f.seconds * (1 + job.index) for f in found.workloads]
     slower = zip(found.workloads, seconds, strict=True)
     return found.model_copy(
@@ -137,12 +135,12 @@ def not_repeated(job: Job, found: Evaluation) -> Evaluation:
     )
 
 
-def wrong_later(job: Job, found: Evaluation) -> Evaluation:
+def wrong_later(job, found):
     wrong = {"verdict": Verdict.INCORRECT, "fitness": None, "reason": "gate exact on spread: 30.0 dB"}
     return found.model_copy(update=wrong) if job.genome == CHILD and job.index >= 3 else found
 
 
-def unread(job: Job, found: Evaluation) -> Evaluation:
+def unread(job, found):
     return found.model_copy(update={"gates": tuple(r for r in found.gates if r.workload != SHAPES[1])})
 
 
@@ -195,7 +193,7 @@ def test_a_forced_promotion_says_so_for_ever(campaign, writer):
 def test_a_library_kernel_that_fails_now_sets_no_bar(campaign, writer):
     run(campaign, writer)
 
-    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+    def spoil(job, evaluation):
         changes = {"verdict": Verdict.CRASHED, "fitness": None, "reason": "drawn/M=122: illegal instruction"}
         return evaluation.model_copy(update=changes) if job.genome == CHILD else evaluation
 

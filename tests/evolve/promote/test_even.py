@@ -6,23 +6,23 @@ from types import SimpleNamespace
 import pytest
 
 from testkit.evaluations import figures, passed
-from tilewright.evolve.promote.judge import Judgement, judge
-from tilewright.fitness.evaluation import Evaluation, FigureKind, WorkloadFigures
+from tilewright.evolve.promote.judge import judge
+from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Suite, Workload
 
 SHAPE = Workload("w", {"M": 8})
 
 
-def modelled(seconds: float, version: int = time_model.VERSION) -> WorkloadFigures:
+def modelled(seconds, version=time_model.VERSION):
     ends = {"seconds_low": seconds * math.exp(-0.05), "seconds_high": seconds * math.exp(0.05)}
     return figures(seconds=seconds, model_version=version, diagnosis=ends)
 
 
-def judged(ours: float, theirs: float, *, same_source: bool) -> Judgement:
+def judged(ours, theirs, *, same_source):
     """The judgement of a kernel that takes ``ours`` seconds against one that takes ``theirs``."""
 
-    def verified(name: str, seconds: float, source: str):
+    def verified(name, seconds, source):
         genome = SimpleNamespace(id=name, source=source)
         made = modelled(seconds)
         return SimpleNamespace(
@@ -59,7 +59,7 @@ def test_promotion_asks_for_a_gain_beyond_the_models_error(gain, same_source, re
 
 
 def test_a_winner_is_even_with_what_lies_in_its_interval():
-    def evaluation(fitness: float, *version: int) -> Evaluation:
+    def evaluation(fitness, *version):
         interval = (fitness * 0.95, fitness * 1.05)
         return passed("g", modelled(1.0 / fitness, *version), fitness=fitness, interval=interval)
 

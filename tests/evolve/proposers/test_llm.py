@@ -53,7 +53,7 @@ def test_a_model_is_told_the_device_the_gates_and_the_imports(target, operator, 
 PARENT = "import math\n\n\ndef build(params):\n    x = 1\n    y = 2\n    x = 1\n    return x\n"
 
 
-def block(search: str, replace: str) -> str:
+def block(search, replace):
     return f"<<<<<<< SEARCH\n{search}=======\n{replace}>>>>>>> REPLACE\n"
 
 

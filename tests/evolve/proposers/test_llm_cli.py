@@ -2,20 +2,17 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from testkit import FIXTURES
 from testkit.evaluations import failed, figures, passed
-from testkit.llm_server import Answer, ScriptedServer, scripted_server
+from testkit.llm_server import Answer, scripted_server
 from testkit.spaces.tables import AtOnce
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.cli import main
 from tilewright.evolve.proposers.llm.client import OpenAIEndpoint
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.show.summary import closing_lines, status_lines
-from tilewright.fitness.evaluation import Evaluation
 from tilewright.seeds.operator import Scope
 
 FAMILY = FIXTURES / "small_gemm"
@@ -29,12 +26,12 @@ class InlinePool(AtOnce):
 
     slots, thread_cpu_seconds = 1, 0.0
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments):
         super().__init__()
 
-    def start(self) -> None: ...
+    def start(self): ...
 
-    def evaluate(self, job: Job) -> Evaluation:
+    def evaluate(self, job):
         common = {"target": "tpu7x", "suite": "tiny"}
         added = SPEED.search(job.genome.source)[1] if job.baseline is None else None
         if added == str(WRONG):
@@ -55,7 +52,7 @@ def cli(tmp_path, monkeypatch):
     return tmp_path
 
 
-def campaign_file(folder: Path) -> Path:
+def campaign_file(folder):
     path = folder / "asked.yaml"
     path.write_text(
         f"{{name: asked, operator: {FAMILY}/good, target: tpu7x, suite: tiny, seed: 5, mlflow: {{enabled: false}},"
@@ -64,33 +61,33 @@ def campaign_file(folder: Path) -> Path:
     return path
 
 
-def run(home: Path, *arguments: str | Path) -> int:
+def run(home, *arguments):
     return main(["--home", str(home / "home"), "run", *map(str, arguments)])
 
 
-def journal_of(home: Path, campaign: str) -> Path:
+def journal_of(home, campaign):
     return home / "home" / "campaigns" / campaign / "journal.sqlite"
 
 
-def content(home: Path, campaign: str) -> dict:
+def content(home, campaign):
     with Journal(journal_of(home, campaign)) as journal:
         return journal.content()
 
 
-def details(home: Path, campaign: str, kind: str = "llm") -> list[str]:
+def details(home, campaign, kind="llm"):
     with Journal(journal_of(home, campaign)) as journal:
         return [c.mutation.detail for c in journal.candidates() if c.mutation.kind == kind]
 
 
-def shown(body: dict) -> str:
+def shown(body):
     """The kernel a prompt is about."""
     return body["messages"][1]["content"].split("```python\n")[1].split("```")[0]
 
 
-def diff(summary: str, to: int | None = None):
+def diff(summary, to=None):
     """A search/replace block that raises the speed of the kernel in the prompt by one, or sets it."""
 
-    def answer(body: dict) -> Answer:
+    def answer(body):
         old = SPEED.search(shown(body))
         assert old is not None
         new = f"steps = k // bk + {int(old[1] or 0) + 1 if to is None else to}"
@@ -101,15 +98,15 @@ def diff(summary: str, to: int | None = None):
     return answer
 
 
-def whole(summary: str, to: int):
-    def answer(body: dict) -> Answer:
+def whole(summary, to):
+    def answer(body):
         module = SPEED.sub(f"steps = k // bk + {to}", shown(body))
         return Answer(f"SUMMARY: {summary}\n```python\n{module}```")
 
     return answer
 
 
-def forbidden(body: dict) -> Answer:
+def forbidden(body):
     return Answer(f"SUMMARY: peek\n```python\nimport os\n{shown(body)}```")
 
 
@@ -140,7 +137,7 @@ SCRIPT = [
 LIMITS = ["--set", "llm.timeout_seconds=1.5", "--set", "llm.retries=1"]
 
 
-def ask(home: Path, server: ScriptedServer, *more: str) -> int:
+def ask(home, server, *more):
     file = campaign_file(home)
     return run(home, file, "--llm-base-url", server.url, "--llm-model", "m", *LIMITS, *more)
 
@@ -223,8 +220,10 @@ def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(
         monkeypatch.setattr("tilewright.evolve.campaign.searcher.OpenAIEndpoint", moved)
         assert main(["--home", str(cli / "home"), "resume", "asked-002"]) == 0
     assert details(cli, "asked-002"), "a resume asks again what was refused"
-    (line,) = (text for text in status_lines(journal_of(cli, "asked-002")) if text.startswith("  tokens"))
-    assert " questions" in line and "passed every gate" in line and " unanswered (last: " in line
+    lines = status_lines(journal_of(cli, "asked-002"))
+    (line,) = (text for text in lines if text.startswith("  tokens"))
+    assert "passed every gate" in line and "unanswered" in line
+    assert any(" questions" in text and " unanswered (last: " in text for text in lines)
 
 
 def test_a_replay_starts_from_the_campaigns_that_its_record_started_from(cli):

@@ -16,14 +16,14 @@ class Fixed:
     kind: MutationKind = MutationKind.PARAMETER
     dry: bool = False
 
-    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+    def propose(self, history, island, rng):
         if self.dry:
             return None
         genome = Genome(self.name, {"x": len(history.candidates)})
         return Proposal(genome, (), Mutation(self.kind, self.name, "next"))
 
 
-def play(portfolio: Portfolio, history: History, rounds: int, worth: dict[str, float]) -> None:
+def play(portfolio, history, rounds, worth):
     """Each proposal raises the best by its proposer's ``worth``; a negative worth fails."""
     for _ in range(rounds):
         index = len(history.candidates)

@@ -18,7 +18,7 @@ from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, MutationKind
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.evaluation import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,9 @@ def test_far_better_than_random_on_a_recorded_space_with_failures(table):
     assert np.median(scores) > 0.94
 
 
-@pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "108042f4133c"), (1, 4, "c597616952a7")])
-def test_the_sequence_is_the_one_written_down(table, seed, lag, expected):
-    """Digests taken once: whatever processor, Python or numpy runs this must propose the same points."""
-    assert digest(run_search(table, seed, Setting(budget=60, lag=lag))) == expected
+def test_the_sequence_is_the_one_written_down(table):
+    """A digest taken once: whatever processor, Python or numpy runs this must propose the same points."""
+    assert digest(run_search(table, 1, Setting(budget=60, lag=4))) == "c597616952a7"
 
 
 SPACE_A = Space({"block": (16, 32, 64, 128), "stages": (1, 2, 3, 4), "mode": ("x", "y", "z")},
@@ -43,7 +42,7 @@ SPACE_A = Space({"block": (16, 32, 64, 128), "stages": (1, 2, 3, 4), "mode": ("x
 SPACE_B = Space({"block": (32, 64, 128, 256), "fast": (False, True)})
 
 
-def truth(genome: Genome) -> float | None:
+def truth(genome):
     """Blocks of 64 are best everywhere; source b is faster; three stages with mode y fail."""
     p = genome.params
     if p.get("stages") == 3 and p.get("mode") == "y":
@@ -52,30 +51,30 @@ def truth(genome: Genome) -> float | None:
     return base * (1.5 if genome.source == "b" else 1.0) * (1.2 if p.get("mode") == "z" else 1.0)
 
 
-def evaluate(candidate: Candidate) -> Evaluation:
+def evaluate(candidate):
     fitness = truth(candidate.genome)
     return passed(candidate.genome, fitness=fitness) if fitness else failed(candidate.genome)
 
 
-def space_of(source: str) -> Space:
+def space_of(source):
     return {"a": SPACE_A, "b": SPACE_B}[source]
 
 
-def start() -> History:
+def start():
     history = History()
     add(history, Genome("a", {"block": 16, "stages": 1, "mode": "x"}))
     add(history, Genome("b", {"block": 256, "fast": False}))
     return history
 
 
-def add(history: History, genome: Genome) -> None:
+def add(history, genome):
     """An evaluated seed."""
     seed = candidate(len(history.candidates), genome, kind=MutationKind.SEED)
     history.propose(seed)
     history.integrate(seed, evaluate(seed))
 
 
-def advance(proposer: SurrogateProposer, history: History, until: int, lag: int = 2) -> None:
+def advance(proposer, history, until, lag=2):
     """Proposals run ``lag`` ahead of integration, as in a campaign."""
     while len(history.evaluated) < until:
         while len(history.candidates) < len(history.evaluated) + lag:
@@ -110,16 +109,15 @@ def test_a_proposer_made_anew_goes_on_as_the_old_one():
         assert resumed == proposer.propose(history, 0, rng())
 
 
-@pytest.mark.parametrize("lag", [1, 4])
-def test_so_it_does_when_it_looks_rarely(table, monkeypatch, lag):
+def test_so_it_does_when_it_looks_rarely(table, monkeypatch):
     """A long campaign proposes in the order of its latest look, which must not depend on when it was asked."""
     monkeypatch.setattr(surrogate, "LOOK_ALWAYS", 0)
     monkeypatch.setattr(surrogate, "LOOK_SHARE", 10)
     archive = Archive(1, 10)
     proposer = SurrogateProposer(archive, table.space_of)
     start = Start("a", table.random_genome(np.random.default_rng(2)))
-    plan = Plan([start], Budget(evaluations=61), 2, lag, must_pass=False)
-    campaign = Campaign(plan, proposer, archive, TableEvaluator(table, lag), Nowhere())
+    plan = Plan([start], Budget(evaluations=61), 2, 4, must_pass=False)
+    campaign = Campaign(plan, proposer, archive, TableEvaluator(table, 4), Nowhere())
     campaign.run()
     assert len({candidate.genome.id for candidate in campaign.history.candidates}) == 61
     rng = lambda: np.random.default_rng(5)  # noqa: E731
@@ -154,7 +152,7 @@ def test_observing_bit_by_bit_is_observing_at_once():
     # The same by the textbook, with the mean of the first 12 and points centred on theirs.
     points, asked = features - features[:12].mean(axis=0), fresh - features[:12].mean(axis=0)
 
-    def kernel(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    def kernel(one, other):
         return correlation(((one[:, None] - other) ** 2).sum(axis=2)) + 0.5 * one @ other.T
 
     inverse = np.linalg.inv(kernel(points, points) + 2.0**-5 * np.eye(20))

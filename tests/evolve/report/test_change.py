@@ -1,14 +1,13 @@
 """What turned the seed into the winner: rewrites by rule, parameters, a short diff that is safe on a terminal."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from testkit.evaluations import candidate
 from testkit.sample_campaign import DEFAULTS, SOURCE, SampleCampaign
 from tilewright.evolve.record.history import MutationKind
-from tilewright.evolve.report.change import TERMINAL_LINES, WinnerChange, winner_change
+from tilewright.evolve.report.change import TERMINAL_LINES, winner_change
 from tilewright.evolve.report.data import load
 from tilewright.evolve.report.html import render
 from tilewright.evolve.show.summary import closing_lines
@@ -62,7 +61,7 @@ LINES: dict[str, tuple[list[Step], list[str]]] = {
 }  # fmt: skip
 
 
-def change_of(path: Path, steps: list[Step]) -> WinnerChange:
+def change_of(path, steps):
     """The change of a campaign whose last candidate is the winner."""
     sample = SampleCampaign(path)
     sample.grow(1)

@@ -30,7 +30,7 @@ FRAMES = """() => Math.min(...[...Array(8)].map(() => {
 needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
 
 
-def big_campaign(count: int) -> CampaignData:
+def big_campaign(count):
     """``count`` candidates with a long lineage, a quarter of them failures, a tenth with a source of their own."""
     rng = np.random.default_rng(5)
     base = sample_evaluation(Genome(SOURCE, DEFAULTS), FINAL_WORKLOADS)

@@ -26,22 +26,22 @@ VOID = {"meta", "br", "img"}
 class Checker(HTMLParser):
     """Collects elements and attributes, and that every element is closed in order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
         self.open.pop()
 
 
-def check(page: str) -> Checker:
+def check(page):
     checker = Checker()
     checker.feed(page)
     checker.close()

@@ -24,7 +24,7 @@ def journal(tmp_path_factory):
     return Journal(write_sample(tmp_path_factory.mktemp("c") / "journal.sqlite", 20))
 
 
-def snapshot(journal: Journal, count: int, elapsed: float, lag: int | None = 3) -> Snapshot:
+def snapshot(journal, count, elapsed, lag=3):
     evaluations = [e for _, _, e, _ in journal.evaluations()][:count]
     passed: list[Evaluation] = [e for e in evaluations if e.verdict is Verdict.OK]
     return Snapshot(
@@ -37,7 +37,7 @@ def snapshot(journal: Journal, count: int, elapsed: float, lag: int | None = 3) 
     )  # fmt: skip
 
 
-def live(**options: int) -> tuple[io.StringIO, LiveDisplay]:
+def live(**options):
     stream = io.StringIO()
     return stream, LiveDisplay(Console(file=stream, force_terminal=True, color_system=None, **options))
 

@@ -6,7 +6,6 @@ import json
 import struct
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +26,6 @@ from tilewright.library.plans.format import (
     TensorMap,
 )
 from tilewright.workers.child.ending import Ending
-from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import compile_children
@@ -79,7 +77,7 @@ KEPT = torch.empty((128, 64))
 """What the dialect lets no candidate have; should one have it, a plan must still hold no trace of it."""
 
 
-def described(name: str, *shape: int, dtype: str = "float32") -> dict[str, Any]:
+def described(name, *shape, dtype="float32"):
     return {"name": name, "shape": list(shape), "dtype": dtype}
 
 
@@ -93,7 +91,7 @@ def compiler(tmp_path_factory):
     keeper.close()
 
 
-def compiled(compiler: ForkedChildren, source: str, *workloads: dict[str, Any], **params: Any) -> Frame:
+def compiled(compiler, source, *workloads, **params):
     """The child's answer."""
     job = Frame("compile", {"source": source, "params": params, "workloads": list(workloads or (SQUARE,))})
     outcome = compiler.run(job, JobLimits(120.0, 120.0))
@@ -101,7 +99,7 @@ def compiled(compiler: ForkedChildren, source: str, *workloads: dict[str, Any], 
     return outcome.frames[-1]
 
 
-def recorded(compiler: ForkedChildren, source: str) -> Plan:
+def recorded(compiler, source):
     answer = compiled(compiler, source)
     assert answer.kind == "compiled", answer.data
     return Plan.from_bytes(answer.blobs["square"])
@@ -183,13 +181,13 @@ def test_what_a_plan_cannot_hold_is_refused_with_the_reason(compiler, old, new, 
 # -- bytes --------------------------------------------------------------------------------------
 
 
-def header_of(plan: Plan) -> dict[str, Any]:
+def header_of(plan):
     data = plan.to_bytes()
     (size,) = struct.unpack_from("<I", data, len(MAGIC))
     return json.loads(data[len(MAGIC) + 4 : len(MAGIC) + 4 + size])
 
 
-def packed(header: Any, codes: bytes) -> bytes:
+def packed(header, codes):
     """Bytes with a right checksum, whatever they say."""
     text = json.dumps(header).encode()
     body = MAGIC + struct.pack("<I", len(text)) + text + codes
@@ -221,7 +219,7 @@ WILD = st.one_of(
 )  # fmt: skip
 
 
-def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(node, path=()):
     children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     return [path, *(p for key, child in children for p in places(child, (*path, key)))]
 

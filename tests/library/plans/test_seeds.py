@@ -1,7 +1,5 @@
 """Every Triton and Gluon seed is recorded for compute capability 9.0 on this machine, which needs no device for it."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from testkit.compile_ahead import described
@@ -9,7 +7,6 @@ from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.targets import load_target
 from tilewright.library.plans.format import Plan
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.operator import Operator, SeedKernel
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import Ending
 from tilewright.workers.child.session import JobLimits
@@ -27,7 +24,7 @@ RECIPES = {
 """Families to recipes whose kernels' texts are those of all others."""
 
 
-def seeds() -> Iterator[tuple[Operator, SeedKernel]]:
+def seeds():
     """Each text with each choice of parameters that are fixed by the recipe, once."""
     known: set[tuple[str, str]] = set()
     for family, recipes in RECIPES.items():

@@ -32,7 +32,7 @@ def others():
     return set(templates())
 
 
-def templates() -> list[int]:
+def templates():
     """Ids of this process's templates."""
     found = []
     for child in (

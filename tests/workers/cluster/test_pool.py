@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,11 @@ from tilewright.workers.cluster.pool import Pool
 from tilewright.workers.cluster.ray_pool import RayPool
 
 
-def blas_threads() -> set[int]:
+def blas_threads():
     return {int(library["num_threads"]) for library in threadpool_info() if library["user_api"] == "blas"}
 
 
-def evaluator_processes() -> list[int]:
+def evaluator_processes():
     """Process ids of this process's own evaluator actors (other tests may run beside this one)."""
     parents, named = {}, []
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -36,7 +35,7 @@ def evaluator_processes() -> list[int]:
     return [process for process in named if os.getpid() in ancestors(process, parents)]
 
 
-def ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
+def ancestors(process, parents):
     while (process := parents.get(process, 0)) > 0:
         yield process
 

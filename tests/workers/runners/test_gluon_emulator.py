@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from testkit.rewriting import Case, Trial, load_cases, run_checks
+from testkit.rewriting import Trial, load_cases, run_checks
 from testkit.seeds.triton_station import interpreter, objection
 from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
@@ -13,7 +13,7 @@ from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 
 
-def lowered(case: Case) -> tuple[str, dict]:
+def lowered(case):
     rule, kernel = LowerProduct(), KernelSource(case.source)
     (site,) = rule.sites(kernel)
     child = rule.apply(kernel, site, np.random.default_rng(0))
@@ -25,12 +25,12 @@ def lowered(case: Case) -> tuple[str, dict]:
 RIGHT, POINT = lowered(CASE)
 
 
-def without(line: str, source: str = RIGHT) -> str:
+def without(line, source=RIGHT):
     """The kernel without what this pattern finds."""
     return re.sub(line, "pass", source)
 
 
-def swapped(old: str, new: str, source: str = RIGHT) -> str:
+def swapped(old, new, source=RIGHT):
     assert old in source, old
     return source.replace(old, new, 1)
 

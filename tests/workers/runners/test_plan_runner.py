@@ -4,7 +4,6 @@ Python kernel that a plan names.
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ SIZE = 4 * 16 * 32
 Kernel = Callable[[list[int]], None]
 
 
-def plan_of(tag: str, buffers: tuple[int, ...] = (SIZE,)) -> Plan:
+def plan_of(tag, buffers=(SIZE,)):
     """A plan without steps: the processor runs the kernel of this name for it."""
     output = Output("y", "float32", SHAPE, buffer=0, offset=0)
     return Plan(90, (Tensor("x", "float32", SHAPE),), (output,), buffers, (), (), {"kernel": tag})
@@ -31,60 +30,58 @@ def plan_of(tag: str, buffers: tuple[int, ...] = (SIZE,)) -> Plan:
 class Processor:
     """Has the members of ``plan_runner.Device``."""
 
-    def __init__(self, kernels: dict[str, Kernel]) -> None:
+    def __init__(self, kernels):
         self.kernels, self.scrubbed, self.released = kernels, 0, 0
 
-    def stream(self) -> int:
+    def stream(self):
         return 0
 
-    def codes(self) -> Any:
+    def codes(self):
         return self
 
-    def close(self) -> None:
+    def close(self):
         return
 
-    def ready(self, plan: Plan, codes: Any) -> Any:
+    def ready(self, plan, codes):
         kernel = self.kernels[plan.toolchain["kernel"]]
 
-        def launch(addresses: list[int], stream: int) -> None:
+        def launch(addresses, stream):
             kernel(addresses)
 
         launch.plan, launch.place = plan, len  # type: ignore[attr-defined]
         return launch
 
-    def scrub(self) -> None:
+    def scrub(self):
         self.scrubbed += 1
 
-    def release(self) -> None:
+    def release(self):
         self.released += 1
 
 
-def at(address: int, count: int = SIZE // 4) -> np.ndarray:
+def at(address, count=SIZE // 4):
     """The floats there."""
     return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
 
 
-def doubled(addresses: list[int]) -> None:
+def doubled(addresses):
     at(addresses[1])[:] = 2 * at(addresses[0])
 
 
 class Runner(plan_runner.Runner):
-    def __init__(self, **kernels: Kernel) -> None:
+    def __init__(self, **kernels):
         torch.set_default_device("cpu")
         self.processor = Processor(kernels)
         self._start("cpu", CpuClock(), self.processor)  # type: ignore[arg-type]
 
 
-def described(name: str) -> dict[str, Any]:
+def described(name):
     return {"name": name, "shape": list(SHAPE), "dtype": "float32"}
 
 
 WORKLOAD = {"id": "w", "inputs": [described("x")], "outputs": [described("y")]}
 
 
-def served(
-    runner: Runner, kind: str, *tags: str, workload=WORKLOAD, plan=None, **changes: Any
-) -> list[Frame]:
+def served(runner, kind, *tags, workload=WORKLOAD, plan=None, **changes):
     """Answers to a job on a workload; ``plan`` are the bytes sent in the place of a plan's."""
     rng, name = np.random.default_rng(3), workload["id"]
     arrays = {f"{name}/{place}x": rng.standard_normal(SHAPE, np.float32) for place in ("gauss/", "")}
@@ -119,7 +116,7 @@ def test_an_honest_plan_is_checked_and_timed():
 def test_buffers_move_and_hold_nothing_of_an_earlier_call():
     seen: list[tuple[int, set[int]]] = []
 
-    def watching(addresses: list[int]) -> None:
+    def watching(addresses):
         held = [np.ctypeslib.as_array((ctypes.c_uint8 * SIZE).from_address(a)) for a in addresses[1:]]
         seen.append((addresses[1], {int(byte) for bytes_ in held for byte in np.unique(bytes_)}))
         doubled(addresses)
@@ -135,21 +132,21 @@ def test_buffers_move_and_hold_nothing_of_an_earlier_call():
     assert 0xFF in drawn and len(drawn) > 20, "memory looks another way each time"
 
 
-def partly(addresses: list[int]) -> None:
+def partly(addresses):
     at(addresses[1])[:256] = 2 * at(addresses[0])[:256]
 
 
-def beside(addresses: list[int]) -> None:
+def beside(addresses):
     doubled(addresses)
     at(addresses[1] + SIZE, 1)[:] = 1.0
 
 
-def before(addresses: list[int]) -> None:
+def before(addresses):
     doubled(addresses)
     at(addresses[1] - 4, 1)[:] = 1.0
 
 
-def into_input(addresses: list[int]) -> None:
+def into_input(addresses):
     doubled(addresses)
     at(addresses[0], 1)[:] = 1.0
 
@@ -179,11 +176,11 @@ def test_a_write_to_operands_of_another_workload_is_found_out():
     runner = Runner(doubled=doubled)
     kept: list[int] = []
 
-    def elsewhere(addresses: list[int]) -> None:
+    def elsewhere(addresses):
         doubled(addresses)
         at(kept[0], 1)[:] = 7.0
 
-    def noting(addresses: list[int]) -> None:
+    def noting(addresses):
         kept.append(addresses[0])
         doubled(addresses)
 

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 
 @cache
-def lowered(source: str) -> str:
+def lowered(source):
     rule, kernel = LowerChain(), KernelSource(source)
     (site,) = rule.sites(kernel)
     child = rule.apply(kernel, site, np.random.default_rng(0))
@@ -27,14 +27,14 @@ def lowered(source: str) -> str:
     return child.source
 
 
-def changed(*pairs: tuple[str, str], source: str = CASE.source) -> str:
+def changed(*pairs, source=CASE.source):
     for old, new in pairs:
         assert old in source, old
         source = source.replace(old, new)
     return source
 
 
-def trial(name: str, source: str, **point: object) -> Trial:
+def trial(name, source, **point):
     defaults = read_declarations(source).defaults
     params = {**{k: CASE.params.get(k, v) for k, v in defaults.items()}, "columns": 64, **point}
     return Trial(CASE.name, name, "", source, params)
@@ -140,12 +140,12 @@ ALONE = RIGHT.replace("min(tiles * others, 132)", "1")
 """With one program for all tiles."""
 
 
-def put(source: str, line: str, new: str) -> str:
+def put(source, line, new):
     """``new`` in front of every such line."""
     return re.sub(rf"(?m)^( *){re.escape(line)}$", lambda found: f"{found[1]}{new}\n{found[0]}", source)
 
 
-def without(line: str, source: str = RIGHT) -> str:
+def without(line, source=RIGHT):
     return source.replace(line, "pass")
 
 

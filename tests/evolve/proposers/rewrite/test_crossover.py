@@ -16,7 +16,7 @@ CASES = {case.name: case for case in load_cases()}
 PARENT = CASES["pallas/fp8_per_use_closure.py"]
 
 
-def lineage(*rules: str) -> tuple[History, list[Genome]]:
+def lineage(*rules):
     """A history with the seed kernel and one child of it for each rule."""
     history = History()
     seed = Genome(PARENT.source, dict(PARENT.params))

@@ -21,7 +21,7 @@ POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
 
 
 @cache
-def lowered(source: str) -> str:
+def lowered(source):
     rule, kernel = LowerProduct(), KernelSource(source)
     (site,) = rule.sites(kernel)
     child = rule.apply(kernel, site, np.random.default_rng(0))
@@ -106,7 +106,7 @@ def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path):
     assert stack_bytes(next(tmp_path.rglob("*.cubin"))) == 0
 
 
-def stack_bytes(code: Path) -> int:
+def stack_bytes(code):
     import re
     import subprocess
 
@@ -119,7 +119,7 @@ def stack_bytes(code: Path) -> int:
 
 
 @cache
-def refusal(source: str) -> str:
+def refusal(source):
     """Why a source is not lowered; "" if it is."""
     try:
         lowered(source)

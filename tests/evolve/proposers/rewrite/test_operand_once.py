@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from testkit.rewriting import Trial, load_cases, run_checks
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Rule, Unsupported
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
 from tilewright.evolve.proposers.rewrite.gluon.operand_once import ComputeOperandOnce
 from tilewright.evolve.space.space import read_declarations
@@ -16,7 +16,7 @@ from tilewright.fitness.dialect import check
 (CASE,) = load_cases(["packed_weights"])
 
 
-def after(source: str, rule: Rule) -> str:
+def after(source, rule):
     kernel = KernelSource(source)
     (site,) = rule.sites(kernel)
     child = rule.apply(kernel, site, np.random.default_rng(0))
@@ -25,7 +25,7 @@ def after(source: str, rule: Rule) -> str:
 
 
 @cache
-def refusal(source: str) -> str:
+def refusal(source):
     try:
         after(source, ComputeOperandOnce())
     except Unsupported as error:

@@ -18,7 +18,7 @@ RULES = ["pallas_a", "pallas_b", "pallas_c", "pallas_vmem_limit"]
 CONSTANTS = [{"M": 512, "N": 512, "K": 512}]
 
 
-def grow(history: History, rule: str, gain: float | None, steps: int = 1) -> None:
+def grow(history, rule, gain, steps=1):
     """One more child of the first candidate by ``rule``: its fitness is ``gain`` over the parent's, None fails."""
     if not history.candidates:
         first = candidate(0, Genome("x = 0", {}), kind=MutationKind.SEED)
@@ -35,7 +35,7 @@ def grow(history: History, rule: str, gain: float | None, steps: int = 1) -> Non
     history.integrate(child, failure if gain is None else passed(child.genome, fitness=100.0 * (1 + gain)))
 
 
-def learned(history: History) -> RuleCredit:
+def learned(history):
     credit = RuleCredit()
     credit.learn(history)
     return credit
@@ -63,7 +63,7 @@ def test_credit_fades_so_that_the_next_phase_has_its_own_winner():
     assert shares["pallas_b"] > 2 * shares["pallas_a"]
 
 
-def seeded(rules: RewriteProposer) -> tuple[Rewrites, History]:
+def seeded(rules):
     archive, history = Archive(1, 10), History()
     genome = Genome(PLAIN, {"block_m": 128, "block_n": 128, "block_k": 128})
     first = candidate(0, genome, kind=MutationKind.SEED)
