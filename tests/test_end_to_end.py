@@ -18,6 +18,7 @@ from testkit.children import clean_environment, wait_until
 from tilewright.evolve.cli import main
 from tilewright.evolve.record.journal import Journal, is_running
 
+pytestmark = pytest.mark.timeout(900)  # of a busy machine; one minute on an idle one
 FAMILY = FIXTURES / "small_gemm"
 TILEWRIGHT = [sys.executable, "-m", "tilewright.evolve.cli"]
 
@@ -47,7 +48,7 @@ def start(folder, *arguments, **environment):
 
 def tilewright(folder, *arguments, **environment):
     process = start(folder, *arguments, **environment)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=800)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -4,12 +4,12 @@ import contextlib
 import math
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from threadpoolctl import threadpool_info
 
+from testkit.children import wait_until
 from testkit.pool import drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
@@ -88,10 +88,8 @@ def test_killed_workers_cost_nothing_but_time(pool):
     retried = pool.retried
     for index in (1, 2):
         pool.submit(Job(index, genome(block_k=256 * index), 1, best=math.inf))
-    time.sleep(0.5)
-    actors = evaluator_processes()
-    assert len(actors) == 2
-    for process in actors:
+    wait_until(lambda: len(evaluator_processes()) == 2)
+    for process in evaluator_processes():
         os.kill(process, signal.SIGKILL)
     done = drain(pool, 2)
     assert {e.verdict for e in done.values()} == {Verdict.OK}
