@@ -26,7 +26,7 @@ def genome(kernel: str = "tiled", **params: int) -> Genome:
     return Genome(source, {**read_declarations(source).defaults, **params})
 
 
-def drain(pool: Pool, count: int, seconds: float = 120.0) -> dict[int, Evaluation]:
+def drain(pool: Pool, count: int, seconds: float = 280.0) -> dict[int, Evaluation]:
     done: dict[int, Evaluation] = {}
     deadline = time.monotonic() + seconds
     while len(done) < count and time.monotonic() < deadline:

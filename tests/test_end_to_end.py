@@ -30,7 +30,7 @@ def campaign_file(folder, **changes):
         "target": "tpu7x",
         "suite": "tiny",
         "seed": 3,
-        "budget": {"evaluations": 3},
+        "budget": {"evaluations": 4},
         "workers": {"count": 2},
         "search": {"lag": 2, "proposers": ["parameters", "surrogate", "crossover"], "finalists": 1},
         **changes,
@@ -72,9 +72,9 @@ def unbroken(tmp_path_factory):
 def test_a_campaign_runs_to_a_verified_winner(unbroken):
     folder, result = unbroken
     assert result.returncode == 0, result.stderr
-    assert "tpu7x, modelled" in result.stdout and "3/3 evaluations" in result.stdout
+    assert "tpu7x, modelled" in result.stdout and "4/4 evaluations" in result.stdout
     record = content(folder, "tiny-001")
-    assert len(record["candidates"]) == len(record["evaluations"]) == 3
+    assert len(record["candidates"]) == len(record["evaluations"]) == 4
     with Journal(folder / "home" / "campaigns" / "tiny-001" / "journal.sqlite") as journal:
         finals = journal.references("final")
         events = journal.events()
@@ -104,7 +104,7 @@ def test_status_and_report_read_what_is_there(unbroken, tmp_path, capsys):
     home = str(unbroken[0] / "home")
     for arguments, code, words in (
         (["status"], 0, ["tiny-001", "finished"]),
-        (["status", "tiny-001"], 0, ["3 evaluations", "winner, genome"]),
+        (["status", "tiny-001"], 0, ["4 evaluations", "winner, genome"]),
         (["report", "--output", str(tmp_path / "r.html")], 0, ["r.html"]),
         (["resume", "tiny-001"], 2, ["has finished"]),
     ):
@@ -121,7 +121,7 @@ def campaign(unbroken):
 
 def test_from_python_a_campaign_is_rows_and_a_frame(campaign):
     assert campaign.id == "tiny-001" and campaign.state == "finished"
-    assert [row["evaluation"] for row in campaign.history] == [1, 2, 3]
+    assert [row["evaluation"] for row in campaign.history] == [1, 2, 3, 4]
     first = campaign.history[0]
     assert first["verdict"] == "ok" and first["kind"] == "modelled" and first["unit"] == "TFLOP/s"
     assert first["fitness_low"] < first["fitness"] < first["fitness_high"]

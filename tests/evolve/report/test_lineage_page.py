@@ -24,9 +24,9 @@ from tilewright.fitness.evaluation import Evaluation
 
 OPEN_SECONDS, FRAME_SECONDS = 3.0, 0.1
 DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-FRAMES = """() => Math.min(...[...Array(8)].map(() => {
+FRAMES = """() => Math.min(...[...Array(32)].map(() => {
     const began = performance.now(); WORK; return performance.now() - began; }))"""
-"""Milliseconds of the quickest of eight, whatever else the machine does."""
+"""Milliseconds of the quickest of thirty-two, whatever else the machine does."""
 
 needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
 
