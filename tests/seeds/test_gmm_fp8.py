@@ -2,11 +2,7 @@
 
 import functools
 
-<<<<<<< HEAD
-import jax
 import ml_dtypes
-=======
->>>>>>> main
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
@@ -16,6 +12,7 @@ from testkit.seeds import pallas_interpreter
 from testkit.seeds.pallas_interpreter import edited
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.gates import read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.gmm_fp8.operator import _over_rows, operators
 from tilewright.seeds.operator import KnownOperands, SeedKernel, Suite, Workload

@@ -206,7 +206,7 @@ def test_a_seed_that_is_wrong_everywhere_excuses_nothing():
     operator = softmax()
     mine = operator.kernels["seed"].source + "\n# mine\n"
 
-    def wrong(request: Request, w: Workload) -> Verdict | None:
+    def wrong(request, w):
         return Verdict.INCORRECT if request.source != mine or w.dims["N"] % 2 else None
 
     assert _stage(wrong, []).run(_request(operator, mine), Findings()) is not None
