@@ -32,6 +32,7 @@ from tilewright.evolve.report.page import (
     tag,
     write_atomically,
 )
+from tilewright.evolve.report.roofline import roofline, roofline_svg
 from tilewright.evolve.report.text import duration_text, percent_text, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
@@ -72,6 +73,7 @@ def render(data: CampaignData) -> str:
         section("Figures", tables.figures_section(data)),
         section("Speed-up by shape", tables.speedup_section(data)),
         section("Headroom", tables.headroom_section(data)),
+        section("Roofline", _roofline(data)),
         section("Verdicts", tables.verdicts_section(data) if data.points else ""),
         section("Credit of proposers and rules", _credit(data)),
         section("Lineage of the winner", _lineage(data)),
@@ -171,6 +173,17 @@ def _convergence(data: CampaignData) -> str:
         f"a candidate that failed. {certainty}. Point at a step to see its mutation."
     )
     return switched_charts({axis: convergence_svg(data, axis) for axis in Axis}) + note(caption)
+
+
+def _roofline(data: CampaignData) -> str:
+    found = roofline(data)
+    if found is None:
+        return ""
+    roofs = "the public peaks" if found.slanted else "the public bandwidth and a copy's"
+    caption = f"Rates are {data.kind}; roofs are {roofs} of one {data.target_text} device."
+    if found.moved:
+        caption += " A kernel that moves more bytes than it must lies further left."
+    return chart(roofline_svg(data, found), "Roofline") + note(f"{caption} Point at a mark to see its shape.")
 
 
 def _credit(data: CampaignData) -> str:

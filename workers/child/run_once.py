@@ -176,21 +176,21 @@ class Pipes:
 
 def _listen(drain: Drain, process: Process, limits: ChildLimits, began: float) -> Stop:
     """Until the result pipe closes, the clock runs out or a limit is passed."""
-    look, deadline, latest, waited = 0.0, began + limits.wall_seconds, 0.0, 0.0
+    look, deadline = 0.0, began + limits.wall_seconds
     while drain.open:
         now = time.monotonic()
+        if now >= deadline:
+            waited = min(waiting_seconds(process.pid, now - began), WAITING_FACTOR * limits.wall_seconds)
+            deadline = began + limits.wall_seconds + waited
+        if now >= deadline:
+            besides = f", {waited:.0f} s of waiting for a processor apart" if waited >= 1 else ""
+            return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s{besides}")
         if now >= look:
-            look, before, latest = now + _LOOK_SECONDS, latest, waiting_seconds(process.pid)
-            waited += max(0.0, latest - before)  # what ends takes its count with it
-            deadline = began + limits.wall_seconds + min(waited, WAITING_FACTOR * limits.wall_seconds)
+            look = now + _LOOK_SECONDS
             if resident_bytes(process.pid) > limits.memory_bytes:
                 held = f"held more than {limits.memory_bytes / 2**30:g} GiB of memory"
                 return Stop(Ending.MEMORY, held)
-        left = deadline - now
-        if left <= 0:
-            besides = f", {waited:.0f} s of waiting for a processor apart" if waited >= 1 else ""
-            return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s{besides}")
-        found = drain.step(min(left, _LOOK_SECONDS))
+        found = drain.step(min(deadline - now, _LOOK_SECONDS))
         if isinstance(found, Stop):
             return found
         if not found and process.wait(0):

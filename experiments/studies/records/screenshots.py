@@ -23,7 +23,7 @@ from tilewright.evolve.report.html import write_report
 from tilewright.evolve.report.lineage import PAGE
 from tilewright.evolve.show.watch import JournalView
 
-SECTIONS = {"lineage": "Lineage of the winner"}
+SECTIONS = {"lineage": "Lineage of the winner", "roofline": "Roofline"}
 """Parts of the report that get a picture of their own, by file name."""
 
 

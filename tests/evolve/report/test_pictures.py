@@ -14,7 +14,9 @@ from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.data import ancestry, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.evolve.report.lineage import lineage_svg
+from tilewright.evolve.report.roofline import roofline, roofline_svg
 from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.targets import load_target
 
 
 def words(markup):
@@ -25,8 +27,10 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data):
     files = campaign_files(data)
     pages = {"report.html", "lineage.html", "winner.py", "winner.params.json"}
     assert set(files) == {*pages, "convergence.svg", "lineage.svg"}
+    roofs = roofline(data)
+    assert roofs is not None
     pictures = [text for name, text in files.items() if name.endswith(".svg")]
-    pictures += [convergence_svg(data, Axis.TIME, standalone=True)]
+    pictures += [roofline_svg(data, roofs), convergence_svg(data, Axis.TIME, standalone=True)]
     for text in pictures:
         root = ET.fromstring(text)
         assert root.tag.endswith("svg") and float(root.attrib["viewBox"].split()[3]) > 50
@@ -37,6 +41,7 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data):
         lineage_svg(in_bytes, data.winner or next(iter(data.candidates.values()))),
     ):
         assert "GB/s" in text and "TFLOP/s" not in text
+    assert roofline(in_bytes) is None, "no figure says its bytes"
 
 
 def test_every_ancestor_has_a_row_and_every_failure_a_tick(data):
@@ -81,3 +86,30 @@ def test_rules_and_proposers_share_the_credit_of_their_records(tmp_path):
     assert "hoist_scale" in table and "25.0 %" in table
     rules = {row.name: (row.tried, row.failed, row.share) for row in by_rule(found)}
     assert rules == {"hoist_scale": (1, 0, pytest.approx(0.25)), "split_k": (3, 1, pytest.approx(0.25))}
+
+
+def with_figures(data, **update):
+    """The final figures with ``update``, and none of the suite."""
+
+    def updated(e):
+        return e.model_copy(update={"workloads": tuple(w.model_copy(update=update) for w in e.workloads)})
+
+    final = {name: updated(e) for name, e in data.references["final"].items()}
+    return replace(data, references={"final": final}, evaluations={})
+
+
+def test_no_mark_lies_above_the_roof(data):
+    found, chip = roofline(data), load_target("tpu7x").chip
+    assert found is not None and not found.moved
+    assert found.bandwidth == chip.hbm and found.peaks == {"bf16": 1153.5, "f8": 2307.0}
+    for spot in found.spots:
+        assert spot.rate <= min(max(found.peaks.values()), spot.intensity * found.bandwidth / 1e12) * 1.001
+    # the sample's floors: 64.5 us at the peak, 21.6 us at the bandwidth
+    assert found.spots[0].intensity == pytest.approx(2 * 4096**3 / (21.6e-6 * chip.hbm))
+    text = words(roofline_svg(data, found))
+    for part in ("HBM 3.69 TB/s", "f8 2307 TFLOP/s", "FLOP per byte", "(tpu7x, modelled)", "bf16 (baseline)"):
+        assert part in text
+    assert roofline(replace(data, facts={**data.facts, "target": "abacus"})) is None
+    moved = roofline(with_figures(data, diagnosis={"dma_bytes": 10**8}))
+    assert moved is not None and moved.moved, "bytes that were moved count where they are known"
+    assert all(spot.intensity == pytest.approx(2 * 4096**3 / 1e8) for spot in moved.spots)
