@@ -11,8 +11,6 @@ from tilewright.workers.cluster.pool import Pool
 from tilewright.workers.cluster.settings import PoolSettings
 
 FAMILY = str(FIXTURES / "small_gemm")
-PATIENT_RAY = {"RAY_raylet_start_wait_time_s": "200", "RAY_gcs_server_request_timeout_seconds": "100"}
-"""Of the environment: a busy machine starts a node late."""
 
 
 def pool_settings(**changes: object) -> PoolSettings:

@@ -23,7 +23,6 @@ from packaging.requirements import Requirement
 
 from testkit import FIXTURES, ROOT
 from testkit.children import clean_environment, wait_until
-from testkit.pool import PATIENT_RAY
 from tilewright.evolve import cli
 from tilewright.evolve.campaign.config import campaign_file, load_config
 from tilewright.evolve.errors import JournalError
@@ -259,7 +258,12 @@ def test_a_day_at_the_terminal(here):
     assert campaign.budget.evaluations == 2 and (Path(campaign.operator).parent / "operator.py").is_file()
 
 
-RAY_ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64, **PATIENT_RAY}
+PATIENT = {"RAY_raylet_start_wait_time_s": "200", "RAY_gcs_server_request_timeout_seconds": "100"}
+RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "t" * 64,
+    **PATIENT,
+}  # a busy machine starts late
 
 
 @pytest.fixture
