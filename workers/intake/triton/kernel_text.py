@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import re
 import textwrap
@@ -146,11 +147,17 @@ class Kernels:
         return self._spelt[name]
 
 
+@functools.cache
+def _text_of(fn: types.FunctionType) -> tuple[str, int, str]:
+    """A function's text, first line and file: to find its end Python reads it token by token. Raises OSError."""
+    lines, start = inspect.getsourcelines(fn)
+    return textwrap.dedent("".join(lines)), start, inspect.getsourcefile(fn) or ""
+
+
 def definition(fn: types.FunctionType) -> tuple[ast.FunctionDef, str]:
     """The syntax of a function with the lines of its file. Raises OSError."""
-    lines, start = inspect.getsourcelines(fn)
-    file = inspect.getsourcefile(fn) or ""
-    tree = ast.parse(textwrap.dedent("".join(lines)))
+    text, start, file = _text_of(fn)
+    tree = ast.parse(text)
     ast.increment_lineno(tree, start - 1)
     node = tree.body[0]
     assert isinstance(node, ast.FunctionDef)

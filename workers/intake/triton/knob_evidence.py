@@ -76,7 +76,8 @@ def tiling_knobs(
     with a knob there become its ties. ``deep``: gives a shape as long in one dimension as the call's, for knobs that
     change nothing on small ones, such as the largest block.
     """
-    began = time.monotonic()
+    clock = seed.interpreter.clock
+    began = clock()
     text, trials = seed.text, _Trials(seed, results)
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
     space: Space = {}
@@ -89,7 +90,7 @@ def tiling_knobs(
             space[knob.name] = tuple(v for v in knob.values if v <= most) or (knob.default,)
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
-        late = time.monotonic() - began > patience * MOST_SECONDS
+        late = clock() - began > patience * MOST_SECONDS
         sides = None if late else _moved_together(seed, trials, knob, wide)
         if sides is None:
             why = NO_TIME if late else SEVERAL_TILES
@@ -101,7 +102,7 @@ def tiling_knobs(
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
-            late = time.monotonic() - began > patience * EVIDENCE_SECONDS
+            late = clock() - began > patience * EVIDENCE_SECONDS
             tried = [_telling_shapes(seed, knob, v, [smallest] if late else shapes, deep) for v in some]
             points = [dict.fromkeys((knob.name, *ties), value) for value in some]
             for value, passed in zip(some, trials.passed_at(points, tried), strict=True):

@@ -58,10 +58,10 @@ from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 
 EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0)
-OWN_DRAWS = 8
+OWN_DRAWS = 4
 """Draws where the kernel is its own reference, so that each is a run."""
 
-TRYOUT, QUICK_SECONDS = 0.4, 0.3
+TRYOUT, QUICK_SECONDS = 0.1, 0.3
 """Patience where the interpreter is the target, which promotes nothing, and the slowest run of a shape that is checked
 there."""
 
@@ -359,8 +359,9 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape], patience: float = 1.
         made = iter(seed.interpreter.all([(seed.defaults, given) for given in left]))
         return [next(made) if outputs is None else outputs for outputs in known]
 
-    draws = OWN_DRAWS if site.reference == SELF else EFFORT.draws
-    effort = replace(EFFORT, draws=draws, seconds=patience * EFFORT.seconds)
+    effort = replace(EFFORT, seconds=patience * EFFORT.seconds, clock=seed.interpreter.clock)
+    if site.reference == SELF:
+        effort = replace(effort, draws=OWN_DRAWS, on_largest=False)
     return InputKinds(site.operands, shapes, seed.reference, run_seed, effort, factors, kernels, numbers)
 
 
