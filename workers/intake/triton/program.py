@@ -61,7 +61,7 @@ EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1,
 OWN_DRAWS = 4
 """Draws where the kernel is its own reference, so that each is a run."""
 
-TRYOUT, QUICK_SECONDS = 0.1, 0.3
+TRYOUT, QUICK_SECONDS = 0.06, 0.3
 """Patience where the interpreter is the target, which promotes nothing, and the slowest run of a shape that is checked
 there."""
 
