@@ -257,3 +257,21 @@ def ranked(x):
 def plain_ranked(x):
     x = torch.nn.functional.logsigmoid(x)
     return torch.frexp(x)[1] - 1 + 0.5 * x
+
+
+def _together(x, factor):
+    if torch.ne(factor, torch.tensor(1.0, device=x.device)):
+        x = x * factor
+    wide, factor = torch.broadcast_tensors(torch.cat([x, x.clamp(min=0)], dim=1), factor)
+    return torch.stack([wide, factor.masked_fill(wide > 0, 2.0)], -1)
+
+
+def together(x, factor):
+    both = _together(x, factor)
+    y = torch.empty_like(both)
+    _divided[(triton.cdiv(both.numel(), 256),)](both, y, both.numel(), 0.5, BLOCK=256)
+    return y
+
+
+def plain_together(x, factor):
+    return 0.5 * _together(x, factor)

@@ -23,7 +23,7 @@ CALLS = {
     "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
     'maker(factor=3)["tripled"]': "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
     "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
-    "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]",
+    "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", "together": "f32[30, 20], f32[]",
 }  # fmt: skip
 
 CHILD = """

@@ -80,6 +80,12 @@ class Recording(TorchFunctionMode):
             return 0
         if name == "arange":
             return self._counted(func, args, options)
+        if name in ("tensor", "as_tensor", "scalar_tensor") and isinstance(args[0], bool | int | float):
+            dtype = {"dtype": torch.tensor(args[0]).dtype}
+            return self._made("full", torch.full, ((), args[0]), {**dtype, **options})
+        if name in torch_kernels.TOGETHER and options.keys() <= {"dim"} and self._known(args):
+            with self:
+                return torch_kernels.TOGETHER[name](*args, **options)
         if name not in _FREE and (torch_kernels.known(name) or name in ("max", "min")):
             return self._computed(name, func, args, options)
         result = func(*args, **_meta(options))
@@ -87,7 +93,7 @@ class Recording(TorchFunctionMode):
             foreign(self._trace, name, result)
             if result is None:
                 self._trace.left_out.append(f"line {user_line()}: torch.{name} is not done")
-            elif any(result is a for a in args) and self._var(result) is not None:
+            elif isinstance(result, torch.Tensor) and any(result is a for a in args) and self._var(result):
                 self._trace.refusals.append((user_line(), f"torch computes {name} on a tensor"))
         return result
 
@@ -102,6 +108,9 @@ class Recording(TorchFunctionMode):
                 self._trace.left_out.append(f"line {line}: a condition on a tensor's values is taken as met")
                 return decided
         var = self._var(tensor)
+        if name == "__bool__" and (compared := self._trace.compared(var)):
+            self._trace.left_out.append(f"line {line}: two tensors of one element are taken as different")
+            return compared == "ne"
         plain = name in ("item", "tolist", "__int__", "__float__")
         if not plain or var is None or tensor.numel() != 1 or tensor.dtype == torch.bool:
             raise Refusal(f"the wrapper reads a tensor's values ({name})", line)
@@ -129,6 +138,11 @@ class Recording(TorchFunctionMode):
 
     def _var(self, tensor: torch.Tensor) -> Var | None:
         return self._trace.find(tensor)
+
+    def _known(self, args: Sequence[Any]) -> bool:
+        """Whether all tensors that a function of several is given are made of what kernels can say."""
+        found = [self._var(t) for t in (args[0] if isinstance(args[0], tuple | list) else args)]
+        return all(v is not None and not (v.foreign or v.kind == "foreign") for v in found)
 
     def _property(self, name: str, func: Any, args: Sequence[Any]) -> Any:
         value = func(*args)

@@ -125,6 +125,11 @@ class Trace:
         summed = (s for s in self.steps if isinstance(s, Work) and s.target is var and s.what == "sum")
         return next((int(step.reads[0].tensor.numel()) for step in summed), 1)
 
+    def compared(self, var: Var | None) -> str:
+        """How a tensor was made by a comparison of two for equality, ``eq`` or ``ne``; empty where it was not."""
+        made = (s.what for s in self.steps if isinstance(s, Work) and s.target is var)
+        return next((what for what in made if what in ("eq", "ne")), "")
+
     def add(self, var: Var) -> Var:
         self.vars[id(var.tensor)] = var
         if var.kind != "input":
