@@ -94,14 +94,8 @@ def remedy(what: str) -> str:
 
 def refused(found: Sequence[Mapping[str, Any]], file: str) -> list[Refused]:
     """Refusals as the child tells them, in the order of lines."""
-    made = [
-        Refused(
-            str(f.get("file") or file),
-            int(f["line"]),
-            str(f["what"]).rstrip("."),
-            remedy(str(f["what"])),
-            str(f.get("code", "")),
-        )
-        for f in found
+    said = [
+        (str(f.get("file") or file), int(f["line"]), str(f["what"]), str(f.get("code", ""))) for f in found
     ]
+    made = [Refused(place, line, what.rstrip("."), remedy(what), code) for place, line, what, code in said]
     return sorted(made, key=lambda r: (r.file, r.line))

@@ -51,22 +51,6 @@ WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
 
 
-def deep_shape(seed: Seed, most: float = RUN_SECONDS) -> CheckedShape | None:
-    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in ``most``
-    seconds, the recording does not hold there, or the default is wrong."""
-    small = check_dims(seed.site.dims[0], "deep", _rank(seed))
-    if seed.site.elements(small) > 1 << 20 or seed.unlike_at(small):
-        return None
-    try:
-        inputs = inputs_of(seed.site.operands, small, "randn", 4)
-        outputs = seed.interpreter.outputs(seed.defaults, inputs, most)
-        answers = seed.reference(inputs)
-    except Exception:  # noqa: BLE001 - a shape that the reference or the kernel does not take
-        return None
-    fine = not wrong(outputs, answers, seed.site.operands)
-    return CheckedShape(small, inputs, answers, outputs) if fine else None
-
-
 def _rank(seed: Seed) -> int:
     return max((len(o.shape) for o in seed.site.operands), default=0)
 

@@ -177,7 +177,7 @@ class _ModuleWriter:
             if var.name in used:
                 return
             used.add(var.name)
-            if var.foreign or var.kind == "foreign":
+            if var.is_foreign:
                 self._kernels.refusals.append((var.line, f"torch computes {var.foreign} outside a kernel"))
             if var.base is not None:
                 add(var.base)

@@ -7,12 +7,10 @@ small shapes of the same kind, against the reference, and with other values of w
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import inspect
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -45,7 +43,7 @@ from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
-from tilewright.workers.intake.triton.checked_shapes import checked_shapes, deep_shape
+from tilewright.workers.intake.triton.checked_shapes import checked_shapes
 from tilewright.workers.intake.triton.eager_torch import without_dynamo
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
@@ -71,7 +69,6 @@ _OUTSIDE = re.compile(r"the name u\d+ is not defined")
 
 def answer_to(request: Request) -> Answer:
     """The answer to a request: {source, operator, ...} or {refusals}."""
-    began = time.monotonic()
     if not request.get("function"):
         return _survey(request)
     try:
@@ -86,7 +83,6 @@ def answer_to(request: Request) -> Answer:
     if why and answer.get("pair"):
         answer = _answer(request, False)
         answer["no_backward"] = why
-    answer["seconds"] = time.monotonic() - began
     return answer
 
 
@@ -396,9 +392,8 @@ def _judged(
     if failed:
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
     small = [shape for shape in shapes if not shape.looped] or shapes
-    deep = functools.cache(lambda: deep_shape(seed, patience * RUN_SECONDS))
     wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
-    space, fixed = tiling_knobs(seed, small, results, wide, deep, patience)
+    space, fixed = tiling_knobs(seed, small, results, wide, patience)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
     module = load_module(source)

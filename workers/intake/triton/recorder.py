@@ -114,7 +114,7 @@ class Recording(TorchFunctionMode):
         plain = name in ("item", "tolist", "__int__", "__float__")
         if not plain or var is None or tensor.numel() != 1 or tensor.dtype == torch.bool:
             raise Refusal(f"the wrapper reads a tensor's values ({name})", line)
-        if var.foreign or var.kind == "foreign":
+        if var.is_foreign:
             raise Refusal(f"torch computes {var.foreign} on a tensor", line)
         known = next((atom for atom, other in self._trace.reads.items() if other is var), None)
         atom = known or f"I{len(self._trace.reads)}_"
@@ -142,7 +142,7 @@ class Recording(TorchFunctionMode):
     def _known(self, args: Sequence[Any]) -> bool:
         """Whether all tensors that a function of several is given are made of what kernels can say."""
         found = [self._var(t) for t in (args[0] if isinstance(args[0], tuple | list) else args)]
-        return all(v is not None and not (v.foreign or v.kind == "foreign") for v in found)
+        return all(v is not None and not v.is_foreign for v in found)
 
     def _property(self, name: str, func: Any, args: Sequence[Any]) -> Any:
         value = func(*args)
@@ -205,7 +205,7 @@ class Recording(TorchFunctionMode):
             foreign(self._trace, name, value)
             return value
         if traced_numbers.plain(number) != 0:
-            var = self._work.filled(value, sizes, number, line)
+            var = self._work.new(value, sizes, "fill", "{0}", [number], line)
             if var is not None:
                 return var.tensor
             foreign(self._trace, name, value)
@@ -241,12 +241,8 @@ class Recording(TorchFunctionMode):
         """``target[...] = value``."""
         var = self._var(target)
         given = self._var(value) if isinstance(value, torch.Tensor) else value
-        known = (
-            var is not None
-            and var.kind != "input"
-            and given is not None
-            and not getattr(given, "foreign", "")
-        )
+        known = var is not None and var.kind != "input" and given is not None
+        known = known and not getattr(given, "foreign", "")
         if not known or not self._work.assigned(var, given, user_line()):  # type: ignore[arg-type]
             raise Refusal(f"torch computes {name} on a tensor", user_line())
 
@@ -266,10 +262,10 @@ class Recording(TorchFunctionMode):
             if result is tensor:
                 return tensor
         var = self._var(tensor)
-        if var is None or var.foreign or var.kind == "foreign":
+        if var is None or var.is_foreign:
             foreign(self._trace, name, result)
             return result
-        copy = self._work.copied(var, result.contiguous(), user_line(), "copy")
+        copy = self._work.copied(var, result.contiguous(), user_line())
         if copy is None:
             foreign(self._trace, name, result)
             return result
@@ -287,9 +283,7 @@ class Recording(TorchFunctionMode):
                     return type(result)((found, result[1]))
                 return found
         values = [self._var(a) if isinstance(a, torch.Tensor) else self._unread(a) for a in args]
-        sound = all(
-            v is not None and not (isinstance(v, Var) and (v.foreign or v.kind == "foreign")) for v in values
-        )
+        sound = all(v is not None and not (isinstance(v, Var) and v.is_foreign) for v in values)
         if sound and isinstance(result, torch.Tensor):
             var = self._work.computed(name, values, options, result, user_line())
             if var is not None:
@@ -308,7 +302,9 @@ class Recording(TorchFunctionMode):
         start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
         plain = all(isinstance(n, int) for n in args) and not value.dtype.is_floating_point
         size = args[0] if len(args) == 1 else value.shape[0]
-        var = self._work.counted(value, size, start, step, user_line()) if plain and args else None
+        count = "{0} + {1} * at"
+        known = plain and bool(args)
+        var = self._work.new(value, [size], "arange", count, [start, step], user_line()) if known else None
         if var is None:
             foreign(self._trace, "arange", value)
             return value

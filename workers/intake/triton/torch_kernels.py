@@ -266,22 +266,14 @@ def _clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
     return x if max is None else x.clamp_max(max)
 
 
-def _masked(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
-    return torch.where(mask, value, x)
-
-
-def _in_place(name: str) -> Callable[..., torch.Tensor]:
-    return lambda x, *args, **options: x.copy_(COMPOSED[name](x, *args, **options))
-
-
 def _pow(x: torch.Tensor, power: Any) -> torch.Tensor:
     made: torch.Tensor = getattr(x, POWERS[traced_numbers.plain(power)])()
     return made
 
 
 COMPOSED: Mapping[str, Callable[..., torch.Tensor]] = {
-    "softmax": _softmax, "logsumexp": _logsumexp, "clamp": _clamp, "pow": _pow, "masked_fill": _masked,
-    "clamp_": _in_place("clamp"), "masked_fill_": _in_place("masked_fill"),
+    "softmax": _softmax, "logsumexp": _logsumexp, "clamp": _clamp, "pow": _pow,
+    "masked_fill": lambda x, mask, value: torch.where(mask, value, x),
 }  # fmt: skip
 
 
@@ -306,11 +298,9 @@ def stacked(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
 def broadcast(*given: Any) -> tuple[torch.Tensor, ...]:
     """``torch.broadcast_tensors``, each size that of a tensor that has it."""
     parts = given[0] if isinstance(given[0], tuple | list) else given
-    sizes = list(torch.broadcast_shapes(*(tuple(map(int, part.shape)) for part in parts)))
-    for part in parts:
-        for behind in range(1, part.dim() + 1):
-            if part.shape[-behind] != 1:
-                sizes[-behind] = part.shape[-behind]
+    places = range(-max(part.dim() for part in parts), 0)
+    known = [[part.shape[n] for part in parts if part.dim() >= -n] for n in places]
+    sizes = [next((size for size in of if size != 1), 1) for of in known]
     return tuple(part.expand(sizes) for part in parts)
 
 
@@ -347,29 +337,24 @@ class TorchKernels:
     def __init__(self, trace: Trace, make: Make, sizes: Callable[[Var], Sequence[Any]]) -> None:
         self._trace, self._make, self._sizes = trace, make, sizes
 
-    def copied(self, source: Var, value: torch.Tensor, line: int, what: str = "copy") -> Var | None:
+    def copied(self, source: Var, value: torch.Tensor, line: int) -> Var | None:
         """A contiguous copy of ``source``, in the dtype of ``value``."""
         if value.dtype == torch.bool and source.tensor.dtype != torch.bool:
             return None
-        target = self._make(value, self._sizes(source))
-        return target if elementwise(self._trace, what, "x0", [source], target, line) else None
+        return self.new(value, self._sizes(source), "copy", "x0", [source], line)
+
+    def new(
+        self, value: torch.Tensor, sizes: Sequence[Any], what: str, expression: str, given: Sequence[Any], line: int
+    ) -> Var | None:  # fmt: skip
+        """A new tensor like ``value``, of ``expression`` over Vars and numbers; None where no kernel can say it."""
+        target = self._make(value, sizes)
+        return target if elementwise(self._trace, what, expression, given, target, line) else None
 
     def assigned(self, target: Var, value: Any, line: int) -> bool:
         """``target[...] = value``."""
         if isinstance(value, Var):
             return elementwise(self._trace, "copy", "x0", [value], target, line)
         return elementwise(self._trace, "fill", "{0}", [value], target, line)
-
-    def filled(self, value: torch.Tensor, sizes: Sequence[Any], number: Any, line: int) -> Var | None:
-        """A new tensor of one number."""
-        target = self._make(value, sizes)
-        return target if elementwise(self._trace, "fill", "{0}", [number], target, line) else None
-
-    def counted(self, value: torch.Tensor, size: Any, start: Any, step: Any, line: int) -> Var | None:
-        """A new tensor of whole numbers from ``start`` on."""
-        target = self._make(value, [size])
-        count = "{0} + {1} * at"
-        return target if elementwise(self._trace, "arange", count, [start, step], target, line) else None
 
     def computed(
         self, name: str, values: Sequence[Any], options: Mapping[str, Any], result: Any, line: int

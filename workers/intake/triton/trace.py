@@ -28,6 +28,11 @@ class Var:
     line: int = 0
     foreign: str = ""
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether torch alone could make it."""
+        return bool(self.foreign) or self.kind == "foreign"
+
 
 @dataclass(frozen=True)
 class Work:

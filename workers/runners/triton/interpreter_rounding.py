@@ -61,34 +61,6 @@ def _all_ones(self: Any, kind: Any) -> Any:
     return interpreter.TensorHandle(np.full(1, -1, dtype=f"i{made.itemsize}").view(made), kind.scalar)
 
 
-def _block_type(made: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
-    """The constructor of a type of blocks, which does its work once for each: every operation makes such types."""
-    known: dict[Any, dict[str, Any]] = {}
-
-    def once(self: Any, element: Any, shape: Any) -> None:
-        key = (type(element), str(element), tuple(getattr(size, "value", size) for size in shape))
-        if key not in known:
-            made(self, element, shape)
-            known[key] = self.__dict__
-        self.__dict__ = known[key]
-
-    return once
-
-
-def _tensor(made: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
-    """The constructor of a tensor, which takes from its type what all tensors of it share."""
-
-    def once(self: Any, handle: Any, kind: Any) -> None:
-        shared = kind.__dict__.get("of_tensors")
-        if shared is None:
-            made(self, handle, kind)
-            kind.of_tensors = {n: v for n, v in self.__dict__.items() if n not in ("handle", "type")}
-        else:
-            self.__dict__.update(shared, handle=handle, type=kind)
-
-    return once
-
-
 def repair() -> None:
     """Change the interpreter of this process. Calling it twice changes nothing more."""
     builder = interpreter.InterpreterBuilder
@@ -178,19 +150,6 @@ def repair() -> None:
         )
 
     interpreter._patch_lang = patch_language
-    tl.block_type.__init__ = _block_type(tl.block_type.__init__)
-    tl.tensor.__init__ = _tensor(tl.tensor.__init__)
-    numpy_type = interpreter._get_np_dtype
-    numpy_types: dict[str, Any] = {}
-
-    def numpy_type_of(kind: Any) -> Any:
-        """Looked up once for each type: the interpreter makes its table anew each time."""
-        name = str(kind.scalar)
-        if name not in numpy_types:
-            numpy_types[name] = numpy_type(kind)
-        return numpy_types[name]
-
-    interpreter._get_np_dtype = numpy_type_of
     old_dot_scaled = interpreter.interpreter_semantic.dot_scaled
 
     def dot_scaled(a: Any, a_scale: Any, a_form: Any, b: Any, b_scale: Any, b_form: Any, *rest: Any) -> Any:
