@@ -1,5 +1,7 @@
 """Functions in the styles of public code, one kind of difficulty each. Taken in by ``test_styles``, never imported."""
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -266,10 +268,21 @@ def _together(x, factor):
     return torch.stack([wide, factor.masked_fill(wide > 0, 2.0)], -1)
 
 
+@functools.cache
+def _half(device, dtype):
+    return torch.full((1,), 0.5, dtype=dtype, device=device)
+
+
+@triton.jit
+def _scaled(x_ptr, by_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * tl.load(by_ptr), mask=at < n)
+
+
 def together(x, factor):
     both = _together(x, factor)
     y = torch.empty_like(both)
-    _divided[(triton.cdiv(both.numel(), 256),)](both, y, both.numel(), 0.5, BLOCK=256)
+    _scaled[(triton.cdiv(both.numel(), 256),)](both, _half("cuda", x.dtype), y, both.numel(), BLOCK=256)
     return y
 
 

@@ -142,7 +142,8 @@ class InputKinds:
                 self.notes.append(f"what it returns for inputs that are {kind} is unspecified")
         if not set(FEW_VALUES) & set(self._pairs) and self._late:
             self._until = math.inf  # these are few runs, and hardly any kernel fails on them
-            self._added("repeated", USUAL_SPREAD)
+            if self._added("repeated", USUAL_SPREAD):
+                self.notes = [note for note in self.notes if not note.startswith("inputs of kind repeated")]
 
     @property
     def _late(self) -> bool:

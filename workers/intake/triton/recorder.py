@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.reference import flat
 from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.source.load import forget
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
 from tilewright.workers.intake.triton.tensor_views import SAID, VIEWS, ViewRecorder, foreign, sizes_of
@@ -357,6 +358,7 @@ def record(
     views: Sequence[tuple[torch.Tensor, str, str]] = (),
 ) -> Trace:
     """One call. ``views``: of inputs, as (tensor, input, text). Raises Refusal, or whatever the wrapper raises."""
+    forget(function)
     trace = Trace({})
     for name, tensor in inputs.items():
         trace.inputs[name] = trace.add(Var(name, tensor, "input"))
