@@ -289,7 +289,9 @@ class _Transform(ast.NodeTransformer):
             text = "" if argument.annotation is None else ast.unparse(argument.annotation)
             argument.annotation = ast.parse("tl.constexpr", mode="eval").body if "constexpr" in text else None
             argument.arg = self._mapping.get(argument.arg, argument.arg)
+        own, self._local = self._local, set()  # a default is of the names around the function
         node.args.defaults = [self.visit(default) for default in node.args.defaults]
+        self._local = own
         body: list[ast.stmt] = []
         for place, statement in enumerate(node.body):
             if place == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
