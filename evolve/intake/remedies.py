@@ -30,6 +30,7 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"is a kernel, and how it is launched is not said", "name its wrapper: FILE:wrapper"),
     (r"import of|import from|import inside", "import only torch, triton, triton.language; write constants out"),
     (r"device library's function (\S+)", "write it with triton.language (exp, exp2, log2, erf, sqrt, rsqrt, sin, cos)"),
+    (r"^inline assembly", "write it with triton.language, or guard it by a constexpr that is off"),
     (r"inline_asm|device_assert|device_print", "leave it out, or guard it by a constexpr that is off"),
     (r"the name triton\.language\.(random)", "draw the numbers before the call and pass them"),
     (r"the name (\S+) is not defined", "define {1} as a function here, or import it; classes are not taken"),
