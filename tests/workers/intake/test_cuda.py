@@ -165,7 +165,7 @@ def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, wh
     ("body", "said"),
     [
         ("helper(x);", "calls helper, which is not followed"),
-        ("if (x.sum().item<float>() > 0) return x;", "reads a tensor's values"),
+        ("if (x.sum().item<float>() > 0) return x;", "computed from a tensor's values"),
         ("int m = n / 3 - 7000; int k = m / 2;" + PLAIN, "divides whole numbers that are not positive"),
         ("int m = n * 1000000;" + PLAIN, "holds 19200000000 as int"),
         ("float m = n + 16777217;" + PLAIN, "rounds a whole number"),
@@ -175,7 +175,7 @@ def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, wh
         (PLAIN.replace("y.data_ptr<float>()", "y.data_ptr<double>()"), "takes a tensor of float32 as double"),
         (PLAIN.replace("scaled<2>", "scaled"), "leaves the template BY open"),
         (PLAIN.replace("threads>>>", "warps>>>"), "names warps, which it does not define"),
-        (PLAIN + "y = torch::softmax(y, 1);", "torch computes softmax"),
+        (PLAIN + "y = torch::softmax(y, 1);", "torch computes"),
         (PLAIN.replace("y.data", "x.data"), "a kernel changes x, an argument of the call"),
         (PLAIN + "y = x;", "a result is an argument of the call"),
         ("for (int k = 0; k < 1000000; ++k) n += 1;" + PLAIN, "takes too long"),

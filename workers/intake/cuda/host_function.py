@@ -177,7 +177,7 @@ class HostFunction:
         if self._writes:  # its numbers are sizes, as far as they can be
             self._recorded.follow(parts=False)
         self._numbers.decided.clear()
-        writer = LaunchWriter(self._traced(timed[0]), self.outputs, self._numbers.known, self.code.headers)
+        writer = self._writer(timed[0])
         text, self.sized = writer.text(), writer.sized
         self.knobs = {**self.code.numbers, **self._numbers.known}
         for name, value in self._numbers.known.items():
@@ -190,6 +190,10 @@ class HostFunction:
                 raise Refusal(why)
         return text
 
+    def _writer(self, dims: Dims, literal: bool = False) -> LaunchWriter:
+        trace = self._traced(dims)
+        return LaunchWriter(trace, self.outputs, self._numbers.known, self.code.headers, literal)
+
     def unlike_at(self, dims: Dims) -> str:
         """Why the launch is not what the function does at some dimensions; empty where it is."""
         return self._unlike(self._text, dims, {})
@@ -197,11 +201,8 @@ class HostFunction:
     def _unlike(self, text: str, dims: Dims, changed: Mapping[str, int]) -> str:
         self._numbers.changed = changed
         try:
-            plain = LaunchWriter(
-                self._traced(dims), self.outputs, self._numbers.known, self.code.headers, literal=True
-            ).text()
-            said = launched(text, self.own(self._recorded.operands), dims, {**self.knobs, **changed})
-            same = said == launched(plain, self.own(self._recorded.operands), dims, {})
+            plain, own = self._writer(dims, literal=True).text(), self.own(self._recorded.operands)
+            same = launched(text, own, dims, {**self.knobs, **changed}) == launched(plain, own, dims, {})
         except Refusal as refusal:
             return refusal.what
         except Exception as error:  # noqa: BLE001 - a shape that the function does not take
