@@ -95,6 +95,14 @@ template <typename T, int N> __global__ void second(const T *x, const T *b, floa
 static int blocks_of(int n, int by) { return n / by; }
 std::vector<torch::Tensor> run(torch::Tensor x, c10::optional<torch::Tensor> bias, int dim = 1) {
     CHECK_INPUT(x);
+    TORCH_CHECK(x.device().is_cuda() && x.scalar_type() == at::ScalarType::Float, "floats on a GPU");
+    float share = 0;
+    int rounds = 1;
+    { int rounds = 5; rounds += 1; share = rounds; }
+    TORCH_CHECK(rounds++ == 1 && ++rounds == 3 && share / 4 == 1.5, "as C++ counts");
+    dim3 kept(5), changed = kept;
+    changed.x = 6;
+    TORCH_CHECK(kept.x == 5, "a copy");
     const int rows = x.size(0), columns = x.size(-1);
     auto options = torch::TensorOptions().dtype(torch::kFloat32).device(x.device());
     auto sum = torch::zeros({rows, columns / 2}, options);
@@ -169,6 +177,10 @@ def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, wh
         ("int m = n / 3 - 7000; int k = m / 2;" + PLAIN, "divides whole numbers that are not positive"),
         ("int m = n * 1000000;" + PLAIN, "holds 19200000000 as int"),
         ("float m = n + 16777217;" + PLAIN, "rounds a whole number"),
+        ('TORCH_CHECK(x.size(0) == 95, "odd");' + PLAIN, "refuses the call"),
+        ("CHECK(hidden(x));" + PLAIN, "calls hidden, which is not followed"),
+        ("int m = ~threads;" + PLAIN, "is not followed: ~threads"),
+        ("m = 3;" + PLAIN, "is not followed: m"),
         ("goto end;", "is not followed: goto end;"),
         (PLAIN.replace("factor, n", "factor"), "launches scaled with arguments that its text does not take"),
         (PLAIN.replace("y.data_ptr<float>()", "n"), "something else than float as y"),

@@ -10,6 +10,7 @@ import math
 import operator
 import re
 import struct
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,18 +26,23 @@ MOST_STEPS, EXACT = 100_000, 1 << 24
 """Expressions of one call; whole numbers above are not all floats."""
 
 _DTYPES = {
-    **dict.fromkeys(("kFloat", "kFloat32"), torch.float32), **dict.fromkeys(("kDouble", "kFloat64"), torch.float64),
-    **dict.fromkeys(("kHalf", "kFloat16"), torch.float16), **dict.fromkeys(("kInt", "kInt32"), torch.int32),
-    **dict.fromkeys(("kLong", "kInt64"), torch.int64), "kBFloat16": torch.bfloat16, "kBool": torch.bool,
-    "kByte": torch.uint8, "kUInt8": torch.uint8, "kChar": torch.int8, "kInt8": torch.int8,
+    name: dtype
+    for names, dtype in (
+        ("Float Float32", torch.float32), ("Double Float64", torch.float64), ("Half Float16", torch.float16),
+        ("BFloat16", torch.bfloat16), ("Int Int32", torch.int32), ("Long Int64", torch.int64), ("Bool", torch.bool),
+        ("Byte UInt8", torch.uint8), ("Char Int8", torch.int8),
+    )
+    for word in names.split() for name in (word, f"k{word}")
 }  # fmt: skip
 _OWN = {"Half": "__half", "BFloat16": "__nv_bfloat16"}
 _NOTHING = re.compile(r"nullptr|NULL|nullopt|kCUDA|kStrided|cuda[A-Z]\w+")
 _IGNORED = re.compile(
-    r"\w*(CHECK|ASSERT)\w*|cuda(GetLastError|PeekAtLastError|DeviceSynchronize|StreamSynchronize|FuncSetAttribute|"
+    r"cuda(GetLastError|PeekAtLastError|DeviceSynchronize|StreamSynchronize|FuncSetAttribute|"
     r"FuncSetCacheConfig|GetErrorString|SetDevice|GetDevice)|f?printf|get(Current|Default)CUDAStream|device_of"
 )
 """Calls that launch nothing, and whose answers nobody uses."""
+
+_CHECKS = re.compile(r"\w*(CHECK|ASSERT)\w*")
 
 _QUALIFIERS = re.compile(r"\b(const|static|constexpr|inline|volatile)\b|std::|&")
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -48,6 +54,9 @@ _MATHS = {f.__name__: traced_numbers.call(f.__name__, f) for f in (min, max, abs
     f.__name__: traced_numbers.call(f"math.{f.__name__}", f)
     for f in (math.ceil, math.floor, math.sqrt, math.log2, math.exp, math.pow)
 }
+Scope = ChainMap[str, Any]
+"""Variables by name, those of inner blocks first; with a ``:`` before its name, the type of one."""
+
 _NAMES = ("identifier", "field_identifier", "type_identifier")
 
 
@@ -122,18 +131,19 @@ class HostCode:
         self._code.parameters(name)
         node = self._code.hosts[name]
         rows = next(within(node, "function_declarator")).child_by_field_name("parameters").named_children
-        scope: dict[str, Any] = {}
+        scope: Scope = ChainMap()
         for place, row in enumerate(row for row in rows if "parameter" in row.type):
             own, default = _name(row), row.child_by_field_name("default_value")
-            if place >= len(given) and own not in named and default is None:
+            if place < len(given) or own in named:
+                value = given[place] if place < len(given) else named[own]
+            elif default is not None:
+                value = self._value(default, scope)
+            else:
                 raise Refusal(f"{name} is called without {own}", user_line())
-            value: Any = given[place] if place < len(given) else named.get(own)
-            value = self._value(default, scope) if place >= len(given) and own not in named else value
             kind = row.text.decode().partition("=")[0].rpartition(own)[0]
-            address = "*" in kind and isinstance(value, torch.Tensor)
-            scope[own] = (
-                self._pointer(value, self._kind(kind, {}), row) if address else self._as(kind, value, row)
-            )
+            if "*" in kind and isinstance(value, torch.Tensor):
+                value = self._pointer(value, self._kind(kind, {}), row)
+            self._hold(own, kind, value, row, scope)
         try:
             self._run(node.child_by_field_name("body"), scope)
         except _Returned as returned:
@@ -145,11 +155,12 @@ class HostCode:
 
     # -- statements ------------------------------------------------------------------------------
 
-    def _run(self, node: Any, scope: dict[str, Any]) -> None:
+    def _run(self, node: Any, scope: Scope) -> None:
         part, kind = node.child_by_field_name, node.type
         if kind in ("compound_statement", "else_clause"):
+            within_it = scope.new_child()
             for inner in node.named_children:
-                self._run(inner, scope)
+                self._run(inner, within_it)
         elif kind == "declaration":
             self._declare(node, scope)
         elif kind == "expression_statement":
@@ -161,6 +172,7 @@ class HostCode:
             if chosen is not None:
                 self._run(chosen, scope)
         elif kind in ("for_statement", "while_statement"):
+            scope = scope.new_child()
             if (first := part("initializer")) is not None:
                 (self._run if first.type == "declaration" else self._value)(first, scope)
             while self._truth(part("condition"), scope):
@@ -175,25 +187,31 @@ class HostCode:
         elif kind not in ("comment", "using_declaration", "alias_declaration", "type_definition"):
             raise self._refusal(node)
 
-    def _declare(self, node: Any, scope: dict[str, Any]) -> None:
+    def _declare(self, node: Any, scope: Scope) -> None:
         kind = node.child_by_field_name("type").text.decode()
         for part in node.children_by_field_name("declarator"):
             name, value = _name(part), part.child_by_field_name("value")
             if part.type == "function_declarator":  # ``dim3 block(threads)`` looks like one
                 rows = part.child_by_field_name("parameters").named_children
                 given = self._values([self._code.expression(row.text.decode()) for row in rows], scope)
-                scope[name] = self._made(kind, given, node)
+                self._hold(name, kind, self._made(kind, given, node), node, scope)
             elif value is None or value.type in ("argument_list", "initializer_list"):
                 given = self._values(value.named_children if value else [], scope)
-                listed = (
-                    value and value.type == "initializer_list" and re.search("vector|array|ArrayRef", kind)
-                )
-                scope[name] = given if listed else self._made(kind, given, node)
+                listed = value and value.type == "initializer_list" and re.search("vector|array|Ref", kind)
+                self._hold(name, kind, given if listed else self._made(kind, given, node), node, scope)
             else:
                 pointer = "*" * (part.children[0].type == "pointer_declarator")
-                made = self._as(kind + pointer, self._value(value, scope), node)
-                plain = value.type == "number_literal" and type(made) is int and made > 1
-                scope[name] = self._numbers.named(self._free(name.upper()), made) if plain else made
+                self._hold(name, kind + pointer, self._value(value, scope), node, scope)
+                plain = value.type == "number_literal" and type(scope[name]) is int and scope[name] > 1
+                scope[name] = (
+                    self._numbers.named(self._free(name.upper()), scope[name]) if plain else scope[name]
+                )
+
+    def _hold(self, name: str, kind: str, value: Any, node: Any, scope: Scope) -> None:
+        """Make a variable."""
+        if "auto" in kind:
+            kind = "double" if isinstance(value, float) else ""
+        scope[name], scope[f":{name}"] = self._as(kind, value, node), kind
 
     def _free(self, name: str) -> str:
         """A macro's name that the device code does not use."""
@@ -211,10 +229,10 @@ class HostCode:
 
     # -- values ----------------------------------------------------------------------------------
 
-    def _values(self, nodes: Sequence[Any], scope: dict[str, Any]) -> list[Any]:
+    def _values(self, nodes: Sequence[Any], scope: Scope) -> list[Any]:
         return [self._value(node, scope) for node in nodes if node.type != "comment"]
 
-    def _truth(self, node: Any, scope: dict[str, Any]) -> bool:
+    def _truth(self, node: Any, scope: Scope) -> bool:
         value = self._value(node, scope) if node is not None else True
         if isinstance(value, torch.Tensor):
             raise self._refusal(node, "decides by a tensor's values")
@@ -222,6 +240,8 @@ class HostCode:
 
     def _as(self, kind: str, value: Any, node: Any) -> Any:
         """A value as a variable of a type holds it."""
+        if isinstance(value, list):
+            return [*value]
         kind = " ".join(_QUALIFIERS.sub(" ", kind).split())
         if kind not in TYPES or not isinstance(value, int | float) or kind == "bool":
             return value
@@ -241,7 +261,7 @@ class HostCode:
             raise self._refusal(node, f"holds {number} as {kind}")
         return value
 
-    def _value(self, node: Any, scope: dict[str, Any]) -> Any:
+    def _value(self, node: Any, scope: Scope) -> Any:
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise self._refusal(node, "takes too long to follow")
@@ -264,6 +284,8 @@ class HostCode:
         if kind in ("unary_expression", "pointer_expression"):
             if text[0] == "!":
                 return not self._truth(part("argument"), scope)
+            if text[0] == "~":
+                raise self._refusal(node)
             return (
                 -self._value(part("argument"), scope)
                 if text[0] == "-"
@@ -287,11 +309,9 @@ class HostCode:
             value = self._combined(sign, self._value(part("left"), scope), value, node) if sign else value
             return self._assign(part("left"), value, scope)
         if kind == "update_expression":
-            before = self._value(part("argument"), scope)
-            self._assign(
-                part("argument"), self._combined(part("operator").text.decode()[0], before, 1, node), scope
-            )
-            return before
+            before, sign = self._value(part("argument"), scope), part("operator").text.decode()[0]
+            after = self._assign(part("argument"), self._combined(sign, before, 1, node), scope)
+            return after if text[0] in "+-" else before
         if kind == "call_expression":
             return self._call(node, scope)
         held = (
@@ -303,7 +323,7 @@ class HostCode:
             return held[self._place(node, scope)]
         raise self._refusal(node)
 
-    def _place(self, node: Any, scope: dict[str, Any]) -> int:
+    def _place(self, node: Any, scope: Scope) -> int:
         """Of a subscript, or of ``x``, ``y`` or ``z``."""
         if (index := node.child_by_field_name("indices")) is not None:
             return int(self._numbers.settled(self._value(index.named_children[0], scope)))
@@ -311,7 +331,7 @@ class HostCode:
             raise self._refusal(node)
         return "xyz".index(_name(node))
 
-    def _word(self, text: str, node: Any, scope: dict[str, Any]) -> Any:
+    def _word(self, text: str, node: Any, scope: Scope) -> Any:
         """What a name stands for: a variable, a number that the file names, or one of torch's."""
         if text in scope:
             return scope[text]
@@ -335,7 +355,7 @@ class HostCode:
         found = str(scope.get(text, text))
         return _OWN.get(found.rpartition("::")[2], found)
 
-    def _cast(self, kind: str, node: Any, scope: dict[str, Any]) -> Any:
+    def _cast(self, kind: str, node: Any, scope: Scope) -> Any:
         value = self._value(node, scope)
         return (
             replace(value, kind=self._kind(kind, scope))
@@ -348,10 +368,7 @@ class HostCode:
             return replace(one, offset=_BINARY[sign](one.offset, two * self._size(one.kind, node)))
         if sign in ("==", "!=") and not isinstance(one, torch.Tensor):
             return _BINARY[sign](one, two)
-        if not all(isinstance(v, int | float | torch.Tensor) for v in (one, two)) or sign not in (
-            *_BINARY,
-            "%",
-        ):
+        if not all(isinstance(v, int | float | torch.Tensor) for v in (one, two)):
             raise self._refusal(node)
         if sign in "/%" and isinstance(one, int) and isinstance(two, int):
             if one < 0 or two <= 0:
@@ -361,14 +378,18 @@ class HostCode:
             type(one) is float
         ):  # asked before a whole number on its right, it would forget where that comes from
             one = traced_numbers.traced(one, traced_numbers.number_text(one), frozenset())
+        if sign not in _BINARY:
+            raise self._refusal(node)
         return _BINARY[sign](one, two)
 
-    def _assign(self, target: Any, value: Any, scope: dict[str, Any]) -> Any:
+    def _assign(self, target: Any, value: Any, scope: Scope) -> Any:
         if target.type == "identifier":
-            before = scope.get(target.text.decode())
-            whole = isinstance(before, int) and isinstance(value, float)
-            scope[target.text.decode()] = self._as("int64_t", value, target) if whole else value
-            return value
+            name = target.text.decode()
+            held_in = next((variables for variables in scope.maps if name in variables), None)
+            if held_in is None:
+                raise self._refusal(target)
+            held_in[name] = self._as(scope.get(f":{name}", ""), value, target)
+            return held_in[name]
         held = target.child_by_field_name("argument")
         held = self._value(held, scope) if held is not None else None
         if not isinstance(held, list):
@@ -378,7 +399,7 @@ class HostCode:
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def _call(self, node: Any, scope: dict[str, Any]) -> Any:
+    def _call(self, node: Any, scope: Scope) -> Any:
         function, parts = (
             node.child_by_field_name("function"),
             node.child_by_field_name("arguments").named_children,
@@ -386,6 +407,11 @@ class HostCode:
         text = function.text.decode()
         templates = (re.search(r"<(.*)>$", text.rpartition(".")[2], re.S) or ["", ""])[1]
         name = _name(function)
+        if _CHECKS.fullmatch(name):  # its first argument may launch, or be a condition
+            met = self._value(parts[0], scope) if parts else None
+            if name.startswith(("TORCH_CHECK", "AT_ASSERT")) and not self._numbers.settled(met):
+                raise self._refusal(node, "refuses the call")
+            return None
         if _IGNORED.fullmatch(name):
             return None
         if name.startswith("AT_DISPATCH"):
@@ -421,8 +447,12 @@ class HostCode:
         raise self._refusal(node, f"calls {name}, which is not followed")
 
     def _method(self, held: Any, name: str, asked: str, given: list[Any], node: Any) -> Any:
-        if name in ("has_value", "defined", "is_cuda", "value", "vec"):
+        if name in ("has_value", "defined", "value", "vec"):
             return held if name in ("value", "vec") else held is not None
+        if name == "is_cuda" or held is None:  # of a stream or a device
+            if name not in ("is_cuda", "stream", "type", "index"):
+                raise self._refusal(node)
+            return True if name == "is_cuda" else None
         if isinstance(held, _Options):
             return _Options(dtype=given[0]) if name == "dtype" else held
         if isinstance(held, list):
@@ -452,7 +482,7 @@ class HostCode:
             raise self._refusal(node, f"takes a tensor of {own} as {asked}")
         return Pointer(tensor, asked or kind_of(tensor.dtype))
 
-    def _dispatch(self, parts: Sequence[Any], scope: dict[str, Any], node: Any) -> None:
+    def _dispatch(self, parts: Sequence[Any], scope: Scope, node: Any) -> None:
         """AT_DISPATCH: its function once, for the type that it is given."""
         body = next((n for p in parts for n in within(p, "lambda_expression")), None)
         asked = self._values(
@@ -461,12 +491,12 @@ class HostCode:
         if body is None or not isinstance(asked[-1], torch.dtype):
             raise self._refusal(node)
         try:
-            self._run(body.child_by_field_name("body"), {**scope, "scalar_t": kind_of(asked[-1])})
+            self._run(body.child_by_field_name("body"), scope.new_child({"scalar_t": kind_of(asked[-1])}))
         except _Returned:
             return
 
     def _launch(
-        self, name: str, templates: str, sizes: list[Any], given: list[Any], scope: dict[str, Any], node: Any
+        self, name: str, templates: str, sizes: list[Any], given: list[Any], scope: Scope, node: Any
     ) -> None:
         kernel, trace = self._code.kernels.get(name), current()
         if kernel is None or trace is None or len(given) != len(kernel.parameters):
@@ -476,9 +506,7 @@ class HostCode:
         for own in kernel.templates:
             if said:
                 word = self._kind(said.pop(0), scope)
-                bound[own] = (
-                    self._value(self._code.expression(word), scope) if word in self._code.numbers else word
-                )
+                bound[own] = self._word(word, node, scope) if word in self._code.numbers else word
                 continue
             pairs = zip(kernel.parameters, given, strict=True)  # as its pointers are given
             kinds = [v.kind for p, v in pairs if p.kind == own and isinstance(v, Pointer)]
