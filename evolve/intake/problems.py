@@ -70,7 +70,7 @@ def language_of(path: Path) -> str:
         named = "CUDA C++" if re.search(r"\bRawKernel\b|__global__", text) else named
     ways = {
         "": "",
-        "CUDA C++": "put the kernel into a .cu file, and name it: FILE.cu:KERNEL (docs/cuda.md)",
+        "CUDA C++": "put the kernel into a .cu file with a function that launches it, and name that (docs/cuda.md)",
         "Helion": "name the Triton file that Helion writes (HELION_PRINT_OUTPUT_CODE=1)",
     }
     way = ways.get(named, "tune takes functions that launch Triton or Pallas kernels")

@@ -1,11 +1,6 @@
-<<<<<<< HEAD
 """The commands of the page on CUDA C++ that take people's files in."""
 
 import re
-=======
-"""The commands of the page on CUDA C++ that take a raw kernel in."""
-
->>>>>>> main
 import shlex
 
 import pytest
@@ -25,11 +20,7 @@ LINES = re.findall(r"^tilewright (?:check|tune) examples/.*$", (ROOT / "docs" / 
 SM_90 = load_target("sm_90")
 
 
-<<<<<<< HEAD
 def test_the_commands_describe_a_call(tmp_path, monkeypatch):
-=======
-def test_the_commands_describe_a_launch(tmp_path, monkeypatch):
->>>>>>> main
     monkeypatch.chdir(ROOT)
     assert [line.split()[1:3] for line in LINES] == [
         ["check", "examples/softmax.cu:softmax"], ["tune", "examples/softmax.cu:softmax"],
@@ -50,7 +41,6 @@ def test_the_commands_describe_a_launch(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("line", "knob", "written"),
     [(LINES[0], "BLOCK = 256, values 32 64 128", ()), (LINES[2], "THREADS = 512, values 32 64 128", ()),
@@ -59,10 +49,6 @@ def test_the_commands_describe_a_launch(tmp_path, monkeypatch):
     ids=["cu", "load_inline", "tune-cu", "tune-kernelbench"],
 )  # fmt: skip
 def test_the_commands_run_where_nothing_can_be_measured(line, knob, written, tmp_path, monkeypatch, capsys):
-=======
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split()[1])
-def test_the_commands_run_where_nothing_can_be_measured(line, tmp_path, monkeypatch, capsys):
->>>>>>> main
     monkeypatch.chdir(ROOT)
     tuned = ["--home", str(tmp_path), "--out", str(tmp_path / "made"), "--evaluations", "2", "--no-mlflow"]
     assert cli.main([*shlex.split(line)[1:], *tuned * bool(written), "--target", "sm_90"]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,10 @@ class Extension:
     def __init__(self, source: str, numbers: Numbers, used: list[Extension]) -> None:
         self.source, self._numbers, self._used = source, numbers, used
 
+    @functools.cached_property
+    def _code(self) -> DeviceCode:
+        return DeviceCode(self.source)
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -46,7 +51,7 @@ class Extension:
             if all(self is not one for one in self._used):
                 self._used.append(self)
             try:
-                return HostCode(DeviceCode(self.source), self._numbers).call(own, given, named)
+                return HostCode(self._code, self._numbers).call(own, given, named)
             except Refusal as refusal:  # a file may catch it, and go on with torch
                 self._numbers.refused.append(refusal)
                 raise
