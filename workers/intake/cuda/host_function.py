@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
-from tilewright.workers.intake.calls.call_text import SHORT, Call, TensorArgument, parse
+from tilewright.workers.intake.calls.call_text import SHORT, Call, TensorArgument, accepted_keywords, parse
 from tilewright.workers.intake.calls.dimensions import operands, tensor_places
 from tilewright.workers.intake.child_program import Refusal, Request, first_line
 from tilewright.workers.intake.cuda.device_code import DeviceCode
@@ -98,7 +98,7 @@ class HostFunction:
         self.names, self.parameters = [names[n] for n in kept], [*(names[n] for n in kept), *said.values()]
         types = {name: calls[0].keywords[name] for name in said.values()}
         shown = [f"{n}={SHORT[t.dtype]}[{', '.join(map(str, t.shape))}]" for n, t in types.items()]
-        self.texts = [", ".join([*_arguments(text, kept), *shown]) for text in request["calls"]]
+        self.texts = [", ".join([*_arguments(text, kept, function), *shown]) for text in request["calls"]]
         self.calls = [Call(tuple(c.arguments[n] for n in kept), c.keywords) for c in calls]
         own, places = operands(self.calls, tensor_places(self.calls, self.names), frozenset())
         self.site = CallSite(taken, str(path), self.name, self.calls, reference, own, places, part=self._part)
@@ -221,9 +221,11 @@ def _results(trace: Trace) -> list[TensorArgument]:
     return [TensorArgument(str(t.dtype)[6:], tuple(map(int, t.shape))) for t in trace.results]
 
 
-def _arguments(text: str, kept: Sequence[int]) -> list[str]:
+def _arguments(text: str, kept: Sequence[int], function: Callable[..., Any]) -> list[str]:
+    """Of a call's text the arguments that are kept, and the keywords that the function takes."""
     node: Any = ast.parse(f"f({text.replace('[]', '[()]')})", mode="eval").body
-    return [*(ast.unparse(node.args[n]) for n in kept), *map(ast.unparse, node.keywords)]
+    own = accepted_keywords(function, {keyword.arg: keyword for keyword in node.keywords})
+    return [*(ast.unparse(node.args[n]) for n in kept), *map(ast.unparse, own.values())]
 
 
 def _named_alike(shapes: Mapping[str, Any], reference: str) -> dict[str, str]:
