@@ -116,7 +116,7 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
         module, _ = load(path, re.match(r"[\w.]*", request["function"])[0])  # type: ignore[index]
-        function = _function_in(module, request["function"], path.name)
+        function = function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
         site = CallSite(function, str(path), request["function"], calls, request["reference"], part=part)
         names = argument_names(function, calls[0])
@@ -162,7 +162,7 @@ class Unpaired(Exception):
     """Why a Function's backward cannot be taken in beside its forward."""
 
 
-def _function_in(module: ModuleType, name: str, file: str) -> Any:
+def function_in(module: ModuleType, name: str, file: str) -> Any:
     """A function, a method of a new object, what a layer's ``forward`` does, or, of ``name()``, what that returns."""
 
     def value(node: ast.expr) -> Any:

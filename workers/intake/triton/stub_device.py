@@ -162,7 +162,8 @@ def stub_device(part: Mapping[str, int]) -> Iterator[None]:
     """While open, torch and Triton speak of the target's device, and no kernel runs."""
     properties = lambda *a, **k: device_properties(part)  # noqa: E731
     null = lambda *a, **k: contextlib.nullcontext()  # noqa: E731
-    stream = types.SimpleNamespace(cuda_stream=0, wait_stream=lambda *a: None)
+    waits = ("wait_stream", "wait_event", "record_event", "synchronize", "record")
+    stream = types.SimpleNamespace(cuda_stream=0, **dict.fromkeys(waits, lambda *a: None))
     changes: list[tuple[Any, str, Any]] = [
         (interpreter.InterpretedFunction, "run", _run),
         (jit.JITFunction, "run", _run),
@@ -186,6 +187,8 @@ def stub_device(part: Mapping[str, int]) -> Iterator[None]:
         (torch.cuda, "synchronize", lambda *a: None),
         (torch.cuda, "current_stream", lambda *a: stream),
         (torch.cuda, "stream", null),
+        (torch.cuda, "Stream", lambda *a, **k: stream),
+        (torch.cuda, "Event", lambda *a, **k: stream),
         (torch.cuda, "_lazy_init", lambda: None),
         (torch, "compile", _uncompiled),
         (torch, "_check", _checked),
