@@ -145,6 +145,7 @@ check broken.py                                   | broken.py is not Python
 program mine.py                                   | names no step
 program mine.py:plain --seconds -4                | must be above 0
 --home mine.py status                             | mine.py is not a readable folder
+--home mine.py/below status                       | mine.py is not a readable folder
 """
 
 
