@@ -79,12 +79,43 @@ def tilewright_mode(torch: Any) -> tuple[Any, ...]:
     return torch.is_grad_enabled(), torch.is_autocast_enabled(TILEWRIGHT_KIND), place
 
 
+def tilewright_is_array(jax: Any, tensors: list[Any]) -> bool:
+    """Whether arrays are plain ones of JAX where its kernels run: on a TPU, or interpreted."""
+    mode: Any = getattr(jax._src.config, "pallas_tpu_interpret_mode_context_manager", None)
+    if not all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer") for t in tensors):
+        return False
+    held = [t.devices() for t in tensors if type(t).__name__ == "ArrayImpl"]
+    on_tpu = jax.default_backend() == "tpu" and all(d.platform == "tpu" for of in held for d in of)
+    return all(len(of) == 1 for of in held) and (on_tpu or getattr(mode, "value", None) is not None)
+
+
+def tilewright_differentiable(
+    jax: Any, served: dict[str, Any], run: Callable[..., Any], original: Callable[..., Any], given: Any
+) -> Any:
+    """What ``run`` makes of the operands; its derivatives are those of ``original``, called with the ``given`` values."""
+    leaves, tree = jax.tree.flatten(given)
+    try:
+        marks = served["taken"](*jax.tree.unflatten(tree, range(len(leaves))))
+    except Exception:  # arrays within an object that JAX does not know
+        return original(*given)
+
+    def called(*operands: Any) -> Any:
+        new = list(leaves)
+        for place, operand in zip(marks.values(), operands, strict=True):
+            new[place] = operand
+        return original(*jax.tree.unflatten(tree, new))
+
+    made = jax.custom_jvp(lambda *operands: run(dict(zip(marks, operands, strict=True))))
+    made.defjvp(lambda primals, tangents: jax.jvp(called, primals, tangents))
+    return made(*(leaves[place] for place in marks.values()))
+
+
 def tilewright_is_plain(tensors: list[Any], gradients: bool) -> bool:
     """Whether tensors are of no other kind than those that were tuned with, and no gradient is asked for, unless the
     backward was tuned too."""
     torch: Any = TILEWRIGHT_TORCH
     if torch is None or not isinstance(tensors[0], torch.Tensor):
-        return all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer", "ndarray") for t in tensors)
+        return False
     place, mode = tensors[0].device, tilewright_mode(torch)
     return (
         all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
@@ -130,7 +161,10 @@ def tilewright_serves(served: dict[str, Any], given: tuple[Any, ...]) -> bool:
             return False
         if not all(0 < size <= most for size, most in zip(tensor.shape, largest, strict=True)):
             return False
-    return tilewright_is_plain(list(found.values()), served["gradients"]) and served["fits"](**found)
+    tensors = list(found.values())
+    if served["jax"]:
+        return tilewright_is_array(sys.modules["jax"], tensors) and served["fits"](**found)
+    return tilewright_is_plain(tensors, served["gradients"]) and served["fits"](**found)
 
 
 def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:

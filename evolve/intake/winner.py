@@ -104,6 +104,7 @@ def winner_module(
         ],
         "writes": bool(wrapper.get("writes")),
         "gradients": bool(pair),
+        "jax": entry not in ("launch", "cuda"),
         "original": (str(request.path.resolve()), root, module, request.function),
     }
     turned = [
@@ -132,7 +133,13 @@ def winner_module(
     run = (
         "tilewright_paired(tilewright_own)" if pair else ways.get(entry, f"{entry}(*tilewright_own.values())")
     )
+    run = f"tilewright_returned({run}, **tilewright_own)"
     given = ", ".join(signature.names)
+    original = f"tilewright_original(SERVED)({signature.forwarded()})"
+    if served["jax"]:
+        run = f"""tilewright_differentiable(
+        jax, SERVED, lambda tilewright_own: {run}, lambda {given}: {original}, ({given},)
+    )"""
     doc = f"    {signature.doc!r}\n" if signature.doc else ""
     halves = _halves_text(kernels, pair, [row[0] for row in own]) if pair else ""
     runtime = Path(served_calls.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2]
@@ -169,8 +176,8 @@ def tilewright_returned({RESULTS}, {inner}):
 def {request.name}({signature.text}){signature.returns}:
 {doc}    tilewright_own = tilewright_operands(SERVED, {given})
     if tilewright_own is None:
-        return tilewright_original(SERVED)({signature.forwarded()})
-    return tilewright_returned({run}, **tilewright_own)
+        return {original}
+    return {run}
 '''
 
 
@@ -209,12 +216,18 @@ def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str])
     results = [ast.unparse(part) for part in end.value.elts]
     numbers = [*pair["gradients"].values()]
     back = ast.parse(f"return ({''.join(f'{results[n]}, ' for n in numbers)})").body
-    used = {n.id for s in (*rest[:-1], *back) for n in ast.walk(s) if isinstance(n, ast.Name)}
+    below = [n for s in (*rest[:-1], *back) for n in ast.walk(s)]
+    used = {n.id for n in below if isinstance(n, ast.Name)}
     kept = sorted(used & bound)
+    asked = {
+        id(n.value) for n in below if isinstance(n, ast.Attribute)
+    }  # of its shape, and not for its memory
+    read = {n.id for n in below if isinstance(n, ast.Name) and id(n) not in asked}
     forward = "\n".join(map(ast.unparse, first))
     backward = "\n".join(ast.unparse(_OnDevice(given[0]).visit(s)) for s in (*rest[:-1], *back))
     outputs = "".join(f"{results[n]}, " for n in pair["outputs"])
     taken = "".join(f"{name}, " for name in kept)
+    held = "".join(f"{n}, " if n in read else f"torch.empty_like({n}, device='meta'), " for n in kept)
     half_names = {"given": dict(pair["given"]), "gradients": dict(pair["gradients"])}
     once = (
         "        if getattr(ctx, 'ran', False):\n"
@@ -228,7 +241,7 @@ GRADIENTS = {half_names!r}
 
 def tilewright_forward(inputs, params):
 {textwrap.indent(forward, "    ")}
-    return ({outputs}), ({taken})
+    return ({outputs}), ({held})
 
 
 def tilewright_backward(inputs, params, kept):
