@@ -80,34 +80,32 @@ def tilewright_mode(torch: Any) -> tuple[Any, ...]:
 
 
 def tilewright_is_array(jax: Any, tensors: list[Any]) -> bool:
-    """Whether arrays are plain ones of JAX where its kernels run: on a TPU, or interpreted."""
+    """Whether arrays are plain ones of JAX where its kernels run: on one TPU, or interpreted."""
+    kinds = {type(t).__name__ for t in tensors}
     mode: Any = getattr(jax._src.config, "pallas_tpu_interpret_mode_context_manager", None)
-    if not all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer") for t in tensors):
-        return False
-    held = [t.devices() for t in tensors if type(t).__name__ == "ArrayImpl"]
-    on_tpu = jax.default_backend() == "tpu" and all(d.platform == "tpu" for of in held for d in of)
-    return all(len(of) == 1 for of in held) and (on_tpu or getattr(mode, "value", None) is not None)
+    held = {d for t in tensors if type(t).__name__ == "ArrayImpl" for d in t.devices()}
+    on_tpu = jax.default_backend() == "tpu" and all(d.platform == "tpu" for d in held)
+    runs = on_tpu or getattr(mode, "value", None) is not None
+    return runs and kinds <= {"ArrayImpl", "DynamicJaxprTracer"} and len(held) < 2
 
 
 def tilewright_differentiable(
-    jax: Any, served: dict[str, Any], run: Callable[..., Any], original: Callable[..., Any], given: Any
+    jax: Any, own: dict[str, Any], run: Callable[..., Any], original: Callable[..., Any], given: Any
 ) -> Any:
-    """What ``run`` makes of the operands; its derivatives are those of ``original``, called with the ``given`` values."""
+    """What ``run`` makes of a call's values, with the derivatives of ``original``. ``own``: the operands among them."""
     leaves, tree = jax.tree.flatten(given)
-    try:
-        marks = served["taken"](*jax.tree.unflatten(tree, range(len(leaves))))
-    except Exception:  # arrays within an object that JAX does not know
+    held = set(map(id, own.values()))
+    places = [n for n, leaf in enumerate(leaves) if id(leaf) in held]
+    if {id(leaves[n]) for n in places} != held:  # some lie within an object that JAX does not know
         return original(*given)
 
-    def called(*operands: Any) -> Any:
-        new = list(leaves)
-        for place, operand in zip(marks.values(), operands, strict=True):
-            new[place] = operand
-        return original(*jax.tree.unflatten(tree, new))
+    def of(function: Callable[..., Any], *arrays: Any) -> Any:
+        new = dict(zip(places, arrays, strict=True))
+        return function(*jax.tree.unflatten(tree, [new.get(n, leaf) for n, leaf in enumerate(leaves)]))
 
-    made = jax.custom_jvp(lambda *operands: run(dict(zip(marks, operands, strict=True))))
-    made.defjvp(lambda primals, tangents: jax.jvp(called, primals, tangents))
-    return made(*(leaves[place] for place in marks.values()))
+    made = jax.custom_jvp(lambda *arrays: of(run, *arrays))
+    made.defjvp(lambda primals, tangents: jax.jvp(lambda *arrays: of(original, *arrays), primals, tangents))
+    return made(*(leaves[n] for n in places))
 
 
 def tilewright_is_plain(tensors: list[Any], gradients: bool) -> bool:

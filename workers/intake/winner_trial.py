@@ -7,7 +7,6 @@ that agree but for rounding.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 
 from tilewright.workers.intake.calls.call_text import Call, accepted_keywords, parse, python_value
 from tilewright.workers.intake.calls.dimensions import tensor_places
-from tilewright.workers.intake.child_program import Answer, Request, answer_request, first_line
+from tilewright.workers.intake.child_program import Answer, Request, answer_request, first_line, loaded_module
 from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.operator import Operand
@@ -39,10 +38,7 @@ def answer_to(request: Request) -> Answer:
     of = Path(request["of"])
     if of.suffix == ".py" and (package := package_of(of)) is not None:
         sys.meta_path.insert(0, package)
-    spec = importlib.util.spec_from_file_location("tilewright_winner", request["path"])
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded_module(Path(request["path"]))
     original = vars(module)["tilewright_original"]
     sys.path.append(module.SERVED["original"][1])  # objects among the arguments are of classes there
     vars(module)["tilewright_original"] = _refuse

@@ -1,7 +1,7 @@
 """Wrappers whose winners are compared with them on odd calls, and the program that compares.
 
-``python odd_calls.py FOLDER`` writes the winners' modules and prints a row for each function and call: what differs, and
-whether the winner served it.
+``python odd_calls.py FOLDER`` writes the winners' modules and prints a row for each function and call: what differs,
+and whether the winner served it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def scale_kernel(x, y, n, factor, BLOCK: tl.constexpr):
 
 
 def _scaled(x, y, factor):
-    scale_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), factor, BLOCK=64)
+    scale_kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), factor, BLOCK=256)
     return y
 
 
@@ -122,7 +122,7 @@ def product_back_kernel(dy, a, b, n, BLOCK: tl.constexpr):
 
 
 def _parts(n):
-    return (triton.cdiv(n, 64),)
+    return (triton.cdiv(n, 256),)
 
 
 class Product(torch.autograd.Function):
@@ -132,7 +132,7 @@ class Product(torch.autograd.Function):
     def forward(ctx, a, b):
         assert a.shape == b.shape
         y, m = torch.empty_like(a), torch.empty(a.shape, dtype=torch.bool, device=a.device)
-        product_kernel[_parts(a.numel())](a, b, y, m, a.numel(), BLOCK=64)
+        product_kernel[_parts(a.numel())](a, b, y, m, a.numel(), BLOCK=256)
         ctx.mark_non_differentiable(m)
         ctx.save_for_backward(a, b)
         return y, m
@@ -141,7 +141,7 @@ class Product(torch.autograd.Function):
     def backward(ctx, dy, _):
         a, b = ctx.saved_tensors
         a, b = a.clone(), b.clone()
-        product_back_kernel[_parts(a.numel())](dy.contiguous(), a, b, a.numel(), BLOCK=64)
+        product_back_kernel[_parts(a.numel())](dy.contiguous(), a, b, a.numel(), BLOCK=256)
         return a, b
 
 
@@ -166,7 +166,7 @@ class Twisted(torch.autograd.Function):
         else:
             dx = torch.zeros(dy.shape[1], dy.shape[0])
         dw = torch.empty_like(z)
-        product_kernel[_parts(z.numel())](dz.contiguous(), z, dw, torch.empty_like(z), z.numel(), BLOCK=64)
+        product_kernel[_parts(z.numel())](dz.contiguous(), z, dw, torch.empty_like(z), z.numel(), BLOCK=256)
         return dx, dw, None
 
 
@@ -183,7 +183,7 @@ class Overwriting(torch.autograd.Function):
     def backward(ctx, dy):
         (kept,) = ctx.saved_tensors
         product_back_kernel[_parts(kept.numel())](
-            dy.contiguous(), kept, torch.ones_like(kept), kept.numel(), BLOCK=64
+            dy.contiguous(), kept, torch.ones_like(kept), kept.numel(), BLOCK=256
         )
         return kept
 
@@ -202,7 +202,7 @@ class Lonely(torch.autograd.Function):
 
 
 CALLS = {
-    "rows": "f32[24, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
+    "rows": "f32[8, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
     "described": "f32[24, 30], f32[8]", "turned": "f32[24, 30]", "summed": "[f32[12], f32[12, 3]]",
     "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",
     "Product.apply": "f32[24, 30], f32[24, 30]", "Twisted.apply": "f32[24, 30], f32[24]", "Lonely.apply": "f32[24, 30]",
@@ -213,14 +213,13 @@ CALLS = {
 def main(folder: Path) -> None:
     facts, found = {}, []
     for name, call in CALLS.items():
-        made = triton_winner(Path(__file__), name, call)
-        path = folder / f"{made.name}.py"
-        path.write_text(made.text)
-        facts[name] = made.facts
+        text, own_name, made, facts[name] = triton_winner(Path(__file__), name, call)
+        path = folder / f"{own_name}.py"
+        path.write_text(text)
         original = globals()[name.removesuffix(".apply")]
         original = original.apply if name.endswith(".apply") else original
-        cases = odd_calls(original, made.made)
-        found += [[name, *row] for row in compared(loaded_module(path), made.name, original, cases)]
+        cases = odd_calls(original, made)
+        found += [[name, *row] for row in compared(loaded_module(path), own_name, original, cases)]
     sys.stdout.write(json.dumps([facts, found], default=repr))
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
-from tilewright.evolve.intake.winner import plain_module  # noqa: E402
+from testkit import winners  # noqa: E402
 from tilewright.fitness import dialect  # noqa: E402
 from tilewright.fitness.original import is_original  # noqa: E402
 from tilewright.fitness.targets import load_target  # noqa: E402
@@ -91,14 +91,15 @@ def test_any_python_runs_as_it_stands_with_the_block_sizes_that_it_names_or_choo
 
 
 def test_an_original_is_data_and_its_winner_is_the_users_file_with_the_sizes_that_won(
-    taken: Any, tmp_path: Path
-) -> None:
+    taken, monkeypatch: pytest.MonkeyPatch
+):
     module, knobs, _ = taken("asked")
     source = module.source("SPACE = {}\n")
     assert Original.of_source(source) == module
     assert dialect.check(source), "nobody but the operator may bring one"
     sizes = {knob.name: 64 if knob.default == 8 else knob.default for knob in knobs}
-    text = plain_module(source, sizes, "asked", ["x"], "tuned")
+    monkeypatch.undo()  # the patched judge
+    text = winners.pallas_winner(STYLES, "asked", CALL, sizes)[0]
     assert "BlockSpec((64, block_cols)" in text
     scope: dict[str, Any] = {"__name__": "winner"}
     sys.modules["winner"] = ModuleType("winner")  # dataclasses look their module up
