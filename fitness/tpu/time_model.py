@@ -59,11 +59,11 @@ class Modelled:
     kind: str
 
 
-def _calibration(
-    clock: float, read: float, write: float, latency: float, errors: Mapping[str, tuple[float, float, int]]
-) -> Calibration:
-    rules = Rules(clock, read, write, 0.0, latency)
+def _calibration(rates: tuple[float, float, float, float], **errors: tuple[float, float, int]) -> Calibration:
+    """``rates``: clock, read, write and latency of ``Rules``; by class the two ends and how many rows."""
+    clock, read, write, latency = rates
     ends = {name: (low, high) for name, (low, high, _) in errors.items()}
+    rules = Rules(clock, read, write, 0.0, latency)
     return Calibration(rules, 1e-6, ends, {name: rows for name, (_, _, rows) in errors.items()})
 
 
@@ -72,42 +72,18 @@ _V6E_VECTOR, _V6E_STEPS, _V6E = (-0.16, 0.12), (-0.23, 0.13), (-0.17, 0.12)
 
 CALIBRATIONS: Mapping[str, Calibration] = {
     "tpu7x": _calibration(
-        1.80e9,
-        3.18e12,
-        3.13e12,
-        1.34e-6,
-        {
-            "matrix": (-0.027, 0.03, 19),
-            "vector": (*_V6E_VECTOR, 1),
-            "steps": (*_V6E_STEPS, 6),
-            "memory": (-0.05, 0.05, 0),
-        },
+        (1.80e9, 3.18e12, 3.13e12, 1.34e-6),
+        matrix=(-0.027, 0.03, 19), vector=(*_V6E_VECTOR, 1), steps=(*_V6E_STEPS, 6), memory=(-0.05, 0.05, 0),
     ),
     "v6e": _calibration(
-        1.60e9,
-        1.36e12,
-        1.36e12,
-        0.64e-6,
-        {
-            "matrix": (*_V6E, 0),
-            "vector": (*_V6E_VECTOR, 27),
-            "steps": (*_V6E_STEPS, 12),
-            "memory": (*_V6E, 1),
-        },
+        (1.60e9, 1.36e12, 1.36e12, 0.64e-6),
+        matrix=(*_V6E, 0), vector=(*_V6E_VECTOR, 27), steps=(*_V6E_STEPS, 12), memory=(*_V6E, 1),
     ),
     "v5e": _calibration(
-        1.5e9,
-        0.70e12,
-        0.63e12,
-        0.41e-6,
-        {
-            "matrix": (-0.082, 0.02, 8),
-            "vector": (*_V6E_VECTOR, 0),
-            "steps": (*_V6E_STEPS, 0),
-            "memory": (-0.082, 0.05, 1),
-        },
+        (1.5e9, 0.70e12, 0.63e12, 0.41e-6),
+        matrix=(-0.082, 0.02, 8), vector=(*_V6E_VECTOR, 0), steps=(*_V6E_STEPS, 0), memory=(-0.082, 0.05, 1),
     ),
-}
+}  # fmt: skip
 """By chip. Clocks: the one published is v5e's; tpu7x's 1.8 GHz is what its matrix-bound rows run at. Where a chip has
 few fitted rows of a class, or none, v6e's interval of it stands in."""
 

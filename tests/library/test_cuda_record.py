@@ -7,9 +7,17 @@ import pytest
 from testkit.exploits.cuda import CODE, HOST, PARAMS
 from tilewright.fitness import dialect
 from tilewright.library import cuda_record, plan_shelf
-from tilewright.library.launch_numbers import NotRecorded
 from tilewright.library.nvrtc import CompileError
-from tilewright.library.plans.format import Fill, Launch, Plan, PlanError, Pointer, Tensor, TensorMap
+from tilewright.library.plans.format import (
+    Fill,
+    Launch,
+    NotRecorded,
+    Plan,
+    PlanError,
+    Pointer,
+    Tensor,
+    TensorMap,
+)
 from tilewright.seeds.inlined import with_device_code
 from tilewright.workers.device import machine_code
 
@@ -95,11 +103,7 @@ template <int V> __global__ void first(const __grid_constant__ Map map, float *w
     ("changes", "error", "said"),
     [
         ({"kernel": "absent"}, CompileError, "absent"),
-        (
-            {"code": CODE.replace("float sum = 0;", "float sum = nothing;")},
-            CompileError,
-            'line 15: .*"nothing"',
-        ),
+        ({"code": CODE.replace("float sum = 0;", "float sum = nothing;")}, CompileError, 'line 15: .*"nothing"'),
         ({"grid": (0, 1, 1)}, NotRecorded, "grid"),
         ({"block": (32, 4, 1)}, PlanError, "compiled for blocks of 256|threads"),
         ({"cluster": 5}, NotRecorded, "clusters of 5"),
@@ -112,7 +116,7 @@ template <int V> __global__ void first(const __grid_constant__ Map map, float *w
         ({"scratch": {"w": ("complex", (1,))}}, NotRecorded, "no \\(dtype"),
         ({"shared": 1 << 20}, PlanError, "shared memory"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_launch_is_refused_in_a_sentence(changes, error, said):
     if changes.get("block") == (32, 4, 1):
         changes = {

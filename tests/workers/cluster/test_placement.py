@@ -3,29 +3,27 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from tilewright.fitness.targets import load_target
-from tilewright.workers.cluster import placement, ray_stations
+from tilewright.workers.cluster import ray_start, ray_stations
 
 
 class FakeCluster:
     """Stands in for ``ray``: nodes by id, each with its resources; notes where actors are put."""
 
-    def __init__(self, **nodes: dict[str, float]) -> None:
+    def __init__(self, **nodes):
         self._nodes = nodes
         self.placed: list[tuple[str | None, dict[str, Any]]] = []
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self):
         return [{"NodeID": name, "Alive": True, "Resources": has} for name, has in self._nodes.items()]
 
-    def cluster_resources(self) -> dict[str, float]:
+    def cluster_resources(self):
         return {name: amount for has in self._nodes.values() for name, amount in has.items()}
 
-    def remote(self, **wanted: Any) -> Any:
+    def remote(self, **wanted):
         place = wanted.get("scheduling_strategy")
 
-        def create(*arguments: object) -> str:
+        def create(*arguments):
             self.placed.append((place and place.node_id, wanted))
             return f"actor {len(self.placed)}"
 
@@ -35,29 +33,27 @@ class FakeCluster:
 A, B, C = "a" * 56, "b" * 56, "c" * 56
 
 
-def cluster(monkeypatch: pytest.MonkeyPatch, **nodes: dict[str, float]) -> FakeCluster:
+def cluster(monkeypatch, **nodes):
     made = FakeCluster(**nodes)
-    for module in (placement, ray_stations):
+    for module in (ray_start, ray_stations):
         monkeypatch.setattr(module, "ray", made)
     return made
 
 
-def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(
-    monkeypatch,
-):
+def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(monkeypatch):
     cluster(monkeypatch, **{A: {"CPU": 4}})
-    assert placement.worker_resources("tpu7x")["resources"] == {}
+    assert ray_start.worker_resources("tpu7x")["resources"] == {}
     cluster(monkeypatch, **{A: {"CPU": 4}, B: {"target:h200": 8}})
-    assert placement.worker_resources("h200")["resources"] == {"target:h200": 1.0}
-    assert placement.worker_resources("tpu7x")["resources"] == {"target:tpu7x": 1.0}, (
+    assert ray_start.worker_resources("h200")["resources"] == {"target:h200": 1.0}
+    assert ray_start.worker_resources("tpu7x")["resources"] == {"target:tpu7x": 1.0}, (
         "never a place on an h200 node"
     )
 
 
 def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch):
-    def said(target: str, **nodes: dict[str, float]) -> str:
+    def said(target, **nodes):
         cluster(monkeypatch, **nodes)
-        return placement.missing_resource(load_target(target))
+        return ray_start.missing_resource(load_target(target))
 
     assert "no node of the cluster has a GPU for h200" in said("h200", **{A: {"CPU": 4}})
     assert said("h200", **{A: {"CPU": 4, "GPU": 1}}) == ""
