@@ -41,6 +41,7 @@ def triton_winner(path, name, call):
     gradients = (wrapper["pair"] or {}).get("given", ())
     own = [o for o in site.operands if o.name not in gradients]
     facts = {"knobs": sorted(defaults), "left_out": text.left_out, "pair": paired}
+    facts |= {"operands": site.operands, "dims": site.dims[0]}
     to = lambda array: to_torch(array, "cpu")  # noqa: E731
     return _winner(path, name, call, text.with_space({}, {}), defaults, answer, own, site.dims[0], to, facts)
 

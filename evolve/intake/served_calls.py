@@ -84,8 +84,8 @@ def tilewright_is_array(jax: Any, tensors: list[Any]) -> bool:
     kinds = {type(t).__name__ for t in tensors}
     mode: Any = getattr(jax._src.config, "pallas_tpu_interpret_mode_context_manager", None)
     held = {d for t in tensors if type(t).__name__ == "ArrayImpl" for d in t.devices()}
-    on_tpu = jax.default_backend() == "tpu" and all(d.platform == "tpu" for d in held)
-    runs = on_tpu or getattr(mode, "value", None) is not None
+    places = {jax.default_backend(), *(d.platform for d in held)}
+    runs = places == {"tpu"} or getattr(mode, "value", None) is not None
     return runs and kinds <= {"ArrayImpl", "DynamicJaxprTracer"} and len(held) < 2
 
 
@@ -112,12 +112,11 @@ def tilewright_is_plain(tensors: list[Any], gradients: bool) -> bool:
     """Whether tensors are of no other kind than those that were tuned with, and no gradient is asked for, unless the
     backward was tuned too."""
     torch: Any = TILEWRIGHT_TORCH
-    if torch is None or not isinstance(tensors[0], torch.Tensor):
+    if torch is None or not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return False
     place, mode = tensors[0].device, tilewright_mode(torch)
     return (
-        all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
-        and place.type == TILEWRIGHT_KIND
+        place.type == TILEWRIGHT_KIND
         and len(mode) == 3
         and not mode[1]
         and mode[2] in (None, place.index)
@@ -159,10 +158,9 @@ def tilewright_serves(served: dict[str, Any], given: tuple[Any, ...]) -> bool:
             return False
         if not all(0 < size <= most for size, most in zip(tensor.shape, largest, strict=True)):
             return False
-    tensors = list(found.values())
     if served["jax"]:
-        return tilewright_is_array(sys.modules["jax"], tensors) and served["fits"](**found)
-    return tilewright_is_plain(tensors, served["gradients"]) and served["fits"](**found)
+        return tilewright_is_array(sys.modules["jax"], list(found.values())) and served["fits"](**found)
+    return tilewright_is_plain(list(found.values()), served["gradients"]) and served["fits"](**found)
 
 
 def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ that agree but for rounding.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -48,7 +49,8 @@ def answer_to(request: Request) -> Answer:
     asked = [(calls[min(n, len(calls) - 1)], dims) for n, dims in enumerate(request["dims"])]
     for call, dims in asked:
         try:
-            why = _tried(module, request["function"], call, operands, dims, request["chip"], original)
+            with _kernels_run_as_judged(bool(request["chip"])):
+                why = _tried(module, request["function"], call, operands, dims, request["chip"], original)
         except _NotServed:
             continue
         except Exception as error:  # noqa: BLE001 - whatever the module raises
@@ -60,6 +62,15 @@ def answer_to(request: Request) -> Answer:
         if request["first"]:
             break
     return {"why": "" if made else "it serves none of the recorded calls", "calls": made}
+
+
+def _kernels_run_as_judged(pallas: bool) -> contextlib.AbstractContextManager[None]:
+    """Where kernels of Triton are interpreted, the interpreter as the campaign has it: plain, it takes no floats."""
+    if pallas or os.environ.get("TRITON_INTERPRET") != "1":
+        return contextlib.nullcontext()
+    from tilewright.workers.runners.triton.live_launch import interpreted
+
+    return interpreted()
 
 
 def _refuse(served: object) -> Any:
@@ -173,11 +184,11 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _arguments(call: Call, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """A call's arguments and keywords, with these tensors in the order of its own."""
+    """A call's arguments and keywords, with these tensors in the order of its own; a pair's gradients come after."""
     places = [place for _, place in tensor_places([call], [""] * len(call.arguments))]
     at = {
         place: tensor.permute(known.order) if known.order else tensor
-        for place, known, tensor in zip(places, call.tensors(), tensors, strict=True)
+        for place, known, tensor in zip(places, call.tensors(), tensors, strict=False)
     }
     listed = tuple if type(tensors[0]).__module__.startswith("jax") else list
     given = [python_value(v, (n,), at, listed) for n, v in enumerate(call.arguments)]

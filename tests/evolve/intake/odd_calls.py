@@ -16,7 +16,9 @@ import triton.language as tl
 
 from testkit.odd_calls import compared, odd_calls
 from testkit.winners import triton_winner
-from tilewright.evolve.intake.winner import loaded_module
+from tilewright.workers.intake.calls.call_text import parse
+from tilewright.workers.intake.child_program import loaded_module
+from tilewright.workers.intake.winner_trial import _tried
 
 
 @triton.jit
@@ -218,8 +220,17 @@ def main(folder: Path) -> None:
         path.write_text(text)
         original = globals()[name.removesuffix(".apply")]
         original = original.apply if name.endswith(".apply") else original
+        called = (
+            parse(call),
+            facts[name]["operands"],
+            facts[name]["dims"],
+            None,
+            lambda served, of=original: of,
+        )
+        module = loaded_module(path)
+        facts[name]["why"] = _tried(module, own_name, *called)
         cases = odd_calls(original, made)
-        found += [[name, *row] for row in compared(loaded_module(path), own_name, original, cases)]
+        found += [[name, *row] for row in compared(module, own_name, original, cases)]
     sys.stdout.write(json.dumps([facts, found], default=repr))
 
 

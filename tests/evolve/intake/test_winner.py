@@ -60,6 +60,10 @@ def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers):
     assert {("into", case) for case in ("one tensor", "one memory", "one memory in part")}.isdisjoint(served)
 
 
+def test_every_winner_does_what_is_asked_of_it_before_it_is_named(answers):
+    assert {name: of["why"] for name, of in answers[0].items() if of["why"]} == {}
+
+
 def test_a_pair_is_taken_where_its_backward_can_be(answers):
     facts, rows, folder = answers
     assert {name for name, of in facts.items() if of["pair"]} == {
@@ -88,7 +92,7 @@ def test_a_pallas_winner_has_the_derivatives_of_the_original(
     from jax.experimental.pallas import tpu
 
     from testkit import odd_calls, winners
-    from tilewright.evolve.intake.winner import loaded_module
+    from tilewright.workers.intake.child_program import loaded_module
     from tilewright.workers.intake.pallas.original import on_chip
 
     monkeypatch.setattr(sys, "path", list(sys.path))
