@@ -81,12 +81,15 @@ def tilewright_mode(torch: Any) -> tuple[Any, ...]:
 
 def tilewright_is_array(jax: Any, tensors: list[Any]) -> bool:
     """Whether arrays are plain ones of JAX where its kernels run: on one TPU, or interpreted."""
-    kinds = {type(t).__name__ for t in tensors}
     mode: Any = getattr(jax._src.config, "pallas_tpu_interpret_mode_context_manager", None)
     held = {d for t in tensors if type(t).__name__ == "ArrayImpl" for d in t.devices()}
     places = {jax.default_backend(), *(d.platform for d in held)}
     runs = places == {"tpu"} or getattr(mode, "value", None) is not None
-    return runs and kinds <= {"ArrayImpl", "DynamicJaxprTracer"} and len(held) < 2
+    return (
+        runs
+        and len(held) < 2
+        and all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer") for t in tensors)
+    )
 
 
 def tilewright_differentiable(

@@ -115,8 +115,8 @@ def winner_module(
         rows = {tuple(map(of, own)): [(*row[:2], of(row)) for row in answer["results"]] for of in sizes}
         kernels += f"RESULTS = {rows!r}\nPLANS = {{}}\n"
     ways = {"launch": "launch(tilewright_own, PARAMS)", "cuda": "called(globals(), tilewright_own)"}
-    made_by = "tilewright_paired(tilewright_own)" if pair else ways.get(entry)
-    run = f"tilewright_returned({made_by}, **tilewright_own)"
+    way = "tilewright_paired(tilewright_own)" if pair else ways.get(entry)
+    run = f"tilewright_returned({way}, **tilewright_own)"
     given = ", ".join(signature.names)
     original = f"tilewright_original(SERVED)({signature.forwarded()})"
     if served["jax"]:
