@@ -258,12 +258,12 @@ def test_an_operator_without_an_answer_is_not_asked():
             return self.of.oracle(workload, inputs)
 
     even, found = Even(softmax()), Findings()
-    assert _stage(lambda request, w: None, []).run(_request(even), found) is None  # type: ignore[arg-type]
+    assert _stage(lambda request, w: None, []).run(_request(even), found) is None
     assert found.drawn and all(lot.drawn_dims(name)["M"] % 2 == 0 for name in found.drawn)
 
 
 def test_a_library_serves_what_lies_between_verified_shapes():
-    def evaluation(drawn, outside=()):  # type: ignore[assignment]
+    def evaluation(drawn, outside=()):
         names = [tuple(lot.drawn_id({"M": m, "K": k}) for m, k in some) for some in (drawn, outside)]
         return Evaluation(
             genome="g", target="h200", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1.0,
