@@ -83,13 +83,9 @@ def tilewright_is_array(jax: Any, tensors: list[Any]) -> bool:
     """Whether arrays are plain ones of JAX where its kernels run: on one TPU, or interpreted."""
     mode: Any = getattr(jax._src.config, "pallas_tpu_interpret_mode_context_manager", None)
     held = {d for t in tensors if type(t).__name__ == "ArrayImpl" for d in t.devices()}
+    plain = all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer") for t in tensors) and len(held) < 2
     places = {jax.default_backend(), *(d.platform for d in held)}
-    runs = places == {"tpu"} or getattr(mode, "value", None) is not None
-    return (
-        runs
-        and len(held) < 2
-        and all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer") for t in tensors)
-    )
+    return plain and (places == {"tpu"} or getattr(mode, "value", None) is not None)
 
 
 def tilewright_differentiable(

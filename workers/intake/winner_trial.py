@@ -46,10 +46,15 @@ def answer_to(request: Request) -> Answer:
     operands = [Operand(row[0], row[1], tuple(row[2]), *row[3:]) for row in request["operands"]]
     calls = [parse(text) for text in request["calls"]]
     made: list[str] = []
+    judged: Any = contextlib.nullcontext
+    if os.environ.get("TRITON_INTERPRET") == "1" and not request["chip"]:
+        from tilewright.workers.runners.triton.live_launch import (
+            interpreted as judged,
+        )  # plain, it takes no floats
     asked = [(calls[min(n, len(calls) - 1)], dims) for n, dims in enumerate(request["dims"])]
     for call, dims in asked:
         try:
-            with _kernels_run_as_judged(bool(request["chip"])):
+            with judged():
                 why = _tried(module, request["function"], call, operands, dims, request["chip"], original)
         except _NotServed:
             continue
@@ -62,15 +67,6 @@ def answer_to(request: Request) -> Answer:
         if request["first"]:
             break
     return {"why": "" if made else "it serves none of the recorded calls", "calls": made}
-
-
-def _kernels_run_as_judged(pallas: bool) -> contextlib.AbstractContextManager[None]:
-    """Where kernels of Triton are interpreted, the interpreter as the campaign has it: plain, it takes no floats."""
-    if pallas or os.environ.get("TRITON_INTERPRET") != "1":
-        return contextlib.nullcontext()
-    from tilewright.workers.runners.triton.live_launch import interpreted
-
-    return interpreted()
 
 
 def _refuse(served: object) -> Any:
