@@ -175,11 +175,11 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _arguments(call: Call, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """A call's arguments and keywords, with these tensors in the order of its own."""
+    """A call's arguments and keywords, with these tensors in the order of its own; after them a pair has gradients."""
     places = [place for _, place in tensor_places([call], [""] * len(call.arguments))]
     at = {
         place: tensor.permute(known.order) if known.order else tensor
-        for place, known, tensor in zip(places, call.tensors(), tensors, strict=True)
+        for place, known, tensor in zip(places, call.tensors(), tensors, strict=False)
     }
     listed = tuple if type(tensors[0]).__module__.startswith("jax") else list
     given = [python_value(v, (n,), at, listed) for n, v in enumerate(call.arguments)]
