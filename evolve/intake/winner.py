@@ -160,14 +160,16 @@ def {request.name}({signature.text}){signature.returns}:
 
 
 def _gradients_made(answer: Mapping[str, Any], pair: Mapping[str, Any] | None) -> Iterator[str]:
-    """Assignments of tensors without memory in place of the gradients that a forward's conditions may name."""
+    """Assignments of tensors without memory in place of the gradients that a forward's conditions name."""
     places = {
         size: f"{row[0]}.shape[{axis}]"
         for row in reversed(answer["operands"]) if pair and row[0] not in pair["given"]
         for axis, size in enumerate(row[2]) if isinstance(size, str) and size.isidentifier()
     }  # fmt: skip
+    wrapper = answer.get("wrapper") or {}
+    texts = " ".join((*wrapper.get("made", ()), *wrapper.get("conditions", ())))
     for row in answer["operands"]:
-        if pair and row[0] in pair["given"]:
+        if pair and row[0] in pair["given"] and re.search(rf"\b{row[0]}\b", texts):
             sizes = "".join(f"{_code(size, places)}, " for size in row[2])
             yield f"{row[0]} = torch.empty(({sizes}), dtype=torch.{row[1]}, device='meta')"
 
