@@ -44,6 +44,7 @@ def _request(operator, source="", seed=1):
         ("x = k > 200", [], [200, 201]),
         ("x = k % 512 == 511", [511, 1535, 261631],
          [510, 511, 512, 1022, 1023, 1024, 1534, 1535, 1536, 2046, 2047, 261120]),
+        ("x = next_power_of_2(k) == 1", [1], [1, 2]),
         ("x = k % 7 == 3", [], [2, 3, 4, 9, 10, 11, 16, 17, 18, 23, 24, 25]),
         ("x = k == P * HELD\nHELD = 16", [192], [191, 192, 193]),
         ("x = k // 70000 == 2", [140000, 140001], [139999, 140000]),
@@ -118,6 +119,15 @@ def test_a_size_that_a_comparison_names_is_drawn(test):
     )
     drawn = [w for seed in range(6) for w in lot.drawn(_request(operator, source, seed), SMALL)]
     assert any(w.dims["N"] == 192 for w in drawn) and any(w.dims["M"] == 192 for w in drawn)
+
+
+def test_single_sizes_and_pairs_that_are_named_take_turns():
+    tests = "\n".join(f"def other{n}(m, k):\n    return k == {190 + n}" for n in range(8))
+    source = f"{softmax().kernels['seed'].source}\ndef pair(m, n):\n    return m * n == 1001\n{tests}\n"
+    drawn = lot.drawn(_request(softmax(), source), dataclasses.replace(SMALL, named=6))
+    pairs = [w for w in drawn if w.dims["M"] * w.dims["N"] == 1001]
+    singles = [w for w in drawn if {*range(189, 199)} & {*w.dims.values()}]
+    assert len(pairs) == 3 and len(singles) == 3
 
 
 def test_what_is_drawn_is_legal_and_small_and_another_each_time():

@@ -30,7 +30,7 @@ def written(name: str, text: str, count: int) -> str:
     as its result. Empty where there is more in the text."""
     given = [f"x{n}" for n in range(count)]
     known = {f"${n + 1}": one for n, one in enumerate(given)}
-    body = []
+    body = [f"    {one} = {one}.to(tl.float32, bitcast=True)" for one in given]  # registers are of no type
     for part in filter(None, map(str.strip, re.split(r"[;{}]", text))):
         found = _STEP.fullmatch(part)
         if part.startswith(".reg"):
@@ -54,7 +54,7 @@ def written(name: str, text: str, count: int) -> str:
                 return ""
             both = (known[target], made) if unless else (made, known[target])
             made = f"tl.where({known[guard]}, {both[0]}, {both[1]})"
-        known[target] = "y" if target == "$0" else f"r_{re.sub(r'[^0-9a-zA-Z]', '', target)}"
+        known[target] = "y" if target == "$0" else known.get(target) or f"r{len(known)}"
         body.append(f"    {known[target]} = {made}")
     if known.get("$0") != "y":
         return ""
