@@ -276,6 +276,32 @@ def test_a_file_that_falls_back_to_torch_is_refused(tmp_path):
         HostFunction(answer_of(tmp_path, "unknown();"))
 
 
+@pytest.mark.parametrize(
+    ("added", "within", "said"),
+    [
+        ("__device__ int calls;", "calls++;", "global memory"),
+        ("", "static int calls; calls++;", "global memory"),
+        ("__constant__ float table[2] = {1.f, 2.f};", "y[0] = table[n & 1];", "constant memory"),
+        ("", "int *kept = (int *)malloc(64); kept[0] = n; y[0] = kept[n & 3];", "malloc"),
+        ("extern __device__ float answer(float);", "y[0] = answer(x[0]);", "answer"),
+        ("__device__ int counted(int n) { return n + 1; }", "y[0] = counted(n);", ""),
+        ("", "const float table[2] = {1.f, 2.f}; y[0] = table[n & 1];", ""),
+    ],
+)
+def test_state_and_foreign_code_in_a_file_are_refused_and_their_honest_twins_are_not(
+    tmp_path, added, within, said
+):
+    code = f"{added}\n{KERNEL.replace('#pragma', within + chr(10) + '#pragma')}{LAUNCHER}"
+    intake = Intake(request(tmp_path, code))
+    device, certain = scheduled(intake._source.code.text, intake._source.knobs)
+    knobs = {**intake._source.knobs, **certain}
+    if said:
+        with pytest.raises(Refusal, match=said):
+            intake.compiled(device, {}, knobs)
+    else:
+        assert "def launch" in intake.compiled(device, {}, knobs)
+
+
 def test_what_a_kernel_adds_to_is_zeroed_and_headers_are_kept(tmp_path):
     added = KERNEL.replace("y[at] = ", "y[at] += ") + LAUNCHER
     assert '{"zero": "y"}' in settled(HostFunction(request(tmp_path, added)))[0]
