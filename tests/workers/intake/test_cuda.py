@@ -109,7 +109,7 @@ std::vector<torch::Tensor> run(torch::Tensor x, c10::optional<torch::Tensor> bia
     std::vector<int64_t> shape = x.sizes().vec();
     shape[dim] = 1;
     auto part = torch::empty(shape, x.options());
-    dim3 block(32, 4);
+    dim3 block = dim3{32, std::vector<int64_t>{4, 5}[0]};
     dim3 grid(CDIV(columns, block.x), blocks_of(rows, 4));
     int shared = 0;
     for (int k = 0; k < 3; ++k) shared += 4 * sizeof(scalar_of_file);
