@@ -32,6 +32,7 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"is a kernel, and how it is launched is not said", "name its wrapper: FILE:wrapper"),
     (r"import of|import from|import inside", "import only torch, triton, triton.language; write constants out"),
     (r"device library's function (\S+)", "write it with triton.language (exp, exp2, log2, erf, sqrt, rsqrt, sin, cos)"),
+    (r"^inline assembly", "write it with triton.language, or guard it by a constexpr that is off"),
     (r"inline_asm|device_assert|device_print", "leave it out, or guard it by a constexpr that is off"),
     (r"the name triton\.language\.(random)", "draw the numbers before the call and pass them"),
     (r"the name (\S+) is not defined", "define {1} as a function here, or import it; classes are not taken"),
@@ -101,14 +102,8 @@ def remedy(what: str) -> str:
 
 def refused(found: Sequence[Mapping[str, Any]], file: str) -> list[Refused]:
     """Refusals as the child tells them, in the order of lines."""
-    made = [
-        Refused(
-            str(f.get("file") or file),
-            int(f["line"]),
-            str(f["what"]).rstrip("."),
-            remedy(str(f["what"])),
-            str(f.get("code", "")),
-        )
-        for f in found
+    said = [
+        (str(f.get("file") or file), int(f["line"]), str(f["what"]), str(f.get("code", ""))) for f in found
     ]
+    made = [Refused(place, line, what.rstrip("."), remedy(what), code) for place, line, what, code in said]
     return sorted(made, key=lambda r: (r.file, r.line))

@@ -44,6 +44,7 @@ def _request(operator, source="", seed=1):
         ("x = k > 200", [], [200, 201]),
         ("x = k % 512 == 511", [511, 1535, 261631],
          [510, 511, 512, 1022, 1023, 1024, 1534, 1535, 1536, 2046, 2047, 261120]),
+        ("x = next_power_of_2(k) == 1", [1], [1, 2]),
         ("x = k % 7 == 3", [], [2, 3, 4, 9, 10, 11, 16, 17, 18, 23, 24, 25]),
         ("x = k == P * HELD\nHELD = 16", [192], [191, 192, 193]),
         ("x = k // 70000 == 2", [140000, 140001], [139999, 140000]),
@@ -118,6 +119,15 @@ def test_a_size_that_a_comparison_names_is_drawn(test):
     )
     drawn = [w for seed in range(6) for w in lot.drawn(_request(operator, source, seed), SMALL)]
     assert any(w.dims["N"] == 192 for w in drawn) and any(w.dims["M"] == 192 for w in drawn)
+
+
+def test_single_sizes_and_pairs_that_are_named_take_turns():
+    tests = "\n".join(f"def other{n}(m, k):\n    return k == {190 + n}" for n in range(8))
+    source = f"{softmax().kernels['seed'].source}\ndef pair(m, n):\n    return m * n == 1001\n{tests}\n"
+    drawn = lot.drawn(_request(softmax(), source), dataclasses.replace(SMALL, named=6))
+    pairs = [w for w in drawn if w.dims["M"] * w.dims["N"] == 1001]
+    singles = [w for w in drawn if {*range(189, 199)} & {*w.dims.values()}]
+    assert len(pairs) == 3 and len(singles) == 3
 
 
 def test_what_is_drawn_is_legal_and_small_and_another_each_time():
@@ -248,12 +258,12 @@ def test_an_operator_without_an_answer_is_not_asked():
             return self.of.oracle(workload, inputs)
 
     even, found = Even(softmax()), Findings()
-    assert _stage(lambda request, w: None, []).run(_request(even), found) is None  # type: ignore[arg-type]
+    assert _stage(lambda request, w: None, []).run(_request(even), found) is None
     assert found.drawn and all(lot.drawn_dims(name)["M"] % 2 == 0 for name in found.drawn)
 
 
 def test_a_library_serves_what_lies_between_verified_shapes():
-    def evaluation(drawn, outside=()):  # type: ignore[assignment]
+    def evaluation(drawn, outside=()):
         names = [tuple(lot.drawn_id({"M": m, "K": k}) for m, k in some) for some in (drawn, outside)]
         return Evaluation(
             genome="g", target="h200", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1.0,

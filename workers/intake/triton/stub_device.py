@@ -33,18 +33,13 @@ class _Properties(dict):
 def device_numbers(part: Mapping[str, Any]) -> dict[str, int]:
     """What a wrapper may ask of a device, under the names that CUDA, Triton and torch have for it."""
     return {
-        "multiprocessor_count": part["multiprocessors"],
-        "multi_processor_count": part["multiprocessors"],
-        "max_num_regs": 65536,
-        "regs_per_multiprocessor": 65536,
-        "max_shared_mem": part["smem_bytes"],
-        "shared_memory_per_block_optin": part["smem_bytes"],
+        **dict.fromkeys(("multiprocessor_count", "multi_processor_count"), part["multiprocessors"]),
+        **dict.fromkeys(("max_num_regs", "regs_per_multiprocessor"), 65536),
+        **dict.fromkeys(("max_shared_mem", "shared_memory_per_block_optin"), part["smem_bytes"]),
+        **dict.fromkeys(("warpSize", "warp_size"), 32),
         "shared_memory_per_multiprocessor": part["smem_bytes"] + 1024,
-        "warpSize": 32,
-        "warp_size": 32,
-        "total_memory": 80 << 30,
-        "max_threads_per_multi_processor": 2048,
-    }
+        "total_memory": 80 << 30, "max_threads_per_multi_processor": 2048,
+    }  # fmt: skip
 
 
 def device_properties(part: Mapping[str, Any]) -> _Properties:
