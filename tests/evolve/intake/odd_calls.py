@@ -68,6 +68,19 @@ def into(x, out, factor=3.0):
     _scaled(x, out, factor)
 
 
+@triton.jit
+def halves_kernel(x, y, n, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    a = tl.load(x + row * 2 * n + at, mask=at < n, other=0.0)
+    b = tl.load(x + row * 2 * n + n + at, mask=at < n, other=0.0)
+    tl.store(y + row * n + at, a * b, mask=at < n)
+
+
+def halves(out, x):
+    """The width of what is written is that of the argument, which no other argument has."""
+    halves_kernel[(out.shape[0],)](x, out, out.shape[1], BLOCK=triton.next_power_of_2(out.shape[1]))
+
+
 def described(x, /, *others, names=("a", "b"), **options):
     y = torch.empty_like(x)
     return {"y": _scaled(x, y, 2.0 + len(others)), "rows": x.shape[0], "none": None, "kept": [x]}
@@ -205,6 +218,7 @@ class Lonely(torch.autograd.Function):
 
 CALLS = {
     "rows": "f32[8, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
+    "halves": "f32[24, 30], f32[24, 60]",
     "described": "f32[24, 30], f32[8]", "turned": "f32[24, 30]", "summed": "[f32[12], f32[12, 3]]",
     "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",
     "Product.apply": "f32[24, 30], f32[24, 30]", "Twisted.apply": "f32[24, 30], f32[24]", "Lonely.apply": "f32[24, 30]",

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ class _ModuleWriter:
         self._finder = KnobFinder(trace, origin)
         self._kernels.refusals += trace.refusals
         self._notes: list[str] = list(trace.notes)
+        self._pinned: list[str] = []
+        """Conditions on the sizes of output arguments that no other argument has: they are numbers in ``launch``."""
 
     def module(self, types: ResultTypes) -> KernelModule:
         launches = [step for step in self._trace.steps if isinstance(step, Launch)]
@@ -67,6 +70,7 @@ class _ModuleWriter:
         notes = [*self._notes, *self._finder.notes, *self._kernels.notes]
         left_out = [*self._trace.left_out, *results.left_out, *self._kernels.left_out]
         wrapper = wrapper_text(self._trace, results, self._finder.plain_code, left_out)
+        wrapper = replace(wrapper, conditions=(*wrapper.conditions, *self._pinned))
         return KernelModule(
             source, list(self._finder.knobs.values()), [var.tensor for var in results.chosen], self._kernels, notes,
             wrapper=wrapper, left_out=list(dict.fromkeys(left_out)), meant=self._finder.meant,
@@ -163,8 +167,11 @@ class _ModuleWriter:
             for name, shape in self._origin.dims.items() if name not in replaced
             for axis, dim in enumerate(shape) if isinstance(dim, str)
         }  # fmt: skip
-        pairs = zip(var.tensor.shape, self._origin.dims[var.name], strict=True)
-        return ", ".join(size_code(dim, places) or str(int(size)) for size, dim in pairs)
+        sizes = [size_code(dim, places) for dim in self._origin.dims[var.name]]
+        for axis, size in enumerate(var.tensor.shape):
+            if not sizes[axis]:
+                self._pinned.append(f"{var.name}.shape[{axis}] == {int(size)}")
+        return ", ".join(code or str(int(size)) for code, size in zip(sizes, var.tensor.shape, strict=True))
 
     def _used_vars(self, launches: Sequence[Launch], outputs: Sequence[Var]) -> set[str]:
         used: set[str] = set()
