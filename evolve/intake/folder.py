@@ -77,6 +77,8 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     beside += f"    moved={answer['moved']!r},\n" if answer.get("moved") else ""
     beside += f"    rest={tuple(answer['rest'])!r},\n" if answer.get("rest") else ""
     beside += f"    left_out={tuple(answer['left_out'])!r},\n" if answer.get("left_out") else ""
+    each = "        **{call.id: Suite(call.id, workloads=(call,), check=CHECK) for call in CALLS},\n"
+    each = each if len(answer["dims"]) > 1 else ""
     points = ", points=POINTS" if answer.get("points") else ""
     kept = f'VALUES = str(Path(__file__).with_name("{FILE}"))\n' if ", values=VALUES" in operands else ""
     return f'''"""{title}, compared with {reference}. Written by `tilewright tune`; edit it as you like.
@@ -112,7 +114,7 @@ OPERATOR = {kind}(
 {beside}    suites={{
         "{CALLS}": Suite("{CALLS}", workloads=CALLS, check=CHECK),
         "{SMALL}": Suite("{SMALL}", workloads={few}, check=CHECK),
-    }},
+{each}    }},
     kernels={{"{SEED}": SeedKernel("{SEED}", (KERNELS / "{SEED}.py").read_text(){points})}},
 )
 

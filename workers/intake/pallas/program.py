@@ -25,7 +25,15 @@ import jax.numpy as jnp
 from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import Call, parse, python_text, python_value
+from tilewright.workers.intake.calls.call_text import (
+    Call,
+    ObjectArgument,
+    Place,
+    parse,
+    parts_of,
+    python_text,
+    python_value,
+)
 from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refusal_of
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas.block_sizes import AUTOMATIC, launches, names_block, sizes_within
@@ -33,7 +41,7 @@ from tilewright.workers.intake.pallas.function_text import RESERVED, followed_te
 from tilewright.workers.intake.pallas.original import Original, function_in, on_chip
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
 from tilewright.workers.intake.pallas.trial import Module, judge
-from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
+from tilewright.workers.intake.source.knobs import Knob, block_values, is_size, whole_parts
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
 from tilewright.workers.runners.pallas.trace import unwrapped
@@ -74,6 +82,7 @@ def answer_to(request: Request) -> Answer:
     parameters = list(inspect.signature(plain_function(function)).parameters)
     operands, said, places = _operands(calls, parameters)
     knobs = _argument_knobs(calls[0], function, said)
+    knobs += _object_knobs(calls[0], said, {p: o.name for o, p in zip(operands, places, strict=True)}, knobs)
     files = loader.files(path)
     root = Path(str(path).removesuffix(loader.place(path)))
     original = Original(
@@ -90,7 +99,11 @@ def answer_to(request: Request) -> Answer:
         raise Refusal(f"{request['function']} launches no Pallas kernel in this call")
     places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
     original, inner = sizes_within(original, places_used, launched, {*parameters, *defaults, *RESERVED})
-    knobs += inner
+    parts = whole_parts(n for call in calls for tensor in call.tensors() for n in tensor.shape)
+    knobs = [
+        replace(k, parts=tuple(sorted(parts - {*k.values}))) if is_size(k.default) else k
+        for k in (*knobs, *inner)
+    ]
 
     def traced(module: Module, params: Mapping[str, int]) -> str:
         with contextlib.suppress(Exception):  # a size that this shape does not take
@@ -240,6 +253,24 @@ def _argument_knobs(call: Any, function: Any, said: dict[Any, str]) -> list[Knob
         place = list(parameters).index(name)
         key = place if place < len(call.arguments) else name
         said[key] = f"({text},)" if isinstance(value, tuple) else text
+    return found
+
+
+def _object_knobs(
+    call: Call, said: dict[Any, str], by_place: Mapping[Place, str], taken: Sequence[Knob]
+) -> list[Knob]:
+    """Sizes that an object among the arguments is made of, as ``Tiles(rows=64)``, by keyword or position; ``said`` gets
+    their parameters."""
+    found: list[Knob] = []
+    given = (*enumerate(call.arguments), *call.keywords.items())
+    for key, value in ((k, v) for k, v in given if isinstance(v, ObjectArgument)):
+        at: dict[Place, str] = dict(by_place)
+        for part, number in parts_of(value):
+            name = part if isinstance(part, str) else f"{value.name.rpartition('.')[2].lower()}_{part}"
+            if is_size(number) and name not in {k.name for k in (*taken, *found)}:
+                found.append(Knob(name, number, block_values(number), f"{value.name} of the call"))
+                at[key, part] = f'params["{name}"]'
+        said[key] = python_text(value, (key,), at, "()")
     return found
 
 

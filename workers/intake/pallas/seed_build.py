@@ -40,8 +40,8 @@ Build = Callable[[dict[str, int]], Callable[..., Any]]
 UNREAD = "an operand that nothing reads"
 """Stands among the work beside kernels of a function that does not use all that it is given."""
 
-KEPT = 4
-"""Runs whose outputs are kept."""
+KEPT, KEPT_TRACES = 4, 256
+"""Runs whose outputs are kept, and jaxprs."""
 
 
 def shaped(operands: Sequence[Operand], dims: Dims) -> list[jax.ShapeDtypeStruct]:
@@ -73,6 +73,8 @@ class SeedBuild:
         if key not in self.made:
             with on_chip({"kind": self.chip.device_kind, "cores": self.chip.cores}):
                 self.made[key] = plain_jaxpr(closed_of(self.build(dict(params)), specs))
+            if len(self.made) > KEPT_TRACES:
+                del self.made[next(iter(self.made))]
         return self.made[key]
 
     def interpreted(self, params: Params, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -136,7 +138,7 @@ class SeedBuild:
 
     def lowered(
         self,
-        params: Params,
+        params: Mapping[str, Params],
         results: Sequence[str],
         work: Mapping[str, int] | None,
         shapes: Mapping[str, Dims],
@@ -144,8 +146,9 @@ class SeedBuild:
         """Operations beside the kernels at these shapes; FLOP of the products that any candidate must do, by shape;
         and why no time can be modelled, if so.
 
-        ``work``: FLOP of the products in the reference, which may do more than it must: all of a masked square, every
-        matrix for every row. What the function itself does is enough. None: the function is its own reference.
+        ``params``: by shape. ``work``: FLOP of the products in the reference, which may do more than it must: all of a
+        masked square, every matrix for every row. What the function itself does is enough. None: the function is its
+        own reference.
         """
         from tilewright.workers.runners.mosaic.facts import module_facts
         from tilewright.workers.runners.mosaic.known_operands import bind
@@ -157,7 +160,7 @@ class SeedBuild:
             specs = [{"name": o.name, "shape": list(o.sizes(dims)), "dtype": o.dtype} for o in self.operands]
             try:
                 with self.mesh():
-                    closed = self.closed(dims, params)
+                    closed = self.closed(dims, params[label])
                     made = closed.out_avals
                     outputs = [
                         {"name": f"o{n}", "shape": list(m.shape), "dtype": m.dtype.name}

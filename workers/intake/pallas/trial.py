@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
+from tilewright.workers.intake.pallas.block_sizes import kernels_in
 from tilewright.workers.intake.pallas.function_text import FollowedText
 from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_taken
 from tilewright.workers.intake.pallas.original import Original
@@ -140,15 +142,31 @@ def judge(
             raise Refusal("its results have other shapes")
         return seed.traced(dims, params)
 
-    checked = [label_of(shape.dims) for shape in shapes]
-    legal, idle = legal_values({k.name: k.values for k in knobs}, defaults, every, traced)
-    knobs = [replace(k, values=values_taken(k, legal, checked)) for k in knobs]
-    telling = [k for k in knobs if k.name not in idle and len(k.values) > 1]
+    checked, labels = [label_of(shape.dims) for shape in shapes], [label_of(dims) for dims in all_dims]
+
+    def elements(dims: Mapping[str, int], params: Mapping[str, int]) -> int:
+        return _elements(seed.closed(dims, params).jaxpr)
+
+    legal, idle = legal_values(knobs, defaults, every, all_dims, traced, elements)
+    knobs = [
+        replace(k, values=taken(k.values), parts=taken(k.parts))
+        for k, taken in ((k, partial(values_taken, k, legal, labels, checked)) for k in knobs)
+    ]
+    telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
     space, fixed, held, tied = tiling_knobs(telling, defaults, shapes[-1], results, seed.interpreted)
     whys = {k.name: IDLE if k.name in idle else ALONE for k in knobs if k not in telling}
     fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
-    constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
     chosen = {name: defaults[name] for name in space}
+    constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
+    starts = {label_of(dims): chosen for dims in all_dims}
+    for dims, values in ((d, legal.get(label_of(d), {})) for d in all_dims if len(all_dims) > 1):
+        elsewhere = " or ".join(f"{n} != {size}" for n, size in dims.items())
+        for name in (n for n in space if not {*space[n]} <= {*values.get(n, space[n])}):
+            if not (kept := tuple(v for v in values[name] if v in space[name])):
+                continue  # its campaign says why
+            constraints[f"{elsewhere} or {name} in {kept}"] = f"{label_of(dims)} takes no other {name}"
+            near = min(kept, key=lambda v, own=chosen[name]: (abs(math.log2(v / own)), v))  # type: ignore[misc]
+            starts[label_of(dims)] = {**starts[label_of(dims)], name: near}
     replaced = {
         k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default)
         for k in knobs
@@ -159,8 +177,8 @@ def judge(
     made = SeedBuild(chip, module.build(folder), operands)
     timed = {label_of(dims): dims for dims in all_dims}
     work = _product_work(oracle, operands, timed) if isinstance(oracle, Oracle) else None
-    moved = {label: _moved(made, dims, chosen) for label, dims in timed.items()}
-    beside, work, reasons = made.lowered(chosen, [r.name for r in results], work, timed)
+    moved = {label: _moved(made, dims, starts[label]) for label, dims in timed.items()}
+    beside, work, reasons = made.lowered(starts, [r.name for r in results], work, timed)
     if reasons:
         return {"refusals": [{"line": 0, "what": what} for what in reasons]}
     if beside:
@@ -180,6 +198,12 @@ def judge(
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },
     }  # fmt: skip
+
+
+def _elements(jaxpr: Any) -> int:
+    """Of the operands and results of a jaxpr's kernels."""
+    mappings = [equation.params["grid_mapping"].block_mappings for equation in kernels_in(jaxpr)]
+    return sum(math.prod(block.array_aval.shape) for blocks in mappings for block in blocks)
 
 
 def _moved(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) -> int:

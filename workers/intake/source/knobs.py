@@ -17,8 +17,8 @@ IDLE = "other values change nothing on these shapes"
 ALONE = "no other value fits every checked shape"
 """Why a number is not a parameter of the search."""
 
-MOST_SIZE = 1 << 16
-"""Largest number of a Pallas function that is taken for the size of a block."""
+LANES, MOST_SIZE = 128, 1 << 16
+"""Lanes of a TPU's vectors; the largest number of a Pallas function that is taken for the size of a block."""
 
 
 @dataclass
@@ -39,6 +39,8 @@ class Knob:
     echo: bool = False
     """A number outside compile-time arguments that has a knob's value, as of a grid that says 64 beside BLOCK=64: no
     knob, and to be tied to one if that is what it repeats."""
+    parts: tuple[int, ...] = ()
+    """Further values, to be tried after the others: whole lanes that divide a size of a call."""
 
 
 def is_size(value: object) -> TypeGuard[int]:
@@ -57,6 +59,11 @@ def values_around(default: int, least: int = 1, halvings: int = 4) -> tuple[int,
 def block_values(default: int) -> tuple[int, ...]:
     """Values of a block of a Pallas function."""
     return values_around(default, least=8, halvings=3)
+
+
+def whole_parts(sizes: Iterable[int]) -> set[int]:
+    """Whole lanes that divide one of these sizes."""
+    return {n for size in sizes for n in range(LANES, min(size, MOST_SIZE) + 1, LANES) if size % n == 0}
 
 
 def between(default: int, seen: Iterable[int]) -> set[int]:
