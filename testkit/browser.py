@@ -1,7 +1,5 @@
 """A headless Chromium for tests and screenshots. Needs the ``dev`` extra and a Chromium on the PATH."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A child process that runs any code under the confinement of a candidate's."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 

@@ -1,7 +1,5 @@
 """Compiling many points of Triton and Gluon kernels for Hopper at once, without a GPU."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Evaluations and candidates for tests: what a test does not say has a plain value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind

@@ -3,8 +3,6 @@
 ``testkit/corpus/fuzz`` holds the inputs that a coverage-guided search kept because they took a new branch.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """A local server that speaks the OpenAI chat protocol and answers from a script."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Settings of a pool for the small GEMM, and genomes for it."""
 
-from __future__ import annotations
-
 import time
 
 from testkit import FIXTURES

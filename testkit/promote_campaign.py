@@ -1,7 +1,5 @@
 """For promotion tests: a finished campaign of the small GEMM family, and an evaluator that follows a formula."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

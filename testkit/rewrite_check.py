@@ -8,8 +8,6 @@ and the line ``end``.
 A job passes when every output agrees with its parent's to 40 dB.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import signal

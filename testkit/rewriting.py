@@ -1,7 +1,5 @@
 """Rewrite rules on the corpus: every proposal, and whether it computes what its parent does."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

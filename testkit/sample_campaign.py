@@ -3,8 +3,6 @@
 Its figures follow a formula, not a chip: they only need the shape of real ones.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A station whose device says what a test has it say, and a small operator: for what a parent makes of answers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A campaign on a made-up landscape: its evaluator, its proposer and its plan."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scheduling of tests that share one costly fixture."""
 
-from __future__ import annotations
-
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling

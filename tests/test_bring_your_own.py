@@ -1,7 +1,5 @@
 """docs/bring_your_own.md, followed to the letter: its files are written, its commands run, its advice taken."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -25,7 +23,7 @@ COMMANDS, ALL_THE_WAY = (block.splitlines() for block in re.findall(r"^```sh\n(.
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("own")
     for name, text in FILES:
         path = made / name
@@ -43,7 +41,7 @@ def operator_of(folder: Path):
     return module.operators()["row"]
 
 
-def test_the_page_builds_an_operator_and_evolves_it(folder: Path) -> None:
+def test_the_page_builds_an_operator_and_evolves_it(folder):
     triton = ["rms_quant/operator.py", "rms_quant/kernels/rows.py", "rms.yaml"]
     pallas = ["row_norm/operator.py", "row_norm/kernels/blocks.py", "norm.yaml", "use.py"]
     assert [name for name, _ in FILES] == triton + pallas
@@ -72,7 +70,7 @@ def test_the_page_builds_an_operator_and_evolves_it(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pallas_operator_is_evolved_promoted_and_called(folder: Path) -> None:
+def test_a_pallas_operator_is_evolved_promoted_and_called(folder):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
     (shown,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
     printed = ""
@@ -92,7 +90,7 @@ def test_a_pallas_operator_is_evolved_promoted_and_called(folder: Path) -> None:
     assert all(line in printed for line in shown.splitlines()), printed
 
 
-def test_wrong_twins_fail_and_the_right_answer_passes(folder: Path) -> None:
+def test_wrong_twins_fail_and_the_right_answer_passes(folder):
     operator = operator_of(folder)
     workload = operator.suites["tiny"].check[0]
     for kind in operator.input_kinds:

@@ -1,7 +1,5 @@
 """What pages name is there: links, paths, modules, campaigns, commands; the map answers; no record is lost."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy
@@ -55,7 +53,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", LINKED, ids=_id)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere(page):
     broken = []
     for link in LINK.findall(_text(page)):
         if re.match(r"[a-z]+:", link):
@@ -68,7 +66,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_every_path_that_a_page_names_exists(page: Path) -> None:
+def test_every_path_that_a_page_names_exists(page):
     """A path may be a pattern, or the beginning of the names of files that a command writes."""
     named = {path.rstrip("/") for path in PATH.findall(LINK.sub("]", _text(page)))}
     assert not [
@@ -77,7 +75,7 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_every_module_and_packaged_campaign_that_a_page_names_exists(page: Path) -> None:
+def test_every_module_and_packaged_campaign_that_a_page_names_exists(page):
     text = _text(page)
     assert not [name for name in sorted(set(MODULE.findall(text))) if not _module(name)]
     known = packaged_campaigns()
@@ -85,7 +83,7 @@ def test_every_module_and_packaged_campaign_that_a_page_names_exists(page: Path)
 
 
 @pytest.mark.parametrize("page", LINKED, ids=_id)
-def test_every_option_of_a_study_that_a_page_names_is_one(page: Path) -> None:
+def test_every_option_of_a_study_that_a_page_names_is_one(page):
     lost = []
     for module, words in STUDY.findall(_text(page)):
         path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
@@ -115,7 +113,7 @@ def _made(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_every_command_line_of_a_page_is_one(page: Path) -> None:
+def test_every_command_line_of_a_page_is_one(page):
     """Names in capitals stand for a user's own; ``test_documents`` of the library runs what the README says."""
     fenced = False
     for line in _text(page).splitlines():
@@ -129,7 +127,7 @@ def test_every_command_line_of_a_page_is_one(page: Path) -> None:
                 pytest.fail(f"{_id(page)}: {line.strip()}")
 
 
-def test_the_map_answers_every_question_with_one_place() -> None:
+def test_the_map_answers_every_question_with_one_place():
     """A row is a question, a file, and a function, class or variable that the file holds."""
     rows = re.findall(r"^\| (\d+) \| (.+?) \| \[`(.+?)`\]\((.+?)\) \| `(.+?)` \|", _text(MAP), re.M)
     assert [int(number) for number, *_ in rows] == list(range(1, QUESTIONS + 1))
@@ -139,7 +137,7 @@ def test_the_map_answers_every_question_with_one_place() -> None:
         assert name in _names(_text(path)), (number, name)
 
 
-def test_the_map_has_a_line_for_every_folder() -> None:
+def test_the_map_has_a_line_for_every_folder():
     text = _text(MAP)
     tops = ("evolve", "fitness", "workers", "seeds", "experiments", "testkit", "tests", "library")
     inner = [
@@ -152,7 +150,7 @@ def test_the_map_has_a_line_for_every_folder() -> None:
     assert not [name for name in wanted if f"`{name}/`" not in text]
 
 
-def test_the_page_on_operators_names_every_one_and_its_suites() -> None:
+def test_the_page_on_operators_names_every_one_and_its_suites():
     named = re.findall(r"`([^`]+)`", _text(ROOT / "docs" / "operators.md"))
     patterns = [name for name in named if "/" in name]
     shipped = all_operators()
@@ -164,7 +162,7 @@ def test_the_page_on_operators_names_every_one_and_its_suites() -> None:
     assert not [pattern for pattern in families if not any(fnmatch(name, pattern) for name in shipped)]
 
 
-def test_the_readme_is_short_and_shows_the_shipped_quickstart() -> None:
+def test_the_readme_is_short_and_shows_the_shipped_quickstart():
     readme = _text(ROOT / "README.md")
     assert len(readme.splitlines()) <= 110
     (sample,) = re.findall(r"^```yaml\n(.*?)^```$", readme, re.M | re.S)
@@ -172,7 +170,7 @@ def test_the_readme_is_short_and_shows_the_shipped_quickstart() -> None:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=_id)
-def test_every_extra_that_a_page_installs_is_one(page: Path) -> None:
+def test_every_extra_that_a_page_installs_is_one(page):
     known = tomllib.loads(_text(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     asked = {
         extra
@@ -183,12 +181,12 @@ def test_every_extra_that_a_page_installs_is_one(page: Path) -> None:
 
 
 @pytest.mark.parametrize(("function", "name"), [("page", "api.md"), ("modules_page", "modules.md")])
-def test_a_generated_page_is_what_docstrings_and_commands_say(function: str, name: str) -> None:
+def test_a_generated_page_is_what_docstrings_and_commands_say(function, name):
     made = runpy.run_path(str(ROOT / "docs" / "generate_api.py"))[function]()
     assert made == _text(ROOT / "docs" / name), "run: python docs/generate_api.py"
 
 
-def test_the_readme_leads_to_the_map_at_once_and_to_every_page() -> None:
+def test_the_readme_leads_to_the_map_at_once_and_to_every_page():
     readme = _text(ROOT / "README.md")
     assert "docs/architecture.md" in "\n".join(readme.splitlines()[:40])
     reached, queue = set(), [ROOT / "README.md"]
@@ -202,7 +200,7 @@ def test_the_readme_leads_to_the_map_at_once_and_to_every_page() -> None:
     assert not [_id(page) for page in PAGES if page not in reached]
 
 
-def test_every_record_is_named_by_the_index_or_a_page() -> None:
+def test_every_record_is_named_by_the_index_or_a_page():
     """Raw files by the index or by the record beside them; name a new one in ``experiments/records/README.md``."""
     pages = "\n".join(_text(page) for page in PAGES)
     lost = []

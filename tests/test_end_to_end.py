@@ -1,7 +1,5 @@
 """The command as a user runs it: real Ray, real MLflow, real compiler, real kills."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -77,14 +75,14 @@ def wait_for(folder: Path, evaluations: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def unbroken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken")
     return folder, tilewright(folder, "run", campaign_file(folder))
 
 
 def test_a_campaign_runs_to_a_verified_winner(
-    unbroken: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
+    unbroken,
+):
     folder, result = unbroken
     assert result.returncode == 0, result.stderr
     assert "tpu7x, modelled" in result.stdout and "4/4 evaluations" in result.stdout
@@ -100,7 +98,7 @@ def test_a_campaign_runs_to_a_verified_winner(
     assert "tiny-001" in report and "http://" not in report.replace("http://www.w3.org", "")
 
 
-def test_its_lineage_is_in_mlflow(unbroken: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_its_lineage_is_in_mlflow(unbroken):
     import mlflow
 
     folder, result = unbroken
@@ -116,10 +114,10 @@ def test_its_lineage_is_in_mlflow(unbroken: tuple[Path, subprocess.CompletedProc
 
 
 def test_status_and_report_read_what_is_there(
-    unbroken: tuple[Path, subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    unbroken,
+    tmp_path,
+    capsys,
+):
     home = str(unbroken[0] / "home")
     for arguments, code, words in (
         (["status"], 0, ["tiny-001", "finished"]),
@@ -134,11 +132,11 @@ def test_status_and_report_read_what_is_there(
 
 
 @pytest.fixture(scope="module")
-def campaign(unbroken: tuple[Path, subprocess.CompletedProcess[str]]) -> tw.RecordedCampaign:
+def campaign(unbroken):
     return tw.open_campaign(home=unbroken[0] / "home")
 
 
-def test_from_python_a_campaign_is_rows_and_a_frame(campaign: tw.RecordedCampaign) -> None:
+def test_from_python_a_campaign_is_rows_and_a_frame(campaign):
     assert campaign.id == "tiny-001" and campaign.state == "finished"
     assert [row["evaluation"] for row in campaign.history] == [1, 2, 3, 4]
     first = campaign.history[0]
@@ -149,11 +147,11 @@ def test_from_python_a_campaign_is_rows_and_a_frame(campaign: tw.RecordedCampaig
 
 
 def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(
-    unbroken: tuple[Path, subprocess.CompletedProcess[str]],
-    campaign: tw.RecordedCampaign,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    unbroken,
+    campaign,
+    monkeypatch,
+    capsys,
+):
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     table = page[page.index("| in a row |") : page.index("A campaign is read when")]
     named = {
@@ -167,9 +165,7 @@ def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(
     assert "TFLOP/s modelled" in capsys.readouterr().out
 
 
-def test_a_campaign_started_in_a_thread_is_watched_listed_and_deleted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_campaign_started_in_a_thread_is_watched_listed_and_deleted(tmp_path, capsys):
     running = tw.start(
         campaign_file(tmp_path), home=tmp_path / "home", budget__evaluations=1, mlflow__enabled=False
     )
@@ -190,9 +186,7 @@ def test_a_campaign_started_in_a_thread_is_watched_listed_and_deleted(
     assert stopped.result(60).state == "interrupted"
 
 
-def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(
-    unbroken: tuple[Path, subprocess.CompletedProcess[str]], campaign: tw.RecordedCampaign, tmp_path: Path
-) -> None:
+def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(unbroken, campaign, tmp_path):
     home = unbroken[0] / "home"
     assert "tiny-001" in campaign.report(tmp_path / "report.html").read_text()
     for asked, said in (
@@ -205,9 +199,7 @@ def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(
             asked()
 
 
-def test_a_killed_driver_resumes_to_the_same_journal(
-    tmp_path: Path, unbroken: tuple[Path, subprocess.CompletedProcess[str]]
-) -> None:
+def test_a_killed_driver_resumes_to_the_same_journal(tmp_path, unbroken):
     process = start(tmp_path, "run", campaign_file(tmp_path, mlflow={"enabled": False}))
     wait_for(tmp_path, evaluations=1)
     process.send_signal(signal.SIGKILL)
@@ -216,7 +208,7 @@ def test_a_killed_driver_resumes_to_the_same_journal(
     assert content(tmp_path, "tiny-001") == content(unbroken[0], "tiny-001")
 
 
-def test_ctrl_c_stops_cleanly_soon_and_says_how_to_resume(tmp_path: Path) -> None:
+def test_ctrl_c_stops_cleanly_soon_and_says_how_to_resume(tmp_path):
     with tempfile.TemporaryDirectory(prefix="tw", dir="/tmp") as scratch:
         process = start(tmp_path, "run", campaign_file(tmp_path, budget={"evaluations": 500}), TMPDIR=scratch)
         wait_for(tmp_path, evaluations=1)  # Ray is starting
@@ -244,7 +236,7 @@ def _knowing(mark: str) -> list[str]:
     return found
 
 
-def test_an_empty_space_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_space_is_refused(tmp_path, capsys):
     family = tmp_path / "family"
     shutil.copytree(FAMILY, family)
     for kernel in (family / "kernels").glob("*.py"):
@@ -254,7 +246,7 @@ def test_an_empty_space_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     )
 
 
-def test_an_unwritable_home_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_home_is_refused(tmp_path, capsys):
     (tmp_path / "home").write_text("not a folder")
     refuse_here(tmp_path, capsys, "home: cannot write", "run", str(campaign_file(tmp_path)))
 
@@ -280,7 +272,7 @@ def refuse(folder: Path, words: str, *arguments: str | Path, **environment: str)
 
 
 @pytest.mark.slow
-def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path):
     changes = {"operator": f"{FAMILY}/bad", "budget": {"evaluations": 3}}
     refuse(
         tmp_path,
@@ -290,9 +282,7 @@ def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path: 
     )
 
 
-def test_a_cluster_that_is_not_there_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path, capsys):
     address = "127.0.0.1:1"
     refuse_here(
         tmp_path,

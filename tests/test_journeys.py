@@ -4,8 +4,6 @@ Fast: wrong input, help, the toolchains of every way to install. Slow: sessions 
 two Ray nodes on this machine. Pages in a browser: ``tests/evolve/mlflow_mirror/test_ui.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -19,7 +17,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,7 +69,7 @@ def plain(x):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """A user's folder with a file of each language and some that are none."""
     files = {
         "mine.py": TRITON,
@@ -154,9 +152,7 @@ program mine.py:plain --seconds -4                | must be above 0
 
 
 @pytest.mark.parametrize("row", WRONG.replace("{TUNE}", TUNE).strip("\n").split("\n"))
-def test_a_wrong_input_is_one_sentence_and_leaves_nothing(
-    here: Path, capsys: pytest.CaptureFixture[str], row: str
-) -> None:
+def test_a_wrong_input_is_one_sentence_and_leaves_nothing(here, capsys, row):
     typed, named = (part.strip() for part in row.split("|"))
     before = sorted(here.rglob("*"))
     assert cli.main(shlex.split(typed)) == 2
@@ -165,7 +161,7 @@ def test_a_wrong_input_is_one_sentence_and_leaves_nothing(
     assert not out and sorted(here.rglob("*")) == before
 
 
-def test_every_command_says_what_it_does_and_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_says_what_it_does_and_shows_an_example(capsys):
     for command in cli.EXAMPLES:
         with pytest.raises(SystemExit, match="0"):
             cli.main([command, "--help"])
@@ -178,7 +174,7 @@ def test_every_command_says_what_it_does_and_shows_an_example(capsys: pytest.Cap
 # -- ways to install ---------------------------------------------------------------------------------
 
 
-def test_every_way_to_install_gives_toolchains_that_the_shipped_library_was_verified_with() -> None:
+def test_every_way_to_install_gives_toolchains_that_the_shipped_library_was_verified_with():
     """The extras of the README, the makefile and the pages that are for running the library; ``dev`` admits them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {n: list(map(Requirement, lines)) for n, lines in project["optional-dependencies"].items()}
@@ -202,7 +198,7 @@ def test_every_way_to_install_gives_toolchains_that_the_shipped_library_was_veri
                 assert inside and store.version_numbers(pin) < store.version_numbers(below), way
 
 
-def test_the_shipped_library_verifies_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shipped_library_verifies_here(capsys):
     """Also on a newer Triton, where no device runs its kernels."""
     assert cli.main(["library", "verify", "--files", "--library", str(ROOT / "library")]) == 0
     assert "no  " not in capsys.readouterr().out
@@ -259,7 +255,7 @@ SESSION: list[tuple[str, int, list[str], str]] = [
 
 
 @pytest.mark.slow
-def test_a_day_at_the_terminal(here: Path) -> None:
+def test_a_day_at_the_terminal(here):
     pytest.importorskip("libtpu")
     edited = here / "quick_gelu_tuned" / "operator.py"
     for typed, code, wanted, unwanted in SESSION:
@@ -285,7 +281,7 @@ RAY_ENVIRONMENT = {
 
 
 @pytest.fixture
-def ray_node(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def ray_node(tmp_path):
     """Starts a Ray node with the options given, and waits until it serves; every node ends with the test."""
     nodes = []
 
@@ -328,9 +324,7 @@ def until(true: Callable[[], bool], seconds: float = 250.0) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_ray_nodes_of_which_one_dies_and_another_joins(
-    here: Path, ray_node: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_two_ray_nodes_of_which_one_dies_and_another_joins(here, ray_node):
     """The trial of docs/deployment.md on one machine. The terminal shows none of Ray's own lines."""
     pytest.importorskip("libtpu")
     with socket.socket() as free:

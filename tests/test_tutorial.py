@@ -3,15 +3,12 @@
 Then delete the campaign as docs/campaign.md says.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +40,7 @@ def masked(text: str) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_the_tutorial_runs_as_printed(tmp_path: Path) -> None:
+def test_the_tutorial_runs_as_printed(tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     command = tmp_path / "bin" / "tilewright"
     command.parent.mkdir()

@@ -1,7 +1,5 @@
 """A small campaign on a table, whose journal every fault must leave as it is without one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A cluster that is not there: the pool's own code on actors that fail on demand, in virtual time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +33,7 @@ class Reply:
 class Actor:
     """Evaluates on the table. ``down`` until: virtual seconds, infinite when its node is lost."""
 
-    cluster: Cluster
+    cluster: "Cluster"
     down: float = 0.0
     calls: list[Reply] = field(default_factory=list)
 

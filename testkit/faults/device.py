@@ -1,7 +1,5 @@
 """Kernels that hang a device, write to an illegal address or ask for more memory than there is."""
 
-from __future__ import annotations
-
 _HEAD = """
 import torch
 import triton

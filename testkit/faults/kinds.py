@@ -4,8 +4,6 @@ A fault takes a fresh folder and a seed, runs the campaign to its end, and retur
 ``changes`` the journal must equal the one of a campaign without faults; with it, one candidate has another verdict.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

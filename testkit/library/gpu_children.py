@@ -3,8 +3,6 @@
 The child sees the library and torch only. Each scenario is a process of its own where it says ``fresh``.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

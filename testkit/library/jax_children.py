@@ -1,7 +1,5 @@
 """Run in a child process by the tests of the JAX library, which sees the library and JAX only; prints JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Run in a child process by the tests of ``load``: the library, NumPy and JAX or torch; JSON on standard output."""
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

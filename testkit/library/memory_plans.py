@@ -4,8 +4,6 @@ A ``MemoryPlan`` takes addresses as a plan on a device does, reads its inputs th
 and a pattern into its scratch. Every address is checked to lie in memory that somebody holds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Run on two ranks by the library's tests of parallel training (gloo, on a CPU): JSON on rank 0's standard output."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

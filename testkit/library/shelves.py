@@ -1,7 +1,5 @@
 """Libraries for tests, filled with seed kernels without the hours a promotion takes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 The child sees the library and torch only. Triton reads TRITON_INTERPRET when a kernel is defined.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Seed kernels held to their gates on the GPU of this machine: compiled by many processes, launched by one station."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import tempfile

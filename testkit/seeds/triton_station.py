@@ -1,7 +1,5 @@
 """Seed kernels in the child that interprets candidates, held to the real gates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

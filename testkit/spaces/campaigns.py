@@ -1,7 +1,5 @@
 """Campaigns on recorded spaces: the search as a user runs it, without a device."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Sequence

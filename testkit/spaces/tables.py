@@ -5,8 +5,6 @@ A table is ``NAME.csv.gz`` (all parameters, then ``time_ms``; empty where that p
 legality is its presence in the table.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """``tilewright doctor``: the line on the sandbox."""
 
-from __future__ import annotations
-
 import pytest
 
 from tilewright.evolve import doctor
@@ -16,15 +14,13 @@ from tilewright.evolve import doctor
         ("raise SystemExit(1)", False, "network reachable, files not restricted"),
     ],
 )
-def test_the_sandbox_line_says_what_is_enforced(
-    monkeypatch: pytest.MonkeyPatch, printed: str, good: bool, words: str
-) -> None:
+def test_the_sandbox_line_says_what_is_enforced(monkeypatch, printed, good, words):
     monkeypatch.setattr(doctor, "_CONFINE", printed)
     finding = doctor._sandbox()
     assert finding.good is good and words in finding.sentence and not finding.needed
 
 
-def test_extras_and_the_gpu_of_this_machine_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extras_and_the_gpu_of_this_machine_are_listed(monkeypatch):
     wanted = ['jax==0.0.1; extra == "tpu"', 'nowhere==1.0; extra == "triton"', "numpy>=2.0"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
     pinned, missing = doctor._extra("tpu"), doctor._extra("triton")
@@ -35,7 +31,7 @@ def test_extras_and_the_gpu_of_this_machine_are_listed(monkeypatch: pytest.Monke
     assert doctor._cuda().part == "target cuda"
 
 
-def test_targets_that_lack_the_same_are_one_line() -> None:
+def test_targets_that_lack_the_same_are_one_line():
     lack = "{} is not installed, and target {} needs it: install tilewright with its '{}' extra"
     names = (("torch", "h200"), ("torch", "h100"), ("jax", "v6e"))
     found = [doctor.Diagnosis(f"target {t}", False, lack.format(p, t, p), t == "v6e") for p, t in names]
@@ -46,6 +42,6 @@ def test_targets_that_lack_the_same_are_one_line() -> None:
     assert second.sentence == "torch is not installed: install tilewright with its 'torch' extra"
 
 
-def test_the_sandbox_is_tried_in_a_process_of_its_own() -> None:
+def test_the_sandbox_is_tried_in_a_process_of_its_own():
     assert doctor._sandbox().sentence.startswith("network ")
     open("/etc/hostname").close()  # this process stays as it was

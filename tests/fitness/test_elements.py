@@ -256,7 +256,7 @@ def test_accumulators_that_are_not_exact_are_allowed_what_they_lose():
         assert reading.passed is passes and reading.bar == (0.5 if allowance_ else None)
 
 
-def test_sums_of_few_bits_are_off_by_a_share_of_their_products() -> None:
+def test_sums_of_few_bits_are_off_by_a_share_of_their_products():
     """Where an outlying row and column cross, products are 4096 times as large as usual and may nearly cancel."""
     wanted = np.random.default_rng(4).standard_normal((96, 80))
     wanted[40] *= 64
@@ -285,7 +285,7 @@ def test_sums_of_few_bits_are_off_by_a_share_of_their_products() -> None:
     assert objection(blocks.astype(ml_dtypes.bfloat16), blocks, few) is None, "half of what is there is zero"
 
 
-def test_in_a_single_row_operands_say_where_an_outlying_column_s_sum_happens_to_be_small() -> None:
+def test_in_a_single_row_operands_say_where_an_outlying_column_s_sum_happens_to_be_small():
     """Its column has no other element that could tell."""
     wanted = np.random.default_rng(4).standard_normal((1, 96))
     usual = np.ones_like(wanted)

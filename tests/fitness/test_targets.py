@@ -110,7 +110,7 @@ def test_peaks_of_narrow_types_are_those_of_wide_ones_doubled():
         assert 2e11 < hbm < 1e13
 
 
-def test_people_read_the_products_name() -> None:
+def test_people_read_the_products_name():
     name = local_name("NVIDIA H200", 90, 132, 232448, 62914560)
     assert load_target(name).label == "NVIDIA H200 (measured)"
     assert [target_text(n) for n in (name, "h200", "cuda", None)] == ["NVIDIA H200", "h200", "cuda", "None"]

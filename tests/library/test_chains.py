@@ -1,9 +1,5 @@
 """The layer's chains of plans, with plans that compute in this process's memory: every byte where it belongs."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -20,7 +16,7 @@ M, N, K = 256, 384, 128
 
 
 @pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryLauncher]:
+def launcher(monkeypatch):
     made = MemoryLauncher()
     monkeypatch.setattr(torch_layer, "LAUNCHER", made)
     held: dict[int, torch.Tensor] = {}
@@ -54,9 +50,7 @@ def by_operators(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> list[tor
 
 
 @pytest.mark.parametrize("current", [0, 1], ids=["the current device", "another device"])
-def test_a_chain_gives_what_the_operators_give_one_by_one(
-    launcher: MemoryLauncher, monkeypatch: pytest.MonkeyPatch, current: int
-) -> None:
+def test_a_chain_gives_what_the_operators_give_one_by_one(launcher, monkeypatch, current):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current, raising=False)
     x, w, dy = operands()
     layer = Layer(M, N, K, torch.device("cpu"))
@@ -69,9 +63,7 @@ def test_a_chain_gives_what_the_operators_give_one_by_one(
 
 
 @pytest.mark.parametrize("rows", [1, 5, M])
-def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(
-    launcher: MemoryLauncher, rows: int
-) -> None:
+def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(launcher, rows):
     x, w, _ = operands()
     kept = torch_operators.quantise_weight(w)
     layer = Layer(rows, N, K, torch.device("cpu"), False)
@@ -83,9 +75,7 @@ def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(
 
 
 @pytest.mark.parametrize("rows", [1, 37, M])
-def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(
-    launcher: MemoryLauncher, rows: int
-) -> None:
+def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(launcher, rows):
     x, w, _ = operands()
     launcher.rows = 37
     kept = torch_operators.quantise_weight(w)
@@ -98,9 +88,7 @@ def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(
 
 
 @pytest.mark.parametrize("rows", [M, M - 56, 1])
-def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(
-    launcher: MemoryLauncher, rows: int
-) -> None:
+def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher, rows):
     x, w, dy = (t[:rows].contiguous() if len(t) == M else t for t in operands())
     layer = Layer(rows, N, K, torch.device("cpu"), True)
     xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
@@ -115,7 +103,7 @@ def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(
     y.mul_(2)  # results belong to the caller: no view of something larger
 
 
-def test_an_operator_without_a_plan_leaves_the_layer_to_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_without_a_plan_leaves_the_layer_to_the_ops(monkeypatch):
     monkeypatch.setattr(torch_layer, "LAUNCHER", MemoryLauncher(frozenset(("gemm_nt_rows",))))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     layer = Layer(M, N, K, torch.device("cpu"))

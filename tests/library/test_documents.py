@@ -1,7 +1,5 @@
 """What the README and the library page tell people to type works: commands run, Python blocks execute."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -55,7 +53,7 @@ def python_blocks() -> list[str]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """A finished campaign, workers that answer at once, and the folders the pages name moved into ``tmp_path``."""
     write_campaign(tmp_path / ".tilewright").rename(tmp_path / ".tilewright" / "campaigns" / "quickstart-001")
     monkeypatch.chdir(tmp_path)
@@ -78,9 +76,7 @@ def _passed() -> Any:
     return Finding(True, "the checks are run by test_shipped.")
 
 
-def test_every_command_of_the_readme_does_what_it_says(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_of_the_readme_does_what_it_says(home, capsys):
     said = {}
     for line in commands("README.md"):
         if line in ELSEWHERE:
@@ -93,7 +89,7 @@ def test_every_command_of_the_readme_does_what_it_says(
     assert len(said) >= 4
 
 
-def test_every_command_of_the_library_page_works(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_of_the_library_page_works(home, capsys):
     """The page speaks of the quickstart's operator and suite; a small family and its own stand in for them."""
     replace = {
         "gemm_fp8_fused/g512": OPERATOR,

@@ -1,7 +1,5 @@
 """The library on a GPU: plans against the recipe, threads and streams, graphs, torch.compile, modules."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -32,29 +30,29 @@ def child(scenario: str, home: Path, library: Path = ROOT / "library") -> dict[s
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """A cache of plans for all tests, so that each shape is compiled once; $TILEWRIGHT_CACHE where that is set."""
     told = os.environ.get("TILEWRIGHT_CACHE")
     return Path(told) if told else tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.parametrize("scenario", ["first_backward", "first_backward_through_modules"])
-def test_the_first_backward_of_a_process_finds_a_context(scenario: str, home: Path) -> None:
+def test_the_first_backward_of_a_process_finds_a_context(scenario, home):
     assert min(child(scenario, home)["db"]) >= 45.0
 
 
-def test_every_shape_has_the_recipes_numbers_by_plan(home: Path) -> None:
+def test_every_shape_has_the_recipes_numbers_by_plan(home):
     found = child("numbers", home)
     assert all(value >= 45.0 for values in found["db"].values() for value in values), found["db"]
     assert set(found["kinds"].values()) == {"plan"}
 
 
-def test_promoted_plans_need_no_triton(home: Path) -> None:
+def test_promoted_plans_need_no_triton(home):
     found = child("without_triton", home)
     assert min(found["db"]) >= 26.0 and found["kinds"] == ["plan"] and not found["warnings"]
 
 
-def test_a_damaged_pack_is_not_used(tmp_path: Path) -> None:
+def test_a_damaged_pack_is_not_used(tmp_path):
     library = tmp_path / "library"
     shutil.copytree(ROOT / "library", library)
     packs = list(library.glob("*/kernels/*/gemm_nt/versions/*/plans_*.zip"))
@@ -68,35 +66,35 @@ def test_a_damaged_pack_is_not_used(tmp_path: Path) -> None:
     assert sum("is not what was promoted" in text for text in found["warnings"]) == 1
 
 
-def test_graphs_hold_a_step(home: Path) -> None:
+def test_graphs_hold_a_step(home):
     assert child("graphs", home)["equal"] == [True, True]
 
 
-def test_compiled_code_has_eagers_bits(home: Path) -> None:
+def test_compiled_code_has_eagers_bits(home):
     assert child("compiled", home)["equal"] == [True] * 3
 
 
-def test_an_input_that_is_quantised_once_serves_every_layer_that_reads_it(home: Path) -> None:
+def test_an_input_that_is_quantised_once_serves_every_layer_that_reads_it(home):
     assert child("replaced", home)["equal"] == [True] * 8
 
 
-def test_modules(home: Path) -> None:
+def test_modules(home):
     found = child("modules", home)
     assert found["db"] >= 22.0 and found["checkpointed"] and found["gradients"] and found["emptied"]
     assert all(found["kept"]) and all(found["linear"])
 
 
-def test_a_layer_that_keeps_its_weight_serves_whatever_comes(home: Path) -> None:
+def test_a_layer_that_keeps_its_weight_serves_whatever_comes(home):
     found = child("served", home)
     assert all(value >= 45.0 for values in found.values() for value in values), found
 
 
-def test_ten_thousand_calls_from_many_threads(home: Path) -> None:
+def test_ten_thousand_calls_from_many_threads(home):
     found = child("storm", home)
     assert not found["wrong"] and not found["errors"], found
     resident, device = found["growth_bytes"]
     assert device == 0 and resident < 64 << 20
 
 
-def test_every_operator_can_be_loaded(home: Path) -> None:
+def test_every_operator_can_be_loaded(home):
     assert all(min(values) >= 45.0 for values in child("loaded", home).values())

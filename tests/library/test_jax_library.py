@@ -1,7 +1,5 @@
 """The shipped library as a JAX program sees it: kernel interpreted, gradients, the fallback without a TPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -21,7 +19,7 @@ CHILD = ROOT / "testkit" / "library" / "jax_children.py"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(tmp_path_factory):
     return child(tmp_path_factory.mktemp("home"))
 
 
@@ -51,22 +49,22 @@ def child(home: Path, *scenarios: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_every_file_is_what_was_promoted() -> None:
+def test_every_file_is_what_was_promoted():
     findings = list(check(SHELF, None, files_only=True, make=None, say=print))  # type: ignore[arg-type]
     assert not [f.sentence for f in findings if not f.good and "were verified with" not in f.sentence]
 
 
-def test_the_promoted_kernel_computes_the_recipe(found: dict[str, Any]) -> None:
+def test_the_promoted_kernel_computes_the_recipe(found):
     assert found["interpreted"] >= 45.0
     assert found["generated"] >= 45.0, "what the version's checks ask"
 
 
-def test_gradients_pass_straight_through(found: dict[str, Any]) -> None:
+def test_gradients_pass_straight_through(found):
     assert found["y"] >= 26.0 and found["da"] >= 50.0 and found["dw"] >= 50.0 and found["fused_da"] >= 26.0
 
 
 @pytest.mark.slow
-def test_jit_grad_and_shard_map_over_several_devices(tmp_path: Path) -> None:
+def test_jit_grad_and_shard_map_over_several_devices(tmp_path):
     found = child(tmp_path, "devices")
     sharded = found["sharded"]
     assert sharded["devices"] == 2
@@ -74,12 +72,12 @@ def test_jit_grad_and_shard_map_over_several_devices(tmp_path: Path) -> None:
     assert sharded["da"] >= 50.0 and sharded["dw"] >= 50.0 and found["jitted"] >= 26.0
 
 
-def test_without_a_tpu_the_reference_answers_with_one_warning(found: dict[str, Any]) -> None:
+def test_without_a_tpu_the_reference_answers_with_one_warning(found):
     assert found["here"] >= 60.0
     (message,) = found["warnings"]
     assert "promoted for tpu:TPU7x, not for cpu; the reference answers" in message
 
 
-def test_operands_of_another_form_are_refused(found: dict[str, Any]) -> None:
+def test_operands_of_another_form_are_refused(found):
     assert len(found["refused"]) == 3 and all("gemm_fp8_fused takes" in text for text in found["refused"])
     assert not found["modules"], "JAX programs import no torch, and nothing of tilewright"

@@ -1,8 +1,5 @@
 """Which rows a layer multiplies in FP8: what kernels take, and what was measured to be faster."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ TABLE: dict[str, Any] = {
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def known(monkeypatch):
     monkeypatch.setattr(layer_rows, "measured", lambda: TABLE)
     layer_rows.faster_rows.cache_clear()
     yield
@@ -47,18 +44,16 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "unknown device",
     ],
 )
-def test_ranges_follow_the_measured_gains(
-    known: None, mode: str, way: str, n: int, k: int, device: str, ranges: layer_rows.Ranges
-) -> None:
+def test_ranges_follow_the_measured_gains(known, mode, way, n, k, device, ranges):
     assert layer_rows.faster_rows(mode, way, n, k, device) == ranges
 
 
-def test_the_shipped_table_is_of_the_kernels_that_are_shipped() -> None:
+def test_the_shipped_table_is_of_the_kernels_that_are_shipped():
     table = layer_rows.measured()
     assert table and table["kind"] == "measured" and set(table["us"]) == {"kept", "infer", "train"}
 
 
-def test_rows_that_kernels_take() -> None:
+def test_rows_that_kernels_take():
     assert [layer_rows.whole_rows(m) for m in (1, 128, 4000)] == [128, 128, 4096]
     assert [layer_rows.whole_rows(m, False) for m in (7, 255, 257, 8191)] == [7, 255, 260, 8192]
     assert [layer_rows.takes_rows(m, True) for m in (0, 100, 128, 1023, 1024, 4000)] == [

@@ -1,14 +1,11 @@
 """Any operator by its name, one a user brought too; plans made ahead, kept with a library, in a cache, in a wheel."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +45,7 @@ def child(library: Path, *arguments: str, program: Path = CHILD) -> dict[str, An
 
 
 @pytest.fixture(scope="module")
-def brought(tmp_path_factory: pytest.TempPathFactory) -> LibraryWriter:
+def brought(tmp_path_factory):
     """A library with an operator that a user brought, promoted for a TPU."""
     home = tmp_path_factory.mktemp("brought")
     writer = LibraryWriter(home / "library")
@@ -58,9 +55,7 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> LibraryWriter:
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_an_operator_a_user_brought_is_callable_and_falls_back_on_its_own_reference(
-    brought: LibraryWriter, framework: str
-) -> None:
+def test_an_operator_a_user_brought_is_callable_and_falls_back_on_its_own_reference(brought, framework):
     pytest.importorskip(framework)
     found = child(brought.library, framework)
     assert max(found["off"]) < 2**-7, "bf16's rounding of the float64 product"
@@ -79,7 +74,7 @@ def test_an_operator_a_user_brought_is_callable_and_falls_back_on_its_own_refere
     assert not found["tilewright"], "the reference comes with the version"
 
 
-def test_served_tells_kernel_time_and_interval_for_every_shipped_family() -> None:
+def test_served_tells_kernel_time_and_interval_for_every_shipped_family():
     kernels = ROOT / "library" / "tilewright_library" / "kernels"
     families = set()
     for operator in store.operators(kernels):
@@ -107,7 +102,7 @@ def test_served_tells_kernel_time_and_interval_for_every_shipped_family() -> Non
 
 
 @pytest.mark.parametrize("operator", ["gemm_nt", "gemm_nt_rows"])
-def test_kernels_that_copy_scales_by_tma_serve_rows_in_multiples_of_4(operator: str) -> None:
+def test_kernels_that_copy_scales_by_tma_serve_rows_in_multiples_of_4(operator):
     """A copy begins at a multiple of 16 bytes; of another one an H200 reports an illegal instruction. Kernels for few
     rows (``teams``) load scales otherwise where they lie so."""
     regions = store.load_table(f"gemm_fp8_blockwise/{operator}", "cuda:9.0").regions
@@ -115,7 +110,7 @@ def test_kernels_that_copy_scales_by_tma_serve_rows_in_multiples_of_4(operator: 
     assert many_rows and all("M % 4 == 0" in region.legality.constraints for region in many_rows)
 
 
-def test_a_library_of_0_1_0_opens_with_a_file_for_each_kernel(tmp_path: Path) -> None:
+def test_a_library_of_0_1_0_opens_with_a_file_for_each_kernel(tmp_path):
     writer = LibraryWriter(tmp_path / "library")
     version = put(writer, PRODUCT, "pointer", ((256, 256, 256), (512, 512, 512)), params=SMALL)
     _, receipt, dispatch = writer.version(PRODUCT)
@@ -142,7 +137,7 @@ def test_a_library_of_0_1_0_opens_with_a_file_for_each_kernel(tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def warmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[LibraryWriter, str]:
+def warmed(tmp_path_factory):
     """A library with a plain Triton product for Hopper, warmed for one shape here, on a CPU; the version before."""
     pytest.importorskip("triton")
     home = tmp_path_factory.mktemp("warmed")
@@ -157,9 +152,7 @@ def warmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[LibraryWriter, str
     return writer, before
 
 
-def test_plans_are_made_without_a_gpu_and_vouched_for_by_the_receipt(
-    warmed: tuple[LibraryWriter, str], tmp_path: Path
-) -> None:
+def test_plans_are_made_without_a_gpu_and_vouched_for_by_the_receipt(warmed, tmp_path):
     writer, before = warmed
     version, receipt, _ = writer.version(PRODUCT)
     assert version != before and writer.index(PRODUCT)["history"][-1]["action"] == "warm"
@@ -176,9 +169,7 @@ def test_plans_are_made_without_a_gpu_and_vouched_for_by_the_receipt(
     assert cli.main(arguments) == 0 and writer.version(PRODUCT)[0] == version
 
 
-def test_a_pack_that_is_not_what_was_promoted_is_refused(
-    warmed: tuple[LibraryWriter, str], tmp_path: Path
-) -> None:
+def test_a_pack_that_is_not_what_was_promoted_is_refused(warmed, tmp_path):
     writer, _ = warmed
     version, receipt, _ = writer.version(PRODUCT)
     place = writer.place(PRODUCT) / "versions" / version
@@ -231,13 +222,13 @@ def swapped(path: Path) -> None:
     ],
 )
 def test_sabotage_is_neither_packed_nor_warmed(
-    warmed: tuple[LibraryWriter, str],
-    tmp_path: Path,
-    which: str,
-    sabotage: Callable[[Path], None],
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    warmed,
+    tmp_path,
+    which,
+    sabotage,
+    words,
+    capsys,
+):
     shutil.copytree(warmed[0].library, tmp_path / "library")
     writer = LibraryWriter(tmp_path / "library")
     version = writer.version(PRODUCT)[0]
@@ -256,9 +247,7 @@ def test_sabotage_is_neither_packed_nor_warmed(
     assert writer.versions(PRODUCT) == sorted({version, warmed[1]})
 
 
-def test_a_plan_of_another_architecture_is_not_taken(
-    warmed: tuple[LibraryWriter, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_of_another_architecture_is_not_taken(warmed, monkeypatch):
     """On a device of capability 8.0 the plan for 9.0 is left alone: one is made, or the reference answers."""
     torch = pytest.importorskip("torch")
     from tilewright.library import torch_launch
@@ -279,9 +268,7 @@ def test_a_plan_of_another_architecture_is_not_taken(
     assert made == [80]
 
 
-def test_the_cache_knows_a_plan_by_what_it_was_made_from(
-    warmed: tuple[LibraryWriter, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_knows_a_plan_by_what_it_was_made_from(warmed, tmp_path, monkeypatch):
     writer, _ = warmed
     version, _, _ = writer.version(PRODUCT)
     place = writer.place(PRODUCT) / "versions" / version
@@ -313,9 +300,7 @@ def test_the_cache_knows_a_plan_by_what_it_was_made_from(
     assert plan_shelf.cached(key) is None
 
 
-def test_a_wheel_holds_what_is_current_and_is_the_same_twice(
-    warmed: tuple[LibraryWriter, str], tmp_path: Path
-) -> None:
+def test_a_wheel_holds_what_is_current_and_is_the_same_twice(warmed, tmp_path):
     writer, before = warmed
     wheel = build_wheel(writer, tmp_path / "one")
     assert wheel.read_bytes() == build_wheel(writer, tmp_path / "two").read_bytes()

@@ -1,7 +1,5 @@
 """Modules on two ranks: tensor parallel plans of ``nn.Linear`` and FSDP2, against the same model alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -16,7 +14,7 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.slow
-def test_two_ranks_train_as_one() -> None:
+def test_two_ranks_train_as_one():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -1,7 +1,5 @@
 """The library as a torch program sees it: numbers, gradients, torch.compile, fallbacks, and what it refuses to run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -62,7 +60,7 @@ def damage(library: Path, how: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> LibraryWriter:
+def writer(tmp_path_factory):
     writer = LibraryWriter(tmp_path_factory.mktemp("blockwise"))
     put(writer, PRODUCT, "pointer", ((128, 128, 256), (256, 256, 256)), params=SMALL)
     for how in DAMAGES:
@@ -71,7 +69,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> LibraryWriter:
 
 
 @pytest.fixture(scope="module")
-def answers(writer: LibraryWriter) -> dict[str, Any]:
+def answers(writer):
     return child(
         writer.library,
         "numbers",
@@ -84,14 +82,14 @@ def answers(writer: LibraryWriter) -> dict[str, Any]:
     )
 
 
-def test_forward_and_gradients_have_the_recipes_precision(answers: dict[str, Any]) -> None:
+def test_forward_and_gradients_have_the_recipes_precision(answers):
     found = answers["numbers"]
     assert all(value >= 26.0 for value in found["snr"]), found
     assert found["inference"] >= 26.0 and found["same"] and found["only_x"]
     assert found["shapes"] == [[2, 64, 128], [2, 64, 256], [128, 256]]
 
 
-def test_missing_operators_are_replaced_with_one_warning_each(answers: dict[str, Any]) -> None:
+def test_missing_operators_are_replaced_with_one_warning_each(answers):
     messages = answers["numbers"]["warnings"]
     assert all("no kernel has been promoted; the reference answers" in text for text in messages)
     names = [text.split(":")[0].removeprefix("gemm_fp8_blockwise/") for text in messages]
@@ -101,7 +99,7 @@ def test_missing_operators_are_replaced_with_one_warning_each(answers: dict[str,
     assert not answers["numbers"]["later"]
 
 
-def test_compiles_into_one_graph_with_its_gradient(answers: dict[str, Any]) -> None:
+def test_compiles_into_one_graph_with_its_gradient(answers):
     found = answers["compiled"]
     assert all(value > 60.0 for value in found["equal"]), found
     assert found["odd"] > 60.0 and len(found["odd_warnings"]) == 1, (
@@ -110,18 +108,18 @@ def test_compiles_into_one_graph_with_its_gradient(answers: dict[str, Any]) -> N
     assert set(found["opcheck"].values()) == {"SUCCESS"}, found["opcheck"]
 
 
-def test_modules_under_autocast_checkpointing_and_accumulation(answers: dict[str, Any]) -> None:
+def test_modules_under_autocast_checkpointing_and_accumulation(answers):
     found = answers["modules"]
     assert found["autocast"] >= 20.0, "two layers' FP8 noise"
     assert all(found["state"]) and found["keys"] and found["checkpointed"]
     assert all(value > 100.0 for value in (*found["kept"], *found["gradients"])) and found["emptied"]
 
 
-def test_the_pages_examples_run(answers: dict[str, Any]) -> None:
+def test_the_pages_examples_run(answers):
     assert answers["pages"] == {"ran": len(python_blocks())}
 
 
-def test_shapes_off_the_recipe_are_multiplied_in_bf16(answers: dict[str, Any]) -> None:
+def test_shapes_off_the_recipe_are_multiplied_in_bf16(answers):
     found = answers["fallbacks"]
     assert found["equal"] and found["empty"] == [0, 7]
     assert not found["again"], "one warning"
@@ -129,7 +127,7 @@ def test_shapes_off_the_recipe_are_multiplied_in_bf16(answers: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_library_never_gives_a_wrong_answer(answers: dict[str, Any], how: str) -> None:
+def test_a_damaged_library_never_gives_a_wrong_answer(answers, how):
     assert answers["damaged"][how]["snr"] >= 26.0
     messages = answers["damaged"][how]["warnings"]
     assert sum(DAMAGES[how] in text for text in messages) == 1, messages

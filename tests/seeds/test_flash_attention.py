@@ -1,7 +1,5 @@
 """Attention on a TPU: every schedule agrees with float64, wrong twins fail, floors name the unit."""
 
-from __future__ import annotations
-
 import functools
 import types
 

@@ -1,7 +1,5 @@
 """Blockwise FP8 products in groups of rows: inputs, oracle and gates; the Gluon seed emulated and on a GPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ def in_bf16(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("recipe", ["grouped4x8192", "masked6x1024"])
 @pytest.mark.parametrize("kind", OPERATORS["grouped4x8192"].input_kinds)
-def test_right_answers_pass_and_another_groups_matrix_fails(recipe: str, kind: str) -> None:
+def test_right_answers_pass_and_another_groups_matrix_fails(recipe, kind):
     operator, workload = OPERATORS[recipe], Workload("w", {"M": 68, "N": 136, "K": 256})
     inputs = operator.make_inputs(workload, 3, kind)
     references = operator.oracle(workload, inputs)
@@ -32,7 +30,7 @@ def test_right_answers_pass_and_another_groups_matrix_fails(recipe: str, kind: s
     assert failure(read_gates(operator.gates, wrong, references, kind), operator.gates) is not None
 
 
-def test_a_depth_group_is_the_product_over_its_own_steps() -> None:
+def test_a_depth_group_is_the_product_over_its_own_steps():
     operator = operators()["kgrouped4x8192"]
     assert isinstance(operator, DepthGroups)
     workload = Workload("w", {"M": 132, "N": 72, "K": 768})

@@ -1,9 +1,6 @@
 """RMSNorm and SwiGLU with their cast: the oracle is the unfused chain, seeds pass their gates, wrong twins do not."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ from tilewright.seeds.fused_quant.operator import operators
 from tilewright.seeds.gemm_fp8_blockwise.contract import dequantise_rows
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
-from tilewright.workers.device.station import LocalStation
 from tilewright.workers.toolchains.libtpu_simulator import missing_parts
 
 EVERY = operators()
@@ -26,7 +22,7 @@ RAGGED = Workload("w", {"M": 37, "K": 640})
 
 
 @pytest.fixture(scope="module")
-def station() -> Iterator[LocalStation]:
+def station():
     pytest.importorskip("triton")
     made = interpreter()
     yield made
@@ -34,7 +30,7 @@ def station() -> Iterator[LocalStation]:
 
 
 @pytest.mark.parametrize("recipe", EVERY)
-def test_the_oracle_is_the_function_under_the_recipes_noise(recipe: str) -> None:
+def test_the_oracle_is_the_function_under_the_recipes_noise(recipe):
     operator = EVERY[recipe]
     inputs = operator.make_inputs(RAGGED, 3, "outliers")
     answers = operator.oracle(RAGGED, inputs)
@@ -52,7 +48,7 @@ def test_the_oracle_is_the_function_under_the_recipes_noise(recipe: str) -> None
 
 @pytest.mark.parametrize("recipe", GPU)
 @pytest.mark.parametrize("kind", ["outliers", "zero_blocks", "faint"])
-def test_seeds_pass_in_the_interpreter(recipe: str, kind: str, station: LocalStation) -> None:
+def test_seeds_pass_in_the_interpreter(recipe, kind, station):
     operator = EVERY[recipe]
     for name in operator.kernels if kind == "faint" else (next(iter(operator.kernels)),):
         assert objection(station, operator, RAGGED, kind, kernel=name) is None, name
@@ -74,7 +70,7 @@ def test_seeds_pass_in_the_interpreter(recipe: str, kind: str, station: LocalSta
         ),
     ],
 )
-def test_wrong_twins_are_refused(recipe: str, old: str, new: str, station: LocalStation) -> None:
+def test_wrong_twins_are_refused(recipe, old, new, station):
     seed = next(iter(EVERY[recipe].kernels.values())).source
     assert old in seed
     assert objection(station, EVERY[recipe], RAGGED, "faint", source=seed.replace(old, new)) is not None
@@ -82,7 +78,7 @@ def test_wrong_twins_are_refused(recipe: str, old: str, new: str, station: Local
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", TPU)
-def test_seeds_pass_on_the_modelled_tpu(recipe: str) -> None:
+def test_seeds_pass_on_the_modelled_tpu(recipe):
     if (absent := missing_parts()) is not None:
         pytest.skip(absent)
     operator = EVERY[recipe]

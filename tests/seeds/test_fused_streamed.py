@@ -1,7 +1,5 @@
 """The fused FP8 GEMM with copies written out: right whatever comes first, and wrong where a copy is not waited for."""
 
-from __future__ import annotations
-
 import types
 
 import jax

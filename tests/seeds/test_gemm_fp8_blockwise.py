@@ -1,7 +1,5 @@
 """The blockwise FP8 training family: suites, oracle and gates, seed kernels interpreted, cross-compiled."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ from tilewright.seeds.operator import Workload
 OPERATORS = {name: found for name, found in operators().items() if "primus-core" in found.suites}
 
 
-def test_the_84_shapes_follow_their_rule() -> None:
+def test_the_84_shapes_follow_their_rule():
     shapes = primus84()
     triples = [tuple(w.dims[d] for d in "MNK") for w in shapes]
     assert len(shapes) == 84
@@ -33,7 +31,7 @@ def test_the_84_shapes_follow_their_rule() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "kind"), [(r, k) for r, o in OPERATORS.items() for k in o.input_kinds])
-def test_right_answers_pass_and_wrong_ones_fail(recipe: str, kind: str) -> None:
+def test_right_answers_pass_and_wrong_ones_fail(recipe, kind):
     operator = OPERATORS[recipe]
     workload = operator.suites["primus-core"].check[0]
     inputs = operator.make_inputs(workload, 3, kind)
@@ -56,7 +54,7 @@ def test_right_answers_pass_and_wrong_ones_fail(recipe: str, kind: str) -> None:
     assert failure(read_gates(operator.gates, wrong, references, kind), operator.gates) is not None
 
 
-def test_a_step_is_held_to_the_rate_of_fp8() -> None:
+def test_a_step_is_held_to_the_rate_of_fp8():
     """Its inputs are bf16; it multiplies in fp8. By the bf16 peak a good step would be implausible."""
     workload = Workload("w", {"M": 8192, "N": 4096, "K": 4096})
     gpu = load_target("h200").gpu
@@ -64,7 +62,7 @@ def test_a_step_is_held_to_the_rate_of_fp8() -> None:
     assert floor == OPERATORS["step"].flops(workload) / gpu.peak("f8") < 500e-6
 
 
-def test_a_composed_module_keeps_each_part_apart() -> None:
+def test_a_composed_module_keeps_each_part_apart():
     """Two uses of one module have parameters and constraints of their own, in the whole's dimensions, one kernel."""
     source = OPERATORS["gemm_nt"].kernels["pointer"].source
     parts = [

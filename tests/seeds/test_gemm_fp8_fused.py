@@ -1,7 +1,5 @@
 """The fused FP8 GEMM family: honest kernels pass both gates, wrong twins fail, illegal points have reasons."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import types

@@ -1,7 +1,5 @@
 """FP8 products with MXFP8 outputs: the fused seed within its rule; the logarithm and a detour by bf16 refused."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ OPERATORS = operators()
 
 @pytest.mark.parametrize("recipe", ["normal", "grouped4", "masked6x20", "kgrouped4"])
 @pytest.mark.parametrize("kind", INPUT_KINDS)
-def test_the_gate_allows_hoppers_sums_and_refuses_a_detour_by_bf16(recipe: str, kind: str) -> None:
+def test_the_gate_allows_hoppers_sums_and_refuses_a_detour_by_bf16(recipe, kind):
     operator = OPERATORS[recipe]
     (workload, *_) = next(iter(operator.suites.values())).check
     inputs = operator.make_inputs(workload, 4, kind)
@@ -33,7 +31,7 @@ def test_the_gate_allows_hoppers_sums_and_refuses_a_detour_by_bf16(recipe: str, 
 
 
 @pytest.mark.parametrize("recipe", ["normal", "grouped4", "masked6x20", "kgrouped4"])
-def test_a_search_cannot_turn_a_seed_into_its_baseline(recipe: str) -> None:
+def test_a_search_cannot_turn_a_seed_into_its_baseline(recipe):
     operator = OPERATORS[recipe]
     for seed in operator.kernels.values():
         space = Space.from_source(seed.source, [{**operator.constants, "M": 4096, "N": 7168, "K": 2048}])

@@ -1,7 +1,5 @@
 """Grouped products over ragged groups: right in every phase and recipe, wrong twins fail, timed as their groups say."""
 
-from __future__ import annotations
-
 import functools
 import types
 

@@ -1,8 +1,5 @@
 """Triton and Gluon seeds of the FP8 and MX families: they compile for Hopper, and pass their gates on an H200."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,7 +80,7 @@ def cases() -> list[Case]:
 
 
 @pytest.mark.gpu
-def test_seeds_pass_their_gates_on_the_gpu() -> None:
+def test_seeds_pass_their_gates_on_the_gpu():
     hopper = require_hopper()
     assert gate_failures(cases(), hopper) == {}
 
@@ -98,7 +95,7 @@ def compile_task(operator: str, kernel: str, params: dict[str, Any]) -> Task:
 
 
 @pytest.mark.slow
-def test_gluon_seeds_compile_for_hopper(tmp_path: Path) -> None:
+def test_gluon_seeds_compile_for_hopper(tmp_path):
     pytest.importorskip("triton.experimental.gluon")
     todo = [compile_task(*case) for case in HOPPER]
     found = compiled_ahead(todo, str(tmp_path), processes=2, seconds=300.0)

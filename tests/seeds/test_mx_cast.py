@@ -1,7 +1,5 @@
 """Casts and 2D block quantisation: definitions against worked cases and a library."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -24,12 +22,12 @@ from tilewright.seeds.mx_cast.formats import E2M1, E4M3, Rule
         (np.nan, 255, 255, 255, 255),
     ],
 )
-def test_rules_on_worked_cases(amax: float, floor: int, ceil: int, even: int, rceil: int) -> None:
+def test_rules_on_worked_cases(amax, floor, ceil, even, rceil):
     found = [int(formats.exponents(np.array([amax], np.float32), rule, E4M3)[0]) for rule in Rule]
     assert found == [floor, ceil, even, rceil]
 
 
-def test_rceil_is_exact_where_the_logarithm_is_not() -> None:
+def test_rceil_is_exact_where_the_logarithm_is_not():
     """448 x 2^e and its neighbours: rounding the logarithm gives another exponent for many of them."""
     exact = np.float32(448) * np.exp2(np.arange(-60, 60)).astype(np.float32)
     around = (exact.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)).view(np.float32)
@@ -41,7 +39,7 @@ def test_rceil_is_exact_where_the_logarithm_is_not() -> None:
     assert (logarithm != wanted).mean() > 0.2
 
 
-def test_codes_and_bytes() -> None:
+def test_codes_and_bytes():
     halves = np.array([0, 0.25, 0.5, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 7.0, -0.3, -6.5])
     assert formats.round_to(halves, E2M1).tolist() == [0, 0, 1, 2, 2, 4, 4, 6, 6, 7, 9, 15]
     assert formats.packed(np.array([[1, 2, 15, 0]], np.uint8)).tolist() == [[0x21, 0x0F]]

@@ -1,7 +1,5 @@
 """Every shipped operator: its seeds start at legal points, and what it says of a sample is what its oracle says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -37,7 +35,7 @@ class Given:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_seeds_start_at_legal_points(name: str) -> None:
+def test_seeds_start_at_legal_points(name):
     operator, suite = OPERATORS[name], FIRST[name]
     assert isinstance(operator, Operator)
     for seed in operator.kernels.values():
@@ -51,7 +49,7 @@ def test_seeds_start_at_legal_points(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLED if not name.startswith(FEW_GROUPS)])
-def test_a_sample_is_what_the_oracle_says(name: str) -> None:
+def test_a_sample_is_what_the_oracle_says(name):
     operator = OPERATORS[name]
     assert isinstance(operator, Sampled)
     axes = FIRST[name].check[0].dims
@@ -60,7 +58,7 @@ def test_a_sample_is_what_the_oracle_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["normal", "grouped4", "masked6x20", "kgrouped4"])
-def test_a_sample_of_mx_outputs_is_what_the_oracle_says(recipe: str) -> None:
+def test_a_sample_of_mx_outputs_is_what_the_oracle_says(recipe):
     operator = OPERATORS[f"gemm_mxfp8_out/{recipe}"]
     assert isinstance(operator, Sampled)
     workload = Workload("w", {"M": 256, "N": 256, "K": 256})

@@ -1,7 +1,5 @@
 """Ragged paged decode: right whatever lengths and tables, wrong twins fail, timed as its lengths say."""
 
-from __future__ import annotations
-
 import types
 
 import jax

@@ -1,8 +1,5 @@
 """Triton seeds in Triton's interpreter: right ones pass, wrong twins are refused."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from tilewright.seeds.gemm_mxfp8_out.operator import operators as mxfp8_out
 from tilewright.seeds.gridquant.operator import operators as gridquant
 from tilewright.seeds.mx_cast.operator import operators as mx_cast
 from tilewright.seeds.operator import Operator, Workload
-from tilewright.workers.device.station import LocalStation
 
 pytest.importorskip("triton")
 
@@ -34,7 +30,7 @@ def shape_of(recipe: str) -> Workload:
 
 
 @pytest.fixture(scope="module")
-def station() -> Iterator[LocalStation]:
+def station():
     made = interpreter()
     yield made
     made.close()
@@ -83,13 +79,13 @@ RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     ids=[f"{row[0].name} {row[1]} {row[3]} {row[4] or ''}" for row in RIGHT],
 )
 def test_seeds_are_right(
-    operator: Operator,
-    kernel: str,
-    workload: Workload,
-    kind: str,
-    params: dict[str, Any],
-    station: LocalStation,
-) -> None:
+    operator,
+    kernel,
+    workload,
+    kind,
+    params,
+    station,
+):
     assert objection(station, operator, workload, kind, kernel=kernel or None, params=params) is None
 
 
@@ -141,16 +137,16 @@ WRONG: list[tuple[Operator, str, Workload, str, dict[str, Any], str, str, str]] 
     ids=[f"{row[0].name} {row[1]} {row[6]}" for row in WRONG],
 )
 def test_wrong_twins_are_refused(
-    operator: Operator,
-    kernel: str,
-    workload: Workload,
-    kind: str,
-    params: dict[str, Any],
-    old: str,
-    new: str,
-    why: str,
-    station: LocalStation,
-) -> None:
+    operator,
+    kernel,
+    workload,
+    kind,
+    params,
+    old,
+    new,
+    why,
+    station,
+):
     seed = operator.kernels[kernel or next(iter(operator.kernels))]
     assert old in seed.source
     twin = seed.source.replace(old, new) if old else seed.source

@@ -215,9 +215,7 @@ def test_what_was_paid_for_is_kept_when_the_disk_is_full(tmp_path, capsys, monke
     assert bool(list((tmp_path / "home").glob("campaigns/*/" + JOURNAL))) is paid
 
 
-def test_what_cannot_be_read_or_written_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_or_written_is_one_sentence(tmp_path, capsys, monkeypatch):
     home = ["--home", str(tmp_path / "home")]
     long = ["--home", str(tmp_path / ("a" * 5000)), "status"]
     escape = "x\x1b[31mred"
@@ -240,7 +238,7 @@ def test_what_cannot_be_read_or_written_is_one_sentence(
     assert done.stderr == "tilewright: cannot write or open standard output: No space left on device.\n"
 
 
-def test_a_report_never_replaces_a_pipe_or_a_device(tmp_path: Path) -> None:
+def test_a_report_never_replaces_a_pipe_or_a_device(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="no regular file"):

@@ -1,10 +1,7 @@
 """The loop: never more than ``lag`` in flight, deterministic by seed, resumable from any instant."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 
 @pytest.mark.parametrize("lag", [1, 4, 7])
-def test_which_worker_was_faster_changes_nothing(tmp_path: Path, lag: int) -> None:
+def test_which_worker_was_faster_changes_nothing(tmp_path, lag):
     for name, arrival in (("a", 1), ("b", 2)):
         evaluator = ShuffledEvaluator(np.random.default_rng(arrival))
         assert go(tmp_path / name, plan(lag=lag), evaluator) is StopReason.EVALUATIONS
@@ -42,7 +39,7 @@ class Deduplicating(ShuffledEvaluator):
         return [(job.index, evaluation)]
 
 
-def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path: Path) -> None:
+def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path):
     for arrival in range(2):
         evaluator = Deduplicating(np.random.default_rng(arrival))
         assert go(tmp_path / str(arrival), plan(), evaluator) is StopReason.EVALUATIONS
@@ -55,9 +52,7 @@ def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path: 
 
 @pytest.mark.parametrize("order", list(Order))
 @pytest.mark.parametrize("kills", [(0,), (29,), (1, 3, 3)])
-def test_a_killed_campaign_ends_as_an_unbroken_one(
-    tmp_path: Path, order: Order, kills: Sequence[int]
-) -> None:
+def test_a_killed_campaign_ends_as_an_unbroken_one(tmp_path, order, kills):
     """In index order the end is that of any unbroken run; in arrival order nothing is lost or repeated."""
     path, rng = tmp_path / "killed", np.random.default_rng(5)
     for number, die_after in enumerate(kills):
@@ -73,7 +68,7 @@ def test_a_killed_campaign_ends_as_an_unbroken_one(
         assert killed == content(tmp_path / "whole")
 
 
-def test_the_target_ends_it_early_and_deterministically(tmp_path: Path) -> None:
+def test_the_target_ends_it_early_and_deterministically(tmp_path):
     for name in ("a", "b"):
         evaluator = ShuffledEvaluator(np.random.default_rng(ord(name)))
         assert go(tmp_path / name, plan(fitness=950.0), evaluator) is StopReason.TARGET
@@ -81,7 +76,7 @@ def test_the_target_ends_it_early_and_deterministically(tmp_path: Path) -> None:
     assert max(e["fitness"] or 0 for e in content(tmp_path / "a")["evaluations"].values()) >= 950
 
 
-def test_a_space_that_runs_dry_ends_the_campaign(tmp_path: Path) -> None:
+def test_a_space_that_runs_dry_ends_the_campaign(tmp_path):
     class Dry(Walk):
         def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
             return super().propose(history, island, rng) if len(history.candidates) < 5 else None
@@ -93,12 +88,12 @@ def test_a_space_that_runs_dry_ends_the_campaign(tmp_path: Path) -> None:
     assert len(content(tmp_path / "j")["candidates"]) == 5
 
 
-def test_a_seed_that_fails_ends_the_campaign(tmp_path: Path) -> None:
+def test_a_seed_that_fails_ends_the_campaign(tmp_path):
     bad = Plan([Start("bad", Genome("k", {"x": 3}))], Budget(evaluations=9), 1, 1)
     assert go(tmp_path / "j", bad, ShuffledEvaluator(np.random.default_rng(0))) is StopReason.SEED_FAILED
 
 
-def test_infrastructure_faults_are_not_the_genomes_and_end_a_hopeless_campaign(tmp_path: Path) -> None:
+def test_infrastructure_faults_are_not_the_genomes_and_end_a_hopeless_campaign(tmp_path):
     class Broken(ShuffledEvaluator):
         def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
             job = self.running.pop()
@@ -109,7 +104,7 @@ def test_infrastructure_faults_are_not_the_genomes_and_end_a_hopeless_campaign(t
     assert go(tmp_path / "j", plan(), evaluator) is StopReason.INFRASTRUCTURE
 
 
-def test_known_artefacts_are_those_integrated_when_the_job_was_made() -> None:
+def test_known_artefacts_are_those_integrated_when_the_job_was_made():
     jobs: list[Job] = []
 
     class Watching(ShuffledEvaluator):
@@ -147,9 +142,7 @@ class Slow(ShuffledEvaluator):
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_seconds_end_a_campaign_whatever_is_still_in_flight(
-    tmp_path: Path, order: Order, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seconds_end_a_campaign_whatever_is_still_in_flight(tmp_path, order, monkeypatch):
     monkeypatch.setattr(loop, "PATIENCE_SECONDS", 0.05)
     evaluator = Slow(np.random.default_rng(0))
     budget = Budget(evaluations=8, wall_seconds=0.2)

@@ -1,11 +1,8 @@
 """Every wrong key or value is one sentence that names it and says what is allowed."""
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,7 +60,7 @@ GOOD: dict[str, Any] = {
         ),
     ],
 )
-def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
+def test_a_wrong_key_is_named(change, words):
     with pytest.raises(UserError) as caught:
         parse_config({k: v for k, v in {**GOOD, **change}.items() if v is not ...}, "q.yaml")
     message = str(caught.value)
@@ -72,14 +69,14 @@ def test_a_wrong_key_is_named(change: dict, words: list[str]) -> None:
         assert word in message
 
 
-def test_an_old_journal_may_name_rules_and_a_proposer_that_are_gone() -> None:
+def test_an_old_journal_may_name_rules_and_a_proposer_that_are_gone():
     config = parse_config({**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_chunk_rows"]}})
     assert config.search.without_rules == ("pallas_manual_copy", "pallas_chunk_rows")
     config = parse_config({**GOOD, "search": {"proposers": ["surrogate", "local_search"]}}, recorded=True)
     assert config.search.proposers == ("surrogate",)
 
 
-def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+def test_a_key_given_twice_is_refused(tmp_path):
     path = tmp_path / "q.yaml"
     path.write_text("name: a\nbudget: {evaluations: 1, evaluations: 2}\n")
     with pytest.raises(UserError, match=r"q.yaml: key 'evaluations' is given twice, at line 2 again\.$"):
@@ -89,7 +86,7 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_files_that_are_no_campaign(tmp_path: Path) -> None:
+def test_files_that_are_no_campaign(tmp_path):
     cases = {
         "list.yaml": (b"- a\n- b\n", "must hold a mapping"),
         "broken.yaml": (b"name: [1,\n", "not valid YAML at line"),
@@ -104,9 +101,7 @@ def test_files_that_are_no_campaign(tmp_path: Path) -> None:
         load_config(tmp_path / "none.yaml")
 
 
-def test_an_operator_s_path_is_that_of_its_campaign_s_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_s_path_is_that_of_its_campaign_s_file(tmp_path, monkeypatch):
     path = tmp_path / "mine.yaml"
     path.write_text(
         "name: mine\noperator: ./family/recipe\ntarget: tpu7x\nsuite: tiny\nbudget: {evaluations: 1}\n"
@@ -117,7 +112,7 @@ def test_an_operator_s_path_is_that_of_its_campaign_s_file(
     assert load_config(path, {"operator": "./other/recipe"}).operator == "./other/recipe"
 
 
-def test_overrides_reach_into_sections(tmp_path: Path) -> None:
+def test_overrides_reach_into_sections(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump(GOOD))
     config = load_config(path, {"search.lag": 9, "budget.evaluations": 5})
@@ -126,7 +121,7 @@ def test_overrides_reach_into_sections(tmp_path: Path) -> None:
         load_config(path, {"name.x": 1})
 
 
-def test_a_descriptor_that_nothing_has_is_named() -> None:
+def test_a_descriptor_that_nothing_has_is_named():
     def resolved(*names: str) -> Resolved:
         small = {**GOOD, "operator": f"{FIXTURES}/small_gemm/good", "suite": "tiny"}
         return resolve(parse_config({**small, "search": {"descriptors": list(names)}}))
@@ -136,7 +131,7 @@ def test_a_descriptor_that_nothing_has_is_named() -> None:
         resolved("overlaps")
 
 
-def test_the_page_on_campaigns_names_every_key_with_its_default() -> None:
+def test_the_page_on_campaigns_names_every_key_with_its_default():
     rows = (ROOT / "docs" / "campaign.md").read_text().splitlines()
     told = {
         key: row
@@ -156,7 +151,7 @@ def test_the_page_on_campaigns_names_every_key_with_its_default() -> None:
             ), key
 
 
-def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_suite() -> None:
+def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_suite():
     """A recheck names none, and of the kernels for Hopper none takes a single row."""
     told = {"name": "few", "operator": "gemm_fp8_blockwise/gemm_nt", "target": "h200", "suite": "few-rows"}
     known = parse_config({**told, "budget": {"evaluations": 1}})
@@ -176,9 +171,7 @@ def counted(target: str) -> Resolved:
     [("h200", 1, 64, None, 24), ("h200", 2, 64, None, 48), ("h200", 1, 4, None, 4), ("h200", 1, 64, 40, 40),
      ("sm_100", 0, 64, None, 64)],
 )  # fmt: skip
-def test_workers_are_one_a_core_and_so_many_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, target: str, gpus: int, processors: int, asked: int | None, count: int
-) -> None:
+def test_workers_are_one_a_core_and_so_many_a_gpu(monkeypatch, target, gpus, processors, asked, count):
     monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda pid: set(range(processors)))
     monkeypatch.setattr(preparation.triton_toolchain, "gpu_count", lambda: gpus)
     resolved = counted(target)

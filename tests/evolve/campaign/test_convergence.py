@@ -1,7 +1,5 @@
 """When a search stops by itself: not early, not while it improves, at once on the floor."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -53,13 +51,11 @@ LATE = [*[2.0] * 400, 1.0]
          "above the floor", "a short silence", "a hopeful model", "a hopeless model", "improving in spite of a model",
          "improved within the last third", "improved before it"],
 )  # fmt: skip
-def test_when_a_search_has_converged(
-    seconds: list[float | None], floor: float, foretold: float | None, reached: bool
-) -> None:
+def test_when_a_search_has_converged(seconds, floor, foretold, reached):
     assert after(*seconds, floor=floor).reached(lambda: foretold) is reached
 
 
-def test_a_search_stops_once_its_model_expects_nothing() -> None:
+def test_a_search_stops_once_its_model_expects_nothing():
     """A space in which every parameter counts for itself: found soon, and hardly searched further."""
     space = Space(dict.fromkeys("abc", (1, 2, 4, 8, 16, 32, 64)), {})
     assert space.points is not None

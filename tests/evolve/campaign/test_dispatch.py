@@ -1,7 +1,5 @@
 """Dispatch tables from comparisons, and the paired statistics under them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,10 +1,7 @@
 """Who wins: the fittest finalist that passes the final check, nobody where none does."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -37,9 +34,7 @@ class Checker(AtOnce):
 
 
 @pytest.mark.parametrize(("failing", "winner", "checked"), [(0, 0, 1), (2, 2, 3), (3, None, 3)])
-def test_without_final_workloads_finalists_are_checked_until_one_passes(
-    failing: int, winner: int | None, checked: int, tmp_path: Path
-) -> None:
+def test_without_final_workloads_finalists_are_checked_until_one_passes(failing, winner, checked, tmp_path):
     checker = Checker({genome.id for genome in FINALISTS[:failing]})
     notes: list[str] = []
     fittest = [(SimpleNamespace(genome=genome), None) for genome in FINALISTS]
@@ -60,7 +55,7 @@ def test_without_final_workloads_finalists_are_checked_until_one_passes(
         assert any("no winner" in note for note in notes) == (winner is None)
 
 
-def test_a_report_names_no_winner_where_a_finished_campaign_has_none(tmp_path: Path) -> None:
+def test_a_report_names_no_winner_where_a_finished_campaign_has_none(tmp_path):
     sample = SampleCampaign(tmp_path / "journal.sqlite")
     sample.grow(5)
     sample.close()

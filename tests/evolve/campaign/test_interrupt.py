@@ -1,7 +1,5 @@
 """Ctrl-C: what the main thread is at ends by itself or is cut off, and a clean end is not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -18,7 +16,7 @@ from tilewright.evolve.run import _Run
 
 
 @pytest.fixture(autouse=True)
-def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+def little_grace(monkeypatch):
     monkeypatch.setattr(interrupt, "GRACE_SECONDS", 0.05)
 
 
@@ -26,7 +24,7 @@ def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_long_step_is_cut_off_and_all_is_as_before() -> None:
+def test_a_long_step_is_cut_off_and_all_is_as_before():
     stopped: list[bool] = []
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
     timer = signal.getitimer(signal.ITIMER_REAL)
@@ -42,7 +40,7 @@ def test_a_long_step_is_cut_off_and_all_is_as_before() -> None:
     assert after[1] == timer[1] and (after[0] > 0) == (timer[0] > 0)
 
 
-def test_what_swallows_an_exception_is_cut_off_again() -> None:
+def test_what_swallows_an_exception_is_cut_off_again():
     with CtrlC(lambda: None):
         press()
         for _ in range(2):
@@ -50,7 +48,7 @@ def test_what_swallows_an_exception_is_cut_off_again() -> None:
                 time.sleep(20)
 
 
-def test_a_clean_end_is_not_cut_off_but_by_a_second_one() -> None:
+def test_a_clean_end_is_not_cut_off_but_by_a_second_one():
     with CtrlC(lambda: None) as signals:
         press()
         signals.settle()
@@ -77,9 +75,7 @@ class Pool:
         self.ends.append("closed")
 
 
-def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(tmp_path, monkeypatch):
     pool = Pool()
 
     def compare(*_: object) -> None:
@@ -101,7 +97,7 @@ def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(
         assert [event.kind for event in journal.events()][-1] == "interrupted"
 
 
-def test_an_interrupt_ends_the_wait_for_mlflow() -> None:
+def test_an_interrupt_ends_the_wait_for_mlflow():
     waits: list[float] = []
 
     def wait(seconds: float) -> bool:

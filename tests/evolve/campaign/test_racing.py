@@ -1,7 +1,5 @@
 """Races inside a campaign: what is stopped never counts, contenders are never stopped, a resume stops the same."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,7 +117,7 @@ def stopped(history: History) -> list[str]:
     return [c.genome.id for c, e in history.evaluated if e.verdict is Verdict.OUTPACED]
 
 
-def test_what_is_stopped_is_never_an_elite_nor_the_best_nor_compared(tmp_path: Path) -> None:
+def test_what_is_stopped_is_never_an_elite_nor_the_best_nor_compared(tmp_path):
     campaign = search(tmp_path / "j", Suite(2, 0.1))
     history, archive = campaign.history, campaign.archive
     losers = set(stopped(history))
@@ -136,7 +134,7 @@ def test_what_is_stopped_is_never_an_elite_nor_the_best_nor_compared(tmp_path: P
 
 
 @pytest.mark.parametrize("order", [Order.INDEX, Order.ARRIVAL])
-def test_a_killed_campaign_stops_the_same_candidates(tmp_path: Path, order: Order) -> None:
+def test_a_killed_campaign_stops_the_same_candidates(tmp_path, order):
     unbroken = search(tmp_path / "unbroken", Suite(5), order=order)
     for kill in (12, 30):
         search(tmp_path / "killed", Suite(5, die_after=kill), order=order)
@@ -146,7 +144,7 @@ def test_a_killed_campaign_stops_the_same_candidates(tmp_path: Path, order: Orde
         assert one.content() == other.content()
 
 
-def test_workloads_that_speak_for_the_suite_are_screened_on() -> None:
+def test_workloads_that_speak_for_the_suite_are_screened_on():
     """Six workloads agree but for a shift; two go their own way in opposite directions."""
     rng = np.random.default_rng(0)
     archive = Archive(1, 10)
@@ -161,7 +159,7 @@ def test_workloads_that_speak_for_the_suite_are_screened_on() -> None:
     assert 0 < rungs[0].half_width < 0.01 and math.isfinite(rungs[0].offset)
 
 
-def test_a_workload_on_its_floor_decides_no_race() -> None:
+def test_a_workload_on_its_floor_decides_no_race():
     """Of two that tell the same, the first is at the roofline."""
     archive = Archive(1, 10)
     archive.add(candidate(0), passed("g", figures("w0"), figures("w1")))

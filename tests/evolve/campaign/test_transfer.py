@@ -1,15 +1,12 @@
 """What an earlier campaign found is tried first and taught to the model; figures of two campaigns never meet."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from testkit.spaces.campaigns import Setting, table_campaign
-from testkit.spaces.tables import SPACES, Table, read_table, read_tables
+from testkit.spaces.tables import SPACES, read_table, read_tables
 from tilewright.evolve.campaign.transfer import Earlier, leads_of, read_earlier, records_of, related
 from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL
@@ -21,13 +18,13 @@ SETTING = Setting(budget=24)
 
 
 @pytest.fixture(scope="module")
-def shapes() -> list[Table]:
+def shapes():
     """Measured times of one quantiser on two shapes of the H200."""
     return [table for table in read_tables(SPACES / "own") if "h200-quant_dual" in table.kernel]
 
 
 @pytest.fixture
-def home(tmp_path: Path, shapes: list[Table]) -> Path:
+def home(tmp_path, shapes):
     """A finished campaign ``first`` and one that never finished, ``torso``."""
     for name in ("first", "torso"):
         path = tmp_path / "campaigns" / name / JOURNAL
@@ -42,7 +39,7 @@ def sequence(history: History) -> list[str]:
     return [candidate.genome.id for candidate in history.candidates]
 
 
-def test_the_second_shape_starts_from_the_best_of_the_first(home: Path, shapes: list[Table]) -> None:
+def test_the_second_shape_starts_from_the_best_of_the_first(home, shapes):
     earlier = read_earlier(home, ["first"])
     best = max(earlier[0].points, key=lambda point: -math.inf if math.isnan(point[1]) else point[1])[0]
     campaign = table_campaign(shapes[1], 5, SETTING, earlier)
@@ -56,7 +53,7 @@ def test_the_second_shape_starts_from_the_best_of_the_first(home: Path, shapes: 
     assert sequence(again.history) == sequence(campaign.history)
 
 
-def test_only_what_this_space_knows_is_taken_over_and_only_relative_to_its_campaign() -> None:
+def test_only_what_this_space_knows_is_taken_over_and_only_relative_to_its_campaign():
     space = Space({"block": (16, 32, 64)}, {"block <= 32": "fits"})
     points = [(16, 3.0), (32, 5.0), (64, 9.0), (48, 8.0)]
     earlier = Earlier("c", "s", [(Genome("s", {"block": b}), t) for b, t in points])
@@ -67,9 +64,7 @@ def test_only_what_this_space_knows_is_taken_over_and_only_relative_to_its_campa
     assert [lead.params["block"] for lead in leads_of([earlier], lambda source: space)] == [32, 16]
 
 
-def test_a_home_offers_what_it_finished_of_the_same_source_or_operator(
-    home: Path, shapes: list[Table]
-) -> None:
+def test_a_home_offers_what_it_finished_of_the_same_source_or_operator(home, shapes):
     def found(operator: str, target: str, *sources: str) -> tuple[str, ...]:
         return related(home, operator, target, sources, shapes[1].space_of)
 
@@ -82,7 +77,7 @@ def test_a_home_offers_what_it_finished_of_the_same_source_or_operator(
     assert related(home / "nowhere", "quant", "h200", (), shapes[1].space_of) == ()
 
 
-def test_earlier_points_whose_fitness_is_inverted_are_dropped() -> None:
+def test_earlier_points_whose_fitness_is_inverted_are_dropped():
     """Kept, they would hold the search where it was worst."""
     table = read_table(SPACES / "conv_rtx3090_fail.json")
     rows = table.space.points[np.random.default_rng(9).choice(len(table.space.points), 80, replace=False)]

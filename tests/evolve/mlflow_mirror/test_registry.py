@@ -1,11 +1,7 @@
 """Promotions in MLflow's Model Registry: versions, aliases, receipts; and a promotion without MLflow."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-
-import pytest
 
 from testkit.promote_campaign import CHILD, OTHER, write_campaign
 from tests.evolve.promote.test_command import OPERATOR, run
@@ -17,9 +13,7 @@ from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 
 
-def test_promotions_become_champions_with_their_receipts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_promotions_become_champions_with_their_receipts(tmp_path, monkeypatch):
     from mlflow import MlflowClient
 
     from tilewright.evolve.mlflow_mirror.writer import Mirror

@@ -1,7 +1,5 @@
 """MLflow ends up with exactly what the journal holds, whatever happens on the way."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -9,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +23,23 @@ from tilewright.evolve.record.journal import Journal
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture(scope="module")
-def uri(home: Path) -> str:
+def uri(home):
     return mirror_process.store_uri(home, {})
 
 
 @pytest.fixture
-def journal_path(home: Path, request: pytest.FixtureRequest) -> Path:
+def journal_path(home, request):
     name = f"c-{abs(hash(request.node.name)) % 10**8}-001"
     return home / "campaigns" / name / "journal.sqlite"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def settings() -> Iterator[None]:
+def settings():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in mirror_process.SETTINGS.items():
             patch.setenv(name, value)
@@ -117,7 +114,7 @@ def text_of(uri: str, run_id: str, name: str, folder: Path) -> str:
     return Path(MlflowClient(uri).download_artifacts(run_id, name, str(folder))).read_text(encoding="utf-8")
 
 
-def test_a_whole_campaign(journal_path: Path, uri: str, tmp_path: Path) -> None:
+def test_a_whole_campaign(journal_path, uri, tmp_path):
     write_sample(journal_path, 14, campaign=journal_path.parent.name)
     assert catch_up(journal_path, uri)
     parent, children = check_whole(uri, journal_path)
@@ -213,7 +210,7 @@ class Unreliable:
 
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
-def test_any_single_call_may_fail(home: Path, uri: str, stride: int) -> None:
+def test_any_single_call_may_fail(home, uri, stride):
     """Calls of a mirror fail once, before or after MLflow carried them out, each in a campaign of its own."""
     failed = 0
     for nth in range(1, 40, stride):
@@ -239,9 +236,7 @@ def test_any_single_call_may_fail(home: Path, uri: str, stride: int) -> None:
     assert failed > 8 // stride
 
 
-def test_what_mlflow_refuses_is_written_bare_and_an_interruption_is_a_state(
-    journal_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_mlflow_refuses_is_written_bare_and_an_interruption_is_a_state(journal_path, uri, monkeypatch):
     sample = sample_at(journal_path, 3)
     sample.journal.add_event("interrupted", reason="stopped by the user")
     sample.close()
@@ -262,7 +257,7 @@ def test_what_mlflow_refuses_is_written_bare_and_an_interruption_is_a_state(
     assert parent.info.status == "KILLED" and parent.data.tags["tilewright.state"] == "interrupted"
 
 
-def test_it_ends_when_its_campaign_was_killed(journal_path: Path, home: Path, uri: str) -> None:
+def test_it_ends_when_its_campaign_was_killed(journal_path, home, uri):
     """The process that started the mirror dies without a word; the mirror writes the rest and ends."""
     sample_at(journal_path, 3).close()
     script = (

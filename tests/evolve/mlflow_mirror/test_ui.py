@@ -1,7 +1,5 @@
 """MLflow's server: its address, the campaigns its store lacks; a server that comes late gets everything."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -28,7 +26,7 @@ def campaign(home: Path, name: str = "quickstart-001") -> Path:
     return home / "campaigns" / name / "journal.sqlite"
 
 
-def test_no_store_and_no_campaign_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_store_and_no_campaign_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.delenv(mirror_process.URI_VARIABLE, raising=False)
     with pytest.raises(UserError, match=r"no MLflow store at sqlite:.*tilewright run quickstart"):
         ui.serve_ui(tmp_path, print)
@@ -37,7 +35,7 @@ def test_no_store_and_no_campaign_is_one_sentence(tmp_path: Path, monkeypatch: p
         ui.serve_ui(tmp_path, print)
 
 
-def test_a_taken_port_gives_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_gives_the_next_one(monkeypatch):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -52,7 +50,7 @@ def test_a_taken_port_gives_the_next_one(monkeypatch: pytest.MonkeyPatch) -> Non
         ui.free_port("127.0.0.1", 0)
 
 
-def test_a_server_of_this_machine_alone_answers_to_its_own_name() -> None:
+def test_a_server_of_this_machine_alone_answers_to_its_own_name():
     made = ui.server_environment({"A": "b", "MLFLOW_SERVER_ALLOWED_HOSTS": "mine"}, "127.0.0.1")
     assert made["MLFLOW_SERVER_ALLOWED_HOSTS"] == "mine" and made["A"] == "b"
     assert made["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] == f"http://{ui.OWN_NAME}:*"
@@ -62,7 +60,7 @@ def test_a_server_of_this_machine_alone_answers_to_its_own_name() -> None:
     assert (ui.link_host("0.0.0.0"), ui.link_host("localhost")) == ("0.0.0.0", ui.OWN_NAME)
 
 
-def test_pages_show_runs_first_unless_the_browser_remembers_another_choice() -> None:
+def test_pages_show_runs_first_unless_the_browser_remembers_another_choice():
     from starlette.responses import HTMLResponse
     from starlette.testclient import TestClient
 
@@ -78,7 +76,7 @@ def test_pages_show_runs_first_unless_the_browser_remembers_another_choice() -> 
     assert client.get("/api", headers={"if-none-match": "x"}).status_code == 304
 
 
-def test_which_campaigns_are_late(tmp_path: Path) -> None:
+def test_which_campaigns_are_late(tmp_path):
     uri = mirror_process.store_uri(tmp_path, {})
     complete, late, empty = (campaign(tmp_path, f"c-00{n}") for n in (1, 2, 3))
     write_sample(complete, 2)
@@ -94,7 +92,7 @@ def test_which_campaigns_are_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path: Path) -> None:
+def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path):
     """A mirror writes to a server that is not there yet; ``serve_ui`` makes its own store from other journals."""
     here, there = campaign(tmp_path / "here", "other-001"), campaign(tmp_path / "there")
     port = ui.free_port("127.0.0.1", 5700)

@@ -1,7 +1,5 @@
 """The campaign's view in MLflow: influential parameters first, in the size of a tag."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import given
@@ -12,7 +10,7 @@ from tilewright.evolve.mlflow_mirror.content import CampaignProgress
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 
-def test_parameters_that_explain_rates_come_first() -> None:
+def test_parameters_that_explain_rates_come_first():
     tiles = [({"tile": t, "walk": w, "fixed": 1}, 100.0 * t + w) for t in (1, 2, 4) for w in (1, 2, 3)]
     numbered = [({"number": n, "tile": n % 2}, 100.0 + 50.0 * (n % 2)) for n in range(8)]
     for rated, expected in (
@@ -24,7 +22,7 @@ def test_parameters_that_explain_rates_come_first() -> None:
 
 
 @given(st.lists(st.text("abcdefgh_", min_size=1, max_size=200), unique=True, max_size=40))
-def test_the_view_fits_a_tag_however_many_genes(genes: list[str]) -> None:
+def test_the_view_fits_a_tag_however_many_genes(genes):
     text = view.view_state("0123456789abcdef", "TFLOP/s", "modelled", genes)
     assert len(text) <= view.LONGEST
     state = json.loads(text)
@@ -32,7 +30,7 @@ def test_the_view_fits_a_tag_however_many_genes(genes: list[str]) -> None:
     assert {"metrics.`gain_modelled`", "tags.`parents`"} <= set(state["selectedColumns"])
 
 
-def test_a_candidate_carries_the_progress_of_its_campaign() -> None:
+def test_a_candidate_carries_the_progress_of_its_campaign():
     def evaluation(fitness: float | None, verdict: Verdict = Verdict.INCORRECT) -> Evaluation:
         verdict, reason = (Verdict.OK, "") if fitness else (verdict, "gate exact reads 3 dB")
         common = {"genome": "g", "target": "tpu7x", "suite": "s", "stage": Stage.MEASURE}

@@ -1,9 +1,6 @@
 """Promotion: what is refused and why, what is written, and that nothing half-done is left."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -32,21 +29,19 @@ from tilewright.fitness.evaluation import Evaluation, Verdict
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Path:
+def campaign(tmp_path):
     return write_campaign(tmp_path / "home")
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> LibraryWriter:
+def writer(tmp_path):
     return LibraryWriter(tmp_path / "library")
 
 
 # -- what is written ---------------------------------------------------------------------------------
 
 
-def test_a_winner_is_verified_on_ten_times_the_inputs_and_written_whole(
-    campaign: Path, writer: LibraryWriter
-) -> None:
+def test_a_winner_is_verified_on_ten_times_the_inputs_and_written_whole(campaign, writer):
     pools: list[FormulaPool] = []
 
     def make(resolved: Resolved) -> FormulaPool:
@@ -81,9 +76,7 @@ def test_a_winner_is_verified_on_ten_times_the_inputs_and_written_whole(
     }
 
 
-def test_a_promotion_is_noted_in_the_journal_and_is_no_part_of_the_campaigns_time(
-    campaign: Path, writer: LibraryWriter
-) -> None:
+def test_a_promotion_is_noted_in_the_journal_and_is_no_part_of_the_campaigns_time(campaign, writer):
     from tilewright.evolve.report.data import load
 
     with Journal(campaign / JOURNAL) as journal:
@@ -96,7 +89,7 @@ def test_a_promotion_is_noted_in_the_journal_and_is_no_part_of_the_campaigns_tim
     assert event.kind == "promoted" and event.detail["version"] == outcome.version
 
 
-def test_the_next_winner_is_compared_with_the_incumbent(campaign: Path, writer: LibraryWriter) -> None:
+def test_the_next_winner_is_compared_with_the_incumbent(campaign, writer):
     run(campaign, writer)
     outcome = run(campaign, writer, Options(candidate="2"))
     assert outcome.judgement.gain == pytest.approx(50 / 40)
@@ -105,7 +98,7 @@ def test_the_next_winner_is_compared_with_the_incumbent(campaign: Path, writer: 
         run(campaign, writer, Options(candidate=OTHER.id[:8]))
 
 
-def test_a_table_gives_each_shape_its_kernel(campaign: Path, writer: LibraryWriter, tmp_path: Path) -> None:
+def test_a_table_gives_each_shape_its_kernel(campaign, writer, tmp_path):
     def seconds(genome: Genome, workload: str) -> float:
         fast = CHILD if workload == "256x256x512" else OTHER
         return 50e-6 if genome == fast else 70e-6
@@ -126,7 +119,7 @@ def test_a_table_gives_each_shape_its_kernel(campaign: Path, writer: LibraryWrit
         run(campaign, writer, Options(table=table))
 
 
-def test_regions_of_other_shapes_stay(campaign: Path, writer: LibraryWriter) -> None:
+def test_regions_of_other_shapes_stay(campaign, writer):
     run(campaign, writer)
     version, receipt, dispatch = writer.version(OPERATOR)
     entry = dispatch["targets"]["tpu7x"]
@@ -158,9 +151,7 @@ def loses_six_percent(genome: Genome, workload: str) -> float:
     return 50e-6 if workload == "256x256x512" else 100e-6 / 0.94
 
 
-def test_a_win_on_average_that_loses_six_percent_on_one_shape_is_refused(
-    campaign: Path, writer: LibraryWriter
-) -> None:
+def test_a_win_on_average_that_loses_six_percent_on_one_shape_is_refused(campaign, writer):
     with pytest.raises(Refusal) as refused:
         run(campaign, writer, seconds=loses_six_percent)
     text = str(refused.value)
@@ -169,7 +160,7 @@ def test_a_win_on_average_that_loses_six_percent_on_one_shape_is_refused(
     assert not writer.root.exists(), "a refused promotion writes nothing"
 
 
-def test_a_forced_promotion_says_so_for_ever(campaign: Path, writer: LibraryWriter) -> None:
+def test_a_forced_promotion_says_so_for_ever(campaign, writer):
     outcome = run(campaign, writer, Options(force_reason="only used on small shapes"), loses_six_percent)
     entry = writer.version(OPERATOR)[1]["targets"]["tpu7x"]
     assert entry["forced"] == "only used on small shapes" and "loses 6.0 %" in entry["overruled"]
@@ -182,9 +173,7 @@ def test_a_forced_promotion_says_so_for_ever(campaign: Path, writer: LibraryWrit
         run(campaign, writer, Options(force_reason=" "))
 
 
-def test_a_kernel_that_fails_its_re_verification_is_refused_whatever_the_reason(
-    campaign: Path, writer: LibraryWriter
-) -> None:
+def test_a_kernel_that_fails_its_re_verification_is_refused_whatever_the_reason(campaign, writer):
     def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
         if job.genome != CHILD or job.index < 3:
             return evaluation
@@ -200,7 +189,7 @@ def test_a_kernel_that_fails_its_re_verification_is_refused_whatever_the_reason(
     assert not writer.root.exists()
 
 
-def test_a_library_kernel_that_fails_now_sets_no_bar(campaign: Path, writer: LibraryWriter) -> None:
+def test_a_library_kernel_that_fails_now_sets_no_bar(campaign, writer):
     run(campaign, writer)
 
     def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
@@ -213,7 +202,7 @@ def test_a_library_kernel_that_fails_now_sets_no_bar(campaign: Path, writer: Lib
     assert name == f"library's {CHILD.id}" and "illegal instruction" in reason
 
 
-def test_figures_that_do_not_repeat_are_refused(campaign: Path, writer: LibraryWriter) -> None:
+def test_figures_that_do_not_repeat_are_refused(campaign, writer):
     def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
         figures = [
             f.model_copy(update={"seconds": f.seconds * (1 + job.index)}) for f in evaluation.workloads
@@ -234,9 +223,7 @@ def test_figures_that_do_not_repeat_are_refused(campaign: Path, writer: LibraryW
         (Options(name="../up"), "operator '../up' must be"),
     ],
 )
-def test_bad_options_are_one_sentence(
-    campaign: Path, writer: LibraryWriter, options: Options, words: str
-) -> None:
+def test_bad_options_are_one_sentence(campaign, writer, options, words):
     with pytest.raises(UserError) as refused:
         run(campaign, writer, options)
     assert words in str(refused.value) and one_sentence(str(refused.value))
@@ -246,7 +233,7 @@ def test_bad_options_are_one_sentence(
 # -- measured targets --------------------------------------------------------------------------------
 
 
-def test_measured_gains_are_paired_and_have_intervals(tmp_path: Path, writer: LibraryWriter) -> None:
+def test_measured_gains_are_paired_and_have_intervals(tmp_path, writer):
     folder = write_campaign(tmp_path / "measured", target="h200")
     (folder / "dispatch.json").write_text(
         json.dumps({"entries": [{"workload": {"id": "256x256x512"}, "genome": OTHER.id}]})
@@ -262,13 +249,13 @@ def test_measured_gains_are_paired_and_have_intervals(tmp_path: Path, writer: Li
     assert writer.version(OPERATOR)[1]["targets"]["h200"]["shapes"][0]["kind"] == "measured"
 
 
-def test_a_measured_gain_within_the_noise_is_refused(tmp_path: Path, writer: LibraryWriter) -> None:
+def test_a_measured_gain_within_the_noise_is_refused(tmp_path, writer):
     folder = write_campaign(tmp_path / "measured", target="h200")
     with pytest.raises(Refusal, match=r"measured, 95 % interval 0\.99.* to 1\.0.*\) is no gain"):
         run(folder, writer, seconds=lambda genome, workload: 1e-4)
 
 
-def test_a_kernel_that_fails_while_it_is_timed_is_refused(tmp_path: Path, writer: LibraryWriter) -> None:
+def test_a_kernel_that_fails_while_it_is_timed_is_refused(tmp_path, writer):
     folder = write_campaign(tmp_path / "measured", target="h200")
 
     def make(resolved: Resolved) -> FormulaPool:
@@ -281,7 +268,7 @@ def test_a_kernel_that_fails_while_it_is_timed_is_refused(tmp_path: Path, writer
 # -- what was never judged well enough ---------------------------------------------------------------
 
 
-def test_what_only_an_interpreter_has_judged_is_refused(tmp_path: Path, writer: LibraryWriter) -> None:
+def test_what_only_an_interpreter_has_judged_is_refused(tmp_path, writer):
     folder = write_campaign(tmp_path / "interpreted", target="interpreter")
     with pytest.raises(UserError) as refused:
         run(folder, writer)
@@ -289,7 +276,7 @@ def test_what_only_an_interpreter_has_judged_is_refused(tmp_path: Path, writer: 
     assert one_sentence(str(refused.value)) and not writer.root.exists()
 
 
-def test_a_shape_without_a_reading_of_its_gates_is_refused(campaign: Path, writer: LibraryWriter) -> None:
+def test_a_shape_without_a_reading_of_its_gates_is_refused(campaign, writer):
     def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
         kept = tuple(r for r in evaluation.gates if r.workload != SHAPES[1])
         return evaluation.model_copy(update={"gates": kept})

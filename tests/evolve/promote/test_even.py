@@ -1,7 +1,5 @@
 """A modelled gain within the model's error is a tie, unless both are one source under another schedule."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

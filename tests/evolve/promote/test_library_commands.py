@@ -1,7 +1,5 @@
 """The library promotions go into: sabotage is reported and never served, writers lose nothing, old versions return."""
 
-from __future__ import annotations
-
 import multiprocessing
 from pathlib import Path
 
@@ -20,12 +18,12 @@ from tilewright.library import store
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Path:
+def campaign(tmp_path):
     return write_campaign(tmp_path / "home")
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> LibraryWriter:
+def writer(tmp_path):
     return LibraryWriter(tmp_path / "library")
 
 
@@ -61,9 +59,7 @@ SABOTAGE = ("edited kernel", "missing receipt", "truncated dispatch", "truncated
 
 
 @pytest.mark.parametrize("how", SABOTAGE)
-def test_sabotage_is_reported_refused_and_never_served(
-    campaign: Path, writer: LibraryWriter, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sabotage_is_reported_refused_and_never_served(campaign, writer, how, capsys):
     run(campaign, writer)
     words = damage(writer, how)
     assert cli.main(["library", "verify", "--files", "--library", str(writer.library)]) == 2
@@ -83,7 +79,7 @@ def test_sabotage_is_reported_refused_and_never_served(
         serve()
 
 
-def test_a_promotion_behind_the_back_of_another_is_refused(campaign: Path, writer: LibraryWriter) -> None:
+def test_a_promotion_behind_the_back_of_another_is_refused(campaign, writer):
     def meanwhile(job: Job, evaluation: Evaluation) -> Evaluation:
         if job.index == 0 and not writer.root.exists():
             run(campaign, writer, Options(candidate="2"))
@@ -102,7 +98,7 @@ def _add_many(library: str, process: int) -> None:
             writer.add("a/b", files, {"process": process, "number": number}, {"action": "promote"})
 
 
-def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_nothing(tmp_path):
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_add_many, args=(str(tmp_path), n)) for n in range(4)]
     for process in writers:
@@ -117,9 +113,7 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", range(6))
-def test_a_writer_killed_anywhere_leaves_the_old_state(
-    campaign: Path, writer: LibraryWriter, after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_killed_anywhere_leaves_the_old_state(campaign, writer, after, monkeypatch):
     run(campaign, writer)
     before = writer.version(OPERATOR)[0]
     writes = 0
@@ -144,7 +138,7 @@ def test_a_writer_killed_anywhere_leaves_the_old_state(
 # -- looking after it --------------------------------------------------------------------------------
 
 
-def test_rollback_and_gc(campaign: Path, writer: LibraryWriter) -> None:
+def test_rollback_and_gc(campaign, writer):
     first = run(campaign, writer).version
     second = run(campaign, writer, Options(candidate="2")).version
     assert rollback(writer, OPERATOR, None, "slower in production") == (second, first)
@@ -176,9 +170,7 @@ def test_rollback_and_gc(campaign: Path, writer: LibraryWriter) -> None:
         rollback(writer, OPERATOR, None, None)
 
 
-def test_unknown_versions_and_folders_are_one_sentence(
-    campaign: Path, writer: LibraryWriter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_versions_and_folders_are_one_sentence(campaign, writer, tmp_path, capsys):
     run(campaign, writer)
     (tmp_path / "file").write_text("")
     library = ["--library", str(writer.library)]

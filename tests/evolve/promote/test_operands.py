@@ -1,13 +1,11 @@
 """Operands of a promoted version tell its dimensions."""
 
-from __future__ import annotations
-
 import pytest
 
 from tilewright.library import operands
 
 
-def test_operands_are_functions_of_the_dimensions() -> None:
+def test_operands_are_functions_of_the_dimensions():
     from tilewright.evolve.promote.version_files import fitted_operands
     from tilewright.seeds.catalogue import load_operator
 

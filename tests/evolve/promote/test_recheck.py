@@ -1,10 +1,7 @@
 """Rechecks: everyone answers again here; who fails is no longer served, and losses are told."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -37,12 +34,12 @@ NEWER = {"jax": "0.11.2", "libtpu": "0.0.60"}
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Path:
+def campaign(tmp_path):
     return write_campaign(tmp_path / "home")
 
 
 @pytest.fixture
-def writer(tmp_path: Path, campaign: Path) -> LibraryWriter:
+def writer(tmp_path, campaign):
     """A library where ``CHILD`` was promoted first and ``OTHER`` serves now."""
     writer = LibraryWriter(tmp_path / "library")
     run(campaign, writer)
@@ -92,7 +89,7 @@ def table(writer: LibraryWriter) -> dict[str, str]:
     return {region["workload"]: region["kernel"] for region in regions}
 
 
-def test_a_sound_table_gets_a_version_that_says_what_was_verified_where(writer: LibraryWriter) -> None:
+def test_a_sound_table_gets_a_version_that_says_what_was_verified_where(writer):
     before = writer.version(OPERATOR)[0]
     (finding,) = recheck(writer)
     version, receipt, dispatch = writer.version(OPERATOR)
@@ -112,7 +109,7 @@ def test_a_sound_table_gets_a_version_that_says_what_was_verified_where(writer: 
     assert library_commands.rollback(writer, OPERATOR, None, None) == (version, before)
 
 
-def test_a_kernel_that_fails_is_dropped(tmp_path: Path, campaign: Path) -> None:
+def test_a_kernel_that_fails_is_dropped(tmp_path, campaign):
     """Two kernels serve a shape each; the one that fails here is dropped, its file with it, and the other serves."""
     writer = LibraryWriter(tmp_path / "library")
     both = tmp_path / "table.json"
@@ -134,7 +131,7 @@ def test_a_kernel_that_fails_is_dropped(tmp_path: Path, campaign: Path) -> None:
     assert "pallas" in source
 
 
-def test_where_nothing_passes_nothing_is_served(writer: LibraryWriter) -> None:
+def test_where_nothing_passes_nothing_is_served(writer):
     found = recheck(writer, failing(OTHER))
     assert not all(finding.good for finding in found)
     assert "no kernel serves 256x256x512, 512x512x512" in found[0].sentence
@@ -144,7 +141,7 @@ def test_where_nothing_passes_nothing_is_served(writer: LibraryWriter) -> None:
     assert writer.index(OPERATOR)["history"][-1]["dropped"] == list(SHAPES)
 
 
-def test_a_loss_is_told(writer: LibraryWriter) -> None:
+def test_a_loss_is_told(writer):
     *slow, summary = recheck(writer, seconds=lambda genome, workload: 60e-6)
     assert [s.sentence.split(" takes ")[1][:40] for s in slow] == [
         "60.00 us here, 50.0 % more than the 40.0"
@@ -153,9 +150,7 @@ def test_a_loss_is_told(writer: LibraryWriter) -> None:
     assert all(f.good for f in (*slow, summary)) and set(table(writer).values()) == {OTHER.id}
 
 
-def test_what_was_promoted_elsewhere_or_changed_meanwhile_is_refused(
-    writer: LibraryWriter, campaign: Path
-) -> None:
+def test_what_was_promoted_elsewhere_or_changed_meanwhile_is_refused(writer, campaign):
     with pytest.raises(UserError, match="not promoted for v6e"):
         recheck(writer, target="v6e")
     with pytest.raises(UserError, match="times nothing"):
@@ -170,7 +165,7 @@ def test_what_was_promoted_elsewhere_or_changed_meanwhile_is_refused(
         recheck(writer, meanwhile)
 
 
-def test_on_a_device_times_are_those_of_the_comparison(tmp_path: Path) -> None:
+def test_on_a_device_times_are_those_of_the_comparison(tmp_path):
     """On a device every kernel is timed in rounds; what another compiler made of it is left out."""
     writer, folder = LibraryWriter(tmp_path / "library"), write_campaign(tmp_path / "home", target="h200")
     run(folder, writer)

@@ -1,11 +1,8 @@
 """What a promoted function that was taken in brings along: its reference, which needs nothing of tilewright."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,9 +51,7 @@ def _packed(operator: TakenOperator) -> bytes | None:
 
 
 @pytest.mark.parametrize("said", ["torch.softmax", "plain", "Model", "run"])
-def test_it_answers_as_the_operator_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str
-) -> None:
+def test_it_answers_as_the_operator_does(tmp_path, capsys, said):
     (tmp_path / "23_rows.py").write_text(FILE)
     (tmp_path / "rows.json").write_text(
         json.dumps({"reference": "import torch\n\ndef run(x):\n    return torch.softmax(x, -1)\n"})
@@ -79,7 +74,7 @@ def test_it_answers_as_the_operator_does(
     assert not capsys.readouterr().out
 
 
-def test_one_that_needs_a_file_beside_it_or_is_the_kernel_itself_stays_out(tmp_path: Path) -> None:
+def test_one_that_needs_a_file_beside_it_or_is_the_kernel_itself_stays_out(tmp_path):
     (tmp_path / "more.py").write_text("def twice(x):\n    return 2 * x\n")
     (tmp_path / "rows.py").write_text("from more import twice\n\ndef plain(x):\n    return twice(x)\n")
     assert _packed(_operator(f"{tmp_path / 'rows.py'}:plain")) is None

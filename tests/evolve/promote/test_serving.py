@@ -1,7 +1,5 @@
 """Who is evaluated where: kernels that are legal, or chosen by the library's dispatch, on a part of a suite only."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -30,7 +28,7 @@ SHORT, ODD = "256x256x512", "256x256x768"
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Path:
+def family(tmp_path):
     """The small GEMM, whose tiled kernel says what it cannot do, with a suite of which it can do a half."""
     folder = tmp_path / "ruled"
     shutil.copytree(FAMILY, folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -62,7 +60,7 @@ def promoted(
     return folder, winner, other
 
 
-def test_on_a_device_everyone_is_compared_where_it_serves(family: Path, tmp_path: Path) -> None:
+def test_on_a_device_everyone_is_compared_where_it_serves(family, tmp_path):
     writer = LibraryWriter(tmp_path / "library")
     folder, winner, other = promoted(family, tmp_path / "home", writer, "h200")
 
@@ -75,7 +73,7 @@ def test_on_a_device_everyone_is_compared_where_it_serves(family: Path, tmp_path
     assert gains == {SHORT: pytest.approx(5 / 4, rel=0.05), ODD: pytest.approx(10 / 4, rel=0.05)}
 
 
-def test_a_nominated_kernel_must_serve_what_it_is_promoted_for(family: Path, tmp_path: Path) -> None:
+def test_a_nominated_kernel_must_serve_what_it_is_promoted_for(family, tmp_path):
     writer = LibraryWriter(tmp_path / "library")
     folder, *_ = promoted(family, tmp_path / "home", writer)
     before = writer.index(OPERATOR)["current"]
@@ -87,7 +85,7 @@ def test_a_nominated_kernel_must_serve_what_it_is_promoted_for(family: Path, tmp
     assert writer.index(OPERATOR)["current"] == before
 
 
-def test_shapes_of_a_candidate_that_fails_go_to_the_next_best(family: Path, tmp_path: Path) -> None:
+def test_shapes_of_a_candidate_that_fails_go_to_the_next_best(family, tmp_path):
     """And its failure is told in the receipt; without another that is legal there, the promotion is refused."""
     writer = LibraryWriter(tmp_path / "library")
     folder, winner, other = promoted(family, tmp_path / "home", writer)

@@ -1,9 +1,5 @@
 """One promotion with nothing made up: real kernels, the real cascade, and the checks of what was written."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from testkit.promote_campaign import CHILD, FormulaPool, quick_child, write_campaign
@@ -39,7 +35,7 @@ class CascadePool(FormulaPool):
         )
 
 
-def test_a_kernel_is_verified_written_and_still_right_without_tilewright(tmp_path: Path) -> None:
+def test_a_kernel_is_verified_written_and_still_right_without_tilewright(tmp_path):
     pytest.importorskip("libtpu")
     folder, writer = write_campaign(tmp_path / "home"), LibraryWriter(tmp_path / "library", "small")
     options = Options(rounds=1, force_reason="its speed is not the point here")

@@ -1,7 +1,5 @@
 """What a model is told, what of its reply is used, and what a call costs; ``test_llm_cli`` runs campaigns."""
 
-from __future__ import annotations
-
 import pytest
 
 from tilewright.evolve.proposers.llm.client import TokenBudget
@@ -47,9 +45,7 @@ def build(params):
         ("gfx950", "gemm_fp8_blockwise/gemm_nt", ["160 KiB of shared memory", "triton.language"]),
     ],
 )
-def test_a_model_is_told_the_device_the_gates_and_the_imports(
-    target: str, operator: str, told: list[str]
-) -> None:
+def test_a_model_is_told_the_device_the_gates_and_the_imports(target, operator, told):
     gates = load_operator(operator).gates
     found = "\n".join(facts_of(load_target(target), gates))
     assert all(words in found for words in told), found
@@ -69,7 +65,7 @@ def block(search: str, replace: str) -> str:
     return f"<<<<<<< SEARCH\n{search}=======\n{replace}>>>>>>> REPLACE\n"
 
 
-def test_a_reply_is_blocks_in_order_or_a_whole_module() -> None:
+def test_a_reply_is_blocks_in_order_or_a_whole_module():
     blocks = block("    y = 2\n", "    y = 3\n") + "and\n" + block("    return x\n", "    return y\n")
     edit = read_reply(f"SUMMARY: more\n{blocks}", PARENT)
     assert edit.source == PARENT.replace("y = 2", "y = 3").replace("return x", "return y")
@@ -89,12 +85,12 @@ def test_a_reply_is_blocks_in_order_or_a_whole_module() -> None:
         ("x" * 300_000, "at most"),
     ],
 )
-def test_an_unusable_reply_says_why(reply: str, words: str) -> None:
+def test_an_unusable_reply_says_why(reply, words):
     with pytest.raises(EditError, match=words):
         read_reply(reply, PARENT)
 
 
-def test_a_call_without_an_answer_is_charged_in_full() -> None:
+def test_a_call_without_an_answer_is_charged_in_full():
     budget = TokenBudget(1000)
     budget.reserve(600)
     budget.settle(600, None)

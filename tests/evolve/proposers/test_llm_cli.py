@@ -1,7 +1,5 @@
 """``tilewright run --llm-...`` against a local server: every way an answer can go wrong, then replays without it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import deque
@@ -85,7 +83,7 @@ def judge(job: Job) -> Evaluation:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cli(tmp_path, monkeypatch):
     """The command's home, with a key in the environment and the workers replaced."""
     monkeypatch.setattr("tilewright.evolve.run.make_pool", InlinePool)
     monkeypatch.setenv("TILEWRIGHT_LLM_API_KEY", SECRET)
@@ -192,7 +190,7 @@ def ask(home: Path, server: ScriptedServer, *more: str) -> int:
     return run(home, file, "--llm-base-url", server.url, "--llm-model", "m", *LIMITS, *more)
 
 
-def test_every_kind_of_answer_and_a_replay_without_the_server(cli: Path) -> None:
+def test_every_kind_of_answer_and_a_replay_without_the_server(cli):
     with scripted_server(SCRIPT) as server:
         assert ask(cli, server) == 0
         assert set(server.keys) == {f"Bearer {SECRET}"}
@@ -235,9 +233,7 @@ def replay_is_exact(home: Path) -> None:
     assert content(home, "asked-002") == content(home, "asked-001") == content(home, "asked-003")
 
 
-def test_a_spent_budget_leaves_the_rest_to_other_proposers(
-    cli: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_spent_budget_leaves_the_rest_to_other_proposers(cli, caplog):
     with scripted_server([whole(f"idea {number}", number) for number in range(1, 20)]) as server:
         assert ask(cli, server, "--set", "llm.total_tokens=3500", "--set", "llm.completion_tokens=1000") == 0
         asked = len(server.requests)
@@ -258,9 +254,7 @@ def test_a_spent_budget_leaves_the_rest_to_other_proposers(
 
 
 @pytest.mark.parametrize(("status", "said"), [(401, "HTTP 401 from"), (0, "no connection to")])
-def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(
-    cli: Path, capsys: pytest.CaptureFixture[str], status: int, said: str
-) -> None:
+def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(cli, capsys, status, said):
     answers = [Answer(status=status, raw=b'{"error": {"message": "no"}}')] if status else [LATE]
     with scripted_server(answers) as server:
         url = server.url if status else "http://127.0.0.1:1/v1"
@@ -291,7 +285,7 @@ def to(server: ScriptedServer, url: str, key: str, seconds: float, retries: int)
     return OpenAIEndpoint(server.url, key, seconds, retries)
 
 
-def test_a_replay_starts_from_the_campaigns_that_its_record_started_from(cli: Path) -> None:
+def test_a_replay_starts_from_the_campaigns_that_its_record_started_from(cli):
     with scripted_server([whole(f"idea {number}", number) for number in range(1, 40)]) as server:
         assert ask(cli, server) == 0
     assert run(cli, campaign_file(cli), "--evaluations", "6") == 0, "a newer campaign to transfer from"
@@ -299,7 +293,7 @@ def test_a_replay_starts_from_the_campaigns_that_its_record_started_from(cli: Pa
     assert content(cli, "asked-003") == content(cli, "asked-001")
 
 
-def test_exchanges_are_traces_in_mlflow(cli: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchanges_are_traces_in_mlflow(cli, monkeypatch):
     for name, value in mirror_process.SETTINGS.items():
         monkeypatch.setenv(name, value)
     with scripted_server([UNPARSABLE, diff("good diff"), MALFORMED, whole("idea", 9)]) as server:
@@ -332,18 +326,14 @@ def test_exchanges_are_traces_in_mlflow(cli: Path, monkeypatch: pytest.MonkeyPat
         (["--set", "search.proposers=[]"], "search.proposers"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(
-    cli: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
+def test_bad_input_is_one_sentence_and_leaves_nothing(cli, capsys, arguments, words):
     assert run(cli, campaign_file(cli), *arguments) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.strip().splitlines()) == 1
     assert not list((cli / "home").glob("campaigns/*"))
 
 
-def test_a_server_on_this_machine_needs_no_key_and_a_model_may_be_the_only_proposer(
-    cli: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_on_this_machine_needs_no_key_and_a_model_may_be_the_only_proposer(cli, monkeypatch):
     monkeypatch.delenv("TILEWRIGHT_LLM_API_KEY")
     refusals = [UNMATCHED] * 3
     with scripted_server([*refusals, *(whole(f"idea {number}", number) for number in (1, 2))]) as server:

@@ -1,7 +1,5 @@
 """Niches: a new structure is opened at once, tuned by itself, and its rule gets the credit; others are left alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -119,11 +117,11 @@ def run(seed: int, *, niches: bool, evaluations: int = 44, lag: int = 8, source:
 
 
 @pytest.fixture(scope="module")
-def campaign() -> Campaign:
+def campaign():
     return run(0, niches=True)
 
 
-def test_a_niche_gets_its_rungs_and_no_more(campaign: Campaign) -> None:
+def test_a_niche_gets_its_rungs_and_no_more(campaign):
     opened = [
         c for c in campaign.history.candidates if c.mutation.proposer == NAME and RULE in c.mutation.detail
     ]
@@ -136,14 +134,14 @@ def test_a_niche_gets_its_rungs_and_no_more(campaign: Campaign) -> None:
     assert len({c.genome.id for c in opened}) == len(opened) and points
 
 
-def test_tuning_by_itself_finds_what_competition_at_once_does_not() -> None:
+def test_tuning_by_itself_finds_what_competition_at_once_does_not():
     with_niches = [run(seed, niches=True).history.best for seed in range(3)]
     without = [run(seed, niches=False).history.best for seed in range(3)]
     better, before = (np.mean([b[1].fitness or 0.0 for b in found if b]) for found in (with_niches, without))
     assert better > 1.1 * before, (better, before)
 
 
-def test_the_best_of_a_niche_is_offered_to_the_other_rules() -> None:
+def test_the_best_of_a_niche_is_offered_to_the_other_rules():
     """An operand is computed once, and the product that is left is lowered, each rule once."""
     source = (CORPUS / "triton" / "matmul_packed_weights.py").read_text()
     found = run(0, niches=True, evaluations=24, source=source).history.candidates
@@ -156,7 +154,7 @@ def test_the_best_of_a_niche_is_offered_to_the_other_rules() -> None:
     assert parent.genome.source_id == once.genome.source_id
 
 
-def test_parameters_are_transferred_by_name_and_by_meaning() -> None:
+def test_parameters_are_transferred_by_name_and_by_meaning():
     space = Space.from_source(
         "SPACE = {'stages': (2, 3, 4), 'walk_rows': (1, 4, 8), 'pieces': (1, 2)}\n"
         "DEFAULTS = {'stages': 2, 'walk_rows': 1, 'pieces': 2}\nCONSTRAINTS = {}\n"

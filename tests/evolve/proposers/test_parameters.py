@@ -1,7 +1,5 @@
 """Proposers without a model: legal, new, local, reproducible, and fast enough never to starve a cluster."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ MODEL_FREE = ("parameters", "crossover")
 
 
 @pytest.fixture(scope="module")
-def table() -> Table:
+def table():
     return read_table(SPACES / "conv_rtx3090_fail.json")
 
 
@@ -36,7 +34,7 @@ def campaign(table: Table, seed: int, evaluations: int, lag: int = 1) -> Campaig
     return run
 
 
-def test_proposals_are_legal_new_and_say_what_they_change(table: Table) -> None:
+def test_proposals_are_legal_new_and_say_what_they_change(table):
     run = campaign(table, 5, 300, lag=4)
     genomes = [candidate.genome for candidate in run.history.candidates]
     assert len({genome.id for genome in genomes}) == len(genomes) == 300

@@ -1,7 +1,5 @@
 """The portfolio learns who helps, forgets, never silences anyone, and chooses the same after a resume."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +47,7 @@ def play(portfolio: Portfolio, history: History, rounds: int, worth: dict[str, f
         history.integrate(candidate, evaluation)
 
 
-def test_credit_follows_who_improves_and_changes_sides() -> None:
+def test_credit_follows_who_improves_and_changes_sides():
     portfolio, history = Portfolio([Fixed("a"), Fixed("b"), Fixed("c")]), History()
     play(portfolio, history, 80, {"a": 0.02, "b": 0.0, "c": -1.0})
     portfolio._fold(history)
@@ -62,7 +60,7 @@ def test_credit_follows_who_improves_and_changes_sides() -> None:
     assert portfolio.shares()["b"] > 0.5
 
 
-def test_who_has_nothing_to_offer_is_passed_over() -> None:
+def test_who_has_nothing_to_offer_is_passed_over():
     portfolio = Portfolio([Fixed("a", dry=True), Fixed("b")])
     play(portfolio, History(), 20, {"b": 0.0})
     assert Portfolio([Fixed("a", dry=True)]).propose(History(), 0, np.random.default_rng(0)) is None

@@ -1,13 +1,11 @@
 """The surrogate: better than chance where it counts, reproducible, resumable, at home with several sources."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import ndtr
 
 from testkit.spaces.campaigns import Nowhere, Setting, digest, run_search
-from testkit.spaces.tables import SPACES, Table, TableEvaluator, read_table
+from testkit.spaces.tables import SPACES, TableEvaluator, read_table
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.proposers.surrogate import proposer as surrogate
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces
@@ -23,18 +21,18 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 
 @pytest.fixture(scope="module")
-def table() -> Table:
+def table():
     return read_table(SPACES / "conv_rtx3090_fail.json")
 
 
-def test_far_better_than_random_on_a_recorded_space_with_failures(table: Table) -> None:
+def test_far_better_than_random_on_a_recorded_space_with_failures(table):
     """Random search needs 200 evaluations for 0.946 on this space (recorded times)."""
     scores = [run_search(table, seed, Setting(budget=45)).curve[-1] for seed in range(3)]
     assert np.median(scores) > 0.94
 
 
 @pytest.mark.parametrize(("seed", "lag", "expected"), [(0, 1, "108042f4133c"), (1, 4, "c597616952a7")])
-def test_the_sequence_is_the_one_written_down(table: Table, seed: int, lag: int, expected: str) -> None:
+def test_the_sequence_is_the_one_written_down(table, seed, lag, expected):
     """Digests taken once: whatever processor, Python or numpy runs this must propose the same points."""
     assert digest(run_search(table, seed, Setting(budget=60, lag=lag))) == expected
 
@@ -100,7 +98,7 @@ def advance(proposer: SurrogateProposer, history: History, until: int, lag: int 
         history.integrate(candidate, evaluate(candidate))
 
 
-def test_several_sources_share_one_model() -> None:
+def test_several_sources_share_one_model():
     history = start()
     advance(SurrogateProposer(Archive(1, 10), space_of), history, 24)
     assert history.best is not None
@@ -108,7 +106,7 @@ def test_several_sources_share_one_model() -> None:
     assert history.best[0].genome.params["block"] == 64
 
 
-def test_a_proposer_made_anew_goes_on_as_the_old_one() -> None:
+def test_a_proposer_made_anew_goes_on_as_the_old_one():
     history = start()
     proposer = SurrogateProposer(Archive(1, 10), space_of)
     advance(proposer, history, 18)
@@ -119,7 +117,7 @@ def test_a_proposer_made_anew_goes_on_as_the_old_one() -> None:
 
 
 @pytest.mark.parametrize("lag", [1, 4])
-def test_so_it_does_when_it_looks_rarely(table: Table, monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
+def test_so_it_does_when_it_looks_rarely(table, monkeypatch, lag):
     """A long campaign proposes in the order of its latest look, which must not depend on when it was asked."""
     monkeypatch.setattr(surrogate, "LOOK_ALWAYS", 0)
     monkeypatch.setattr(surrogate, "LOOK_SHARE", 10)
@@ -135,7 +133,7 @@ def test_so_it_does_when_it_looks_rarely(table: Table, monkeypatch: pytest.Monke
     assert resumed == proposer.propose(campaign.history, 0, rng())
 
 
-def test_a_duplicate_is_as_fit_as_what_it_repeats() -> None:
+def test_a_duplicate_is_as_fit_as_what_it_repeats():
     history = History()
     points = [{"block": 16, "stages": s, "mode": "x"} for s in (1, 2, 4)]
     for index, params in enumerate(points):
@@ -155,7 +153,7 @@ def test_a_duplicate_is_as_fit_as_what_it_repeats() -> None:
     assert records.sources[0].targets == [first, first]  # the third names nothing it repeats
 
 
-def test_observing_bit_by_bit_is_observing_at_once() -> None:
+def test_observing_bit_by_bit_is_observing_at_once():
     rng = np.random.default_rng(1)
     features, targets, fresh = rng.random((20, 3)), rng.standard_normal(20), rng.random((30, 3))
     first = Posterior(features[:12], targets[:12], np.ones(3), Kernel(0.5), noise=2.0**-5, spare=8)
@@ -183,7 +181,7 @@ def test_observing_bit_by_bit_is_observing_at_once() -> None:
     assert np.allclose(spread[8:] ** 2, amplitude * (np.diag(kernel(asked, asked)) - explained), atol=1e-6)
 
 
-def test_points_in_flight_leave_the_mean_and_take_the_doubt_away() -> None:
+def test_points_in_flight_leave_the_mean_and_take_the_doubt_away():
     rng = np.random.default_rng(1)
     features, targets, fresh = rng.random((20, 3)), rng.standard_normal(20), rng.random((30, 3))
     parts = [np.array([0]), np.array([1, 2])]
@@ -197,7 +195,7 @@ def test_points_in_flight_leave_the_mean_and_take_the_doubt_away() -> None:
     assert np.allclose(posterior.predict()[1], pending_spread)
 
 
-def test_promise_tells_points_apart_however_far_they_are_below_the_best() -> None:
+def test_promise_tells_points_apart_however_far_they_are_below_the_best():
     means = np.concatenate([np.linspace(-400.0, -1.0, 500), np.linspace(-1.0, 60.0, 200)[1:]])
     for spread in (1.0, 0.05):
         scores = log_improvement(means * spread, np.full(len(means), spread), 0.0)

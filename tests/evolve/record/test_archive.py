@@ -1,7 +1,5 @@
 """The archive keeps the fittest of every cell, moves bests between islands, and is a pure fold."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from testkit.evaluations import candidate, failed, figures, passed
@@ -20,7 +18,7 @@ def entry(
     return found, passed(found.genome, timed, fitness=fitness, descriptors={"kind": cell})
 
 
-def test_a_cell_keeps_its_fittest_and_the_holder_on_a_tie() -> None:
+def test_a_cell_keeps_its_fittest_and_the_holder_on_a_tie():
     archive = Archive(1, 10)
     for added, kept in (
         (entry(0, 2.0), [0]),
@@ -33,7 +31,7 @@ def test_a_cell_keeps_its_fittest_and_the_holder_on_a_tie() -> None:
         assert [e.candidate.index for e in archive.elites(0)] == kept
 
 
-def test_bests_migrate_around_the_ring() -> None:
+def test_bests_migrate_around_the_ring():
     archive = Archive(3, 2)
     archive.add(*entry(0, 5.0, island=0))
     assert not archive.elites(1)
@@ -44,7 +42,7 @@ def test_bests_migrate_around_the_ring() -> None:
     assert [e.fitness for e in archive.cells.values()] == [5.0]
 
 
-def test_selection_prefers_the_fit_and_reaches_all() -> None:
+def test_selection_prefers_the_fit_and_reaches_all():
     archive = Archive(1, 10)
     rng = np.random.default_rng(0)
     assert archive.select(0, rng) is None

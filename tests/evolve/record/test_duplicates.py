@@ -1,7 +1,5 @@
 """What is presumed to compile alike, and what makes the presumption go away."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -47,18 +45,18 @@ class Compiler:
 
 
 @pytest.fixture(autouse=True)
-def nothing_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_verified(monkeypatch):
     monkeypatch.setattr("tilewright.evolve.record.history.is_verified", lambda genome: False)
 
 
 @pytest.fixture
-def compiler() -> Compiler:
+def compiler():
     return Compiler()
 
 
 def test_sources_that_compiled_alike_are_presumed_to_at_points_that_one_was_tried_at(
-    compiler: Compiler,
-) -> None:
+    compiler,
+):
     for block in range(OFTEN):
         compiler.add(compiler.genome("plain", block=block))
         assert not compiler.passed_over("hinted", block=block), "too little is known of it"
@@ -69,7 +67,7 @@ def test_sources_that_compiled_alike_are_presumed_to_at_points_that_one_was_trie
     assert not compiler.passed_over("other", block=128), "another source"
 
 
-def test_the_nearest_point_decides_whether_two_sources_are_alike(compiler: Compiler) -> None:
+def test_the_nearest_point_decides_whether_two_sources_are_alike(compiler):
     for source in ("plain", "hinted"):
         compiler.add(compiler.genome(source, early=True))
         compiler.add(compiler.genome(source))
@@ -80,7 +78,7 @@ def test_the_nearest_point_decides_whether_two_sources_are_alike(compiler: Compi
     assert not compiler.passed_over("hinted", early=True, block=128)
 
 
-def test_values_of_a_parameter_that_did_not_matter_are_one(compiler: Compiler) -> None:
+def test_values_of_a_parameter_that_did_not_matter_are_one(compiler):
     for piped in (False, True):
         for stages in (1, 2, 3):
             compiler.add(compiler.genome("plain", piped=piped, stages=stages))
@@ -95,8 +93,8 @@ def test_values_of_a_parameter_that_did_not_matter_are_one(compiler: Compiler) -
 
 
 def test_an_edit_that_changed_nothing_is_presumed_to_change_nothing_where_it_is_near(
-    compiler: Compiler,
-) -> None:
+    compiler,
+):
     parent, detail = compiler.genome("plain"), HINT.format("evict_last")
     compiler.add(parent)
     for number in range(OFTEN):
@@ -114,13 +112,13 @@ def test_an_edit_that_changed_nothing_is_presumed_to_change_nothing_where_it_is_
     assert compiler.history.tried(rewritten, (parent, again))
 
 
-def test_one_of_so_many_is_compiled_whatever_is_presumed() -> None:
+def test_one_of_so_many_is_compiled_whatever_is_presumed():
     genomes = [Genome("plain", {"block": n}) for n in range(800)]
     share = sum(map(is_verified, genomes)) / len(genomes)
     assert abs(share - 1 / VERIFIED) < 0.05
 
 
-def test_long_campaigns_forget_what_is_old(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_campaigns_forget_what_is_old(compiler, monkeypatch):
     monkeypatch.setattr("tilewright.evolve.record.duplicates.HELD", 8)
     for block in range(30):
         compiler.add(compiler.genome("plain", block=block))

@@ -1,12 +1,10 @@
 """What proposers see of a campaign: the fittest, what is pending, and what was rewritten."""
 
-from __future__ import annotations
-
 from testkit.evaluations import candidate, failed, figures, passed
 from tilewright.evolve.record.history import LOG_CHARACTERS, History, in_memory
 
 
-def test_the_fittest_come_first_and_earlier_ones_on_a_tie() -> None:
+def test_the_fittest_come_first_and_earlier_ones_on_a_tie():
     history = History()
     for index, fitness in enumerate((3.0, None, 5.0, 5.0, 4.0)):
         made = candidate(index)
@@ -22,5 +20,5 @@ def test_the_fittest_come_first_and_earlier_ones_on_a_tie() -> None:
     assert history.candidates[1].genome.id in history and "nobody" not in history
 
 
-def test_logs_are_kept_short_in_memory() -> None:
+def test_logs_are_kept_short_in_memory():
     assert len(in_memory(failed(log="x" * 9000)).log) == LOG_CHARACTERS

@@ -1,9 +1,6 @@
 """Where campaigns live: what is no home is told, rather than taken for an empty one."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +8,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.home import campaigns, find_campaign
 
 
-def test_a_home_that_cannot_be_read_is_not_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch):
     assert campaigns(tmp_path / "not yet") == []
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"home: .*file is not a readable folder\."):

@@ -1,9 +1,6 @@
 """The journal loses nothing, refuses change, and has one writer."""
 
-from __future__ import annotations
-
 import sqlite3
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +26,7 @@ def made(index: int, params: dict | None = None, source: str = "x = 1\n") -> Can
 
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.dictionaries(st.text(min_size=1, max_size=6), values, max_size=4), min_size=1, max_size=6))
-def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, points: list[dict]) -> None:
+def test_what_is_written_is_read_back(tmp_path_factory, points):
     path = tmp_path_factory.mktemp("journal") / "j.sqlite"
     written = [made(n, params) for n, params in enumerate(points)]
     with Journal(path, write=True, create=True) as journal:
@@ -47,7 +44,7 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
 @pytest.mark.parametrize(
     "table", ["meta", "sources", "candidates", "evaluations", "reference_points", "events"]
 )
-def test_rows_can_be_neither_changed_nor_deleted(tmp_path: Path, table: str) -> None:
+def test_rows_can_be_neither_changed_nor_deleted(tmp_path, table):
     path = tmp_path / "j.sqlite"
     with Journal(path, write=True, create=True) as journal:
         journal.add_candidate(made(0))
@@ -62,7 +59,7 @@ def test_rows_can_be_neither_changed_nor_deleted(tmp_path: Path, table: str) -> 
         db.execute(f"UPDATE {table} SET {column} = {column}")
 
 
-def test_an_evaluation_is_recorded_once(tmp_path: Path) -> None:
+def test_an_evaluation_is_recorded_once(tmp_path):
     with Journal(tmp_path / "j.sqlite", write=True, create=True) as journal:
         journal.add_candidate(made(0))
         journal.add_evaluation(0, failed())
@@ -70,7 +67,7 @@ def test_an_evaluation_is_recorded_once(tmp_path: Path) -> None:
             journal.add_evaluation(0, failed())
 
 
-def test_two_writers_are_refused_and_readers_are_not(tmp_path: Path) -> None:
+def test_two_writers_are_refused_and_readers_are_not(tmp_path):
     path = tmp_path / "c" / "j.sqlite"
     with Journal(path, write=True, create=True) as journal:
         with pytest.raises(JournalError, match="already run by another process"):
@@ -81,7 +78,7 @@ def test_two_writers_are_refused_and_readers_are_not(tmp_path: Path) -> None:
     Journal(path, write=True).close()
 
 
-def test_a_missing_or_foreign_file_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_or_foreign_file_is_one_sentence(tmp_path):
     with pytest.raises(JournalError, match="no journal at"):
         Journal(tmp_path / "none.sqlite")
     (tmp_path / "text.sqlite").write_text("not a database, long enough to have a header" * 10)
@@ -89,7 +86,7 @@ def test_a_missing_or_foreign_file_is_one_sentence(tmp_path: Path) -> None:
         Journal(tmp_path / "text.sqlite")
 
 
-def test_declarations_survive_although_they_are_no_part_of_identity(tmp_path: Path) -> None:
+def test_declarations_survive_although_they_are_no_part_of_identity(tmp_path):
     """Two texts with one normal form differ in what a search may do with them."""
     narrow, wide = "SPACE = {'a': (1,)}\nx = 1\n", "SPACE = {'a': (1, 2)}\nx = 1\n"
     with Journal(tmp_path / "j.sqlite", write=True, create=True) as journal:

@@ -1,7 +1,5 @@
 """Journals and library versions written by version 0.1, before the packages had one name, open and go on."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,16 +22,14 @@ def opened(name: str, home: Path) -> tw.RecordedCampaign:
     return tw.open_campaign(name, home=home)
 
 
-def test_a_finished_journal_is_read_and_reported(tmp_path: Path) -> None:
+def test_a_finished_journal_is_read_and_reported(tmp_path):
     campaign = opened("before-001", tmp_path)
     assert campaign.state == "finished" and len(campaign.history) == 4
     assert campaign.winner is not None and campaign.winner["verdict"] == "ok"
     assert "before-001" in campaign.report(tmp_path / "report.html").read_text()
 
 
-def test_a_stopped_campaign_of_another_time_model_is_read_and_not_mixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_campaign_of_another_time_model_is_read_and_not_mixed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(FIXTURES / "small_gemm", tmp_path / "small_gemm")
     campaign = opened("stopped-001", tmp_path)
@@ -53,7 +49,7 @@ def test_a_stopped_campaign_of_another_time_model_is_read_and_not_mixed(
     assert tw.open_campaign("stopped-001", home=tmp_path).history == campaign.history
 
 
-def test_every_version_of_the_library_here_is_read() -> None:
+def test_every_version_of_the_library_here_is_read():
     library = LibraryWriter(ROOT / "library")
     for operator in library.operators():
         for version in library.versions(operator):

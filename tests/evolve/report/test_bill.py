@@ -1,10 +1,7 @@
 """The bill adds up what was recorded: device, processors, tokens, money."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +27,7 @@ def evaluation(genome: Genome, seconds: float, **spent: float) -> Evaluation:
 
 
 @pytest.fixture
-def journal(tmp_path: Path):
+def journal(tmp_path):
     with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
         journal.set_meta(
             "campaign",
@@ -60,7 +57,7 @@ def journal(tmp_path: Path):
         yield journal
 
 
-def test_it_adds_up_and_prices_what_was_recorded(journal: Journal, tmp_path: Path) -> None:
+def test_it_adds_up_and_prices_what_was_recorded(journal, tmp_path):
     data = load(journal)
     bill = data.bill
     assert (bill.device_seconds, bill.cpu_seconds, bill.tokens) == (5.0, 20.0, 1_000_000)

@@ -1,7 +1,5 @@
 """What turned the seed into the winner: rewrites by rule, parameters, a short diff that is safe on a terminal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,9 +87,7 @@ def change_of(path: Path, steps: list[Step]) -> WinnerChange:
 
 
 @pytest.mark.parametrize(("steps", "expected"), LINES.values(), ids=LINES)
-def test_the_winners_change_is_named_and_short(
-    tmp_path: Path, steps: list[Step], expected: list[str]
-) -> None:
+def test_the_winners_change_is_named_and_short(tmp_path, steps, expected):
     path = tmp_path / "quickstart-001" / "journal.sqlite"
     path.parent.mkdir()
     change = change_of(path, steps)
@@ -107,7 +103,7 @@ def test_the_winners_change_is_named_and_short(
     )
 
 
-def test_a_seed_that_wins_is_unchanged_and_nobody_wins_without_figures(tmp_path: Path) -> None:
+def test_a_seed_that_wins_is_unchanged_and_nobody_wins_without_figures(tmp_path):
     sample = SampleCampaign(tmp_path / "journal.sqlite")
     assert winner_change(load(sample.journal)) is None
     sample.grow(1)

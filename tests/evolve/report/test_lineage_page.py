@@ -1,11 +1,8 @@
 """The lineage page: every candidate in it, nothing of theirs executed, and quick with 10 000 of them."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,11 +60,11 @@ def big_campaign(count: int) -> CampaignData:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(tmp_path_factory):
     return write_lineage(big_campaign(10_000), tmp_path_factory.mktemp("graph") / "lineage.html")
 
 
-def test_every_candidate_is_in_the_page_and_hostile_text_is_data(data: CampaignData) -> None:
+def test_every_candidate_is_in_the_page_and_hostile_text_is_data(data):
     text = render_lineage(data)
     block = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert block and "<" not in block[1]
@@ -81,7 +78,7 @@ def test_every_candidate_is_in_the_page_and_hostile_text_is_data(data: CampaignD
 
 
 @needs_browser
-def test_ten_thousand_candidates_open_in_three_seconds_and_stay_responsive(page: Path) -> None:
+def test_ten_thousand_candidates_open_in_three_seconds_and_stay_responsive(page):
     assert page.stat().st_size < 8_000_000
     with browser_page(1280, 800) as browser:
         began = time.monotonic()

@@ -1,11 +1,8 @@
 """Pictures and tables of the report: they show what the journal holds, open alone, and are readable."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ def words(markup: str) -> str:
     return " ".join(ET.fromstring(markup).itertext())
 
 
-def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data: CampaignData) -> None:
+def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data):
     files = campaign_files(data)
     pages = {"report.html", "lineage.html", "winner.py", "winner.params.json"}
     assert set(files) == {*pages, "convergence.svg", "lineage.svg"}
@@ -46,7 +43,7 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data: Campai
     assert roofline(in_bytes) is None, "no figure says its bytes"
 
 
-def test_every_ancestor_has_a_row_and_every_failure_a_tick(data: CampaignData) -> None:
+def test_every_ancestor_has_a_row_and_every_failure_a_tick(data):
     assert data.winner is not None
     picture = lineage_svg(data, data.winner)
     for candidate in ancestry(data, data.winner):
@@ -69,7 +66,7 @@ def step(sample: SampleCampaign, kind: MutationKind, who: str, detail: str, fact
     sample.index += 1
 
 
-def test_rules_and_proposers_share_the_credit_of_their_records(tmp_path: Path) -> None:
+def test_rules_and_proposers_share_the_credit_of_their_records(tmp_path):
     sample = SampleCampaign(tmp_path / "journal.sqlite")
     sample.grow(1)
     step(sample, MutationKind.REWRITE, "rewrite", "hoist_scale: out; then split_k: by 2", 1.1)
@@ -100,7 +97,7 @@ def with_figures(data: CampaignData, **update: object) -> CampaignData:
     return replace(data, references={"final": final}, evaluations={})
 
 
-def test_no_mark_lies_above_the_roof(data: CampaignData) -> None:
+def test_no_mark_lies_above_the_roof(data):
     found, chip = roofline(data), load_target("tpu7x").chip
     assert found is not None and not found.moved
     assert found.bandwidth == chip.hbm and found.peaks == {"bf16": 1153.5, "f8": 2307.0}

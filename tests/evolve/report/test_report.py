@@ -1,12 +1,9 @@
 """The report shows the journal's content, escapes everything, and renders alone in a browser."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +13,7 @@ from testkit.browser import browser_page, missing_browser
 from testkit.sample_campaign import HOSTILE, SampleCampaign
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.data import CampaignData, Point, load
+from tilewright.evolve.report.data import Point, load
 from tilewright.evolve.report.html import render, write_report
 from tilewright.evolve.report.lineage import lineage_svg
 from tilewright.evolve.space.genome import Genome
@@ -51,7 +48,7 @@ def check(page: str) -> Checker:
     return checker
 
 
-def test_page_is_well_formed_and_asks_nothing_of_the_network(data: CampaignData) -> None:
+def test_page_is_well_formed_and_asks_nothing_of_the_network(data):
     page = render(data)
     checker = check(page)
     for tag, attributes in checker.tags:
@@ -61,7 +58,7 @@ def test_page_is_well_formed_and_asks_nothing_of_the_network(data: CampaignData)
     assert sum(tag == "script" for tag, _ in checker.tags) == 1
 
 
-def test_page_names_unit_target_and_kind_and_never_runs_hostile_text(data: CampaignData) -> None:
+def test_page_names_unit_target_and_kind_and_never_runs_hostile_text(data):
     page = render(data)
     text = re.sub(r"<[^>]+>", " ", page)
     winner = data.references["final"]["winner"].workloads[0]
@@ -76,7 +73,7 @@ def test_page_names_unit_target_and_kind_and_never_runs_hostile_text(data: Campa
 
 @settings(max_examples=8, deadline=None)
 @given(detail=st.text(max_size=60), source=st.text(max_size=120))
-def test_any_text_leaves_the_page_whole(data: CampaignData, detail: str, source: str) -> None:
+def test_any_text_leaves_the_page_whole(data, detail, source):
     (_, seed), *_ = data.seeds()
     text = detail.encode("utf-8", "replace").decode()
     genome = Genome(source.encode("utf-8", "replace").decode(), {"x": text})
@@ -93,7 +90,7 @@ def test_any_text_leaves_the_page_whole(data: CampaignData, detail: str, source:
     ET.fromstring(lineage_svg(found, child, standalone=True))
 
 
-def test_a_report_of_an_unfinished_or_empty_campaign(tmp_path: Path) -> None:
+def test_a_report_of_an_unfinished_or_empty_campaign(tmp_path):
     with Journal(tmp_path / "empty.sqlite", write=True, create=True) as journal:
         check(render(load(journal)))
     sample = SampleCampaign(tmp_path / "journal.sqlite")
@@ -109,7 +106,7 @@ needs_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(mis
 
 
 @needs_browser
-def test_report_in_a_browser(journal_path: Path, tmp_path: Path) -> None:
+def test_report_in_a_browser(journal_path, tmp_path):
     with Journal(journal_path) as journal:
         path = write_report(journal, tmp_path / "report.html")
     with browser_page(390, 900, "dark") as browser:
@@ -129,7 +126,7 @@ def test_report_in_a_browser(journal_path: Path, tmp_path: Path) -> None:
         assert HOSTILE[:30] not in page.content()
 
 
-def test_a_target_that_only_compiles_has_a_report_without_a_winner(tmp_path: Path) -> None:
+def test_a_target_that_only_compiles_has_a_report_without_a_winner(tmp_path):
     genome = Genome("def launch(inputs, params):\n    return inputs\n", {"warps": 4})
     passed = Evaluation(
         genome=genome.id, target="gfx950", suite="tiny", stage=Stage.CHECK, verdict=Verdict.OK, fitness=1.0

@@ -1,7 +1,5 @@
 """What a person sees while a campaign runs."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty
@@ -23,7 +21,7 @@ REDRAW_SECONDS = 0.6
 
 
 @pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> Journal:
+def journal(tmp_path_factory):
     return Journal(write_sample(tmp_path_factory.mktemp("c") / "journal.sqlite", 20))
 
 
@@ -49,7 +47,7 @@ def live(**options: int) -> tuple[io.StringIO, LiveDisplay]:
     return stream, LiveDisplay(Console(file=stream, force_terminal=True, color_system=None, **options))
 
 
-def test_a_terminal_gets_the_panel_and_a_pipe_gets_lines() -> None:
+def test_a_terminal_gets_the_panel_and_a_pipe_gets_lines():
     leader, follower = pty.openpty()
     with open(follower, "w") as terminal:
         assert isinstance(make_display(terminal), LiveDisplay)
@@ -57,7 +55,7 @@ def test_a_terminal_gets_the_panel_and_a_pipe_gets_lines() -> None:
     assert isinstance(make_display(io.StringIO()), PlainDisplay)
 
 
-def test_panel_shows_figures_with_unit_target_and_kind(journal: Journal) -> None:
+def test_panel_shows_figures_with_unit_target_and_kind(journal):
     stream, display = live(width=120, height=50)
     display.start(journal.meta("campaign"))
     display.note("warning: it stays")
@@ -76,7 +74,7 @@ def test_panel_shows_figures_with_unit_target_and_kind(journal: Journal) -> None
         assert expected in stream.getvalue()
 
 
-def test_lines_are_few_and_tell_improvements(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_few_and_tell_improvements(journal, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("tilewright.evolve.show.display.time.monotonic", lambda: now[0])
     stream = io.StringIO()
@@ -98,7 +96,7 @@ def test_lines_are_few_and_tell_improvements(journal: Journal, monkeypatch: pyte
     assert 5 <= len(lines) <= len(improved) + 8
 
 
-def test_hostile_text_is_neither_markup_nor_a_terminal_sequence(journal: Journal) -> None:
+def test_hostile_text_is_neither_markup_nor_a_terminal_sequence(journal):
     stream, display = live(width=100)
     plain = io.StringIO()
     shown = snapshot(journal, 5, 1.0)
@@ -115,7 +113,7 @@ def test_hostile_text_is_neither_markup_nor_a_terminal_sequence(journal: Journal
     assert "\\x1b]0;owned\\x07" in plain.getvalue()
 
 
-def test_importing_it_is_cheap() -> None:
+def test_importing_it_is_cheap():
     """Help, status and reports must not wait for MLflow or Ray."""
     code = (
         "import sys, tilewright.evolve.show.display, tilewright.evolve.report.html, "

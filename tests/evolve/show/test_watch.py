@@ -1,7 +1,5 @@
 """``tilewright watch`` shows a campaign of another process, and only reads."""
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools
@@ -10,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -38,13 +35,13 @@ class Recorder(PlainDisplay):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     path = tmp_path / "campaigns" / "quickstart-001"
     path.mkdir(parents=True)
     return path
 
 
-def test_a_campaign_is_followed_to_its_end_while_it_is_written(folder: Path) -> None:
+def test_a_campaign_is_followed_to_its_end_while_it_is_written(folder):
     sample = SampleCampaign(folder / JOURNAL)
     display, polls = Recorder(), itertools.count(1)
 
@@ -67,7 +64,7 @@ def test_a_campaign_is_followed_to_its_end_while_it_is_written(folder: Path) -> 
     assert "quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled)" in text and "new best" in text
 
 
-def test_a_snapshot_counts_pending_candidates_and_what_mlflow_lacks(folder: Path) -> None:
+def test_a_snapshot_counts_pending_candidates_and_what_mlflow_lacks(folder):
     sample = SampleCampaign(folder / JOURNAL)
     sample.grow(3)
     sample.journal.add_candidate(sample._child())
@@ -83,7 +80,7 @@ def test_a_snapshot_counts_pending_candidates_and_what_mlflow_lacks(folder: Path
     assert sum(shown.verdicts.values()) == 3, "rows are read once"
 
 
-def test_the_command_prints_how_it_ended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_how_it_ended(folder, capsys):
     write_sample(folder / JOURNAL, 6)
     before = (folder / JOURNAL).read_bytes()
     home = str(folder.parent.parent)
@@ -97,13 +94,13 @@ def test_the_command_prints_how_it_ended(folder: Path, capsys: pytest.CaptureFix
     assert cli.main(["--home", home, "watch", "nobody"]) == 2
 
 
-def test_a_killed_campaign_is_no_running_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_campaign_is_no_running_one(folder, capsys):
     write_sample(folder / JOURNAL, 6, finish=False)
     assert cli.main(["--home", str(folder.parent.parent), "watch"]) == 0
     assert "killed; resume with: tilewright resume quickstart-001" in capsys.readouterr().out
 
 
-def test_ctrl_c_on_a_terminal_ends_it_whole(folder: Path) -> None:
+def test_ctrl_c_on_a_terminal_ends_it_whole(folder):
     sample = SampleCampaign(folder / JOURNAL)
     sample.grow(8)
     leader, follower = pty.openpty()

@@ -1,7 +1,5 @@
 """Spaces: declarations are read, never run; constraints are total, safe and exact; sampling stays legal."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -33,7 +31,7 @@ def near(space: Space, params: dict[str, Value]) -> list[dict[str, Value]]:
     return [space.decode(row) for row in space.neighbour_rows(space.encode(params))]
 
 
-def test_a_source_declares_its_space_for_every_workload() -> None:
+def test_a_source_declares_its_space_for_every_workload():
     space = Space.from_source(SOURCE, [{"M": 64, "limit": 64}, {"M": 96, "limit": 128}])
     points = enumerated(space)
     assert {p["block"] for p in points} == {16, 32}
@@ -48,7 +46,7 @@ def test_a_source_declares_its_space_for_every_workload() -> None:
     ]
 
 
-def test_unknown_missing_and_unlisted_are_told() -> None:
+def test_unknown_missing_and_unlisted_are_told():
     space = Space({"a": (1, 2), "b": (True, False)})
     assert space.violations({"a": 3, "c": 1}) == [
         "c is no parameter (known: a, b)",
@@ -71,7 +69,7 @@ def test_unknown_missing_and_unlisted_are_told() -> None:
         "SPACE = {'a': (1,)}\nDEFAULTS = {'a': 1}\nCONSTRAINTS = {'a == 1': ''}",
     ],
 )
-def test_malformed_declarations_are_one_sentence(source: str) -> None:
+def test_malformed_declarations_are_one_sentence(source):
     with pytest.raises(SpaceError) as caught:
         Space.from_source(source)
     assert "\n" not in str(caught.value)
@@ -96,12 +94,12 @@ def test_malformed_declarations_are_one_sentence(source: str) -> None:
         ("1 or " * 1000 + "a", "longer than"),
     ],
 )
-def test_what_a_constraint_may_not_say(expression: str, fault: str) -> None:
+def test_what_a_constraint_may_not_say(expression, fault):
     with pytest.raises(SpaceError, match=fault.replace("(", r"\(")):
         Space({"a": (1, 2)}, {expression: "because"})
 
 
-def test_an_empty_space_names_the_cause() -> None:
+def test_an_empty_space_names_the_cause():
     with pytest.raises(SpaceError, match="N must be even"):
         Space({"a": (1,)}, {"N % 2 == 0": "N must be even"}, [{"N": 2}, {"N": 3}])
     with pytest.raises(SpaceError, match="a > 3"):
@@ -129,7 +127,7 @@ _CLAIMS = st.recursive(
 
 @settings(max_examples=50, deadline=None)
 @given(_CLAIMS, st.integers(1, 5))
-def test_constraints_mean_what_python_means(expression: str, n: int) -> None:
+def test_constraints_mean_what_python_means(expression, n):
     parameters = {"a": (0, 1, 2, 3), "b": (1, 4, 16)}
 
     def python(a: int, b: int) -> bool:
@@ -154,7 +152,7 @@ def large_space() -> Space:
     return Space(parameters, {f"p{i} <= p{i + 1}": "rising" for i in range(23)})
 
 
-def test_a_large_space_is_sampled_within_its_constraints() -> None:
+def test_a_large_space_is_sampled_within_its_constraints():
     space = large_space()
     assert space.points is None
     assert space.size_bound == 8**24
@@ -166,12 +164,12 @@ def test_a_large_space_is_sampled_within_its_constraints() -> None:
     assert all(space.legal(n) for n in near(space, points[0]))
 
 
-def test_neighbours_step_once_in_order_and_anywhere_among_kinds() -> None:
+def test_neighbours_step_once_in_order_and_anywhere_among_kinds():
     space = Space({"n": (1, 2, 4, 8), "c": ("x", "y", "z")}, {"n != 4 or c != 'y'": "no"})
     assert near(space, {"n": 2, "c": "y"}) == [{"n": 1, "c": "y"}, {"n": 2, "c": "x"}, {"n": 2, "c": "z"}]
 
 
-def test_members_restrict_a_space_to_what_was_recorded() -> None:
+def test_members_restrict_a_space_to_what_was_recorded():
     space = Space({"a": (1, 2, 3), "b": (0, 1)}, members=np.array([[0, 1], [2, 0]]))
     assert enumerated(space) == [{"a": 1, "b": 1}, {"a": 3, "b": 0}]
     assert space.violations({"a": 1, "b": 0}) == ["not among the recorded points"]

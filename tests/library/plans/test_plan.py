@@ -1,13 +1,10 @@
 """Launch plans: what is recorded without a device, what a reader refuses, and what a device makes of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 import struct
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +87,7 @@ SQUARE = {"id": "square", "inputs": [described("x", 128, 64)], "outputs": [descr
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedChildren]:
+def compiler(tmp_path_factory):
     keeper = compile_children(load_target("h200").gpu)
     yield keeper
     keeper.close()
@@ -111,16 +108,16 @@ def recorded(compiler: ForkedChildren, source: str) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def one(compiler: ForkedChildren) -> Plan:
+def one(compiler):
     return recorded(compiler, HEADER + ONE)
 
 
 @pytest.fixture(scope="module")
-def two(compiler: ForkedChildren) -> Plan:
+def two(compiler):
     return recorded(compiler, HEADER + TWO)
 
 
-def test_a_launch_is_recorded_by_role(one: Plan) -> None:
+def test_a_launch_is_recorded_by_role(one):
     assert one.inputs == (Tensor("x", "float32", (128, 64)),) and one.buffers == (128 * 64 * 4,)
     assert one.outputs == (Output("y", "float32", (128, 64), buffer=0, offset=0),)
     assert [one.role(slot) for slot in (0, 1)] == ["input x", "output y"]
@@ -131,7 +128,7 @@ def test_a_launch_is_recorded_by_role(one: Plan) -> None:
     assert launch.arguments == (Pointer(0, 0), Pointer(1, 0), Scalar(4, 128 * 64), factor, nothing, nothing)
 
 
-def test_fills_views_scratch_and_tensor_maps_are_recorded_in_order(two: Plan) -> None:
+def test_fills_views_scratch_and_tensor_maps_are_recorded_in_order(two):
     assert two.buffers == (128 * 64 * 4, 192 * 64 * 4)
     assert [two.role(slot) for slot in range(3)] == ["input x", "scratch 0", "output y"]
     assert two.outputs == (Output("y", "float32", (128, 64), buffer=1, offset=64 * 64 * 4),)
@@ -146,7 +143,7 @@ def test_fills_views_scratch_and_tensor_maps_are_recorded_in_order(two: Plan) ->
     assert add.arguments[:2] == (Pointer(1, 0), Pointer(2, 64 * 64 * 4)) and add.warps == 8
 
 
-def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one: Plan, two: Plan) -> None:
+def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one, two):
     short = two.with_rows(0, 100)
     assert short.inputs == (Tensor("x", "float32", (100, 64)),) and short.buffers == two.buffers
     maps = [a for step in short.launches for a in step.arguments if isinstance(a, TensorMap)]
@@ -181,9 +178,7 @@ def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one: Plan, two: Plan) 
         ("(triton.cdiv(x.numel(), 256),)", "(1, 70000)", "PlanError", "out of bounds"),
     ],
 )
-def test_what_a_plan_cannot_hold_is_refused_with_the_reason(
-    compiler: ForkedChildren, old: str, new: str, kind: str, said: str
-) -> None:
+def test_what_a_plan_cannot_hold_is_refused_with_the_reason(compiler, old, new, kind, said):
     assert old in ONE
     answer = compiled(compiler, HEADER + FORBIDDEN + ONE.replace(old, new, 1))
     assert answer.kind == "error" and answer.data["type"] == kind, answer.data
@@ -206,7 +201,7 @@ def packed(header: Any, codes: bytes) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
-def test_plans_come_back_from_their_bytes(one: Plan, two: Plan) -> None:
+def test_plans_come_back_from_their_bytes(one, two):
     for plan in (one, two):
         again = Plan.from_bytes(plan.to_bytes())
         assert again == plan and again.to_bytes() == plan.to_bytes() and again.digest == plan.digest
@@ -215,7 +210,7 @@ def test_plans_come_back_from_their_bytes(one: Plan, two: Plan) -> None:
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_a_damaged_plan_is_refused(two: Plan, data: st.DataObject) -> None:
+def test_a_damaged_plan_is_refused(two, data):
     whole = bytearray(two.to_bytes())
     place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= data.draw(st.integers(1, 255))
@@ -238,7 +233,7 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @given(data=st.data())
 @settings(max_examples=400, deadline=None)
-def test_a_plan_changed_anywhere_is_sound_or_refused(two: Plan, data: st.DataObject) -> None:
+def test_a_plan_changed_anywhere_is_sound_or_refused(two, data):
     """Whatever a hostile child writes: no other error, and nothing the host would do out of bounds."""
     header = header_of(two)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -299,7 +294,7 @@ def test_a_plan_changed_anywhere_is_sound_or_refused(two: Plan, data: st.DataObj
         ({"argument": (2, Scalar(4, 1 << 32))}, "larger than its size"),
     ],
 )  # fmt: skip
-def test_a_launch_out_of_bounds_is_refused(one: Plan, changes: dict[str, Any], said: str) -> None:
+def test_a_launch_out_of_bounds_is_refused(one, changes, said):
     (launch,) = one.launches
     if "argument" in changes:
         place, value = changes["argument"]
@@ -319,7 +314,7 @@ def test_a_launch_out_of_bounds_is_refused(one: Plan, changes: dict[str, Any], s
         ({"slot": -1}, "no input"),
     ],
 )
-def test_a_tensor_map_out_of_bounds_is_refused(two: Plan, changes: dict[str, Any], said: str) -> None:
+def test_a_tensor_map_out_of_bounds_is_refused(two, changes, said):
     turn = two.launches[0]
     first = dataclasses.replace(turn.arguments[0], **changes)  # type: ignore[type-var]
     with pytest.raises(PlanError, match=said):
@@ -341,7 +336,7 @@ def test_a_tensor_map_out_of_bounds_is_refused(two: Plan, changes: dict[str, Any
         ({"steps": (Fill(1, 0, 4, 256, 1),)}, "larger than its width"),
     ],
 )
-def test_a_plan_out_of_bounds_is_refused(one: Plan, changes: dict[str, Any], said: str) -> None:
+def test_a_plan_out_of_bounds_is_refused(one, changes, said):
     with pytest.raises(PlanError, match=said):
         dataclasses.replace(one, **changes)
 
@@ -381,9 +376,7 @@ PTX = """
         ),
     ],
 )
-def test_code_that_keeps_variables_or_needs_other_code_is_refused(
-    before: str, body: str, said: str | None, tmp_path: Path
-) -> None:
+def test_code_that_keeps_variables_or_needs_other_code_is_refused(before, body, said, tmp_path):
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"

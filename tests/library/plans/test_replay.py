@@ -1,7 +1,5 @@
 """Replaying a plan: addresses, tensor maps, threads and contexts against a driver of our own here, bits on a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 import subprocess
@@ -32,7 +30,7 @@ PTX = """
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def plan(tmp_path_factory):
     """One fill and one launch over an input of 1 KiB and an output."""
     triton = pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("ptx")
@@ -148,7 +146,7 @@ class Library:
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+def library(monkeypatch):
     made = Library()
     monkeypatch.setattr(driver, "function", made.__getattr__)
     driver.primary_context.cache_clear()
@@ -156,7 +154,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     driver.primary_context.cache_clear()
 
 
-def test_addresses_numbers_and_maps_reach_the_kernel(library: Library, plan: Plan) -> None:
+def test_addresses_numbers_and_maps_reach_the_kernel(library, plan):
     ready = Ready(plan)
     assert library.lowered == [(driver.SHARED_BYTES, 64 << 10)] * 2
     ready([0x1000, 0x2000], 9)
@@ -167,7 +165,7 @@ def test_addresses_numbers_and_maps_reach_the_kernel(library: Library, plan: Pla
     assert second[3][driver.PROGRAMMATIC][0] == 1
 
 
-def test_a_map_is_encoded_once_for_an_address_and_few_are_remembered(library: Library, plan: Plan) -> None:
+def test_a_map_is_encoded_once_for_an_address_and_few_are_remembered(library, plan):
     ready = Ready(plan)
     for _ in range(3):
         for address in (0x1000, 0x3000):
@@ -181,7 +179,7 @@ def test_a_map_is_encoded_once_for_an_address_and_few_are_remembered(library: Li
     assert library.encoded.count(0x1000) == 2, "forgotten, and encoded again"
 
 
-def test_threads_without_a_context_get_one_and_lose_it(library: Library, plan: Plan) -> None:
+def test_threads_without_a_context_get_one_and_lose_it(library, plan):
     ready = Ready(plan)
     faults: list[object] = []
 
@@ -209,14 +207,14 @@ def test_threads_without_a_context_get_one_and_lose_it(library: Library, plan: P
 
 
 @pytest.mark.parametrize("addresses", [[0x1000], [0x1000, 0x2000, 0x3000], [0x1000, 0x2008], []])
-def test_addresses_that_do_not_fit_are_refused(library: Library, plan: Plan, addresses: list[int]) -> None:
+def test_addresses_that_do_not_fit_are_refused(library, plan, addresses):
     ready = Ready(plan)
     with pytest.raises(ValueError, match="address"):
         ready(addresses, 0)
     assert not library.calls["cuLaunchKernelEx"]
 
 
-def test_the_folder_works_alone(tmp_path: Path, plan: Plan) -> None:
+def test_the_folder_works_alone(tmp_path, plan):
     """As it is shipped: under another name, without the project, torch, numpy or Triton."""
     import shutil
     import sys

@@ -1,7 +1,5 @@
 """Every Triton and Gluon seed is recorded for compute capability 9.0 on this machine, which needs no device for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +10,6 @@ from tilewright.fitness.targets import load_target
 from tilewright.library.plans.format import Plan
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, TensorSpec
-from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import Ending
 from tilewright.workers.child.session import JobLimits
@@ -52,7 +49,7 @@ def seeds() -> Iterator[tuple[Operator, SeedKernel]]:
 
 
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[ForkedChildren]:
+def compiler():
     pool = compile_children(load_target("h200").gpu)
     yield pool
     pool.close()
@@ -65,9 +62,7 @@ def described(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("operator", "kernel"), [pytest.param(*s, id=f"{s[0].name}/{s[1].name}") for s in seeds()]
 )
-def test_a_seed_is_recorded_without_a_device(
-    compiler: ForkedChildren, operator: Operator, kernel: SeedKernel
-) -> None:
+def test_a_seed_is_recorded_without_a_device(compiler, operator, kernel):
     workload = next(iter(operator.suites.values())).check[0]
     shape = {
         "id": "w",

@@ -1,7 +1,5 @@
 """What all cascades share: what is asked, in which order stages run, where seconds go, what an evaluation says."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -342,7 +340,7 @@ def test_kinds_of_inputs_are_dealt_over_shapes():
     assert [list(dealt_kinds(asked, place)) for place in (0, 1)] == [["b"], ["a", "c"]]
 
 
-def test_tasks_are_done_in_turn_and_tell_their_errors_where_they_are_waited_for() -> None:
+def test_tasks_are_done_in_turn_and_tell_their_errors_where_they_are_waited_for():
     go, seen = threading.Event(), []
 
     def first() -> None:

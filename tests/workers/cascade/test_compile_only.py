@@ -1,9 +1,5 @@
 """Targets that only compile: what the code says, verdicts for what does not fit, a compiler that dies."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from testkit import ROOT
@@ -33,7 +29,7 @@ def cascade_for(target: str, compiler: ForkedChildren) -> CompileOnlyCascade:
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedChildren]:
+def compiler(tmp_path_factory):
     keeper = describe_children()
     yield keeper
     keeper.close()
@@ -49,7 +45,7 @@ def kernel_of(found: Evaluation) -> dict:
     return kernel
 
 
-def test_the_matrix_instruction_and_its_accumulators_follow_the_option(compiler: ForkedChildren) -> None:
+def test_the_matrix_instruction_and_its_accumulators_follow_the_option(compiler):
     wide = {"block_k": 256, "epilogue": "turned"}
     large, small = (kernel_of(judged(compiler, **wide, nonkdim=n)) for n in (0, 16))
     assert large["matrix"].keys() == {"v_mfma_f32_32x32x64_f8f6f4"}
@@ -58,7 +54,7 @@ def test_the_matrix_instruction_and_its_accumulators_follow_the_option(compiler:
     assert large["registers"] > 256 and large["resident"] == 4 and large["limit"] == "registers"
 
 
-def test_what_does_not_fit_or_compile_has_a_verdict(compiler: ForkedChildren) -> None:
+def test_what_does_not_fit_or_compile_has_a_verdict(compiler):
     found = judged(compiler, block_k=256, num_stages=6)
     assert found.verdict is Verdict.RESOURCE_ERROR and "shared memory" in found.reason, found.reason
     found = judged(compiler, SOURCE.replace("tl.zeros((BK, BN)", "tl.zeros((BK, M)"))
@@ -99,8 +95,8 @@ def launch(inputs, params):
 
 
 def test_a_kernel_that_crashes_the_compiler_is_a_verdict_and_the_next_compiles(
-    compiler: ForkedChildren,
-) -> None:
+    compiler,
+):
     for target in ("gfx950", "sm_100"):
         found = cascade_for(target, compiler).evaluate("one", CRASH, {"num_warps": 4}, seed=1)
         assert found.verdict is Verdict.COMPILE_ERROR and "SIGABRT" in found.reason, found.reason

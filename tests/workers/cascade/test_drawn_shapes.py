@@ -1,7 +1,5 @@
 """Shapes by lot: what is drawn, and what a finalist's failure there means."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable
@@ -69,12 +67,12 @@ def _request(operator: Operator, source: str = "", seed: int = 1) -> Request:
                                       "x = k == L", "x = k == P.n", "x = f(k) == 2")),
     ],
 )  # fmt: skip
-def test_sizes_at_which_a_truth_turns(source: str, few: list[int], turns: list[int]) -> None:
+def test_sizes_at_which_a_truth_turns(source, few, turns):
     found = named_sizes(source, {"P": 12, "L": 2.5})
     assert (found.few, found.turns) == (tuple(few), tuple(turns))
 
 
-def test_two_sizes_that_a_truth_names_together() -> None:
+def test_two_sizes_that_a_truth_names_together():
     assert named_sizes("x = m == 9 and n == 130", {}).pairs == ((9, 130), (130, 9))
     assert (143, 7) in named_sizes("def f(a):\n  m, n = a.shape\n  return m * n == 1001", {}).pairs
     assert not named_sizes("x = m < n", {}).pairs + named_sizes("x = m * n == 1001 + r", {}).pairs
@@ -100,9 +98,7 @@ def test_two_sizes_that_a_truth_names_together() -> None:
     ("attention", "LARGE", True, "7x24x37 7x24x39 7x24x75 7x24x37"),
     ],
 )  # fmt: skip
-def test_a_seed_draws_the_same_shapes_every_time(
-    operator: str, name: str, constrained: bool, drawn: str
-) -> None:
+def test_a_seed_draws_the_same_shapes_every_time(operator, name, constrained, drawn):
     made = {"softmax": softmax, "attention": attention}[operator]()
     source = made.kernels["seed"].source
     if constrained:
@@ -117,7 +113,7 @@ def test_a_seed_draws_the_same_shapes_every_time(
 
 
 @pytest.mark.parametrize("test", NAMES)
-def test_a_size_that_a_comparison_names_is_drawn(test: str) -> None:
+def test_a_size_that_a_comparison_names_is_drawn(test):
     operator = softmax()
     source = (
         operator.kernels["seed"].source + f"\nHELD = 192\n\ndef other(k):\n    {test}\n        return k\n"
@@ -126,7 +122,7 @@ def test_a_size_that_a_comparison_names_is_drawn(test: str) -> None:
     assert any(w.dims["N"] == 192 for w in drawn) and any(w.dims["M"] == 192 for w in drawn)
 
 
-def test_what_is_drawn_is_legal_and_small_and_another_each_time() -> None:
+def test_what_is_drawn_is_legal_and_small_and_another_each_time():
     operator = load_operator("gemm_fp8_blockwise/gemm_nt")
     pointer = operator.kernels["pointer"].source
     found = [lot.drawn(_request(operator, pointer, seed), lot.MEASURED) for seed in range(3)]
@@ -142,7 +138,7 @@ def test_what_is_drawn_is_legal_and_small_and_another_each_time() -> None:
     assert 1 in sizes and any(m % 2 for m in sizes if m > 1)
 
 
-def test_a_kernel_s_constraints_hold_for_what_is_drawn() -> None:
+def test_a_kernel_s_constraints_hold_for_what_is_drawn():
     operator = softmax()
     held = operator.kernels["seed"].source.replace(
         "CONSTRAINTS = {}", "CONSTRAINTS = {'N % 48 == 0': 'whole', 'M > 5': 'many'}"
@@ -165,7 +161,7 @@ def _stage(
     return lot.DrawnStage((SMALL, run), exact=exact)
 
 
-def test_all_shapes_pass_together_and_are_noted() -> None:
+def test_all_shapes_pass_together_and_are_noted():
     found, asked = Findings(), list[str]()
     assert _stage(lambda request, w: None, asked).run(_request(softmax()), found) is None
     assert len(asked) == 1 and asked[0].split(lot.PREFIX)[1:] and len(found.drawn) == SMALL.shapes
@@ -185,9 +181,7 @@ def test_all_shapes_pass_together_and_are_noted() -> None:
         (Verdict.RESOURCE_ERROR, None, False),
     ],
 )
-def test_a_failure_counts_where_the_operator_s_own_kernel_is_right(
-    verdict: Verdict, own: Verdict | None, refused: bool
-) -> None:
+def test_a_failure_counts_where_the_operator_s_own_kernel_is_right(verdict, own, refused):
     operator, found = softmax(), Findings()
     mine = operator.kernels["seed"].source + "\n# mine\n"
 
@@ -206,8 +200,8 @@ def test_a_failure_counts_where_the_operator_s_own_kernel_is_right(
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_seed_s_text_with_other_parameters_may_serve_less_where_only_verified_shapes_are_served(
-    exact: bool,
-) -> None:
+    exact,
+):
     """Blocks of 64 rows leave the last of 100 rows unwritten, where the seed's 4 fit: M is a multiple of 64 then."""
 
     def wrong(request: Request, w: Workload) -> Verdict | None:
@@ -222,13 +216,13 @@ def test_a_seed_s_text_with_other_parameters_may_serve_less_where_only_verified_
     assert _stage(wrong, [], exact).run(rewritten, Findings()) is not None, "a text of the search's own"
 
 
-def test_a_fault_of_the_machinery_is_no_verdict_on_the_shape() -> None:
+def test_a_fault_of_the_machinery_is_no_verdict_on_the_shape():
     found = Findings()
     failure = _stage(lambda request, w: Verdict.INFRA_ERROR, []).run(_request(softmax()), found)
     assert failure is not None and failure.verdict is Verdict.INFRA_ERROR and not found.outside
 
 
-def test_an_operator_without_an_answer_is_not_asked() -> None:
+def test_an_operator_without_an_answer_is_not_asked():
     @dataclasses.dataclass(frozen=True)
     class Even:
         of: Operator
@@ -246,7 +240,7 @@ def test_an_operator_without_an_answer_is_not_asked() -> None:
     assert found.drawn and all(lot.drawn_dims(name)["M"] % 2 == 0 for name in found.drawn)
 
 
-def test_a_library_serves_what_lies_between_verified_shapes() -> None:
+def test_a_library_serves_what_lies_between_verified_shapes():
     def evaluation(drawn: list[tuple[int, int]], outside: list[tuple[int, int]] = ()) -> Evaluation:  # type: ignore[assignment]
         names = [tuple(lot.drawn_id({"M": m, "K": k}) for m, k in some) for some in (drawn, outside)]
         return Evaluation(

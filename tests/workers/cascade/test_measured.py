@@ -1,7 +1,5 @@
 """The measured cascade on real children: through Triton's interpreter here, on a GPU where there is one."""
 
-from __future__ import annotations
-
 import json
 from concurrent import futures
 from pathlib import Path

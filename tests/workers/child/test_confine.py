@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from testkit import ROOT
 
@@ -27,7 +26,7 @@ print(json.dumps({"isolation": isolation, "imported": imported, "refused": refus
 """
 
 
-def test_a_confined_child_imports_plans_and_reads_no_other_part_of_tilewright(tmp_path: Path) -> None:
+def test_a_confined_child_imports_plans_and_reads_no_other_part_of_tilewright(tmp_path):
     """Its first import of ``tilewright.library`` comes after the confinement, as in the runner of a device."""
     command = [sys.executable, "-c", CHILD, str(ROOT)]
     environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}

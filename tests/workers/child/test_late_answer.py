@@ -1,7 +1,5 @@
 """A child that answers and ends between two looks at it."""
 
-from __future__ import annotations
-
 import os
 import time
 
@@ -29,7 +27,7 @@ class EndsWhileItIsAskedFor:
         return 0
 
 
-def test_what_it_said_last_is_heard_though_another_holds_its_pipe() -> None:
+def test_what_it_said_last_is_heard_though_another_holds_its_pipe():
     pipes = [os.pipe() for _ in range(4)]
     (result, theirs), (out, _), (err, _), (_, stdin) = pipes
     limits = ChildLimits(wall_seconds=5.0)

@@ -1,7 +1,5 @@
 """Where workers and stations of a target may go, by what the nodes of a cluster offer."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,8 +43,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch, **nodes: dict[str, float]) -> FakeC
 
 
 def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     cluster(monkeypatch, **{A: {"CPU": 4}})
     assert placement.worker_resources("tpu7x")["resources"] == {}
     cluster(monkeypatch, **{A: {"CPU": 4}, B: {"target:h200": 8}})
@@ -56,7 +54,7 @@ def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(
     )
 
 
-def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch):
     def said(target: str, **nodes: dict[str, float]) -> str:
         cluster(monkeypatch, **nodes)
         return placement.missing_resource(load_target(target))
@@ -68,7 +66,7 @@ def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch: pytest.M
     assert said("h200", **{A: {"target:h200": 8, "GPU": 1}}) == ""
 
 
-def test_a_station_for_each_gpu_of_the_nodes_that_offer_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_station_for_each_gpu_of_the_nodes_that_offer_the_target(monkeypatch):
     nodes = {
         A: {"target:h200": 8, "GPU": 2},
         B: {"target:gfx950": 8, "GPU": 8},

@@ -1,7 +1,5 @@
 """Both pools on real workers: results, killed workers, and what they do to this process."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -44,7 +42,7 @@ def ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module", params=[LocalPool, RayPool], ids=["local", "ray"])
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+def pool(request):
     terminated: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
     usual = blas_threads()
@@ -60,7 +58,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_verdicts_scopes_and_descriptors_come_back(pool: Pool) -> None:
+def test_verdicts_scopes_and_descriptors_come_back(pool):
     pool.submit(Job(0, genome(), 1, best=math.inf))
     pool.submit(Job(1, genome("wrong"), 1))
     pool.submit(Job(-1, genome("whole"), 1, baseline="whole"))
@@ -84,7 +82,7 @@ def test_verdicts_scopes_and_descriptors_come_back(pool: Pool) -> None:
     assert drain(pool, 1)[2].verdict is Verdict.DUPLICATE
 
 
-def test_killed_workers_cost_nothing_but_time(pool: Pool) -> None:
+def test_killed_workers_cost_nothing_but_time(pool):
     """With every worker restarting at once, jobs wait for one to answer rather than use up their retries."""
     if isinstance(pool, LocalPool):
         pytest.skip("its workers are this process")

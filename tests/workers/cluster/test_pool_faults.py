@@ -1,9 +1,5 @@
 """What a pool does when a worker, not a candidate, is at fault. (One Ray at a time in a process.)"""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from ray._private import worker
 
@@ -20,7 +16,7 @@ from tilewright.workers.cluster.ray_start import keep_lines
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable
 
 
-def test_faults_are_retried_and_then_reported_never_held_against_the_genome() -> None:
+def test_faults_are_retried_and_then_reported_never_held_against_the_genome():
     """An operator that is not there fails in the worker's constructor, every time."""
     broken = RayPool(pool_settings(operator=f"{FAMILY}/nowhere", count=1))
     broken.start()
@@ -33,7 +29,7 @@ def test_faults_are_retried_and_then_reported_never_held_against_the_genome() ->
     assert broken.retried == RETRIES
 
 
-def test_a_cluster_that_is_not_there_is_named() -> None:
+def test_a_cluster_that_is_not_there_is_named():
     with pytest.raises(PoolUnavailable, match=r"127\.0\.0\.1:1 cannot be joined"):
         RayPool(pool_settings(address="127.0.0.1:1")).start()
 
@@ -51,17 +47,13 @@ def test_a_cluster_that_is_not_there_is_named() -> None:
         ({"target": "gfx950", "count": 2}, True),
     ],
 )
-def test_few_workers_and_one_device_are_threads_of_this_process(
-    settings: dict[str, object], local: bool
-) -> None:
+def test_few_workers_and_one_device_are_threads_of_this_process(settings, local):
     made = make_pool(pool_settings(**settings))
     assert isinstance(made, LocalPool if local else RayPool)
 
 
 @pytest.mark.parametrize("fault", ["raises", "hangs"])
-def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(fault, monkeypatch):
     evaluate, calls = Evaluator.evaluate, []
 
     def faulty(evaluator: Evaluator, request: bytes) -> bytes:
@@ -85,9 +77,7 @@ def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(
     assert len(set(calls)) == (1 if fault == "raises" else RETRIES + 1), "a thread that hangs is replaced"
 
 
-def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(tmp_path, capsys):
     """What Ray's listener does with the news of a lost node."""
     keep_lines()
     with logbook(tmp_path):

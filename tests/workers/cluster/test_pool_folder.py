@@ -1,14 +1,11 @@
 """A pool on this machine leaves no file and no process behind, however it ends."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,7 @@ from tilewright.workers.cluster.settings import PoolUnavailable
 
 
 @pytest.fixture
-def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def base(monkeypatch):
     """A short folder for temporary files, empty."""
     with tempfile.TemporaryDirectory(prefix="tw", dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -29,9 +26,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_start_that_fails_leaves_no_file_and_no_process(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_fails_leaves_no_file_and_no_process(base, monkeypatch):
     children: list[subprocess.Popen[bytes]] = []
 
     def start_half(**options: object) -> None:
@@ -52,7 +47,7 @@ def test_a_start_that_fails_leaves_no_file_and_no_process(
     assert children[0].wait(timeout=30) != 0
 
 
-def test_what_a_killed_driver_left_is_removed_by_the_next_one(base: Path) -> None:
+def test_what_a_killed_driver_left_is_removed_by_the_next_one(base):
     code = (
         "import os; from tilewright.workers.cluster.pool_folder import PoolFolder; "
         "PoolFolder(); os.kill(os.getpid(), 9)"
@@ -72,7 +67,7 @@ def test_what_a_killed_driver_left_is_removed_by_the_next_one(base: Path) -> Non
     assert not list(base.iterdir())
 
 
-def test_a_head_that_is_gone_for_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_is_gone_for_long_is_told(monkeypatch):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

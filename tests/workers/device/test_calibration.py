@@ -1,7 +1,5 @@
 """Devices on one scale: what is related to what, what is left out, and figures that follow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -24,7 +22,7 @@ def timed(speed: float, seed: int = 0, genome: str = "seed", rounds: int = 5) ->
     return Comparison("h200", {}, times, {}, {})
 
 
-def test_devices_are_related_to_the_first() -> None:
+def test_devices_are_related_to_the_first():
     kept, scales = in_service([("A", "gpu a", timed(1.0, 1)), ("B", "gpu b", timed(1.03, 2))], "seed")
     assert kept == ["A", "B"]
     assert scales["gpu a"].ratio == 1.0
@@ -32,7 +30,7 @@ def test_devices_are_related_to_the_first() -> None:
     assert scales["gpu a"].error == 0 and CARRIED < scales["gpu b"].error < 1.1 * CARRIED
 
 
-def test_a_device_that_is_far_off_or_there_twice_is_left_out() -> None:
+def test_a_device_that_is_far_off_or_there_twice_is_left_out():
     answers = [
         ("A", "gpu a", timed(1.0)),
         ("B", "gpu b", timed(1.3)),
@@ -43,14 +41,14 @@ def test_a_device_that_is_far_off_or_there_twice_is_left_out() -> None:
     assert kept == ["A", "D"] and set(scales) == {"gpu a", "gpu d"}
 
 
-def test_a_reference_that_fails_leaves_one_device_and_no_scale() -> None:
+def test_a_reference_that_fails_leaves_one_device_and_no_scale():
     failed = Comparison("h200", {}, {}, {}, {"seed": "crashed"})
     assert in_service([("A", "gpu a", failed), ("B", "gpu b", failed)], "seed") == (["A"], {})
     kept, scales = in_service([("A", "gpu a", failed), ("B", "gpu b", timed(1.0))], "seed")
     assert kept == ["B"] and scales == {}, "one device needs no scale"
 
 
-def test_an_uncalibrated_device_gives_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncalibrated_device_gives_no_figures(monkeypatch):
     scales = {"gpu a": DeviceRatio("gpu a"), "gpu b": DeviceRatio("gpu b", 1.02)}
     station = RemoteStation(None, scales)  # type: ignore[arg-type]
     monkeypatch.setattr(station, "hello", lambda: {"identity": "gpu b"})

@@ -1,7 +1,5 @@
 """The lock that keeps two campaigns of one machine from timing each other's work."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

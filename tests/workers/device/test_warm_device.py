@@ -1,7 +1,5 @@
 """A device that is started before the campaign, and what becomes of the champion of its first job."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -17,7 +15,7 @@ def champion(name: str, fitness: float) -> Champion:
     return Champion(Entry(name, "source", {}), fitness, ())
 
 
-def test_a_station_inherits_the_better_champion() -> None:
+def test_a_station_inherits_the_better_champion():
     station = LocalStation(load_target("interpreter").gpu)
     station.inherit(champion("first", 2.0))
     station.inherit(champion("slower", 1.0))
@@ -38,7 +36,7 @@ class Deaf:
         return ChildOutcome(Ending.DONE)
 
 
-def test_a_station_remembers_the_plans_that_came_with_jobs() -> None:
+def test_a_station_remembers_the_plans_that_came_with_jobs():
     station = LocalStation(load_target("interpreter").gpu)
     station._keeper = Deaf()  # type: ignore[assignment]
     source, params = "a kernel", {"tile": 64}
@@ -53,7 +51,7 @@ def test_a_station_remembers_the_plans_that_came_with_jobs() -> None:
     assert station.plans(source, {"tile": 32}) == {}
 
 
-def test_nobody_waits_for_a_station_that_has_ended() -> None:
+def test_nobody_waits_for_a_station_that_has_ended():
     station = LocalStation(load_target("interpreter").gpu)
     assert station.claim("a contender") and not station.claim("another")
     station.end()

@@ -1,7 +1,5 @@
 """The emulator of Gluon: what it computes, and the races and deadlocks it finds whatever order programs run in."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -110,7 +108,7 @@ PLANTED = {
 
 
 @pytest.fixture(scope="module")
-def trials() -> dict[str, Trial]:
+def trials():
     found = {"right": Trial(CASE.name, "right", "", RIGHT, POINT)}
     for name, (source, _) in PLANTED.items():
         found[name] = Trial(CASE.name, name, "", source, POINT)
@@ -118,19 +116,19 @@ def trials() -> dict[str, Trial]:
     return found
 
 
-def test_the_unchanged_kernel_is_right(trials: dict[str, Trial]) -> None:
+def test_the_unchanged_kernel_is_right(trials):
     assert trials["right"].ok, trials["right"].reason
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_planted_faults_are_found(name: str, trials: dict[str, Trial]) -> None:
+def test_planted_faults_are_found(name, trials):
     source, reason = PLANTED[name]
     assert source != RIGHT
     assert not trials[name].ok
     assert re.search(reason, trials[name].reason), trials[name].reason
 
 
-def test_gluon_seeds_pass_their_gates_in_the_emulator() -> None:
+def test_gluon_seeds_pass_their_gates_in_the_emulator():
     small = Workload("check/small", {"M": 136, "N": 256, "K": 384})
     grouped = Workload("check/grouped", {"M": 28, "N": 72, "K": 256})
     cases = [
@@ -157,7 +155,7 @@ def test_gluon_seeds_pass_their_gates_in_the_emulator() -> None:
         station.close()
 
 
-def test_a_race_is_a_verdict_of_the_child() -> None:
+def test_a_race_is_a_verdict_of_the_child():
     """A tile has two pieces: with four slots the next tile's stores meet one before it is waited for."""
     operator = load_operator("gemm_fp8_blockwise/gemm_nt")
     source = operator.kernels["gluon_skew"].source

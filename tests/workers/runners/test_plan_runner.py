@@ -2,8 +2,6 @@
 Python kernel that a plan names.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -104,7 +102,7 @@ def served(runner: Runner, kind: str, *tags: str, **changes: Any) -> list[Frame]
     return [frame for frame in found if frame.kind != "alive"]
 
 
-def test_an_honest_plan_is_checked_and_timed() -> None:
+def test_an_honest_plan_is_checked_and_timed():
     runner = Runner(doubled=doubled)
     (checked,) = served(runner, "check", "doubled")
     assert checked.kind == "checked" and not checked.data["inputs_changed"]
@@ -120,7 +118,7 @@ def test_an_honest_plan_is_checked_and_timed() -> None:
     assert runner.processor.scrubbed >= 14 and runner.processor.released == 1
 
 
-def test_buffers_move_and_hold_nothing_of_an_earlier_call() -> None:
+def test_buffers_move_and_hold_nothing_of_an_earlier_call():
     seen: list[tuple[int, set[int]]] = []
 
     def watching(addresses: list[int]) -> None:
@@ -159,7 +157,7 @@ def into_input(addresses: list[int]) -> None:
     at(addresses[0], 1)[:] = 1.0
 
 
-def test_what_a_part_of_the_grid_leaves_out_is_one_byte_by_lot() -> None:
+def test_what_a_part_of_the_grid_leaves_out_is_one_byte_by_lot():
     for kind, name in (("check", "y"), ("time", "0/y")):
         (answer,) = served(Runner(partly=partly), kind, "partly")
         left = answer.arrays[name].reshape(-1)[256:]
@@ -168,19 +166,19 @@ def test_what_a_part_of_the_grid_leaves_out_is_one_byte_by_lot() -> None:
 
 @pytest.mark.parametrize("kernel", [beside, before])
 @pytest.mark.parametrize("kind", ["check", "time"])
-def test_a_write_beside_a_buffer_is_found_out(kernel: Kernel, kind: str) -> None:
+def test_a_write_beside_a_buffer_is_found_out(kernel, kind):
     (error,) = served(Runner(wrong=kernel), kind, "wrong")
     assert error.kind == "error" and error.data["type"] == "OutsideWrite" and error.data["spoiled"]
 
 
-def test_a_write_to_an_input_is_told() -> None:
+def test_a_write_to_an_input_is_told():
     (checked,) = served(Runner(wrong=into_input), "check", "wrong")
     assert checked.data["inputs_changed"]
     (timed, *_) = served(Runner(wrong=into_input), "time", "wrong")
     assert timed.data["inputs_changed"]
 
 
-def test_a_write_to_operands_of_another_workload_is_found_out() -> None:
+def test_a_write_to_operands_of_another_workload_is_found_out():
     runner = Runner(doubled=doubled)
     kept: list[int] = []
 
@@ -210,7 +208,7 @@ def test_a_write_to_operands_of_another_workload_is_found_out() -> None:
     assert "operands of other workloads" in found[-1].data["message"]
 
 
-def test_a_plan_for_other_tensors_or_damaged_is_refused() -> None:
+def test_a_plan_for_other_tensors_or_damaged_is_refused():
     runner = Runner(doubled=doubled)
     other = {**WORKLOAD, "outputs": [{**described("y"), "shape": [32, 16]}]}
     data = {

@@ -1,7 +1,5 @@
 """Kernels that see a buffer in another shape and dtype, under the interpreter that gates use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -39,7 +37,7 @@ def seen(rows: Any) -> Any:
     return np.asarray(found), np.asarray(x[0], np.float32)
 
 
-def test_views_are_read_and_written_as_a_tpu_does() -> None:
+def test_views_are_read_and_written_as_a_tpu_does():
     found, x = seen(np.array([0], np.int32))
     due, head = x.reshape(64, 128)[0::2].copy(), x[0].copy()
     head[4:8] = 1.0
@@ -47,6 +45,6 @@ def test_views_are_read_and_written_as_a_tpu_does() -> None:
     assert np.array_equal(found, due)
 
 
-def test_a_range_behind_a_views_end_is_an_error() -> None:
+def test_a_range_behind_a_views_end_is_an_error():
     with pytest.raises(Exception, match="out-of-bounds access of a reference's view"):
         seen(np.array([1], np.int32))

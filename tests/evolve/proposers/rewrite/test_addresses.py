@@ -1,7 +1,5 @@
 """Addresses under rules: a persistent grid begins them anew for each tile, descriptors count them in 32 bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -48,7 +46,7 @@ def launch(inputs, params):
 CASE = Case("triton/moved.py", MOVED, {"num_warps": 4}, [["x", [70, 100], "float32", "normal"]])
 
 
-def test_pointers_that_a_tile_moves_on_begin_anew() -> None:
+def test_pointers_that_a_tile_moves_on_begin_anew():
     rule, kernel = PersistentGrid(), KernelSource(MOVED)
     (site,) = rule.sites(kernel)
     child = rule.apply(kernel, site, np.random.default_rng(0))
@@ -87,7 +85,7 @@ def launch(inputs, params):
 """
 
 
-def test_a_descriptor_is_told_a_place_in_32_bits() -> None:
+def test_a_descriptor_is_told_a_place_in_32_bits():
     rule = DescriptorLoad()
     (site,) = rule.sites(kernel := KernelSource(WIDE))
     child = rule.apply(kernel, site, np.random.default_rng(0))
@@ -96,7 +94,7 @@ def test_a_descriptor_is_told_a_place_in_32_bits() -> None:
 
 
 @pytest.mark.parametrize("size", [96, 42])
-def test_a_tensor_that_no_descriptor_describes_is_loaded_as_before(size: int) -> None:
+def test_a_tensor_that_no_descriptor_describes_is_loaded_as_before(size):
     """Rows of 42 numbers of two bytes begin anywhere; a suite holds such a shape beside those that are timed."""
     (case,) = load_cases(["triton/matmul_masked.py"])
     rule, kernel = DescriptorLoad(), KernelSource(case.source)

@@ -1,7 +1,5 @@
 """Rules on attention together: chains of them, what a mask says of a tile, and what they refuse."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 
@@ -56,18 +54,18 @@ def chained(case: Case, names: tuple[str, ...]) -> Trial:
 
 
 @pytest.fixture(scope="module")
-def chains() -> dict[tuple[str, ...], Trial]:
+def chains():
     found = {names: chained(AVERAGE, names) for names in (STRAIGHT_LINE, IN_BLOCKS)}
     run_checks([AVERAGE], list(found.values()))
     return found
 
 
 @pytest.mark.parametrize("names", [STRAIGHT_LINE, IN_BLOCKS], ids=["straight-line", "blocks"])
-def test_a_chain_keeps_the_meaning(names: tuple[str, ...], chains: dict[tuple[str, ...], Trial]) -> None:
+def test_a_chain_keeps_the_meaning(names, chains):
     assert chains[names].ok, chains[names].reason
 
 
-def test_a_chain_reaches_straight_line_code(chains: dict[tuple[str, ...], Trial]) -> None:
+def test_a_chain_reaches_straight_line_code(chains):
     """Tiles below the diagonal are left out while tracing; one division, base two, sums in the dot."""
     text = chains[STRAIGHT_LINE].source
     assert "continue" in text and "exp2" in text and "jnp.sum" not in text
@@ -108,7 +106,7 @@ SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.g
 
 @pytest.mark.parametrize("sign", SIGNS)
 @pytest.mark.parametrize("sides", [("column + B", "row"), ("row - column", "B"), ("B - column", "0 - row")])
-def test_what_a_mask_says_of_a_tile_is_so(sign: str, sides: tuple[str, str]) -> None:
+def test_what_a_mask_says_of_a_tile_is_so(sign, sides):
     """``full`` and ``empty`` hold exactly where all and none of the tile's elements pass."""
     kernel = KernelSource(MASKED.format(left=sides[0], sign=sign, right=sides[1]))
     (view,) = pallas_calls(kernel)
@@ -144,7 +142,7 @@ def test_what_a_mask_says_of_a_tile_is_so(sign: str, sides: tuple[str, str]) -> 
         ("skip_masked_tiles", "q_at >= k_at", "q_at * k_at >= 0"),
     ],
 )  # fmt: skip
-def test_refusals(rule: str, old: str, new: str) -> None:
+def test_refusals(rule, old, new):
     assert sites(rule, AVERAGE.source)
     assert old in AVERAGE.source
     assert not sites(rule, AVERAGE.source.replace(old, new))

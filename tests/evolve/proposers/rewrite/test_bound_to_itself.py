@@ -1,7 +1,5 @@
 """Names that are bound to what they are part of: every rule comes to an end on them, and none follows them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
@@ -38,7 +36,7 @@ def launch(inputs, params):
 
 
 @pytest.mark.parametrize("rule", rules("triton"), ids=lambda rule: rule.name)
-def test_every_rule_comes_to_an_end(rule) -> None:
+def test_every_rule_comes_to_an_end(rule):
     try:
         places = list(rule.sites(KernelSource(KERNEL)))
     except Unsupported:

@@ -1,10 +1,7 @@
 """Two products of one loop in Gluon: every parameter keeps the meaning, planted faults are found, what is refused."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,7 +110,7 @@ POINTS = [
 ]
 
 
-def test_every_parameter_and_way_of_writing_keeps_the_meaning() -> None:
+def test_every_parameter_and_way_of_writing_keeps_the_meaning():
     source = lowered(CASE.source)
     assert check(source, entry="launch") == []
     assert "whole = min(whole, max(1 + BLOCK_M * program_0" in source, (
@@ -190,21 +187,21 @@ PLANTED = {
 
 
 @pytest.fixture(scope="module")
-def faults() -> dict[str, Trial]:
+def faults():
     found = {name: trial(name, source) for name, (source, _) in PLANTED.items()}
     run_checks([CASE], list(found.values()))
     return found
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_planted_faults_are_found(name: str, faults: dict[str, Trial]) -> None:
+def test_planted_faults_are_found(name, faults):
     source, reason = PLANTED[name]
     assert source != RIGHT
     assert not faults[name].ok
     assert re.search(reason, faults[name].reason), faults[name].reason
 
 
-def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
+def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path):
     tensors = [
         {"name": n, "shape": [512, h, 128], "dtype": "float16"} for n, h in (("q", 4), ("k", 2), ("v", 2))
     ]
@@ -219,7 +216,7 @@ def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
     assert ".local" not in text
 
 
-def test_the_grid_counts_the_new_tiles_however_it_is_quoted() -> None:
+def test_the_grid_counts_the_new_tiles_however_it_is_quoted():
     source = lowered(changed(('params["BLOCK_M"]), q', "params['BLOCK_M']), q")))
     assert 'last = (triton.cdiv(q.shape[0], params["rows"])) - 1' in source
 
@@ -240,6 +237,6 @@ def test_the_grid_counts_the_new_tiles_however_it_is_quoted() -> None:
         ("        m_i = m_ij\n", "        m_i = m_ij + tl.sum(acc, 1)\n", "sums of the step before"),
     ],
 )
-def test_refusals(old: str, new: str, reason: str) -> None:
+def test_refusals(old, new, reason):
     with pytest.raises(Unsupported, match=reason):
         lowered(changed((old, new)))

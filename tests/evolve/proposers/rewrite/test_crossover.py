@@ -1,7 +1,5 @@
 """Source crossover: a child repeats rewrites of another line, stays in the dialect, and computes the same."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from testkit.rewriting import Trial, load_cases, run_checks
@@ -35,7 +33,7 @@ def lineage(*rules: str) -> tuple[History, list[Genome]]:
     return history, genomes
 
 
-def test_a_child_repeats_what_only_the_other_line_went_through() -> None:
+def test_a_child_repeats_what_only_the_other_line_went_through():
     history, (seed, cached, chained) = lineage("pallas_cache_across_axis", "pallas_reassociate_scale")
     made = transplant(history, chained, cached, np.random.default_rng(0))
     assert made is not None
@@ -60,7 +58,7 @@ def test_a_child_repeats_what_only_the_other_line_went_through() -> None:
     )
 
 
-def test_parameters_that_come_with_a_rewrite_get_the_other_parents_values() -> None:
+def test_parameters_that_come_with_a_rewrite_get_the_other_parents_values():
     history, (_, cached, widened) = lineage("pallas_cache_across_axis", "pallas_chunk_columns")
     added = sorted(set(widened.params) - set(PARENT.params))
     values = KernelSource(widened.source).space[added[0]]

@@ -1,7 +1,5 @@
 """From the naive fused kernel alone, rewriting reaches cached quantisation and beats bfloat16 (tpu7x, modelled)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -34,7 +32,7 @@ def judge():
 
 
 @pytest.mark.slow
-def test_caching_is_reached_from_the_naive_kernel(judge) -> None:
+def test_caching_is_reached_from_the_naive_kernel(judge):
     operator, run = judge
     source = operator.kernels["naive"].source
     params = {"block_m": 512, "block_n": 1024, "block_k": 1024, "vmem_mib": 48}

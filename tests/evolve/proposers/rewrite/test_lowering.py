@@ -1,7 +1,5 @@
 """Lowering a tiled product to Gluon: every parameter keeps the meaning, the code is Hopper's, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -52,7 +50,7 @@ VARIANTS = {
 
 
 @pytest.mark.slow
-def test_every_parameter_keeps_the_meaning() -> None:
+def test_every_parameter_keeps_the_meaning():
     trials = []
     for name, points in VARIANTS.items():
         case = CASES[name]
@@ -69,7 +67,7 @@ def test_every_parameter_keeps_the_meaning() -> None:
 
 
 @pytest.mark.slow
-def test_rows_numbers_come_through_the_ring_where_bulk_copies_may_begin() -> None:
+def test_rows_numbers_come_through_the_ring_where_bulk_copies_may_begin():
     """Tails: one whose rows of scales begin at 16 bytes, and one where they do not."""
     case = CASES["fp8_blockwise_pointer.py"]
     source = lowered(POINTER)
@@ -85,7 +83,7 @@ def test_rows_numbers_come_through_the_ring_where_bulk_copies_may_begin() -> Non
         assert trial.ok, (rows, trial.reason)
 
 
-def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path: Path) -> None:
+def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path):
     """From the naive FP8 seed to 128 x 256 tiles of two consumers in one rewrite."""
     source = lowered(POINTER)
     defaults = read_declarations(source).defaults
@@ -150,7 +148,7 @@ def refusal(source: str) -> str:
          "advanced before it is used"),
     ],
 )  # fmt: skip
-def test_what_is_refused(name: str, old: str, new: str, reason: str) -> None:
+def test_what_is_refused(name, old, new, reason):
     source = CASES[f"matmul_{name}.py"].source
     assert old in source and refusal(source) == ""
     assert reason in refusal(source.replace(old, new))
@@ -169,14 +167,14 @@ def test_what_is_refused(name: str, old: str, new: str, reason: str) -> None:
         ("(t[:, None] < last) & (k", "(t[:, None] + 1 < last) & (k", "its tensor's bounds"),
     ],
 )
-def test_rows_that_begin_anywhere_are_refused(old: str, new: str, reason: str) -> None:
+def test_rows_that_begin_anywhere_are_refused(old, new, reason):
     source = CASES["grouped_tokens.py"].source
     assert old in source and refusal(source) == ""
     assert reason in refusal(source.replace(old, new))
 
 
 @pytest.mark.slow
-def test_tensors_that_no_descriptor_describes_are_left_to_the_old_kernel() -> None:
+def test_tensors_that_no_descriptor_describes_are_left_to_the_old_kernel():
     """Rows of 42 numbers of two bytes begin anywhere; no rule changes the kernel that serves them."""
     case = CASES["matmul_masked.py"]
     source = lowered(case.source)
@@ -195,7 +193,7 @@ def test_tensors_that_no_descriptor_describes_are_left_to_the_old_kernel() -> No
     assert not [site for rule, site in offers(source) if "lowered" not in site.description]
 
 
-def test_a_launch_as_the_intake_writes_it_is_lowered() -> None:
+def test_a_launch_as_the_intake_writes_it_is_lowered():
     """Its operands are named with single quotes, its grid has no parentheses, sides are passed as expressions."""
     source = CASES["matmul_masked.py"].source
     source = source.replace('a, b = inputs["a"], inputs["b"]', "a = inputs['a']\n    b = inputs['b']")

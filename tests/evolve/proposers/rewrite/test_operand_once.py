@@ -1,7 +1,5 @@
 """Computing an operand of a product once: it stays what it was, can then be lowered, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -36,7 +34,7 @@ def refusal(source: str) -> str:
 
 
 @pytest.mark.slow
-def test_lowered_behind_it_the_product_stays_the_same_tails_included() -> None:
+def test_lowered_behind_it_the_product_stays_the_same_tails_included():
     once = after(CASE.source, ComputeOperandOnce())
     both = after(once, LowerProduct())
     assert check(both, entry="launch") == []
@@ -70,6 +68,6 @@ def test_lowered_behind_it_the_product_stays_the_same_tails_included() -> None:
         ("i[:, None] * n + j[None, :]", "i[:, None] + j[None, :] * m", "stored as no tile of rows"),
     ],
 )
-def test_what_is_refused(old: str, new: str, reason: str) -> None:
+def test_what_is_refused(old, new, reason):
     assert old in CASE.source and refusal(CASE.source) == ""
     assert reason in refusal(CASE.source.replace(old, new))

@@ -1,7 +1,5 @@
 """Which rule comes next is learned within the campaign: credit, fading, exploration, and the same after a resume."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -53,7 +51,7 @@ def learned(history: History) -> RuleCredit:
     return credit
 
 
-def test_a_rule_that_gained_is_drawn_more_and_one_that_failed_less() -> None:
+def test_a_rule_that_gained_is_drawn_more_and_one_that_failed_less():
     history = History()
     for _ in range(4):
         grow(history, "pallas_a", 0.2)
@@ -64,7 +62,7 @@ def test_a_rule_that_gained_is_drawn_more_and_one_that_failed_less() -> None:
     assert min(shares.values()) >= EXPLORE / len(RULES)
 
 
-def test_credit_fades_so_that_the_next_phase_has_its_own_winner() -> None:
+def test_credit_fades_so_that_the_next_phase_has_its_own_winner():
     history = History()
     for _ in range(8):
         grow(history, "pallas_a", 0.3)
@@ -86,7 +84,7 @@ def seeded(rules: RewriteProposer) -> tuple[Rewrites, History]:
     return Rewrites(archive, space, lambda source: [], rules), history
 
 
-def test_no_genome_is_proposed_twice_however_it_is_laid_out() -> None:
+def test_no_genome_is_proposed_twice_however_it_is_laid_out():
     """Near-duplicates: comments, layout, docstrings and declarations are no part of a genome."""
     rewrites, history = seeded(RewriteProposer())
     ids = {history.candidates[0].genome.id}

@@ -1,7 +1,5 @@
 """Every rule on a kernel of the corpus: the child passes the dialect and computes what its parent does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -47,7 +45,7 @@ def trial_of(case: Case, rule_name: str) -> Trial | None:
 
 
 @pytest.fixture(scope="module")
-def trials() -> dict[str, Trial]:
+def trials():
     """One proposal of every rule on the smallest kernel that offers it, run in two interpreter processes."""
     found: dict[str, Trial] = {}
     for name in RULES:
@@ -62,7 +60,7 @@ def trials() -> dict[str, Trial]:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_rule_keeps_the_meaning(name: str, trials: dict[str, Trial]) -> None:
+def test_rule_keeps_the_meaning(name, trials):
     assert name in trials, "no kernel of the corpus offers a site"
     trial = trials[name]
     assert not trial.dialect
@@ -70,7 +68,7 @@ def test_rule_keeps_the_meaning(name: str, trials: dict[str, Trial]) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n.startswith("gluon")])
-def test_gluon_children_pass_the_dialect(name: str) -> None:
+def test_gluon_children_pass_the_dialect(name):
     case = CASES[name]
     assert offers(case.source)
     for rule, site in offers(case.source):
@@ -80,7 +78,7 @@ def test_gluon_children_pass_the_dialect(name: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["triton", "gluon", "pallas"])
-def test_a_tree_that_is_kept_gives_the_children_of_a_fresh_one(language: str) -> None:
+def test_a_tree_that_is_kept_gives_the_children_of_a_fresh_one(language):
     case = next(case for case in CHEAPEST_FIRST if case.language == language)
     for rule, site in offers(case.source)[:6]:
         fresh = KernelSource(case.source)

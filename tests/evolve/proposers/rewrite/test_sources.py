@@ -1,7 +1,5 @@
 """Reading kernels, editing them, and what happens with source no rule can follow."""
 
-from __future__ import annotations
-
 import ast
 import logging
 
@@ -19,7 +17,7 @@ PLAIN = (CORPUS / "pallas" / "matmul_plain.py").read_text()
 MASKED = (CORPUS / "triton" / "matmul_masked.py").read_text()
 
 
-def test_edit_keeps_comments_and_layout() -> None:
+def test_edit_keeps_comments_and_layout():
     source = PLAIN.replace("def build(params):", "# launches it\ndef build(params):  # the entry")
     edit = Edit(KernelSource(source))
     name = edit.add_parameter("depth", (1, 2), 1)
@@ -32,7 +30,7 @@ def test_edit_keeps_comments_and_layout() -> None:
     assert "# the entry" in result.source
 
 
-def test_unused_parameters_leave_the_space() -> None:
+def test_unused_parameters_leave_the_space():
     source = PLAIN.replace('SPACE = {"block_m"', 'SPACE = {"spare": (1, 2), "block_m"')
     source = source.replace('DEFAULTS = {"block_m"', 'DEFAULTS = {"spare": 1, "block_m"')
     edit = Edit(KernelSource(source))
@@ -58,7 +56,7 @@ def test_unused_parameters_leave_the_space() -> None:
         (PLAIN.replace("x_ref, y_ref, z_ref, acc_ref, *,", "*refs,"), "takes *refs"),
     ],
 )
-def test_unsupported_source_is_named_once(source: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_source_is_named_once(source, said, caplog):
     offers.cache_clear()
     with caplog.at_level(logging.INFO):
         pairs = offers(source)
@@ -69,14 +67,14 @@ def test_unsupported_source_is_named_once(source: str, said: str, caplog: pytest
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, len(PLAIN) - 1), st.integers(1, 60))
-def test_damaged_source_never_raises(start: int, length: int) -> None:
+def test_damaged_source_never_raises(start, length):
     damaged = PLAIN[:start] + PLAIN[start + length :]
     proposal = RewriteProposer().propose(damaged, {}, np.random.default_rng(start))
     if proposal is not None:
         ast.parse(proposal.source)
 
 
-def test_parameters_follow_the_rule() -> None:
+def test_parameters_follow_the_rule():
     proposer = RewriteProposer(only=["pallas_whole_reduction_block"])
     child = proposer.propose(
         PLAIN, {"block_m": 128, "block_n": 128, "block_k": 128}, np.random.default_rng(0)

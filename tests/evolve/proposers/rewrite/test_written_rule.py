@@ -1,7 +1,5 @@
 """docs/write_a_rewrite_rule.md, followed to the letter: its rule finds its site, and the child computes the same."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -18,7 +16,7 @@ pytest.importorskip("triton")
 PAGE = (ROOT / "docs" / "write_a_rewrite_rule.md").read_text(encoding="utf-8")
 
 
-def test_the_rule_of_the_page_keeps_the_meaning() -> None:
+def test_the_rule_of_the_page_keeps_the_meaning():
     (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
     names: dict = {}
     exec(compile(block, "page", "exec"), names)
