@@ -46,7 +46,7 @@ def add_commands(commands: Any, tell: Tell) -> None:
         help="tune every --args in a campaign of its own, and write a row for each: sizes, parameters, modelled time",
     )  # fmt: skip
     tune.add_argument(
-        "--row", metavar="TEXT", help='a row of --table, as in "({M}, {N}): ({bm}, {bn}),  # {us} us"'
+        "--row", metavar="TEXT", help='form of a row of --table, as "({M}, {N}): ({bm}, {bn}),"'
     )
     tune.add_argument("--no-mlflow", action="store_true", help="record in the journal alone")
     tune.set_defaults(run=lambda arguments: _tune(arguments, tell))

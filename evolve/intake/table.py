@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.intake.folder import CALLS
+from tilewright.evolve.intake.folder import CALLS, put
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
@@ -18,33 +18,34 @@ from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.targets import Target
 from tilewright.workers.intake.calls.sizes import label_of
 
-FIGURES = ("us", "low_us", "high_us", "gain", "target", "campaign")
-"""What a row may say beside sizes and parameters: modelled time and its interval, time of the default over it."""
+FIGURES: Mapping[str, Any] = {
+    **dict.fromkeys(("us", "low_us", "high_us", "gain"), 1.0), **dict.fromkeys(("target", "campaign"), ""),
+}  # fmt: skip
+"""Parts of a row beside sizes and parameters, by example: modelled time, its interval, the default's time over it."""
 
 
 def require_table(path: Path, target: Target, overwrite: bool) -> None:
     """Raises UserError where this target has no table, or a file is there that may not be replaced."""
     if target.kind is not FigureKind.MODELLED:
-        raise UserError(
-            f"--table: {target.name} is not modelled (allowed: tpu7x, v6e, v5e); on a measured target a campaign over "
-            "several shapes ends with dispatch.json."
-        )
+        raise UserError(f"--table: {target.name} is not modelled; use tpu7x, v6e or v5e.")
     if os.path.lexists(path) and not overwrite:
         raise UserError(f"--table: {path} exists; name another file, or add --overwrite.")
 
 
 def row_format(text: str | None, answer: Mapping[str, Any]) -> tuple[str, str]:
     """The table's first line and the format of its rows: comma-separated, or the user's ``text``. Raises UserError."""
-    names = [*answer["dims"][0], *answer["space"], *FIGURES]
+    values = {**answer["dims"][0], **answer["defaults"], **FIGURES}
+    names = ", ".join(values)
     if text is None:
-        return ",".join(names) + "\n", ",".join(f"{{{name}}}" for name in names)
+        fields = (f"{{{name}:.2f}}" if isinstance(v, float) else f"{{{name}}}" for name, v in values.items())
+        return names.replace(" ", "") + "\n", ",".join(fields)
     try:
-        text.format(**dict.fromkeys(names, 1))
+        text.format(**values)
     except KeyError as error:
-        raise UserError(f"--row: {{{error.args[0]}}} is unknown (allowed: {', '.join(names)}).") from error
+        raise UserError(f"--row: {{{error.args[0]}}} is unknown (allowed: {names}).") from error
     except (ValueError, IndexError, AttributeError, TypeError) as error:
         raise UserError(
-            f"--row: {text!r} cannot be filled in: {error} (write {{{{ for a brace, and one of {', '.join(names)})."
+            f"--row: {text!r} cannot be filled in: {error} (write {{{{ for a brace; allowed: {names})."
         ) from error
     return "", text
 
@@ -71,18 +72,15 @@ def tune_shapes(
             data = load(journal)
         start = next(point.candidate.genome.id for point in data.points if point.candidate.index == 0)
         seed, best = (data.evaluations[genome].workloads[0] for genome in (start, outcome.winner))
-        times = zip(("us", "low_us", "high_us"), (best.seconds, *best.seconds_interval), strict=True)
-        figures = {
-            **{name: f"{1e6 * seconds:.2f}" for name, seconds in times},
-            "gain": f"{seed.seconds / best.seconds:.3f}", "target": data.target, "campaign": outcome.campaign,
-        }  # fmt: skip
-        line = form.format(**dims, **data.candidates[outcome.winner].genome.params, **figures)
+        low, high = best.seconds_interval
+        line = form.format(
+            **dims, **data.candidates[outcome.winner].genome.params, us=1e6 * best.seconds, low_us=1e6 * low,
+            high_us=1e6 * high, gain=seed.seconds / best.seconds, target=data.target, campaign=outcome.campaign,
+        )  # fmt: skip
         text += f"{line}\n"
         say(line)
-        part = path.with_name(f"{path.name}.part")
         try:
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, path)
+            put(path, text)
         except OSError as error:
             raise UserError(f"--table: cannot write {path}: {error.strerror}.") from error
     return lost

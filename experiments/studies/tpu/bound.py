@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.targets import load_target
 from tilewright.fitness.tpu.time_model import VERSION
 from tilewright.seeds.catalogue import load_operator
@@ -75,25 +76,17 @@ def simulated(kernel: str, changed: Mapping[str, Any]) -> dict[str, Any]:
     """Microseconds and diagnosis of one point. Raises ValueError where it has no time."""
     operator = load_operator("gemm_fp8_fused/g128")
     seed = operator.kernels[kernel]
-    params = {**defaults_of(seed.source), **seed.overrides, **changed}
-    suite = Suite("bound", (gemm(SIDE, SIDE, SIDE),), check=())
-    cascade = ModelledCascade(
-        operator,
-        load_target("tpu7x"),
-        suite,
-        Limits(ChildLimits(600.0, 8 << 30), ChildLimits(1800.0, 12 << 30)),
-    )
-    found = cascade.evaluate(kernel, seed.source, params, seed=0, baseline=seed if seed.baseline else None)
+    params = {**read_declarations(seed.source).defaults, **seed.overrides, **changed}
+    whole = gemm(SIDE, SIDE, SIDE)
+    limits = Limits(ChildLimits(600.0, 8 << 30), ChildLimits(1800.0, 12 << 30))
+    suite = Suite("bound", (whole,), check=(gemm(256, 512, SIDE),))
+    cascade = ModelledCascade(operator, load_target("tpu7x"), suite, limits)
+    baseline = seed if seed.baseline else None
+    found = cascade.evaluate(kernel, seed.source, params, seed=0, baseline=baseline, only=[whole.id])
     if not found.workloads:
         raise ValueError(f"{kernel}: {found.verdict}: {found.reason}")
     (figure,) = found.workloads
     return {"us": 1e6 * figure.seconds, "params": params, **figure.diagnosis}
-
-
-def defaults_of(source: str) -> dict[str, Any]:
-    from tilewright.evolve.space.space import read_declarations
-
-    return dict(read_declarations(source).defaults)
 
 
 def table(facts: Mapping[str, Mapping[str, Any]]) -> str:

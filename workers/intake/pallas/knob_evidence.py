@@ -19,23 +19,20 @@ from tilewright.workers.intake.source.knobs import MEANING, Knob
 EVIDENCE_SECONDS = 20.0
 LEGAL_SECONDS = 10.0
 
+Dims = Mapping[str, int]
 Below = tuple[str, str]
 """Two knobs of which the first may not be above the second: a block of a block."""
 
 
 def legal_values(
-    knobs: Sequence[Knob],
-    defaults: Mapping[str, int],
-    shapes: Sequence[Mapping[str, int]],
-    timed: Sequence[Mapping[str, int]],
-    traced: Callable[[Mapping[str, int], Mapping[str, int]], str],
-    elements: Callable[[Mapping[str, int], Mapping[str, int]], int],
-) -> tuple[dict[str, dict[str, list[int]]], set[str]]:
+    knobs: Sequence[Knob], defaults: Dims, shapes: Sequence[Dims], timed: Sequence[Dims],
+    traced: Callable[[Dims, Dims], str], elements: Callable[[Dims, Dims], tuple[int, int]],
+) -> tuple[dict[str, dict[str, list[int]]], set[str]]:  # fmt: skip
     """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
     if those are smaller, at that value (a block of a block), or those of the same default too (square blocks).
-    And the knobs of which no value changes anything. ``elements``: what the kernels then read and write. At a ``timed``
-    shape a value that pads is left out beside one of at least half its size that pads less; and of a knob's parts what
-    divides none of the shape's sizes or pads."""
+    And the knobs of which no value changes anything. ``elements``: of what the kernels then read and write, and of the
+    blocks that cover it. At a ``timed`` shape a value that pads is left out beside one of at least half its size that
+    pads less; and of a knob's parts what divides none of the shape's sizes, pads, or covers more than it must."""
     found: dict[str, dict[str, list[int]]] = {}
     telling: set[str] = set()
     began, plain = time.monotonic(), ""
@@ -45,12 +42,12 @@ def legal_values(
             continue
         found[label] = {}
         for base in (defaults, *({**defaults, k.name: v} for k in knobs for v in _nearest(k))):
-            with contextlib.suppress(Exception):  # a later shape need not take the defaults
+            with contextlib.suppress(Exception):  # a shape need not take the defaults
                 plain = traced(dims, base)
                 break
         for knob in knobs:
-            name, sizes = knob.name, dict[int, int]()
-            whole = [v for v in knob.parts if dims not in timed or any(n % v == 0 for n in dims.values())]
+            name, sizes = knob.name, dict[int, tuple[int, int]]()
+            whole = (v for v in knob.parts if dims not in timed or any(n % v == 0 for n in dims.values()))
             for value in (*knob.values, *whole):
                 others = {n: max(v, value) for n, v in base.items()}
                 alike = {n: value if v == base[name] else v for n, v in base.items()}
@@ -60,13 +57,13 @@ def legal_values(
                     except Exception:  # noqa: BLE001 - a value that this shape does not take
                         telling.add(name)
                         continue
-                    sizes[value] = elements(dims, params) if dims in timed else 0
+                    sizes[value] = elements(dims, params) if dims in timed else (0, 0)
                     telling |= {name} if text != plain else set()
                     break
-            least = min(sizes.values(), default=0)
+            least = min((covered for _, covered in sizes.values()), default=0)
             found[label][name] = [
-                v for v, size in sizes.items()
-                if size == least or (v in knob.values and all(sizes[u] >= size for u in sizes if 2 * u >= v))
+                v for v, (size, covered) in sizes.items()
+                if (all(sizes[u][0] >= size for u in sizes if 2 * u >= v) if v in knob.values else covered == least)
             ]  # fmt: skip
     return found, {k.name for k in knobs} - telling if found else set()
 
@@ -77,12 +74,9 @@ def _nearest(knob: Knob) -> list[int]:
 
 
 def values_taken(
-    knob: Knob,
-    legal: Mapping[str, Mapping[str, Sequence[int]]],
-    timed: Sequence[str],
-    checked: Sequence[str],
+    knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]], timed: Sequence[str], checked: Sequence[str],
     values: Sequence[int],
-) -> tuple[int, ...]:
+) -> tuple[int, ...]:  # fmt: skip
     """Those of a knob's ``values`` that a ``timed`` shape takes, and every shape at which answers are ``checked``."""
     taken = {v for label in timed for v in legal.get(label, {}).get(knob.name, values)}
     for label in checked:

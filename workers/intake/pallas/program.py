@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,8 @@ import jax.numpy as jnp
 
 from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
-from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import (
-    Call,
-    ObjectArgument,
-    Place,
-    parse,
-    parts_of,
-    python_text,
-    python_value,
-)
+from tilewright.workers.intake.calls import call_text, dimensions
+from tilewright.workers.intake.calls.call_text import Call, ObjectArgument, parse, python_text, python_value
 from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refusal_of
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas.block_sizes import AUTOMATIC, launches, names_block, sizes_within
@@ -82,7 +74,8 @@ def answer_to(request: Request) -> Answer:
     parameters = list(inspect.signature(plain_function(function)).parameters)
     operands, said, places = _operands(calls, parameters)
     knobs = _argument_knobs(calls[0], function, said)
-    knobs += _object_knobs(calls[0], said, {p: o.name for o, p in zip(operands, places, strict=True)}, knobs)
+    names = {place: operand.name for operand, place in zip(operands, places, strict=True)}
+    knobs += _object_knobs(calls[0], said, names, {*parameters, *RESERVED, *(k.name for k in knobs)})
     files = loader.files(path)
     root = Path(str(path).removesuffix(loader.place(path)))
     original = Original(
@@ -100,10 +93,9 @@ def answer_to(request: Request) -> Answer:
     places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
     original, inner = sizes_within(original, places_used, launched, {*parameters, *defaults, *RESERVED})
     parts = whole_parts(n for call in calls for tensor in call.tensors() for n in tensor.shape)
-    knobs = [
-        replace(k, parts=tuple(sorted(parts - {*k.values}))) if is_size(k.default) else k
-        for k in (*knobs, *inner)
-    ]
+    knobs += inner
+    for knob in (k for k in knobs if is_size(k.default)):
+        knob.parts = tuple(sorted(parts - {*knob.values}))
 
     def traced(module: Module, params: Mapping[str, int]) -> str:
         with contextlib.suppress(Exception):  # a size that this shape does not take
@@ -257,21 +249,21 @@ def _argument_knobs(call: Any, function: Any, said: dict[Any, str]) -> list[Knob
 
 
 def _object_knobs(
-    call: Call, said: dict[Any, str], by_place: Mapping[Place, str], taken: Sequence[Knob]
-) -> list[Knob]:
+    call: Call, said: dict[Any, str], operands: Mapping[call_text.Place, str], taken: set[str]
+) -> Iterator[Knob]:
     """Sizes that an object among the arguments is made of, as ``Tiles(rows=64)``, by keyword or position; ``said`` gets
-    their parameters."""
-    found: list[Knob] = []
-    given = (*enumerate(call.arguments), *call.keywords.items())
-    for key, value in ((k, v) for k, v in given if isinstance(v, ObjectArgument)):
-        at: dict[Place, str] = dict(by_place)
-        for part, number in parts_of(value):
-            name = part if isinstance(part, str) else f"{value.name.rpartition('.')[2].lower()}_{part}"
-            if is_size(number) and name not in {k.name for k in (*taken, *found)}:
-                found.append(Knob(name, number, block_values(number), f"{value.name} of the call"))
-                at[key, part] = f'params["{name}"]'
-        said[key] = python_text(value, (key,), at, "()")
-    return found
+    their parameters. ``operands``: names by place. ``taken``: names of other parameters."""
+    for key, value in (*enumerate(call.arguments), *call.keywords.items()):
+        if not isinstance(value, ObjectArgument):
+            continue
+        texts = dict(operands)
+        for part, size in call_text.parts_of(value):
+            name = f"{value.name.rpartition('.')[2].lower()}_{part}" if isinstance(part, int) else part
+            if is_size(size) and name not in taken:
+                taken.add(name)
+                texts[key, part] = f'params["{name}"]'
+                yield Knob(name, size, block_values(size), f"{value.name} of the call")
+        said[key] = python_text(value, (key,), texts, "()")
 
 
 # -- the text ------------------------------------------------------------------------------------------------------

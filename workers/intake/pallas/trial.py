@@ -144,10 +144,14 @@ def judge(
 
     checked, labels = [label_of(shape.dims) for shape in shapes], [label_of(dims) for dims in all_dims]
 
-    def elements(dims: Mapping[str, int], params: Mapping[str, int]) -> int:
-        return _elements(seed.closed(dims, params).jaxpr)
-
-    legal, idle = legal_values(knobs, defaults, every, all_dims, traced, elements)
+    legal, idle = legal_values(
+        knobs,
+        defaults,
+        every,
+        all_dims,
+        traced,
+        lambda dims, params: _elements(seed.closed(dims, params).jaxpr),
+    )
     knobs = [
         replace(k, values=taken(k.values), parts=taken(k.parts))
         for k, taken in ((k, partial(values_taken, k, legal, labels, checked)) for k in knobs)
@@ -200,10 +204,13 @@ def judge(
     }  # fmt: skip
 
 
-def _elements(jaxpr: Any) -> int:
-    """Of the operands and results of a jaxpr's kernels."""
+def _elements(jaxpr: Any) -> tuple[int, int]:
+    """Of the operands and results of a jaxpr's kernels, and of the blocks that cover them."""
     mappings = [equation.params["grid_mapping"].block_mappings for equation in kernels_in(jaxpr)]
-    return sum(math.prod(block.array_aval.shape) for blocks in mappings for block in blocks)
+    arrays = [(m.array_aval.shape, m.block_shape) for blocks in mappings for m in blocks]
+    sized = [[(n, getattr(b, "block_size", 1)) for n, b in zip(*of, strict=True)] for of in arrays]
+    covered = sum(math.prod(-(-n // block) * block for n, block in axes) for axes in sized)
+    return sum(math.prod(shape) for shape, _ in arrays), covered
 
 
 def _moved(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) -> int:
