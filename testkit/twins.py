@@ -41,6 +41,15 @@ IGNORED_OPERAND = edited((DOT, DOT.replace("b_ref[...]", "b_ref[...] * 0 + 1")))
 SKIPS_LAST_BLOCK = (FIXTURES / "small_gemm/kernels/wrong.py").read_text()
 OUT_OF_BOUNDS = edited((DOT, DOT.replace("a_ref[...]", "a_ref[pl.ds(step * 64, 128), :]")))
 UNINITIALISED = edited(("@pl.when(step == 0)", "@pl.when(step == 1000)"))
+STAYS = edited(
+    ("@pl.when(step == 0)", "@pl.when(pl.program_id(1) == 0)"),
+    (
+        DOT,
+        "@pl.when(pl.program_id(1) > 0)\n            def again():\n"
+        f"                acc_ref[...] = jnp.zeros_like(acc_ref)\n\n            {DOT}",
+    ),
+)
+"""With one block of all rows and all of K: it stays, and its step begins with a branch."""
 HLO_LOOP = edited(
     (CALL, "        call = pl.pallas_call("),
     (

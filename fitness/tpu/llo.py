@@ -56,14 +56,7 @@ class Executed:
     bundles: int = 0
 
     def __add__(self, other: Executed) -> Executed:
-        return Executed(
-            self.opcodes + other.opcodes,
-            self.dma_bytes + other.dma_bytes,
-            self.dmas + other.dmas,
-            self.spills + other.spills,
-            self.fills + other.fills,
-            self.bundles + other.bundles,
-        )
+        return Executed(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
 
     @property
     def hbm_bytes(self) -> int:

@@ -10,20 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SHAPE_OPERATIONS = frozenset(
-    [
-        "stablehlo.reshape",
-        "stablehlo.transpose",
-        "stablehlo.broadcast_in_dim",
-        "stablehlo.slice",
-        "stablehlo.pad",
-        "stablehlo.concatenate",
-        "stablehlo.convert",
-        "stablehlo.constant",
-        "stablehlo.custom_call",
-        "func.return",
-    ]
-)
+_SHAPES = "reshape transpose broadcast_in_dim slice pad concatenate convert constant custom_call"
+SHAPE_OPERATIONS = frozenset(["func.return", *(f"stablehlo.{name}" for name in _SHAPES.split())])
 """What may stand beside the kernels: rearranging operands, no arithmetic."""
 
 _NEVER_BESIDE = frozenset(

@@ -27,6 +27,8 @@ LARGE_KINDS = 2
 _RESOURCES = re.compile(
     r"RESOURCE_EXHAUSTED|Ran out of memory|exceed(s|ed)? (vmem|smem|memory)|VmemOom|bad_alloc", re.I
 )
+_BRANCHED = re.compile("LLO profiling of .*(No DMA issue node found|when the FIFO is full)")
+"""What libtpu says where its simulator ran what a branch skips."""
 
 
 class TraceStage:
@@ -218,10 +220,26 @@ class CompileStage:
         self._compiles = compiles
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """Judges the modules' structure before they are compiled, then keeps the dumps' folders."""
+        """Judges the modules' structure before they are compiled, then keeps the dumps' folders.
+
+        Where the simulator aborts on a branch, that workload is compiled again with delays (``mosaic.branch_delays``).
+        """
+        left = [w.id for w in request.measured]
+        failure = self._run(request, found, left)
+        while failure is not None and _BRANCHED.search(failure.log):
+            failure = self._run(request, found, [left.pop(0)], delays=True)
+            if failure is not None or not left:
+                break
+            failure = self._run(request, found, left)
+        return failure
+
+    def _run(
+        self, request: Request, found: Findings, left: list[str], *, delays: bool = False
+    ) -> Failure | None:
+        """Compiles workloads by id; those that are done are taken off ``left``."""
         folder = request.folder / f"compile{len(found.logs)}"  # a race compiles some workloads at a time
         folder.mkdir()
-        environment = libtpu_simulator.compile_environment(folder)
+        environment = libtpu_simulator.compile_environment(folder, delays=delays)
         refused: list[Failure] = []
 
         def hear(frame: Frame) -> bool:
@@ -230,13 +248,14 @@ class CompileStage:
                 refused.extend([failure] if failure else [])
             elif frame.kind == "compiled":
                 found.dumps[frame.data["workload"]] = folder / frame.data["folder"]
+                left[:] = [name for name in left if name != frame.data["workload"]]
             elif frame.kind == "error":
                 refused.append(_candidate_failure(frame))
             return not refused
 
         limits = _scaled(request.limits.compile, request.time_factor)
         outcome = run_child(
-            _compile_job(request, found, compiles=self._compiles),
+            _compile_job(request, found, left if self._compiles else [], delays),
             limits,
             folder,
             extra_environment=environment,
@@ -327,7 +346,7 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
     return dealt_kinds(request, position)
 
 
-def _compile_job(request: Request, found: Findings, *, compiles: bool) -> Frame:
+def _compile_job(request: Request, found: Findings, wanted: Sequence[str], delays: bool) -> Frame:
     checked = (w for w in request.checked if w not in request.measured and w.id not in found.facts)
     order = [*request.measured, *checked]
     workloads = [
@@ -341,7 +360,8 @@ def _compile_job(request: Request, found: Findings, *, compiles: bool) -> Frame:
     data = {
         "topology": request.target.chip.topology,
         "workloads": workloads,
-        "facts_only": [w.id for w in order if not compiles or w not in request.measured],
+        "delays": delays,
+        "facts_only": [w.id for w in order if w.id not in wanted],
     }
     return Frame("pallas.compile", data, blobs={w.id: found.modules[w.id] for w in order})
 

@@ -53,6 +53,12 @@ def cpu_seconds(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def waiting_seconds(pid: int) -> float:
+    """How long the process of a tree that waited longest has waited for a processor, up to now; 0 where that is not
+    counted. ``/proc/PID/schedstat`` gives nanoseconds on a processor, nanoseconds waiting for one, and turns."""
+    return max((int(text.split()[1]) for text in _of_all(pid, "schedstat")), default=0) / 1e9
+
+
 def _of_all(pid: int, name: str) -> Iterator[bytes]:
     """What this file of a process's folder says, of it and all below it. One that ends meanwhile may be left out."""
     for each in (pid, *descendants(pid)):

@@ -27,6 +27,7 @@ from tilewright.workers.child.launch import (
     Streams,
     cpu_seconds,
     resident_bytes,
+    waiting_seconds,
 )
 
 _FATAL = re.compile(rb"^F\d{4} .*?\] (.*)$", re.MULTILINE)
@@ -36,13 +37,17 @@ ADDRESS_FACTOR = 3
 """Address space a child may map, as a multiple of the memory it may hold: libtpu maps far more than it touches."""
 
 
+WAITING_FACTOR = 3
+"""Seconds that a child waits for a processor of a busy machine do not count, up to so many times its wall clock."""
+
 PIPE_BYTES = 1 << 20
 """Of a pipe: each time one is full or empty its end here waits for its turn among threads that judge."""
 
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """Limits of one child. ``cpu_seconds`` 0 means four times the wall clock.
+    """Limits of one child. ``cpu_seconds`` 0 means four times the wall clock; of that, waiting for a processor does not
+    count up to ``WAITING_FACTOR``.
 
     ``memory_bytes`` bounds the resident memory, which the parent looks at four times a second; the address space, which
     the kernel bounds at once, is ``ADDRESS_FACTOR`` times as much.
@@ -107,7 +112,7 @@ def run_child(
             on_frame, on_sent=lambda: pipes.close(pipes.stdin),
         ) as drain:  # fmt: skip
             try:
-                ending, detail = _listen(drain, process, limits, began + limits.wall_seconds)
+                ending, detail = _listen(drain, process, limits, began)
             finally:
                 spent = cpu_seconds(process.pid)
                 code = process.end()
@@ -170,19 +175,22 @@ class Pipes:
                 os.close(end)
 
 
-def _listen(drain: Drain, process: Process, limits: ChildLimits, deadline: float) -> Stop:
+def _listen(drain: Drain, process: Process, limits: ChildLimits, began: float) -> Stop:
     """Until the result pipe closes, the clock runs out or a limit is passed."""
-    look = 0.0
+    look, deadline, latest, waited = 0.0, began + limits.wall_seconds, 0.0, 0.0
     while drain.open:
         now = time.monotonic()
-        left = deadline - now
-        if left <= 0:
-            return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s")
         if now >= look:
-            look = now + _LOOK_SECONDS
+            look, before, latest = now + _LOOK_SECONDS, latest, waiting_seconds(process.pid)
+            waited += max(0.0, latest - before)  # what ends takes its count with it
+            deadline = began + limits.wall_seconds + min(waited, WAITING_FACTOR * limits.wall_seconds)
             if resident_bytes(process.pid) > limits.memory_bytes:
                 held = f"held more than {limits.memory_bytes / 2**30:g} GiB of memory"
                 return Stop(Ending.MEMORY, held)
+        left = deadline - now
+        if left <= 0:
+            besides = f", {waited:.0f} s of waiting for a processor apart" if waited >= 1 else ""
+            return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s{besides}")
         found = drain.step(min(left, _LOOK_SECONDS))
         if isinstance(found, Stop):
             return found

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from tilewright.seeds.operator import Scope
+from tilewright.workers.child.run_once import WAITING_FACTOR
 from tilewright.workers.device.station import DeviceRatio, Entry
 from tilewright.workers.request import Limits
 
@@ -39,8 +40,8 @@ class PoolSettings:
     """The kernel that several devices of a measured target are calibrated with."""
 
     def deadline_seconds(self, scope: Scope) -> float:
-        """Wall clock of one job, after which its worker counts as hung: three children at their limits."""
-        factor = Limits().final_factor if scope is Scope.FINAL else 1.0
+        """Wall clock of one job, after which its worker counts as hung: three children that run and wait their most."""
+        factor = (1 + WAITING_FACTOR) * (Limits().final_factor if scope is Scope.FINAL else 1.0)
         return factor * (2 * self.check_seconds + self.measure_seconds) + DEADLINE_SLACK_SECONDS
 
 

@@ -39,10 +39,11 @@ def trace_environment() -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "TPU_SKIP_MDS_QUERY": "1"}
 
 
-def compile_environment(folder: Path, *, simulate: bool = True) -> dict[str, str]:
+def compile_environment(folder: Path, *, simulate: bool = True, delays: bool = False) -> dict[str, str]:
     """Environment of a compile child whose dumps go to ``folder``/llo and ``folder``/prof (made here).
 
     Without ``simulate`` the scheduled code is dumped instead of its run: for kernels that the simulator aborts on.
+    ``delays``: for modules with delays at the head of conditional blocks (see ``runners.mosaic.branch_delays``).
     """
     for name in ("llo", "prof"):
         (folder / name).mkdir()
@@ -54,6 +55,7 @@ def compile_environment(folder: Path, *, simulate: bool = True) -> dict[str, str
         "--xla_tpu_check_llo_types=false",
         f"--xla_jf_dump_to={folder}/llo",
         "--xla_jf_dump_llo_text=true",
+        *(["--xla_allow_hoisting_across_branch=false"] if delays else []),
     ]
     if simulate:
         flags += [

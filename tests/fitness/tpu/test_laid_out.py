@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.studies.tpu.choices.steps import Grid, Simulated
+from experiments.studies.tpu.choices.steps import Grid, Simulated, anchors, resident
 from experiments.studies.tpu.choices.tables import TABLES, Row
 from tilewright.fitness.tpu.events import Kind
 
@@ -18,10 +18,8 @@ PRODUCT = Simulated(STEPS, READS, 2 * 16 * 256, (140.0, 20.0))
 
 @pytest.mark.parametrize("grid", [Grid(1, 2, 3), Grid(2, 1, 3), Grid(1, 2, 2), Grid(2, 2, 1)])
 def test_steps_are_read_back_from_what_is_laid_out(grid):
-    shape = tuple(count * block for count, block in zip(grid, BLOCKS, strict=True))
-    row = Row(TABLES[0], "v6e", shape, BLOCKS)
-    read = Simulated.of(PRODUCT.whole(grid), grid, row, BLOCKS)
-    assert read.reads == READS and read.write == PRODUCT.write
+    read = Simulated.of(PRODUCT.whole(grid), grid)
+    assert read.write == PRODUCT.write
     assert set(read.steps) == {grid.place(step) for step in grid.steps()}
     for kind, parts in read.steps.items():
         assert sum(parts) == pytest.approx(sum(STEPS[kind]))
@@ -35,5 +33,30 @@ def test_a_block_is_copied_where_it_changes():
     assert np.count_nonzero(events.kinds == Kind.WRITE) == 12
 
 
-def test_a_row_of_x_as_one_block_is_simulated_as_one_where_the_simulator_aborts():
-    assert [Grid(1, 9, 1).small(chip) for chip in ("v6e", "tpu7x")] == [Grid(1, 2, 1), Grid(1, 1, 1)]
+@pytest.mark.parametrize(
+    "blocks", [(16, 896, 3456), (2048, 512, 14336), (4096, 128, 128), (16, 2560, 2560, 2)]
+)
+def test_a_setting_lies_between_its_anchors(blocks):
+    row = Row(TABLES[0], "v6e", tuple(4 * side for side in blocks), blocks)
+
+    def simulated(at):
+        wide, deep = -(-at[1] // 256), -(-at[2] // 256)
+        cycles = 300 + wide * deep * max(40.0, at[0] / 8) + 7 * deep
+        return Simulated(dict.fromkeys(KINDS, (cycles, 2.0)), (), 0, (140.0, 20.0))
+
+    found = Simulated.between({at: simulated(at) for at in anchors(blocks)}, row, blocks)
+    for kind, parts in simulated(blocks).steps.items():
+        assert sum(found.steps[kind]) == pytest.approx(sum(parts))
+    assert found.write == 2 * blocks[0] * blocks[1]
+    assert max(at[1] * at[2] for at in anchors(blocks)) <= 2**22
+
+
+@pytest.mark.parametrize(
+    ("chip", "rows", "block", "there"),
+    [("v6e", 256, 0, False), ("v6e", 1024, 0, True), ("v6e", 16384, 0, False), ("v6e", 1024, 512, False)],
+)
+def test_x_is_read_once_where_it_is_in_vmem_before(chip, rows, block, there):
+    table = next(table for table in TABLES if table.block == block)
+    row = Row(table, chip, (rows, 4096, 8192), (256, 512, 8192))
+    found = Simulated.between(dict.fromkeys(anchors(row.winner), PRODUCT), row, row.winner)
+    assert resident(row, row.winner) is (found.reads[1] == 0) is there

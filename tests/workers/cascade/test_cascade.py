@@ -17,6 +17,7 @@ from tilewright.workers.cascade.modelled import ModelledCascade
 from tilewright.workers.cascade.modelled_stages import TraceStage
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.request import Findings, Limits
+from tilewright.workers.toolchains import libtpu_simulator
 
 GIB = 1 << 30
 FAMILY = FIXTURES / "small_gemm"
@@ -100,6 +101,22 @@ def test_steps_that_others_build_on_are_run_before_a_kernel_is_wrong(monkeypatch
     found = judged(twins.COUNTS_STEPS, best=0.0)
     assert found.verdict is Verdict.OK, found.reason
     assert [(r.workload, r.passed) for r in found.gates if r.sampled] == [("256x256x512", True)]
+
+
+def test_a_step_that_the_simulator_aborts_on_has_a_time(monkeypatch):
+    environment, delays = libtpu_simulator.compile_environment, []
+
+    def noted(folder, **options):
+        delays.append(options["delays"])
+        return environment(folder, **options)
+
+    monkeypatch.setattr(libtpu_simulator, "compile_environment", noted)
+    params = {"block_m": 256, "block_n": 128, "block_k": 512}
+    found = usual().evaluate("g", twins.STAYS, params, seed=7, best=UNBEATEN)
+    assert found.verdict is Verdict.OK, found.reason
+    assert delays == [False, True], "the simulator runs this kernel as it stands"
+    like = usual().evaluate("g", twins.HONEST, params, seed=7, best=UNBEATEN)
+    assert found.workloads[0].seconds == pytest.approx(like.workloads[0].seconds, rel=0.05)
 
 
 @pytest.mark.parametrize("name", sorted(twins.ESCAPES))

@@ -522,6 +522,40 @@ def test_a_compiler_that_dies_and_a_duplicate(monkeypatch, tmp_path):
     assert failure is None and found.artefact == "known to be new"
 
 
+@pytest.mark.parametrize(
+    ("without", "delayed", "runs", "verdict"),
+    [
+        (["m64"], [], [("m64", "m32"), ("m64",), ("m32",)], None),
+        (["m32"], [], [("m64", "m32"), ("m32",)], None),
+        (["m64", "m32"], [], [("m64", "m32"), ("m64",), ("m32",), ("m32",)], None),
+        (["m32"], ["m32"], [("m64", "m32"), ("m32",)], Verdict.COMPILE_ERROR),
+    ],
+)
+def test_what_the_simulator_aborts_on_is_compiled_with_delays(
+    monkeypatch, tmp_path, without, delayed, runs, verdict
+):
+    seen = []
+
+    def run(job, limits, folder, *, extra_environment, on_frame, launcher):
+        asked = tuple(w["id"] for w in job.data["workloads"] if w["id"] not in job.data["facts_only"])
+        seen.append(asked)
+        assert ("hoisting_across_branch=false" in extra_environment["LIBTPU_INIT_ARGS"]) == job.data["delays"]
+        for workload in job.data["workloads"]:
+            on_frame(travelled(facts(workload["id"])))
+        for name in asked:
+            if name in (delayed if job.data["delays"] else without):
+                log = "Static LLO profiling of k.1 failed: Cannot push when the FIFO is full."
+                return ChildOutcome(Ending.CRASHED, detail="killed", signal=Signals.SIGABRT, log=log)
+            on_frame(travelled(Frame("compiled", {"workload": name, "folder": "dump"})))
+        return ChildOutcome(Ending.DONE, log="")
+
+    monkeypatch.setattr(stages, "run_child", run)
+    found = compiled_findings()
+    failure = stages.CompileStage().run(request(folder=tmp_path), found)
+    assert seen == runs and (failure and failure.verdict) == verdict
+    assert verdict or found.dumps.keys() == {"m64", "m32"}
+
+
 BUNDLES = b"""0x0: bundle slots:
   %1 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192
   %2 = vld [vmem:[%s3_s1] sm:$0xff]

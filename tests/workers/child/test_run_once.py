@@ -1,8 +1,11 @@
 """The second wall: what a hostile child can and cannot do. Children here are plain Python, without jax."""
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -122,3 +125,20 @@ def test_it_has_no_network(tmp_path):
     if not any(outcome.first("isolation").data.values()):
         pytest.skip("this kernel permits neither network namespaces nor Landlock")
     assert outcome.first("refused") is not None, outcome
+
+
+def test_waiting_for_a_processor_does_not_count_as_running(tmp_path):
+    """A child shares its processor with three others: a second of its own takes four, of which three are waiting."""
+    spins = "began = time.process_time()\nwhile time.process_time() - began < 1: pass\nanswer('done')"
+    ours = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(ours)])  # what is started from here on inherits it
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        outcome = child(spins, tmp_path, ChildLimits(2.5, memory_bytes=1 << 30))
+    finally:
+        os.sched_setaffinity(0, ours)
+        for other in others:
+            other.kill()
+            other.wait()
+    assert outcome.ending is Ending.DONE, outcome.detail
+    assert outcome.seconds > 2.5

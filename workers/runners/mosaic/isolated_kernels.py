@@ -68,17 +68,9 @@ def isolated_kernels(serialized: bytes) -> IsolatedKernels:
         with ir.InsertionPoint(entry):
             arguments, made = iter(entry.arguments), []
             for call, (operands, results) in zip(calls, arrays, strict=True):
-                attributes = {
-                    name: call.operation.attributes[name]
-                    for name in call.operation.attributes
-                    if name != "output_operand_aliases"
-                }
-                copy = ir.Operation.create(
-                    call.operation.name,
-                    results=results,
-                    operands=[next(arguments) for _ in operands],
-                    attributes=attributes,
-                )
+                given, taken = call.operation.attributes, [next(arguments) for _ in operands]
+                kept = {name: given[name] for name in given if name != "output_operand_aliases"}
+                copy = ir.Operation.create(call.operation.name, results, taken, kept)
                 made += list(copy.results)
             func.ReturnOp(made)
         described = tuple(map(_shape_of, inputs)), tuple(map(_shape_of, outputs))
@@ -105,21 +97,10 @@ def _types(call: Any) -> list[Any]:
 
 
 _DTYPES = {
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f32": "float32",
-    "i1": "bool",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "ui8": "uint8",
-    "ui16": "uint16",
-    "ui32": "uint32",
-    "i4": "int4",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E5M2": "float8_e5m2",
-    "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
-}
+    "bf16": "bfloat16", "f16": "float16", "f32": "float32", "i1": "bool", "i4": "int4", "i8": "int8", "i16": "int16",
+    "i32": "int32", "ui8": "uint8", "ui16": "uint16", "ui32": "uint32", "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2", "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
+}  # fmt: skip
 
 
 def _shape_of(kind: Any) -> tuple[tuple[int, ...], str]:

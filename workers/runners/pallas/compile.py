@@ -2,7 +2,8 @@
 
 Job data: ``topology`` (such as ``tpu7x:1x1x1``), ``workloads`` [{id, inputs, outputs, calling_convention, known}],
 where ``known`` are values of operands by number (see ``workers.runners.mosaic.known_operands``),
-``facts_only`` ids that are described but not compiled; blobs: module by workload id. The dump flags are in
+``facts_only`` ids that are described but not compiled, ``delays`` (whether conditional blocks get them, see
+``workers.runners.mosaic.branch_delays``); blobs: module by workload id. The dump flags are in
 LIBTPU_INIT_ARGS and name folders ``llo`` and ``prof`` of the working directory.
 Answers: one ``facts`` per workload (see ``workers.runners.mosaic.facts``), then one ``compiled`` per workload with
 the folder that holds its dumps, or one ``error``.
@@ -23,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.runners.failures import describe
+from tilewright.workers.runners.mosaic.branch_delays import delayed
 from tilewright.workers.runners.mosaic.facts import module_facts
 from tilewright.workers.runners.mosaic.isolated_kernels import restated
 from tilewright.workers.runners.mosaic.known_operands import bind
@@ -50,7 +52,10 @@ def run(job: Frame, answer: Answer) -> None:
         for number, workload in enumerate(job.data["workloads"]):
             if workload["id"] in job.data["facts_only"]:
                 continue
-            compiled = _compile(workload, modules[workload["id"]], description.devices[0])
+            module = modules[workload["id"]]
+            if job.data["delays"]:
+                module = delayed(module)
+            compiled = _compile(workload, module, description.devices[0])
             memory = compiled.memory_analysis()
             folder = _keep_dumps(number)
             data = {

@@ -33,14 +33,8 @@ def run(job: Frame, answer: Callable[[Frame], None]) -> None:
     }
     chip = {"kind": job.data["kind"], "cores": job.data["cores"]}
     held: list[Frame] = []
-    asked = {
-        "source": SOURCE,
-        "params": {},
-        "chip": chip,
-        "workloads": [workload],
-        "check": [],
-        "lower": ["probe"],
-    }
+    asked = {"source": SOURCE, "params": {}, "chip": chip, "workloads": [workload]}
+    asked |= {"check": [], "lower": ["probe"]}
     pallas_trace.run(Frame("pallas.trace", asked), held.append)
     if held[-1].kind == "artefact":
         pallas_check.run(Frame("pallas.check", asked, blobs={"probe": held.pop().blobs["text"]}), held.append)
@@ -48,11 +42,5 @@ def run(job: Frame, answer: Callable[[Frame], None]) -> None:
         answer(held[-1])
         return
     workload["calling_convention"] = held[0].data["calling_convention"]
-    pallas_compile.run(
-        Frame(
-            "pallas.compile",
-            {"topology": job.data["topology"], "workloads": [workload], "facts_only": []},
-            blobs={"probe": held[0].blobs["module"]},
-        ),
-        answer,
-    )
+    data = {"topology": job.data["topology"], "workloads": [workload], "delays": False, "facts_only": []}
+    pallas_compile.run(Frame("pallas.compile", data, blobs={"probe": held[0].blobs["module"]}), answer)

@@ -18,21 +18,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.studies.tpu.choices.steps import Grid, Simulated
-from experiments.studies.tpu.choices.tables import TABLES, Blocks, Row, Table, candidates, drawn, rows
+from experiments.studies.tpu.choices.steps import Grid, Simulated, anchors
+from experiments.studies.tpu.choices.tables import TABLES, Blocks, Row, candidates, drawn, rows
 from tilewright.fitness.tpu.events import Events
 from tilewright.fitness.tpu.time_model import CALIBRATIONS, VERSION
 from tilewright.workers.toolchains import libtpu_simulator as recipe
 
-FLAGS = {"v6e": "", "tpu7x": "--xla_tpu_extra_hoisting_range_for_register_producers=0"}
-"""Without it the simulator aborts on more kernels on tpu7x ("FIFO is full"); others change by up to 1.5 %."""
+DELAYED = ("tpu7x",)
+"""Chips on which the simulator aborts on most of these kernels but for delays in their conditional blocks."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -43,54 +44,55 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=38)
     parser.add_argument("--each", type=int, default=6, help="rows for every count of rows of x")
-    parser.add_argument(
-        "--most", type=int, default=256, help="rows of x; from 512 on XLA moves it to VMEM before"
-    )
-    parser.add_argument("--settings", type=int, default=10, help="in a set")
+    parser.add_argument("--most", type=int, default=1 << 14, help="rows of x")
     told = parser.parse_args(arguments)
-    sets = [
-        (row, candidates(row, told.settings, told.seed))
+    of = [
+        row
         for table in TABLES
         if not told.table or table.name in told.table
         for chip in told.chip or ("v6e", "tpu7x")
         for row in drawn(rows(table, told.folder, chip), told.each, told.most, told.seed)
     ]
-    _compile(sets, told.folder, time.monotonic() + 60 * told.minutes)
-    facts = [fact for row, settings in sets if (fact := judged(row, settings, told.folder))]
-    (told.folder / "choices" / "facts.json").write_text(json.dumps(facts, indent=1))
-    sys.stdout.write(report(facts, len(sets)))
+    until = time.monotonic() + 60 * told.minutes
+    _compile(of, told.folder, until)
+    facts = [fact for row in of if (fact := judged(row, told.folder))]
+    (told.folder / "choices" / f"facts{told.seed}.json").write_text(json.dumps(facts, indent=1))
+    sys.stdout.write(report(facts, len(of)))
 
 
-def _kept(folder: Path, row: Row, blocks: Blocks) -> Path:
-    """The file of what is compiled for a setting: a small product that rows of one table share."""
-    small = list(Grid.of(row.shape, blocks).small(row.chip))
-    told = [row.table.name, row.chip, blocks, small, recipe.toolchain()["libtpu"]]
+def _kept(folder: Path, row: Row, small: Grid, blocks: Blocks) -> Path:
+    """The file of what is compiled: a small product that rows of one table share."""
+    told = [row.table.name, row.chip, blocks, list(small), recipe.toolchain()["libtpu"]]
     return folder / "choices" / f"{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:20]}.json"
 
 
-def _compile(sets: Sequence[tuple[Row, list[Blocks]]], folder: Path, until: float) -> None:
-    """Compile what is lacking, one child for a table and chip after the other."""
+def _compile(of: Sequence[Row], folder: Path, until: float) -> None:
+    """Compile what is lacking, those that most settings need first, one child for a chip after the other."""
     (folder / "choices").mkdir(exist_ok=True)
-    jobs: dict[tuple[Table, str], dict[str, dict[str, Any]]] = defaultdict(dict)
-    for row, settings in sets:
-        for blocks in settings:
-            if not (path := _kept(folder, row, blocks)).exists():
-                small = Grid.of(row.shape, blocks).small(row.chip)
-                shape = [count * block for count, block in zip(small, blocks, strict=True)]
-                jobs[row.table, row.chip][path.stem] = {"key": path.stem, "shape": shape, "blocks": blocks}
-    for (table, chip), wanted in jobs.items():
-        job = {"chip": chip, "block": table.block, "types": table.types, "settings": list(wanted.values())}
-        places = {
-            "root": Path(__file__).parents[4],
-            "module": folder / table.module,
-            "out": folder / "choices",
-        }
-        job |= {name: str(path.resolve()) for name, path in places.items()}
+    jobs: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    needed: Counter[str] = Counter()
+    for row in of:
+        for setting in candidates(row):
+            small = Grid.of(row.shape, setting).small()
+            for blocks in anchors(setting):
+                if (path := _kept(folder, row, small, blocks)).exists():
+                    continue
+                needed[path.stem] += 1
+                shape = [count * block for count, block in zip(small, blocks, strict=False)]
+                job = {"key": path.stem, "module": str((folder / row.table.module).resolve()), "shape": shape}
+                jobs[row.chip][path.stem] = job | {
+                    "block": row.table.block,
+                    "types": row.table.types,
+                    "blocks": blocks,
+                }
+    for chip, wanted in jobs.items():
+        settings = sorted(wanted.values(), key=lambda setting: -needed[setting["key"]])
+        job = {"chip": chip, "settings": settings, "delays": chip in DELAYED}
+        job |= {"root": str(Path(__file__).resolve().parents[4]), "out": str((folder / "choices").resolve())}
         with tempfile.TemporaryDirectory(prefix="tpu_choices_") as name:
             place = Path(name)
             (place / "job.json").write_text(json.dumps(job))
-            environment = {**os.environ, **recipe.compile_environment(place)}
-            environment["LIBTPU_INIT_ARGS"] += f" {FLAGS[chip]}"
+            environment = {**os.environ, **recipe.compile_environment(place, delays=chip in DELAYED)}
             command = [sys.executable, str(Path(__file__).with_name("child.py")), "job.json"]
             process = subprocess.Popen(command, cwd=place, env=environment, start_new_session=True)
             try:
@@ -100,20 +102,20 @@ def _compile(sets: Sequence[tuple[Row, list[Blocks]]], folder: Path, until: floa
                 process.wait()
 
 
-def judged(row: Row, settings: Sequence[Blocks], folder: Path) -> dict[str, Any] | None:
+def judged(row: Row, folder: Path) -> dict[str, Any] | None:
     """What the model says of a row's set; None where some of it is not compiled yet."""
     times: dict[Blocks, float] = {}
     failures: dict[str, str] = {}
-    for blocks in settings:
-        if not (path := _kept(folder, row, blocks)).exists():
+    whole = candidates(row)
+    for blocks in whole:
+        grid = Grid.of(row.shape, blocks)
+        paths = {each: _kept(folder, row, grid.small(), each) for each in anchors(blocks)}
+        if not all(path.exists() for path in paths.values()):
             return None
-        told = json.loads(path.read_text())
         try:
-            if told["failure"]:
-                raise ValueError(told["failure"])
-            events = Events(*(np.array(told[name], np.int64) for name in ("work", "kinds", "sizes", "ready")))
-            simulated = Simulated.of(events, Grid.of(row.shape, blocks).small(row.chip), row, blocks)
-            times[blocks] = simulated.seconds(Grid.of(row.shape, blocks), CALIBRATIONS[row.chip].rules)
+            found = {each: _simulated(path, grid.small()) for each, path in paths.items()}
+            simulated = Simulated.between(found, row, blocks)
+            times[blocks] = simulated.seconds(grid, CALIBRATIONS[row.chip].rules)
         except ValueError as error:
             failures[str(blocks)] = str(error)
     fact: dict[str, Any] = {
@@ -122,13 +124,24 @@ def judged(row: Row, settings: Sequence[Blocks], folder: Path) -> dict[str, Any]
         "shape": row.shape,
         "winner": row.winner,
     }
-    fact["failures"] = failures
-    fact["us"] = {str(blocks): round(1e6 * seconds, 2) for blocks, seconds in times.items()}
+    fact |= {
+        "failures": failures,
+        "us": {str(blocks): round(1e6 * each, 2) for blocks, each in times.items()},
+    }
     if row.winner in times:
         best = min(times, key=times.__getitem__)
         rank = 1 + sum(seconds < times[row.winner] for seconds in times.values())
         fact |= {"best": best, "rank": rank, "regret": times[row.winner] / times[best] - 1}
     return fact
+
+
+@cache
+def _simulated(path: Path, small: Grid) -> Simulated:
+    told = json.loads(path.read_text())
+    if told["failure"]:
+        raise ValueError(told["failure"])
+    events = Events(*(np.array(told[name], np.int64) for name in ("work", "kinds", "sizes", "ready")))
+    return Simulated.of(events, small)
 
 
 def report(facts: Sequence[dict[str, Any]], asked: int) -> str:

@@ -1,9 +1,10 @@
-"""Compiles settings of one kernel for a chip that is not there, one after the other, and keeps its events.
+"""Compiles settings of kernels for a chip that is not there, one after the other, and keeps their events.
 
 Run as ``python child.py JOB.json`` in an empty folder with folders ``llo`` and ``prof``, LIBTPU_INIT_ARGS set by the
-parent. ``JOB``: ``root`` (of this repository), ``chip``, ``module`` (the kernel's file), ``block`` (of the scales; 0:
-one a column), ``types``, ``settings`` [{``key``, ``shape`` (n_batch, n_out, n_in), ``blocks``}], ``out`` (folder for a
-``KEY.json`` of each). Each in a process of its own: the simulator may abort.
+parent. ``JOB``: ``root`` (of this repository), ``chip``, ``delays`` (whether to put delays into conditional blocks),
+``out`` (folder for a ``KEY.json`` of each setting), ``settings`` [{``key``, ``module`` (the kernel's file), ``block``
+(of the scales; 0: one a column), ``types``, ``shape`` (n_batch, n_out, n_in), ``blocks``}]. All in one process while
+the simulator does not abort.
 """
 
 from __future__ import annotations
@@ -13,72 +14,73 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-LIMIT = 120
-"""Seconds of one setting."""
+LIMIT = 90
+"""Seconds of the processor for one setting."""
 
 
 def main(job: dict[str, Any]) -> None:
     sys.path.insert(0, job["root"])
+    from experiments.studies.tpu.truth import child as _  # noqa: F401 - imported once, before the processes part
     from tilewright.fitness.chips import CHIPS
     from tilewright.workers.intake.pallas.original import on_chip
     from tilewright.workers.intake.source.load import load
+    from tilewright.workers.runners.mosaic import branch_delays as _delays  # noqa: F401
 
-    chip = CHIPS[job["chip"]]
+    chip, out = CHIPS[job["chip"]], Path(job["out"])
     with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
-        module, _ = load(Path(job["module"]), "quantized_matmul_kernel", traced=False)
-        for setting in job["settings"]:
-            for name in ("llo", "prof"):
-                shutil.rmtree(name)
-                Path(name).mkdir()
+        paths = {setting["module"] for setting in job["settings"]}
+        modules = {path: load(Path(path), "quantized_matmul_kernel", traced=False)[0] for path in paths}
+        while left := [s for s in job["settings"] if not (out / f"{s['key']}.json").exists()]:
             if not (pid := os.fork()):
-                _answer(module, setting, {**job, "topology": chip.topology})
+                with open("said", "w") as said:
+                    os.dup2(said.fileno(), 2)
+                for setting in left:
+                    _answer(modules[setting["module"]], setting, job, chip.topology)
+                os._exit(0)
             os.waitpid(pid, 0)
-            kept = Path(job["out"], f"{setting['key']}.json")
-            if not kept.exists():
-                said = Path("said").read_text(errors="replace").splitlines()
-                reason = next((line for line in said if "failed:" in line), "no answer")
-                kept.write_text(json.dumps({"failure": f"abort: {reason[-200:]}"}))
+            if died := [s for s in left if not (out / f"{s['key']}.json").exists()]:
+                lines = Path("said").read_text(errors="replace").splitlines()
+                reason = next((line for line in lines if "failed:" in line), "no answer")
+                failure = {"failure": f"abort: {reason[-200:]}", "seconds": 0.0}
+                (out / f"{died[0]['key']}.json").write_text(json.dumps(failure))
 
 
-def _answer(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> None:
-    signal.alarm(LIMIT)
-    with open("said", "w") as said:
-        os.dup2(said.fileno(), 2)
+def _answer(module: Any, setting: dict[str, Any], job: dict[str, Any], topology: str) -> None:
+    for name in ("llo", "prof"):
+        shutil.rmtree(name)
+        Path(name).mkdir()
+    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT)
+    begun = time.process_time()
     try:
-        told = read(compiled(module, setting, job))
+        told = read(compiled(module, setting, topology, job["delays"]))
     except Exception as error:  # noqa: BLE001 - what the kernel or the compiler raises is the answer
         told = {"failure": f"{type(error).__name__}: {error}".replace("\n", " ")[:300]}
-    Path("answer").write_text(json.dumps(told))
+    Path("answer").write_text(json.dumps({**told, "seconds": round(time.process_time() - begun, 2)}))
     Path("answer").replace(f"{job['out']}/{setting['key']}.json")
-    os._exit(0)
 
 
-def compiled(module: Any, setting: dict[str, Any], job: dict[str, Any]) -> str:
+def compiled(module: Any, setting: dict[str, Any], topology: str, delays: bool) -> str:
     """Compile one setting; the optimised module."""
     import jax
     import jax.numpy as jnp
-    from jax.experimental import topologies
-    from jax.experimental.layout import Format, Layout
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    rows, columns, depth = setting["shape"]
-    x_type, w_type = map(jnp.dtype, job["types"])
-    scales = (depth // job["block"], 1, columns) if job["block"] else (columns,)
+    from experiments.studies.tpu.truth.child import bind, compile_for, export, text_of
+    from tilewright.workers.runners.mosaic.branch_delays import delayed
+
+    (rows, columns, depth), block = setting["shape"], setting["block"]
+    x_type, w_type = map(jnp.dtype, setting["types"])
+    scales = (depth // block, 1, columns) if block else (columns,)
     kinds = [((rows, depth), jnp.bfloat16), ((columns, depth), w_type), (scales, jnp.float32)]
-    options = {"block_size": job["block"]} if job["block"] else {}
+    options = {"block_size": block} if block else {}
     options |= {"x_q_dtype": x_type, "tuned_value": module.TunedValue(*setting["blocks"])}
-    device = topologies.get_topology_desc(platform="tpu", topology_name=job["topology"]).devices[0]
-    layout: Any = Format(Layout.AUTO, NamedSharding(Mesh([device], ("x",)), PartitionSpec()))
-
-    def call(*operands: Any) -> Any:
-        return module.quantized_matmul_kernel(*operands, **options)
-
-    jitted = jax.jit(call, in_shardings=(layout,) * 3, out_shardings=layout)
-    traced = jitted.trace(*(jax.ShapeDtypeStruct(*kind) for kind in kinds))
-    return str(traced.lower(lowering_platforms=("tpu",)).compile().as_text())
+    shapes = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
+    exported = export(lambda *operands: module.quantized_matmul_kernel(*operands, **options), shapes)
+    bound = bind(exported.mlir_module_serialized, {})
+    return text_of(compile_for({"topology": topology}, exported, delayed(bound) if delays else bound, shapes))
 
 
 def read(text: str) -> dict[str, Any]:

@@ -19,14 +19,22 @@ import numpy as np
 
 from experiments.studies.tpu.choices.tables import Blocks, Row
 from experiments.studies.tpu.truth.grouped import pipeline
+from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.tpu.events import Events, Kind
 from tilewright.fitness.tpu.memory import Rules, replay
 
 SHORT = 128
 """Core cycles between two waits of one step."""
-QUANTISED = 200.0
-"""Core cycles of quantising x on v6e, where the simulator runs steps with and without: 193 to 258 for 16 to 128 rows,
-whatever the depth, since most of it overlaps with the product."""
+SQUARE = 256
+"""Side of a matrix unit."""
+TALL = 1024
+"""Rows of a block of x up to which blocks are compiled; a step's cycles are linear in the rows beyond."""
+WALKED = 3000
+"""Steps of a grid up to which each is laid out."""
+RESIDENT = 512
+"""Rows of x from which XLA moves x to VMEM to work out its rows' largest values, so that the kernel finds it there."""
+LIMITS = {"v6e": 96 << 20, "tpu7x": 48 << 20}
+"""Bytes of VMEM that these kernels ask for at most."""
 
 
 class Grid(NamedTuple):
@@ -38,17 +46,11 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(cls, shape: Blocks, blocks: Blocks) -> Grid:
-        return cls(*(math.ceil(side / block) for side, block in zip(shape, blocks, strict=True)))
+        return cls(*(math.ceil(side / block) for side, block in zip(shape, blocks, strict=False)))
 
-    def small(self, chip: str) -> Grid:
-        """What is simulated: every kind of step occurs, and what is double-buffered in the whole is here too.
-
-        On ``tpu7x`` one block, if one block of x is the whole of it: the simulator aborts on a step that waits for no x
-        and quantises none ("No DMA issue node found"), which then costs what the first does, less ``QUANTISED``.
-        """
+    def small(self) -> Grid:
+        """What is simulated: every kind of step occurs, and what is double-buffered in the whole is here too."""
         columns = min(self.columns, 2)
-        if chip == "tpu7x" and self.depth == self.rows == 1:
-            return Grid(1, 1, 1)
         if self.depth == 1:
             return Grid(min(self.rows, 2), columns, 1)
         return Grid(1 if columns > 1 else min(self.rows, 2), columns, min(self.depth, 3))
@@ -72,11 +74,8 @@ class Simulated:
     ends: tuple[float, float]
 
     @classmethod
-    def of(cls, events: Events, grid: Grid, row: Row, blocks: Blocks) -> Simulated:
-        """Raises ValueError where the events are not those of such a product."""
-        rows, columns, depth = (1 if row.shape[0] == 1 else blocks[0], *blocks[1:])
-        block = row.table.block
-        reads = [columns * depth, 2 * rows * depth, 4 * columns * (depth // block if block else 1)]
+    def of(cls, events: Events, grid: Grid) -> Simulated:
+        """Raises ValueError where the events are not those of such a product; bytes of reads are not told."""
         last: list[int] = []
         for place in np.flatnonzero(events.kinds == Kind.WAIT).tolist():
             if events.ready[place] >= 0 and events.kinds[events.ready[place]] == Kind.READ:
@@ -98,8 +97,20 @@ class Simulated:
         ends = (events.work[: last[0] + 1].sum(), events.work[last[-1] + 2 :].sum())
         if whole:
             steps = {kind: [whole, between] for kind, (_, between) in steps.items()}
-        copied = int(events.sizes[write])
-        return cls(steps, reads if block else [*reads, 4 * rows], copied, ends)
+        return cls(steps, (), int(events.sizes[write]), ends)
+
+    @classmethod
+    def between(cls, anchors: Mapping[Blocks, Simulated], row: Row, blocks: Blocks) -> Simulated:
+        """Of a setting from those of its ``anchors``: a step's cycles are linear in each side, counted in squares."""
+        terms = np.array([_terms(anchor, len(anchors)) for anchor in anchors])
+        wanted = np.array(_terms(blocks, len(anchors)))
+
+        def at(values: Sequence[float]) -> float:
+            return float(wanted @ np.linalg.solve(terms, np.array(values)))
+
+        of = list(anchors.values())
+        steps = {kind: [at([sum(each.steps[kind]) for each in of])] for kind in of[0].steps}
+        return cls(steps, _reads(row, blocks), 2 * blocks[0] * blocks[1], of[0].ends)
 
     def whole(self, grid: Grid) -> Events:
         """The events of a product of so many blocks."""
@@ -111,15 +122,52 @@ class Simulated:
             scales,
             [s[0] for s in walk],
         ][: len(self.reads)]
-        cycles = []
-        for first, place in map(grid.place, walk):
-            known = (first, place) in self.steps
-            cycles.append(sum(self.steps[first or not known, place]) - (0.0 if known else QUANTISED))
+        cycles = [sum(self.steps[grid.place(step)]) for step in walk]
         outputs = [step[:2] for step in walk]
         events = pipeline(blocks, self.reads, outputs, self.write, [2] * 4, cycles, in_turn=True)
         events.work[[0, -1]] += self.ends
         return events
 
     def seconds(self, grid: Grid, rules: Rules) -> float:
-        """Of the kernel of a product of so many blocks."""
+        """Of the kernel of a product of so many blocks; of very many small ones no less than this."""
+        if (steps := math.prod(grid)) > WALKED:
+            cycles = min(sum(parts) for parts in self.steps.values())
+            return steps * max(cycles / rules.clock, self.reads[0] / rules.read + rules.latency)
         return replay(self.whole(grid), rules).seconds
+
+
+def anchors(blocks: Blocks) -> list[Blocks]:
+    """The settings that are compiled for one: two sizes of each side, small ones; of x rows its own up to ``TALL``."""
+    rows, _, _, *more = blocks
+    square = SQUARE * (more[0] if more else 1)
+    tall = (rows,) if rows <= TALL else (TALL // 2, TALL)
+    sides = (1, 2) if rows > SQUARE else (2, 4)
+    return [
+        (each, wide * square, 2 * deep * SQUARE, *more) for each in tall for wide in sides for deep in sides
+    ]
+
+
+def _terms(blocks: Blocks, number: int) -> list[float]:
+    rows, *sides = blocks[:3]
+    wide, deep = (math.ceil(side / SQUARE) for side in sides)
+    flat = [1.0, wide, deep, wide * deep]
+    return flat if number == len(flat) else [*flat, *(rows * each for each in flat)]
+
+
+def _reads(row: Row, blocks: Blocks) -> list[int]:
+    """Bytes of a copy of each operand: w, x, the scales, and the largest values of x where the kernel is told them."""
+    rows, columns, depth = (1 if row.shape[0] == 1 else blocks[0], *blocks[1:3])
+    block = row.table.block
+    x = 0 if resident(row, blocks) else 2 * rows * depth
+    scales = 4 * columns * (depth // block if block else 1)
+    return [columns * depth, x, scales] if block else [columns * depth, x, scales, 4 * rows]
+
+
+def resident(row: Row, blocks: Blocks) -> bool:
+    """Whether x is in VMEM before the kernel runs: XLA read it there, and it fits beside what the kernel asks for."""
+    if row.table.block or row.shape[0] < RESIDENT:
+        return False
+    rows, columns, depth = blocks[:3]
+    x, w, out = 2 * rows * depth, columns * depth, 2 * rows * columns
+    asked = min(LIMITS[row.chip], 3 * (x + w + out) + 2 * max(2 * out, x // 2))
+    return asked + 2 * row.shape[0] * row.shape[2] <= CHIPS[row.chip].vmem_bytes

@@ -3,12 +3,15 @@
 A row is a shape with the setting that tuning found best. ``sglang-jax`` publishes the script that made its rows: a set
 is what that enumerates, but for blocks that XLA pads an operand for. ``tpu-inference`` publishes none; its rows hold
 divisors of the sides alone: a set is the divisors that are multiples of 128, with the row blocks of the table.
+
+Commit ``c4844ea0`` of ``tpu-inference`` put rows of another kernel, with scales in blocks, in the place of 39 FP8 rows
+of the first: they have a fourth number, how many squares of the matrix unit are multiplied at a time.
 """
 
 from __future__ import annotations
 
 import ast
-import hashlib
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,24 +22,33 @@ VERSIONS = {6: "v6e", 7: "tpu7x"}
 SWEPT = 18
 """First rows of sglang-jax on tpu7x, which were swept there; the table says that the rest follow from others."""
 
-Blocks = tuple[int, int, int]
+Blocks = tuple[int, ...]
+"""Rows of x, columns, depth, and of some kernels a fourth number."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A kernel's file below FOLDER, the block of its scales (0: one a column), types of x and w as multiplied."""
+    """A kernel's file below FOLDER, the block of its scales (0: one a column), types of x and w as multiplied, the
+    table's file if not beside the kernel, and how many numbers a setting has."""
 
     name: str
     module: str
     block: int
     types: tuple[str, str]
+    tuned: str = ""
+    numbers: int = 3
 
 
 _SGL = "sglang-jax/python/sgl_jax/srt/kernels/quantized_matmul/quantized_matmul_kernels/blockwise_kernel.py"
-_VLLM = "tpu-inference/tpu_inference/kernels/quantized_matmul/kernel.py"
+_VLLM = "tpu_inference/kernels/quantized_matmul"
+_FP8, _BLOCKS = ("float8_e4m3fn", "float8_e4m3fn"), f"tpu-inference/{_VLLM}/blockwise_kernel.py"
+_BEFORE = f"tpu-inference-0786c01d/{_VLLM}/tuned_block_sizes.py"
+"""As it was before ``c4844ea0``."""
+
 TABLES = (
-    Table("tpu-inference int8", _VLLM, 0, ("int8", "int8")),
-    Table("tpu-inference fp8", _VLLM, 0, ("float8_e4m3fn", "float8_e4m3fn")),
+    Table("tpu-inference int8", f"tpu-inference/{_VLLM}/kernel.py", 0, ("int8", "int8")),
+    Table("tpu-inference fp8", f"tpu-inference/{_VLLM}/kernel.py", 0, _FP8, _BEFORE),
+    Table("tpu-inference fp8 in blocks", _BLOCKS, 512, _FP8, "", 4),
     Table("sglang-jax w8a16", _SGL, 128, ("bfloat16", "float8_e4m3fn")),
 )
 
@@ -53,18 +65,19 @@ class Row:
 
 def rows(table: Table, folder: Path, chip: str) -> list[Row]:
     """The rows of a table that were tuned on a chip, in its order."""
-    text = (folder / table.module).with_name("tuned_block_sizes.py").read_text()
+    beside = (folder / table.module).with_name("tuned_block_sizes.py")
+    text = (folder / table.tuned if table.tuned else beside).read_text()
     (raw,) = (
         ast.literal_eval(node.value)
         for node in ast.parse(text).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TUNED_BLOCK_SIZES_RAW"
     )
     found = [
-        Row(table, chip, tuple(shape), tuple(blocks[:3]))
+        Row(table, chip, tuple(shape), tuple(blocks))
         for (version, *shape, x_type, w_type), blocks in raw.items()
-        if (x_type, w_type) == table.types and VERSIONS[version] == chip
+        if (x_type, w_type) == table.types and VERSIONS[version] == chip and len(blocks) == table.numbers
     ]
-    found = found[:SWEPT] if table.block and chip == "tpu7x" else found
+    found = found[:SWEPT] if table.module == _SGL and chip == "tpu7x" else found
     return [row for row in found if not any(map(mod, row.shape[1:], row.winner[1:]))]
 
 
@@ -77,18 +90,16 @@ def drawn(rows: Sequence[Row], each: int, most: int, seed: int) -> list[Row]:
     return found
 
 
-def candidates(row: Row, size: int, seed: int) -> list[Blocks]:
-    """The row's set, the winner first, thinned to ``size`` settings by a lot that is the setting's, whatever the row:
-    rows share settings, and what was compiled."""
-    others = [blocks for blocks in _all(row) if blocks != row.winner]
-    others.sort(key=lambda blocks: hashlib.sha256(f"{seed} {blocks}".encode()).hexdigest())
-    return [row.winner, *others[: size - 1]]
+def candidates(row: Row) -> list[Blocks]:
+    """The row's set, the winner first."""
+    return list(dict.fromkeys([row.winner, *_all(row)]))
 
 
 def _all(row: Row) -> Iterator[Blocks]:
     n_batch, n_out, n_in = row.shape
     powers = [2**power for power in range(3, 13)]
-    if row.table.block:
+    squares: list[int] = [1]
+    if row.table.module == _SGL:
         batches = sorted({*(p for p in powers if p <= n_batch), max(n_batch, 8)})
         outs = [p for p in powers if p >= 256 and n_out % p == 0]
         depths = [p for p in powers if (p >= 256 or p == row.table.block) and n_in % p == 0]
@@ -98,6 +109,10 @@ def _all(row: Row) -> Iterator[Blocks]:
         outs, depths = (
             [size for size in range(128, side + 1, 128) if side % size == 0] for side in (n_out, n_in)
         )
-    for batch in batches:
-        for out in outs:
-            yield from ((batch, out, depth) for depth in depths)
+        if row.table.block:
+            depths, squares = [size for size in depths if size % row.table.block == 0], [1, 2, 4]
+    for *sizes, square in itertools.product(batches, outs, depths, squares):
+        if row.table.numbers == 3:
+            yield (*sizes,)
+        elif sizes[1] % (256 * square) == 0:  # the kernel leaves out what is over
+            yield (*sizes, square)
