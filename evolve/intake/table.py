@@ -41,12 +41,9 @@ def row_format(text: str | None, answer: Mapping[str, Any]) -> tuple[str, str]:
         return names.replace(" ", "") + "\n", ",".join(fields)
     try:
         text.format(**values)
-    except KeyError as error:
-        raise UserError(f"--row: {{{error.args[0]}}} is unknown (allowed: {names}).") from error
-    except (ValueError, IndexError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"--row: {text!r} cannot be filled in: {error} (write {{{{ for a brace; allowed: {names})."
-        ) from error
+    except (KeyError, ValueError, IndexError, AttributeError, TypeError) as error:
+        why = "an unknown name" if isinstance(error, KeyError) else error
+        raise UserError(f"--row: {text!r} has {why} (allowed: {names}; {{{{ for a brace).") from error
     return "", text
 
 
@@ -73,10 +70,9 @@ def tune_shapes(
         start = next(point.candidate.genome.id for point in data.points if point.candidate.index == 0)
         seed, best = (data.evaluations[genome].workloads[0] for genome in (start, outcome.winner))
         low, high = best.seconds_interval
-        line = form.format(
-            **dims, **data.candidates[outcome.winner].genome.params, us=1e6 * best.seconds, low_us=1e6 * low,
-            high_us=1e6 * high, gain=seed.seconds / best.seconds, target=data.target, campaign=outcome.campaign,
-        )  # fmt: skip
+        figures = (*(1e6 * time for time in (best.seconds, low, high)), seed.seconds / best.seconds)
+        told = dict(zip(FIGURES, (*figures, data.target, outcome.campaign), strict=True))
+        line = form.format(**{**dims, **data.candidates[outcome.winner].genome.params, **told})
         text += f"{line}\n"
         say(line)
         try:

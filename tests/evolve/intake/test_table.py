@@ -66,13 +66,11 @@ def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_use
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (
-            "{columns}",
-            r"--row: {columns} is unknown \(allowed: M, N, rows, us, low_us, high_us, gain, target, campaign\)",
-        ),
-        ("{M", r"--row: '{M' cannot be filled in"),
-        ("{}", "write {{ for a brace; allowed: M, N, rows"),
-        ("{M.x}", "cannot be filled in"),
+        ("{columns}", "has an unknown name"),
+        ("{M", "has expected '}' before end of string"),
+        ("{}", "allowed: M, N, rows, us, low_us, high_us, gain, target, campaign; {{ for a brace"),
+        ("{M.x}", "has no attribute"),
+        ("{target:.2f}", "Unknown format code 'f'"),
     ],
 )
 def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_is_tuned(row: str, said: str) -> None:
