@@ -1,7 +1,14 @@
-"""A child process that runs any code under the confinement of a candidate's."""
+"""Child processes: a program's answer, and any code under the confinement of a candidate's."""
 
+import json
+import os
+import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.launch import ROOT, Spawn
@@ -25,6 +32,28 @@ confine.limit_resources(**limits)
 def answer(kind, **data):
     os.write(result, encode(Frame(kind, data)))
 """
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This process's environment without a user's settings; tilewright is imported from here."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
+    return {**own, "PYTHONPATH": str(ROOT), **more}
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 250.0) -> None:
+    """Returns as soon as it is true; an error after ``seconds``, which are for a busy machine."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.05)
+
+
+def answer_of(program: Path, *arguments: str, environment: Mapping[str, str]) -> Any:
+    """The last line that a Python program prints, read as JSON; an error where it fails."""
+    command, pipes = [sys.executable, str(program), *arguments], {"capture_output": True, "text": True}
+    done = subprocess.run(command, env=dict(environment), timeout=280, check=False, **pipes)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def child(code, tmp_path, limits=LIMITS, job=None, **options):

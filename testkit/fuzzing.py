@@ -4,6 +4,7 @@
 """
 
 import base64
+import functools
 import json
 import random
 import sqlite3
@@ -46,24 +47,11 @@ TEXT = (
 )
 JSON = (*TEXT, b"null", b"true", b"[" * 3000, b"NaN", b'"kind"', b"\\ud800", b"1" * 400)
 YAML_TAGS = (
-    b"2020-99-99",
-    b"!!int ''",
-    b"&a [*a]",
-    b"? [1]",
-    b"0b",
-    b"&a ",
-    b"*a",
-    b"!!binary x",
-    b": ",
-    b"1_0",
-)
+    b"2020-99-99", b"!!int ''", b"&a [*a]", b"? [1]", b"0b", b"&a ", b"*a", b"!!binary x", b": ", b"1_0",
+)  # fmt: skip
 LLO_MARKS = (
-    b"dma.hbm_to_vmem",
-    b"/*size_in_granules=*/",
-    b"_spill]",
-    b"vmatmul.mubr.f8e4m3fn",
-    b"Length to end: ",
-)
+    b"dma.hbm_to_vmem", b"/*size_in_granules=*/", b"_spill]", b"vmatmul.mubr.f8e4m3fn", b"Length to end: ",
+)  # fmt: skip
 REPLY_MARKS = (
     b"<<<<<<< SEARCH\n",
     b"=======\n",
@@ -106,21 +94,17 @@ def parsers() -> Mapping[str, Parser]:
     """Parsers by name."""
     return {
         "bundles": Parser(lambda d, _: scan_bundles(d), (ParseError,), (BUNDLES,), (*TEXT, *LLO_MARKS)),
-        "allocations": Parser(
-            lambda d, _: vmem_bytes([_text(d)]), (ParseError,), (ALLOCATION,), (*TEXT, *LLO_MARKS)
-        ),
+        "allocations": Parser(lambda d, _: vmem_bytes([_text(d)]), (ParseError,), (ALLOCATION,), (*TEXT, *LLO_MARKS)),
         "timeline": Parser(_timeline, (ParseError,), (BUNDLES + CRITICAL,), (*TEXT, *LLO_MARKS)),
         "profile": Parser(lambda d, _: read_profile(_text(d)), (ParseError,), (PROFILE,), TEXT),
         "frames": Parser(_frames, (FrameError,), (FRAME, FRAME + FRAME), JSON),
         "yaml": Parser(_yaml, (UserError,), (YAML,), (*TEXT, *YAML_TAGS)),
         "journal rows": Parser(_rows, (JournalError,), (b"{}", b"[]", EVALUATION), JSON),
         "journal file": Parser(_file, (JournalError,), (_journal_bytes(),), (b"\x00" * 64, b"\xff" * 64)),
-        "reply": Parser(
-            lambda d, _: read_reply(_text(d), PARENT), (EditError,), (REPLY,), (*TEXT, *REPLY_MARKS)
-        ),
+        "reply": Parser(lambda d, _: read_reply(_text(d), PARENT), (EditError,), (REPLY,), (*TEXT, *REPLY_MARKS)),
         "library index": Parser(_index, (NotServed,), (INDEX,), JSON),
         "dialect": Parser(lambda d, _: dialect.check(_text(d)), (), (PARENT.encode(),), TEXT),
-    }
+    }  # fmt: skip
 
 
 def _text(data: bytes) -> str:
@@ -150,29 +134,27 @@ def _index(data: bytes, folder: Path) -> object:
     return load_table("a/b", "interpret", folder)
 
 
-def _write_journal(path: Path) -> None:
-    with Journal(path, write=True, create=True) as journal:
-        journal.add_candidate(candidate(0))
-        journal.add_evaluation(0, failed())
-        journal.add_event("started")
-
-
+@functools.cache
 def _journal_bytes() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.sqlite"
-        _write_journal(path)
+        with Journal(path, write=True, create=True) as journal:
+            journal.add_candidate(candidate(0))
+            journal.add_evaluation(0, failed())
+            journal.add_event("started")
         return path.read_bytes()
 
 
 def _rows(data: bytes, folder: Path) -> object:
     """A journal with one cell of a candidate, an evaluation or an event replaced."""
     path = folder / "journal.sqlite"
-    for name in ("journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm"):
+    for name in ("journal.sqlite-wal", "journal.sqlite-shm"):
         (folder / name).unlink(missing_ok=True)
-    _write_journal(path)
+    path.write_bytes(_journal_bytes())
     column = ("params", "parents", "kind", "evaluation", "detail")[len(data) % 5]
     table = {"evaluation": "evaluations", "detail": "events"}.get(column, "candidates")
     db = sqlite3.connect(path)
+    db.execute("PRAGMA synchronous = OFF")  # the disk is waited for in no other way
     with db:
         db.execute(f"DROP TRIGGER {table}_update")
         db.execute(f"UPDATE {table} SET {column} = ?", (_text(data),))

@@ -142,32 +142,3 @@ def walked(lengths, *, by_data=False):
     module = exported.mlir_module_serialized
     (kernel,) = module_facts(module, bind(module, {0: lengths, 1: [1]}))["kernels"]
     return kernel
-
-
-def looks_for_races(source):
-    """Whether the interpreter looks for races in a kernel."""
-    from tilewright.workers.runners.pallas import check as pallas_check
-    from tilewright.workers.runners.pallas import trace as pallas_trace
-    from tilewright.workers.runners.pallas.jaxpr_codec import decode
-
-    frames = []
-    workload = {
-        "id": "w",
-        "inputs": [{"name": n, "shape": list(s), "dtype": "bfloat16"} for n, s in _OPERANDS],
-        "outputs": [{"name": "c", "shape": [256, 256], "dtype": "bfloat16"}],
-    }
-    chip = {"kind": "TPU7x", "cores": 1}
-    data = {
-        "source": source,
-        "params": PARAMS,
-        "chip": chip,
-        "workloads": [workload],
-        "check": [],
-        "lower": [],
-    }
-    pallas_trace.run(Frame("pallas.trace", data), frames.append)
-    artefact = pallas_check.artefact_of(frames[-1].blobs["text"], frames[-1].arrays)
-    return pallas_check.settings_of(decode(artefact)).detect_races
-
-
-_OPERANDS = (("a", (256, 512)), ("b", (512, 256)))

@@ -15,15 +15,9 @@ FAMILY = str(FIXTURES / "small_gemm")
 
 def pool_settings(**changes: object) -> PoolSettings:
     known = {
-        "operator": f"{FAMILY}/good",
-        "target": "tpu7x",
-        "suite": "tiny",
-        "descriptors": ("block_m", "stall"),
-        "check_seconds": 60.0,
-        "measure_seconds": 60.0,
-        "memory_gib": 8.0,
-        "count": 2,
-    }
+        "operator": f"{FAMILY}/good", "target": "tpu7x", "suite": "tiny", "descriptors": ("block_m", "stall"),
+        "check_seconds": 60.0, "measure_seconds": 60.0, "memory_gib": 8.0, "count": 2,
+    }  # fmt: skip
     return PoolSettings(**{**known, **changes})  # type: ignore[arg-type]
 
 
@@ -32,7 +26,7 @@ def genome(kernel: str = "tiled", **params: int) -> Genome:
     return Genome(source, {**read_declarations(source).defaults, **params})
 
 
-def drain(pool: Pool, count: int, seconds: float = 120.0) -> dict[int, Evaluation]:
+def drain(pool: Pool, count: int, seconds: float = 280.0) -> dict[int, Evaluation]:
     done: dict[int, Evaluation] = {}
     deadline = time.monotonic() + seconds
     while len(done) < count and time.monotonic() < deadline:

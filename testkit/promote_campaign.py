@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,6 @@ Seconds = Callable[[Genome, str], float]
 def write_campaign(
     home: Path,
     *,
-    finish: bool = True,
     winner: Genome = CHILD,
     target: str = "tpu7x",
     family: Path = FAMILY,
@@ -47,25 +47,13 @@ def write_campaign(
     """A campaign of ``genomes``, the seed first, in ``home``; its folder."""
     folder = home / "campaigns" / "tiny-001"
     folder.mkdir(parents=True)
-    config = {
-        "name": "tiny",
-        "operator": f"{family}/good",
-        "target": target,
-        "suite": "tiny",
-        "seed": 3,
-        "budget": {"evaluations": 3},
-        "workers": {"count": 2},
-    }
+    common = {"target": target, "suite": "tiny"}
+    budget = {"seed": 3, "budget": {"evaluations": 3}, "workers": {"count": 2}}
+    config = {"name": "tiny", "operator": f"{family}/good", **common, **budget}
+    kind = "modelled" if target == "tpu7x" else "measured"
     with Journal(folder / JOURNAL, write=True, create=True) as journal:
-        facts = {
-            "id": "tiny-001",
-            "operator": "small_gemm/good",
-            "target": target,
-            "target_kind": "modelled" if target == "tpu7x" else "measured",
-            "suite": "tiny",
-            "seeds": ["tiled"],
-        }
-        journal.set_meta("campaign", facts)
+        facts = {"id": "tiny-001", "operator": "small_gemm/good", "target_kind": kind, "seeds": ["tiled"]}
+        journal.set_meta("campaign", {**facts, **common})
         journal.set_meta("config", parse_config(config).model_dump(mode="json"))
         journal.set_meta("toolchain", {})
         journal.add_event("started")
@@ -79,8 +67,7 @@ def write_campaign(
             pool.submit(Job(index, genome, 1))
         for index, evaluation in pool.wait(0):
             journal.add_evaluation(index, evaluation)
-        if finish:
-            journal.add_event("finished", reason="evaluations", winner=winner.id)
+        journal.add_event("finished", reason="evaluations", winner=winner.id)
     return folder
 
 
@@ -156,21 +143,13 @@ class FormulaPool:
             if job.only is None or shape.id in job.only
         ]
         fitness = math.exp(sum(math.log(f.tflops) for f in timed) / len(timed))
-        readings = [
-            GateReading(gate="exact", inputs="randn", value=55.0, passed=True, workload=f.workload)
-            for f in timed
-        ]
+        read = {"gate": "exact", "inputs": "randn", "value": 55.0, "passed": True}
         return passed(
-            job.genome,
-            *timed,
-            target=self.resolved.target.name,
-            suite=suite.name,
-            fitness=fitness,
+            job.genome, *timed, target=self.resolved.target.name, suite=suite.name, fitness=fitness,
             interval=(fitness, fitness),
-            gates=() if job.baseline else tuple(readings),
-            artefact=f"{job.genome.id}-{job.scope}",
-            toolchain={"jax": "0.10.2", "libtpu": "0.0.51"},
-        )
+            gates=() if job.baseline else tuple(GateReading(workload=f.workload, **read) for f in timed),
+            artefact=f"{job.genome.id}-{job.scope}", toolchain={"jax": "0.10.2", "libtpu": "0.0.51"},
+        )  # fmt: skip
 
 
 def run(
@@ -179,14 +158,10 @@ def run(
     options: Options | None = None,
     seconds: Seconds = quick_child,
     spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation,
+    **told: Any,
 ) -> PromotionOutcome:
-    return promote(
-        folder,
-        writer,
-        options or Options(),
-        lambda line: None,
-        lambda resolved: FormulaPool(resolved, seconds, spoil),
-    )
+    make = lambda resolved: FormulaPool(resolved, seconds, spoil, **told)  # noqa: E731
+    return promote(folder, writer, options or Options(), lambda line: None, make)
 
 
 def one_sentence(text: str) -> bool:

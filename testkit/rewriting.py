@@ -19,11 +19,6 @@ from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.fitness.dialect import check as dialect_check
 
 CHECKER = Path(__file__).with_name("rewrite_check.py")
-
-
-JOBS_PER_PROCESS = 60
-
-
 FAST_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 """Every kernel runs once, on small inputs: compiling it for the host is what takes the time."""
 
@@ -106,45 +101,20 @@ def run_checks(cases: Iterable[Case], trials: Sequence[Trial]) -> None:
     for number, trial in enumerate(trials):
         if not trial.dialect:
             groups["pallas" if trial.kernel.startswith("pallas") else "triton"].append(number)
-    for language, numbers in groups.items():
-        for start in range(0, len(numbers), JOBS_PER_PROCESS):
-            _run_batch(language, numbers[start : start + JOBS_PER_PROCESS], trials, by_name)
+    for language, left in groups.items():
+        while left:
+            jobs = [_job(number, trials[number], by_name[trials[number].kernel]) for number in left]
+            done = {answer["id"]: answer for answer in _checker(language).ask(jobs)}
+            for number, answer in (
+                done or {left[0]: {"ok": False, "reason": "the interpreter died"}}
+            ).items():
+                trials[number].ok, trials[number].reason = answer["ok"], answer["reason"]
+            left = [number for number in left if trials[number].ok is None]
 
 
-def _run_batch(
-    language: str, numbers: Sequence[int], trials: Sequence[Trial], by_name: dict[str, Case]
-) -> None:
-    left = list(numbers)
-    while left:
-        done = _run_process(language, left, trials, by_name)
-        if not done:
-            trials[left[0]].ok, trials[left[0]].reason = False, "the interpreter died"
-            done = {left[0]}
-        left = [n for n in left if n not in done]
-
-
-def _run_process(
-    language: str, numbers: Sequence[int], trials: Sequence[Trial], by_name: dict[str, Case]
-) -> set[int]:
-    jobs = []
-    for number in numbers:
-        trial, case = trials[number], by_name[trials[number].kernel]
-        jobs.append(
-            {
-                "id": number,
-                "parent": case.source,
-                "parent_params": case.params,
-                "source": trial.source,
-                "params": trial.params,
-                "inputs": case.inputs,
-            }
-        )
-    done = set()
-    for answer in _checker(language).ask(jobs):
-        trial = trials[answer["id"]]
-        trial.ok, trial.reason = answer["ok"], answer["reason"]
-        done.add(answer["id"])
-    return done
+def _job(number: int, trial: Trial, case: Case) -> dict:
+    child = {"id": number, "source": trial.source, "params": trial.params, "inputs": case.inputs}
+    return {**child, "parent": case.source, "parent_params": case.params}
 
 
 class _Checker:
@@ -159,13 +129,9 @@ class _Checker:
         if self._process is None or self._process.poll() is not None:
             environment = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1", "XLA_FLAGS": FAST_COMPILES}
             self._process = subprocess.Popen(
-                [sys.executable, str(CHECKER), self._language],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, **environment},
-            )
+                [sys.executable, str(CHECKER), self._language], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True, env={**os.environ, **environment},
+            )  # fmt: skip
             weakref.finalize(self, _end, self._process)
         process = self._process
         assert process.stdin is not None and process.stdout is not None

@@ -21,12 +21,8 @@ FINAL_WORKLOADS = {"4096x4096x4096": 2 * 4096**3}
 CLOCK_HZ, PEAK_TFLOPS = 2.2e9, 2307.0
 TOOLCHAIN = {"tilewright": "0.1.0", "python": "3.11.7", "jax": "0.10.2", "libtpu": "0.0.51", "ray": "2.60.0"}
 SYSTEM = {
-    "os": "Linux 6.1",
-    "architecture": "x86_64",
-    "cores": "2",
-    "memory_gib": "8",
-    "commit": "0123abcd+changes",
-}
+    "os": "Linux 6.1", "architecture": "x86_64", "cores": "2", "memory_gib": "8", "commit": "0123abcd+changes",
+}  # fmt: skip
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&\"'\x00\x1b[31m"
 
 SOURCE = '''"""Fused-quantise FP8 GEMM."""
@@ -50,13 +46,8 @@ def build(params):
     return kernel
 '''
 DEFAULTS: dict[str, Value] = {
-    "block_m": 512,
-    "block_n": 1024,
-    "block_k": 1024,
-    "placement": "per_use",
-    "skew": 0,
-    "unroll": False,
-}
+    "block_m": 512, "block_n": 1024, "block_k": 1024, "placement": "per_use", "skew": 0, "unroll": False,
+}  # fmt: skip
 CHOICES: dict[str, tuple[Value, ...]] = {
     "block_m": (256, 512, 1024),
     "block_n": (512, 1024, 2048),
@@ -116,19 +107,10 @@ def sample_evaluation(genome: Genome, workloads: dict[str, int], *, factor: floa
         for i in ("randn", "spread")
     )
     return passed(
-        genome,
-        *timed,
-        target=TARGET,
-        suite=SUITE,
-        fitness=fitness,
-        interval=(fitness, fitness),
-        gates=gates,
+        genome, *timed, target=TARGET, suite=SUITE, fitness=fitness, interval=(fitness, fitness), gates=gates,
         descriptors={"placement": str(params["placement"]), "vmem": "16-32 MiB"},
-        artefact=f"artefact-{genome.id}",
-        toolchain={"libtpu": "0.0.51"},
-        wall_seconds=2.5,
-        worker="worker 0",
-    )
+        artefact=f"artefact-{genome.id}", toolchain={"libtpu": "0.0.51"}, wall_seconds=2.5, worker="worker 0",
+    )  # fmt: skip
 
 
 def failed_evaluation(genome: Genome, which: int, n: int) -> Evaluation:

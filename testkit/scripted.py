@@ -82,15 +82,9 @@ def request(operator: Doubler | None = None, **changes: Any) -> Request:
     operator = operator or Doubler()
     suite = operator.suites["tiny"]
     fields: dict[str, Any] = {
-        "target": TARGET,
-        "limits": Limits(),
-        "seed": 7,
-        "measured": suite.workloads,
-        "source": SOURCE,
-        "params": {"x": 1},
-        "checked": suite.check,
-        "folder": Path("nowhere"),
-    }
+        "target": TARGET, "limits": Limits(), "seed": 7, "measured": suite.workloads, "source": SOURCE,
+        "params": {"x": 1}, "checked": suite.check, "folder": Path("nowhere"),
+    }  # fmt: skip
     return Request(operator=operator, truth=Truth(operator), **{**fields, **changes})
 
 

@@ -1,7 +1,6 @@
 """Scheduling of tests that share one costly fixture."""
 
 import pytest
-from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = "exploits/test_triton.py"
@@ -11,11 +10,11 @@ TOGETHER = "exploits/test_triton.py"
 class TestOrFile(LoadScopeScheduling):
     """``--dist loadgroup``: every test by itself, those of ``TOGETHER`` in one worker."""
 
-    def _split_scope(self, nodeid: str) -> str:
+    def _split_scope(self, nodeid):
         file = nodeid.split("::", 1)[0]
         return file if file.endswith(TOGETHER) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)  # the study of mutants runs pytest without its plugins
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+def pytest_xdist_make_scheduler(config, log):
     return TestOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None

@@ -1,24 +1,25 @@
 """docs/bring_your_own.md, followed to the letter: its files are written, its commands run, its advice taken."""
 
-import importlib.util
-import os
 import re
+import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from testkit import ROOT
+from testkit.children import clean_environment
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.gates import failure, read_gates
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.timeout(900)  # of a busy machine
 
 PAGE = (ROOT / "docs" / "bring_your_own.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^```\w+ (\S+)\n(.*?)^```$", PAGE, re.M | re.S)
+PIPES = {"capture_output": True, "text": True, "timeout": 800, "check": False}
 COMMANDS, ALL_THE_WAY = (block.splitlines() for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S))
 
 
@@ -32,13 +33,8 @@ def folder(tmp_path_factory):
     return made
 
 
-def operator_of(folder: Path):
-    spec = importlib.util.spec_from_file_location(
-        "rms_quant_of_the_page", folder / "rms_quant" / "operator.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.operators()["row"]
+def operator_of(folder):
+    return runpy.run_path(str(folder / "rms_quant" / "operator.py"))["operators"]()["row"]
 
 
 def test_the_page_builds_an_operator_and_evolves_it(folder):
@@ -46,18 +42,11 @@ def test_the_page_builds_an_operator_and_evolves_it(folder):
     pallas = ["row_norm/operator.py", "row_norm/kernels/blocks.py", "norm.yaml", "use.py"]
     assert [name for name, _ in FILES] == triton + pallas
     assert len(COMMANDS) == 2
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
     for command in COMMANDS:
         program, *arguments = command.split()
         assert program == "tilewright"
-        done = subprocess.run(
-            [sys.executable, "-m", "tilewright.evolve.cli", *arguments],
-            cwd=folder,
-            env={**clean, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
+        command = [sys.executable, "-m", "tilewright.evolve.cli", *arguments]
+        done = subprocess.run(command, cwd=folder, env=clean_environment(), **PIPES)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "right at 8x128, 4x256" in done.stdout or "candidates pass the gates" in done.stdout
     assert not re.search(r"GB/s|headroom|gain|faster|slower", done.stdout), "times of an interpreter"
@@ -71,20 +60,12 @@ def test_the_page_builds_an_operator_and_evolves_it(folder):
 
 @pytest.mark.slow
 def test_a_pallas_operator_is_evolved_promoted_and_called(folder):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
     (shown,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
     printed = ""
     for command in ALL_THE_WAY:
-        run = command.replace(
-            "tilewright ", "python -m tilewright.evolve.cli ", command.startswith("tilewright")
-        )
-        run = run.replace("python ", f"{sys.executable} ").replace(
-            "PYTHONPATH=library", f"PYTHONPATH=library:{ROOT}"
-        )
-        done = subprocess.run(
-            ["bash", "-ec", run], cwd=folder, env={**clean, "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=280, check=False,
-        )  # fmt: skip
+        run = re.sub("^tilewright ", "python -m tilewright.evolve.cli ", command)
+        run = run.replace("python ", f"{sys.executable} ").replace("=library", f"=library:{ROOT}")
+        done = subprocess.run(["bash", "-ec", run], cwd=folder, env=clean_environment(), **PIPES)
         assert done.returncode == 0, done.stdout + done.stderr
         printed += done.stdout
     assert all(line in printed for line in shown.splitlines()), printed

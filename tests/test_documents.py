@@ -5,9 +5,7 @@ import re
 import runpy
 import shlex
 import tomllib
-from collections.abc import Iterator
 from fnmatch import fnmatch
-from pathlib import Path
 
 import pytest
 import yaml
@@ -37,15 +35,15 @@ CAMPAIGN = re.compile(r"tilewright run ([\w-]+)(?![\w./-])")
 QUESTIONS = 55
 
 
-def _id(page: Path) -> str:
+def _id(page):
     return str(page.relative_to(ROOT))
 
 
-def _text(page: Path) -> str:
+def _text(page):
     return page.read_text(encoding="utf-8")
 
 
-def _anchors(page: Path) -> set[str]:
+def _anchors(page):
     """What a heading is called in an address."""
     headings = re.findall(r"^#+ +(.*)$", _text(page), re.M)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings)
@@ -94,17 +92,17 @@ def test_every_option_of_a_study_that_a_page_names_is_one(page):
     assert not lost
 
 
-def _module(dotted: str) -> bool:
+def _module(dotted):
     path = ROOT.joinpath(*dotted.split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def _names(source: str) -> set[str]:
+def _names(source):
     """Every function, class and variable that a module's source makes, methods and fields as well."""
     return set(_made(ast.parse(source)))
 
 
-def _made(tree: ast.AST) -> Iterator[str]:
+def _made(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

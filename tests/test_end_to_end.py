@@ -1,9 +1,7 @@
 """The command as a user runs it: real Ray, real MLflow, real compiler, real kills."""
 
 import contextlib
-import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +14,16 @@ import yaml
 
 import tilewright as tw
 from testkit import FIXTURES, ROOT
+from testkit.children import clean_environment, wait_until
 from tilewright.evolve.cli import main
 from tilewright.evolve.record.journal import Journal, is_running
 
+pytestmark = pytest.mark.timeout(900)  # of a busy machine; one minute on an idle one
 FAMILY = FIXTURES / "small_gemm"
 TILEWRIGHT = [sys.executable, "-m", "tilewright.evolve.cli"]
 
 
-def campaign_file(folder: Path, **changes: object) -> Path:
+def campaign_file(folder, **changes):
     data = {
         "name": "tiny",
         "operator": f"{FAMILY}/good",
@@ -40,38 +40,27 @@ def campaign_file(folder: Path, **changes: object) -> Path:
     return path
 
 
-def start(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
-    return subprocess.Popen(
-        [*TILEWRIGHT, "--home", str(folder / "home"), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={**clean, "PYTHONPATH": str(ROOT), **environment},
-    )
+def start(folder, *arguments, **environment):
+    command = [*TILEWRIGHT, "--home", str(folder / "home"), *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=clean_environment(**environment), **pipes)
 
 
-def tilewright(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def tilewright(folder, *arguments, **environment):
     process = start(folder, *arguments, **environment)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=800)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def content(folder: Path, campaign: str) -> dict:
+def content(folder, campaign):
     with Journal(folder / "home" / "campaigns" / campaign / "journal.sqlite") as journal:
         return journal.content()
 
 
-def wait_for(folder: Path, evaluations: int) -> None:
-    """Returns when a running campaign's journal holds this many."""
+def wait_for_an_evaluation(folder):
+    """Returns when a running campaign's journal holds one."""
     journal = folder / "home" / "campaigns" / "tiny-001" / "journal.sqlite"
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline:
-        if journal.exists() and len(content(folder, "tiny-001")["evaluations"]) >= evaluations:
-            return
-        time.sleep(0.2)
-    raise TimeoutError(f"no {evaluations} evaluations")
+    wait_until(lambda: journal.exists() and bool(content(folder, "tiny-001")["evaluations"]))
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +69,7 @@ def unbroken(tmp_path_factory):
     return folder, tilewright(folder, "run", campaign_file(folder))
 
 
-def test_a_campaign_runs_to_a_verified_winner(
-    unbroken,
-):
+def test_a_campaign_runs_to_a_verified_winner(unbroken):
     folder, result = unbroken
     assert result.returncode == 0, result.stderr
     assert "tpu7x, modelled" in result.stdout and "4/4 evaluations" in result.stdout
@@ -113,11 +100,7 @@ def test_its_lineage_is_in_mlflow(unbroken):
     assert len([r for r in children if "verdict" in r.data.tags]) >= len(record["evaluations"])
 
 
-def test_status_and_report_read_what_is_there(
-    unbroken,
-    tmp_path,
-    capsys,
-):
+def test_status_and_report_read_what_is_there(unbroken, tmp_path, capsys):
     home = str(unbroken[0] / "home")
     for arguments, code, words in (
         (["status"], 0, ["tiny-001", "finished"]),
@@ -146,12 +129,7 @@ def test_from_python_a_campaign_is_rows_and_a_frame(campaign):
     assert campaign.winner is not None and "def build" in campaign.winner["source"]
 
 
-def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(
-    unbroken,
-    campaign,
-    monkeypatch,
-    capsys,
-):
+def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(unbroken, campaign, monkeypatch, capsys):
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     table = page[page.index("| in a row |") : page.index("A campaign is read when")]
     named = {
@@ -201,7 +179,7 @@ def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(unbroken, 
 
 def test_a_killed_driver_resumes_to_the_same_journal(tmp_path, unbroken):
     process = start(tmp_path, "run", campaign_file(tmp_path, mlflow={"enabled": False}))
-    wait_for(tmp_path, evaluations=1)
+    wait_for_an_evaluation(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert tw.resume(home=tmp_path / "home").state == "finished"
@@ -211,22 +189,18 @@ def test_a_killed_driver_resumes_to_the_same_journal(tmp_path, unbroken):
 def test_ctrl_c_stops_cleanly_soon_and_says_how_to_resume(tmp_path):
     with tempfile.TemporaryDirectory(prefix="tw", dir="/tmp") as scratch:
         process = start(tmp_path, "run", campaign_file(tmp_path, budget={"evaluations": 500}), TMPDIR=scratch)
-        wait_for(tmp_path, evaluations=1)  # Ray is starting
+        wait_for_an_evaluation(tmp_path)  # Ray is starting
         pressed = time.monotonic()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        seconds = time.monotonic() - pressed
-        assert seconds < 6, "3 s on a machine that does nothing else"
-        while (left := _knowing(scratch) or list(Path(scratch).glob("tw-ray-*"))) and seconds < 30:
-            time.sleep(0.05)
-            seconds = time.monotonic() - pressed
-        assert not left
+        assert time.monotonic() - pressed < 30, "3 s on a machine that does nothing else"
+        wait_until(lambda: not (_knowing(scratch) or list(Path(scratch).glob("tw-ray-*"))), 30)
     assert process.returncode == 130
     assert "tilewright resume tiny-001" in out
     assert "Traceback" not in out + err
 
 
-def _knowing(mark: str) -> list[str]:
+def _knowing(mark):
     """Command lines of processes that name it."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -234,62 +208,3 @@ def _knowing(mark: str) -> list[str]:
             if mark in (line := (process / "cmdline").read_text(errors="replace")):
                 found.append(line)
     return found
-
-
-def test_an_empty_space_is_refused(tmp_path, capsys):
-    family = tmp_path / "family"
-    shutil.copytree(FAMILY, family)
-    for kernel in (family / "kernels").glob("*.py"):
-        kernel.write_text(kernel.read_text().replace("CONSTRAINTS = {}", 'CONSTRAINTS = {"M < 0": "never"}'))
-    refuse_here(
-        tmp_path, capsys, "space is empty", "run", str(campaign_file(tmp_path, operator=f"{family}/good"))
-    )
-
-
-def test_an_unwritable_home_is_refused(tmp_path, capsys):
-    (tmp_path / "home").write_text("not a folder")
-    refuse_here(tmp_path, capsys, "home: cannot write", "run", str(campaign_file(tmp_path)))
-
-
-def refuse_here(folder: Path, capsys: pytest.CaptureFixture[str], words: str, *arguments: str) -> None:
-    """The command in this process: bad input ends before anything is started."""
-    code = main(["--home", str(folder / "home"), *arguments])
-    require_refusal(folder, words, code, capsys.readouterr().err)
-
-
-def require_refusal(folder: Path, words: str, code: int, err: str) -> None:
-    assert code == 2, err
-    assert words in err
-    assert len(err.strip().splitlines()) == 1
-    assert "Traceback" not in err
-    assert not list((folder / "home").glob("campaigns/*"))
-    assert not (folder / "home" / "mlflow.db").exists()
-
-
-def refuse(folder: Path, words: str, *arguments: str | Path, **environment: str) -> None:
-    result = tilewright(folder, *arguments, **environment)
-    require_refusal(folder, words, result.returncode, result.stderr)
-
-
-@pytest.mark.slow
-def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path):
-    changes = {"operator": f"{FAMILY}/bad", "budget": {"evaluations": 3}}
-    refuse(
-        tmp_path,
-        "wrong cannot start a campaign on tpu7x: implausible",
-        "run",
-        campaign_file(tmp_path, **changes),
-    )
-
-
-def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path, capsys):
-    address = "127.0.0.1:1"
-    refuse_here(
-        tmp_path,
-        capsys,
-        "workers: the Ray cluster at",
-        "run",
-        str(campaign_file(tmp_path)),
-        "--address",
-        address,
-    )

@@ -15,15 +15,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from testkit import FIXTURES, ROOT
+from testkit.children import clean_environment, wait_until
 from tilewright.evolve import cli
 from tilewright.evolve.campaign.config import campaign_file, load_config
 from tilewright.evolve.errors import JournalError
@@ -72,14 +71,10 @@ def plain(x):
 def here(tmp_path, monkeypatch):
     """A user's folder with a file of each language and some that are none."""
     files = {
-        "mine.py": TRITON,
-        "jaxed.py": PALLAS,
-        "broken.py": "def f(:",
-        "empty.yaml": "",
-        "words.yaml": "hello",
+        "mine.py": TRITON, "jaxed.py": PALLAS, "broken.py": "def f(:", "empty.yaml": "", "words.yaml": "hello",
         "half.yaml": "name: [",
         "typo.yaml": "name: x\noperator: a/b\ntarget: tpu7x\nsuite: s\nbudgets: {evaluations: 2}\n",
-    }
+    }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -111,6 +106,8 @@ run quickstart --set budget.evaluations=[         | not valid YAML
 run quickstart --set workers.count=0              | workers.count
 run quickstart --llm-model m --llm-base-url host  | llm.base_url: must be an address such as http
 run quickstart --llm-base-url http://localhost:1  | needs a model (--llm-model)
+run quickstart --llm-replay nobody                | 'nobody' is unknown
+run quickstart --llm-model m --set llm.total_tokens=0 | llm.total_tokens
 run quickstart --evals 3                          | did you mean '--evaluations'?; see 'tilewright run --help'
 status --all                                      | see 'tilewright status --help'
 resume                                            | start one with 'tilewright run quickstart'
@@ -207,10 +204,9 @@ def test_the_shipped_library_verifies_here(capsys):
 # -- sessions ----------------------------------------------------------------------------------------
 
 
-def terminal(folder: Path, typed: str, **environment: str) -> tuple[int, str]:
+def terminal(folder, typed, **environment):
     """Exit code of a command at a pseudo-terminal, and what it wrote there, without control sequences."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
-    env = {**clean, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "110", **environment}
+    env = clean_environment(TERM="xterm", COLUMNS="110", **environment)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*TILEWRIGHT, *shlex.split(typed)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=env
@@ -231,18 +227,9 @@ SESSION: list[tuple[str, int, list[str], str]] = [
     (f"{TUNE} {GELU}", 0, [r"knob .*BLOCK", r"winner: quick_gelu_tuned/quick_gelu\.py"], MEANINGLESS),
     (f"{TUNE} {GELU}", 0, [r"winner: quick_gelu_tuned_2/quick_gelu\.py"], MEANINGLESS),
     ("check jaxed.py", 0, [r"functions .*squared_relu", "0 problem"], "torch"),
-    (
-        f"check jaxed.py:squared_relu {RELU.partition(' --eval')[0]}",
-        0,
-        ["passes as a campaign's seed"],
-        "InitGoogle",
-    ),
-    (
-        f"tune jaxed.py:squared_relu {RELU}",
-        0,
-        [r"tpu7x \(modelled\)", r"winner: squared_relu_tuned/"],
-        "InitGoogle|INVALID",
-    ),
+    (f"check jaxed.py:squared_relu {RELU.partition(' --eval')[0]}", 0, ["passes as a campaign's seed"], "InitGoogle"),
+    (f"tune jaxed.py:squared_relu {RELU}", 0, [r"tpu7x \(modelled\)", r"winner: squared_relu_tuned/"],
+     "InitGoogle|INVALID"),
     ("status", 0, ["quick-gelu-001 .*finished", "squared-relu-001 .*finished"], "running"),
     ("status squared-relu-001", 0, ["wall clock", "2 evaluations"], "per %|nothing evaluated"),
     ("report squared-relu-001", 0, [r"report\.html"], ""),
@@ -250,7 +237,7 @@ SESSION: list[tuple[str, int, list[str], str]] = [
     ("rm quick-gelu-001", 0, ["deleted quick-gelu-001", "MLflow keeps"], ""),
     ("status quick-gelu-001", 2, ["'quick-gelu-001' is unknown"], ""),
     ("--version", 0, [r"tilewright \d+\.\d+\.\d+"], "unknown"),
-]
+]  # fmt: skip
 """Typed, exit code, patterns that must come, a pattern that must not."""
 
 
@@ -285,20 +272,13 @@ def ray_node(tmp_path):
     """Starts a Ray node with the options given, and waits until it serves; every node ends with the test."""
     nodes = []
 
-    def start(*options: str) -> subprocess.Popen[bytes]:
+    def start(*options):
         log = tmp_path / f"node-{len(nodes)}.log"
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", *options]
         with log.open("wb") as output:
-            nodes.append(
-                subprocess.Popen(
-                    command,
-                    stdout=output,
-                    stderr=output,
-                    env=os.environ | RAY_ENVIRONMENT,
-                    start_new_session=True,
-                )
-            )
-        until(lambda: "Ray runtime started" in log.read_text())
+            told = {"stdout": output, "stderr": output, "env": os.environ | RAY_ENVIRONMENT}
+            nodes.append(subprocess.Popen(command, start_new_session=True, **told))
+        wait_until(lambda: "Ray runtime started" in log.read_text())
         return nodes[-1]
 
     yield start
@@ -306,20 +286,13 @@ def ray_node(tmp_path):
         end(node)
 
 
-def end(node: subprocess.Popen[bytes]) -> None:
+def end(node):
     """Kill a node and everything below it, as a machine that loses its power."""
     below = subprocess.run(["pgrep", "-P", str(node.pid)], capture_output=True, text=True, check=False).stdout
     for pid in (node.pid, *map(int, below.split())):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     node.wait()
-
-
-def until(true: Callable[[], bool], seconds: float = 250.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -343,7 +316,7 @@ def test_two_ray_nodes_of_which_one_dies_and_another_joins(here, ray_node):
     session = threading.Thread(target=lambda: answer.append(terminal(here, typed, **RAY_ENVIRONMENT)))
     session.start()
     journal = here / ".tilewright/campaigns/tiny-001/journal.sqlite"
-    until(lambda: journal.exists() and bool(candidates_of(journal)))
+    wait_until(lambda: journal.exists() and bool(candidates_of(journal)))
     end(first)
     ray_node(*places)
     session.join(600)
@@ -352,7 +325,7 @@ def test_two_ray_nodes_of_which_one_dies_and_another_joins(here, ray_node):
     assert not re.search(r"\((raylet|pid|autoscaler)|state.dump|core_worker|WARNING|Traceback", text), text
 
 
-def candidates_of(journal: Path) -> list[object]:
+def candidates_of(journal):
     try:
         with Journal(journal) as opened:
             return list(opened.candidates())

@@ -13,6 +13,7 @@ import textwrap
 import pytest
 
 from testkit import ROOT
+from testkit.children import clean_environment
 
 pytest.importorskip("libtpu")
 pytest.importorskip("triton")
@@ -34,24 +35,20 @@ NOT_RUN = {
 """What the ``console`` blocks hold, and why it is not run here."""
 
 
-def masked(text: str) -> str:
+def masked(text):
     """Text with numbers and runs of spaces replaced, since figures follow the versions of JAX and libtpu."""
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "#", text))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)  # of a busy machine
 def test_the_tutorial_runs_as_printed(tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     command = tmp_path / "bin" / "tilewright"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tilewright.evolve.cli "$@"\n')
     command.chmod(0o755)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "TILEWRIGHT", "RAY"))}
-    environment = {
-        **clean,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
-        "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-    }
+    paths = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    environment = clean_environment(**paths)
     printed, console = "", []
     (deletion,) = map(textwrap.dedent, DELETION)
     after = deletion.partition("for run")[0] + LEFT
@@ -66,7 +63,7 @@ def test_the_tutorial_runs_as_printed(tmp_path):
         else:
             run = ["bash", "-ec", text] if language == "sh" else [sys.executable, "-c", text]
             done = subprocess.run(
-                run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+                run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800
             )
             assert done.returncode == 0, done.stdout + done.stderr
             printed += done.stdout

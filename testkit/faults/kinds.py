@@ -4,14 +4,12 @@ A fault takes a fresh folder and a seed, runs the campaign to its end, and retur
 ``changes`` the journal must equal the one of a campaign without faults; with it, one candidate has another verdict.
 """
 
-import dataclasses
 import itertools
 import os
 import resource
 import signal
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,19 +20,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from testkit.children import LIMITS, child
 from testkit.faults.campaigns import Table, content, driven, finish, forked, go
 from testkit.faults.cluster import Cluster, pool_of
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.mlflow_mirror import process as mirror_process
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.workers.cascade.modelled_stages import _child_failure
-from tilewright.workers.child.run_once import temporary_folder
+from tilewright.fitness.evaluation import Verdict
 
 VICTIM = 1
-"""Which of the table's failing candidates a fault of a child befalls: its verdict is a failure either way."""
+"""Which of the table's failing candidates a fault befalls: its verdict is a failure either way."""
 
 
 @dataclass(frozen=True)
@@ -43,41 +38,12 @@ class Fault:
 
     name: str
     inject: Callable[[Path, int, dict[str, Any]], Path]
-    stated: str
     changes: tuple[Verdict, ...] = ()
 
 
 def victim(wanted: dict[str, Any]) -> int:
-    """The index of the candidate that a child's fault befalls."""
+    """The index of the candidate that a fault befalls."""
     return [i for i, e in wanted["evaluations"].items() if e["verdict"] == "incorrect"][VICTIM]
-
-
-# -- a candidate's child ------------------------------------------------------------------------------
-
-
-def in_child(code: str, seconds: float = 20.0) -> Callable[[Path, int, dict[str, Any]], Path]:
-    """One candidate is run in a real child that does this."""
-
-    def inject(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
-        index, limits = victim(wanted), dataclasses.replace(LIMITS, wall_seconds=seconds)
-
-        def fault(job: Job) -> Evaluation | None:
-            if job.index != index:
-                return None
-            with temporary_folder(folder) as place:
-                failure = _child_failure(child(code, place, limits), "checking")
-            assert failure is not None
-            return Evaluation(
-                genome=job.genome.id, target="t", suite="s", stage=Stage.CHECK, verdict=failure.verdict,
-                reason=failure.reason,
-            )  # fmt: skip
-
-        path = folder / "j.sqlite"
-        assert go(path, Table(np.random.default_rng(seed), fault=fault)) is StopReason.EVALUATIONS
-        assert sorted(p.name for p in folder.iterdir() if p.is_dir()) == [], "the child's folder is gone"
-        return path
-
-    return inject
 
 
 # -- workers and nodes ----------------------------------------------------------------------------------
@@ -176,48 +142,6 @@ def locked(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     return path
 
 
-def two_resumes(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
-    path = folder / "j.sqlite"
-    with pytest.raises(KeyboardInterrupt):
-        go(path, Table(np.random.default_rng(seed), die_after=9))
-    running, over = folder / "running", folder / "over"
-
-    def meet(job: Job) -> None:
-        """In the first, with the journal open: until the second has come and gone."""
-        running.touch()
-        _wait_for(over)
-
-    first = os.fork()
-    if first == 0:
-        code = 1
-        try:
-            code = 0 if go(path, Table(np.random.default_rng(seed), fault=meet)) is not None else 1
-        finally:
-            os._exit(code)
-    _wait_for(running)
-    with pytest.raises(JournalError, match="already run by another process"):
-        finish(path)
-    over.touch()
-    assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 0
-    return path
-
-
-def _wait_for(path: Path, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
-
-
-def stale_lock(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
-    """A killed driver leaves its lock file behind."""
-    path = folder / "j.sqlite"
-    with pytest.raises(KeyboardInterrupt):
-        go(path, Table(np.random.default_rng(seed), die_after=5))
-    path.with_suffix(".lock").write_text("4194304\n")
-    finish(path)
-    return path
-
-
 def clock_back(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     """The clock is set back an hour amid the campaign, and once more amid its resume."""
     path, looks = folder / "j.sqlite", itertools.count()
@@ -277,37 +201,25 @@ def mirror_killed(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     return path
 
 
-FAILS = (Verdict.CRASHED,)
-RETRIED = "tried again elsewhere, and in the journal as if nothing had happened"
-
 FAULTS = (
-    Fault("child: segmentation fault", in_child("os.kill(os.getpid(), signal.SIGSEGV)"), "crashed", FAILS),
-    Fault("child: hangs", in_child("time.sleep(60)", 1.0), "timeout", (Verdict.TIMEOUT,)),
-    Fault("child: out of memory", in_child("x = bytearray(4 << 30)"), "resource error or crashed",
-          (Verdict.RESOURCE_ERROR, Verdict.CRASHED)),
-    Fault("child: garbage instead of a frame", in_child("os.write(result, b'score: 1e9' * 10)"), "crashed", FAILS),
-    Fault("worker: actor killed", in_pool("dies"), RETRIED),
-    Fault("worker: every actor killed at once", in_pool("all die"), RETRIED),
-    Fault("worker: an actor killed by each job's first try", in_pool("dies", everywhere=True), RETRIED),
-    Fault("worker: does not answer", in_pool("hangs"), "killed at its deadline, and " + RETRIED),
-    Fault("worker: a bug in it", in_pool("task"), RETRIED),
-    Fault("worker: scratch disk full", in_pool("scratch"), RETRIED),
-    Fault("node: lost with its workers, for good", in_pool("node lost", everywhere=True), "the other workers go on"),
-    Fault("device: fell off, twice", in_pool("device", "device"), RETRIED),
-    Fault("device: falls off at every try", in_pool("device", "device", "device"), "infra_error after two retries, "
-          "never held against the genome", (Verdict.INFRA_ERROR,)),
-    Fault("driver: SIGKILL at random moments", killed, "a resume ends as the unbroken run"),
-    Fault("disk: full at every tenth row", disk_full, "one sentence each time; the last resume ends as the "
-          "unbroken run"),
-    Fault("journal: torn at its tail", torn, "only the tail is lost, and made again"),
-    Fault("journal: held by a backup", locked, "waits for it"),
-    Fault("journal: lock file left behind", stale_lock, "means nothing"),
-    Fault("journal: two resumes at once", two_resumes, "one goes on, the other is told"),
-    Fault("clock: set back an hour, twice", clock_back, "order is by arrival, never by time"),
-    Fault("clock: suspended for days", monotonic_clock, "nothing is taken for hung"),
-    Fault("MLflow: down for the whole campaign", mlflow_down, "the campaign does not notice; the mirror lags"),
-    Fault("MLflow: its mirror dies at birth", mirror_killed, "revived three times, then left"),
-)  # fmt: skip
+    Fault("worker: actor killed", in_pool("dies")),
+    Fault("worker: every actor killed at once", in_pool("all die")),
+    Fault("worker: an actor killed by each job's first try", in_pool("dies", everywhere=True)),
+    Fault("worker: does not answer", in_pool("hangs")),
+    Fault("worker: a bug in it", in_pool("task")),
+    Fault("worker: scratch disk full", in_pool("scratch")),
+    Fault("node: lost with its workers, for good", in_pool("node lost", everywhere=True)),
+    Fault("device: fell off, twice", in_pool("device", "device")),
+    Fault("device: falls off at every try", in_pool("device", "device", "device"), (Verdict.INFRA_ERROR,)),
+    Fault("driver: SIGKILL at random moments", killed),
+    Fault("disk: full at every tenth row", disk_full),
+    Fault("journal: torn at its tail", torn),
+    Fault("journal: held by a backup", locked),
+    Fault("clock: set back an hour, twice", clock_back),
+    Fault("clock: suspended for days", monotonic_clock),
+    Fault("MLflow: down for the whole campaign", mlflow_down),
+    Fault("MLflow: its mirror dies at birth", mirror_killed),
+)
 
 
 def differences(fault: Fault, found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

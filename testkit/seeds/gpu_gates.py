@@ -91,14 +91,8 @@ def gate_failures(cases: Sequence[Case], target: Target, seed: int = 1) -> dict[
 def _request(case: Case, operator: Operator, truth: Truth, target: Target, seed: int) -> Request:
     kernel = operator.kernels[case.kernel]
     return Request(
-        operator=operator,
-        truth=truth,
-        target=target,
-        limits=Limits(),
-        seed=seed,
-        measured=case.workloads,
-        checked=case.workloads,
-        source=kernel.source,
+        operator=operator, truth=truth, target=target, limits=Limits(), seed=seed, measured=case.workloads,
+        checked=case.workloads, source=kernel.source,
         params={**read_declarations(kernel.source).defaults, **kernel.overrides, **case.params},
         folder=Path(tempfile.gettempdir()),
-    )
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from testkit.compile_ahead import described
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.gates import failure, ill_formed, read_gates
 from tilewright.fitness.targets import load_target
@@ -34,19 +35,10 @@ def objection(
     point = {**read_declarations(seed.source).defaults, **seed.overrides, **(params or {})}
     inputs = operator.make_inputs(workload, 5, kind)
 
-    def tensors(specs: Any) -> list[dict[str, Any]]:
-        return [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in specs]
-
-    shape = {
-        "id": workload.id,
-        "inputs": tensors(operator.inputs(workload)),
-        "outputs": tensors(operator.outputs(workload)),
-    }
-    data = {
-        "entries": [{"id": "one", "source": source or seed.source, "params": point}],
-        "workloads": [shape],
-        "check": [{"workload": workload.id, "kinds": [kind]}],
-    }
+    tensors = {n: described(getattr(operator, n)(workload)) for n in ("inputs", "outputs")}
+    entry = {"id": "one", "source": source or seed.source, "params": point}
+    check = {"workload": workload.id, "kinds": [kind]}
+    data = {"entries": [entry], "workloads": [{"id": workload.id, **tensors}], "check": [check]}
     arrays = {f"{workload.id}/{kind}/{name}": array for name, array in inputs.items()}
     outcome = station.run(Frame("check", data, arrays), PATIENCE)
     (answer,) = [frame for frame in outcome.frames if frame.kind in ("checked", "error")] or [None]

@@ -72,16 +72,13 @@ def test_plain_code_is_accepted(source):
         (HEAD + "@jax.jit\ndef build(params):\n    return params\n", "undecorated"),
         ("x = (", "not Python"),
         ("x = 1\0", "not Python"),
-        *(
-            (BUILD + f"X = {'x' * length!r}\n", "a string of more than 4096 characters")
-            for length in (4097, 9000)
-        ),
+        *((BUILD + f"X = {'x' * length!r}\n", "a string of more than 4096 characters") for length in (4097, 9000)),
         (BUILD + "# " + "x" * 70000, "bytes, at most"),
         (BUILD + "X = " + "(" * 90 + "1" + ",)" * 90 + "\n", "nests deeper"),
         (BUILD + "X = (" + "1," * 30000 + ")\n", "syntax nodes"),
         ("X = (" + "1," * 30000 + ")\n", "syntax nodes"),
     ],
-)
+)  # fmt: skip
 def test_an_escape_is_named(source, why):
     assert why in said(source)
 

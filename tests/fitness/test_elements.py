@@ -265,7 +265,7 @@ def test_sums_of_few_bits_are_off_by_a_share_of_their_products():
     gate = SnrGate("exact", "exact", 45.0)
     few, many = allowance(gate, INEXACT), allowance(gate)
 
-    def off(place: tuple[int, int], error: float) -> np.ndarray:
+    def off(place, error):
         output = wanted.copy()
         output[place] += error
         return output.astype(ml_dtypes.bfloat16)
@@ -292,7 +292,7 @@ def test_in_a_single_row_operands_say_where_an_outlying_column_s_sum_happens_to_
     usual[0, 70], wanted[0, 70] = 64.0, 0.5
     few = allowance(SnrGate("exact", "exact", 45.0), INEXACT)
 
-    def off(column: int, error: float) -> np.ndarray:
+    def off(column, error):
         output = wanted.copy()
         output[0, column] += error
         return output.astype(ml_dtypes.bfloat16)

@@ -68,13 +68,8 @@ def test_one_round_has_no_interval():
 
 @pytest.mark.parametrize(
     ("over", "under"),
-    [
-        ({}, {}),
-        ({"a": [[1.0]]}, {"b": [[1.0]]}),
-        ({"a": [[1.0]]}, {}),
-        ({"a": [[1.0], [1.0]]}, {"a": [[1.0]]}),
-    ],
-)
+    [({}, {}), ({"a": [[1.0]]}, {"b": [[1.0]]}), ({"a": [[1.0]]}, {}), ({"a": [[1.0], [1.0]]}, {"a": [[1.0]]})],
+)  # fmt: skip
 def test_what_does_not_pair_is_refused(over, under):
     with pytest.raises(ValueError, match=r"same workloads|zip\(\)"):
         paired_ratio(over, under)

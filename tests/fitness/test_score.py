@@ -18,12 +18,9 @@ DIMS = Workload("w", {"M": 4, "N": 8, "K": 16})
 def operator(flops=1000, size=500, inputs=("bfloat16",), constants=(), **more):
     specs = tuple(TensorSpec(str(n), (1,), dtype) for n, dtype in enumerate(inputs))
     return SimpleNamespace(
-        flops=lambda workload: flops,
-        bytes=lambda workload: size,
-        inputs=lambda workload: specs,
-        constants=dict(constants),
-        **more,
-    )
+        flops=lambda workload: flops, bytes=lambda workload: size, inputs=lambda workload: specs,
+        constants=dict(constants), **more,
+    )  # fmt: skip
 
 
 def test_a_geometric_mean_is_of_positive_numbers():
@@ -51,16 +48,11 @@ def test_rates_are_per_second_in_their_unit():
 @pytest.mark.parametrize(
     ("dtypes", "kind"),
     [
-        (["bfloat16"], "bf16"),
-        (["float8_e4m3fn", "bfloat16"], "f8"),
-        (["bfloat16", "float8_e5m2"], "f8"),
-        (["float8_e4m3b11fnuz"], "f8"),
-        (["float8_e8m0fnu", "float32"], "bf16"),
-        (["int8", "bfloat16"], "s8"),
-        (["int8", "float8_e5m2"], "f8"),
-        (["uint8"], "bf16"),
+        (["bfloat16"], "bf16"), (["float8_e4m3fn", "bfloat16"], "f8"), (["bfloat16", "float8_e5m2"], "f8"),
+        (["float8_e4m3b11fnuz"], "f8"), (["float8_e8m0fnu", "float32"], "bf16"), (["int8", "bfloat16"], "s8"),
+        (["int8", "float8_e5m2"], "f8"), (["uint8"], "bf16"),
     ],
-)
+)  # fmt: skip
 def test_the_matrix_rate_is_that_of_the_narrowest_operand(dtypes, kind):
     specs = operator(inputs=dtypes).inputs(DIMS)
     assert score.operand_kind(specs) == kind

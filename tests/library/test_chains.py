@@ -21,7 +21,7 @@ def launcher(monkeypatch):
     monkeypatch.setattr(torch_layer, "LAUNCHER", made)
     held: dict[int, torch.Tensor] = {}
 
-    def raw_alloc(size: int, stream: int) -> int:
+    def raw_alloc(size, stream):
         assert stream == 77
         memory = torch.empty(size, dtype=torch.uint8)
         return held.setdefault(memory.data_ptr(), memory).data_ptr()
@@ -38,12 +38,12 @@ def launcher(monkeypatch):
     assert not held, "every workspace went back"
 
 
-def operands(seed: int = 0) -> list[torch.Tensor]:
+def operands(seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(*s, generator=generator).bfloat16() for s in ((M, K), (N, K), (M, N))]
 
 
-def by_operators(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+def by_operators(x, w, dy):
     y, kept_x, kept_w = torch_operators.linear(x, w)
     dx, dw = torch_operators.linear_backward(dy, kept_x, kept_w, K, True, True)
     return [y, kept_x, kept_w, dx, dw]

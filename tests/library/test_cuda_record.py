@@ -95,11 +95,7 @@ template <int V> __global__ void first(const __grid_constant__ Map map, float *w
     ("changes", "error", "said"),
     [
         ({"kernel": "absent"}, CompileError, "absent"),
-        (
-            {"code": CODE.replace("float sum = 0;", "float sum = nothing;")},
-            CompileError,
-            'line 15: .*"nothing"',
-        ),
+        ({"code": CODE.replace("float sum = 0;", "float sum = nothing;")}, CompileError, 'line 15: .*"nothing"'),
         ({"grid": (0, 1, 1)}, NotRecorded, "grid"),
         ({"block": (32, 4, 1)}, PlanError, "compiled for blocks of 256|threads"),
         ({"cluster": 5}, NotRecorded, "clusters of 5"),
@@ -112,7 +108,7 @@ template <int V> __global__ void first(const __grid_constant__ Map map, float *w
         ({"scratch": {"w": ("complex", (1,))}}, NotRecorded, "no \\(dtype"),
         ({"shared": 1 << 20}, PlanError, "shared memory"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_launch_is_refused_in_a_sentence(changes, error, said):
     if changes.get("block") == (32, 4, 1):
         changes = {

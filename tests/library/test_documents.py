@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ ELSEWHERE = {
 OPERATOR = "small_gemm/good"
 
 
-def commands(page: str) -> list[str]:
+def commands(page):
     """Every line of a block of code that begins with ``tilewright``, comments left out."""
     lines, fenced = [], False
     for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
@@ -42,7 +41,7 @@ def commands(page: str) -> list[str]:
     return [" ".join(line.split("#")[0].split()) for line in lines if line.startswith("tilewright ")]
 
 
-def python_blocks() -> list[str]:
+def python_blocks():
     """Those that use the library; what the README says of ``import tilewright`` is ``test_api``'s."""
     return [
         block
@@ -70,7 +69,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _passed() -> Any:
+def _passed():
     from tilewright.evolve.promote.library_commands import Finding
 
     return Finding(True, "the checks are run by test_shipped.")

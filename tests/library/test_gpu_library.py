@@ -1,16 +1,13 @@
 """The library on a GPU: plans against the recipe, threads and streams, graphs, torch.compile, modules."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from testkit import ROOT
+from testkit.children import answer_of
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -20,13 +17,9 @@ pytestmark = [
 CHILD = ROOT / "testkit" / "library" / "gpu_children.py"
 
 
-def child(scenario: str, home: Path, library: Path = ROOT / "library") -> dict[str, Any]:
+def child(scenario, home, library=ROOT / "library"):
     environment = {**os.environ, "PYTHONPATH": str(library), "TILEWRIGHT_CACHE": str(home)}
-    done = subprocess.run(
-        [sys.executable, str(CHILD), scenario], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])[scenario]
+    return answer_of(CHILD, scenario, environment=environment)[scenario]
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,9 @@
 """The shipped library as a JAX program sees it: kernel interpreted, gradients, the fallback without a TPU."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from testkit import ROOT
-from tilewright.evolve.promote.library_commands import check
+from testkit.children import answer_of
 from tilewright.evolve.promote.library_writer import LibraryWriter
 
 pytest.importorskip("jax")
@@ -23,35 +17,19 @@ def found(tmp_path_factory):
     return child(tmp_path_factory.mktemp("home"))
 
 
-def child(home: Path, *scenarios: str) -> dict[str, Any]:
+def child(home, *scenarios):
     """What the library did in a fresh process; more of it with ``devices``."""
-    version, _, _ = SHELF.version(OPERATOR)
     environment = {
         "PYTHONPATH": str(SHELF.library),
         "PATH": "/usr/bin:/bin",
         "HOME": str(home),
-        "VERSION": str(SHELF.place(OPERATOR) / "versions" / version),
+        "VERSION": str(SHELF.place(OPERATOR) / "versions" / SHELF.version(OPERATOR)[0]),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "NPROC": "8",  # threads of XLA's pool: interpreted kernels of several devices wait for each other
     }
-    done = subprocess.run(
-        [sys.executable, str(CHILD), *scenarios],
-        env={
-            **environment,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-            "NPROC": "8",  # threads of XLA's pool: interpreted kernels of several devices wait for each other
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_every_file_is_what_was_promoted():
-    findings = list(check(SHELF, None, files_only=True, make=None, say=print))  # type: ignore[arg-type]
-    assert not [f.sentence for f in findings if not f.good and "were verified with" not in f.sentence]
+    return answer_of(CHILD, *scenarios, environment=environment)
 
 
 def test_the_promoted_kernel_computes_the_recipe(found):

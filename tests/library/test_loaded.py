@@ -1,17 +1,16 @@
 """Any operator by its name, one a user brought too; plans made ahead, kept with a library, in a cache, in a wheel."""
 
 import json
-import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from testkit import ROOT
+from testkit.children import answer_of
 from testkit.library.shelves import SMALL, put
 from testkit.promote_campaign import FormulaPool, one_sentence, quick_child, write_campaign
 from tilewright.evolve import cli
@@ -25,23 +24,10 @@ CHILD = ROOT / "testkit" / "library" / "loaded_children.py"
 PRODUCT = "gemm_fp8_blockwise/gemm_nt"
 
 
-def child(library: Path, *arguments: str, program: Path = CHILD) -> dict[str, Any]:
-    environment = {
-        "PYTHONPATH": str(library),
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(library.parent),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(program), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def child(library, *arguments, program=CHILD):
+    environment = {"PYTHONPATH": str(library), "PATH": "/usr/bin:/bin", "HOME": str(library.parent)}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
+    return answer_of(program, *arguments, environment=environment)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +51,7 @@ def test_an_operator_a_user_brought_is_callable_and_falls_back_on_its_own_refere
     assert "promoted: small_gemm/good" in found["unknown"]
     here, exact, near = found["served"]
     assert here == "reference product: small_gemm/good: promoted for tpu:TPU7x, not for cpu"
-    assert (
-        exact.startswith("kernel ")
-        and "verified at 256x256x512: 50.00 us a call [" in exact
-        and "modelled" in exact
-    )
+    assert re.match("kernel .*verified at 256x256x512: 50.00 us a call .*modelled", exact)
     assert "verified at 256x256x512" in near or "verified at 512x512x512" in near
     assert not found["tilewright"], "the reference comes with the version"
 
@@ -91,12 +73,8 @@ def test_served_tells_kernel_time_and_interval_for_every_shipped_family():
                     continue
                 assert found.kernel == region["kernel"] and found.exact
                 if region["workload"] in timed:
-                    assert (
-                        found.seconds is not None
-                        and found.interval is not None
-                        and found.figure == entry["kind"]
-                    )
-                    assert found.interval[0] <= found.seconds <= found.interval[1] and found.verified_on
+                    assert found.figure == entry["kind"] and found.verified_on
+                    assert found.interval[0] <= found.seconds <= found.interval[1]
         families.add(operator)
     assert len(families) >= 7
 
@@ -142,9 +120,8 @@ def warmed(tmp_path_factory):
     pytest.importorskip("triton")
     home = tmp_path_factory.mktemp("warmed")
     writer = LibraryWriter(home / "library")
-    before = put(
-        writer, PRODUCT, "pointer", ((256, 256, 256),), params=SMALL, serves="cuda:9.0", target="h200"
-    )
+    hopper = {"serves": "cuda:9.0", "target": "h200"}
+    before = put(writer, PRODUCT, "pointer", ((256, 256, 256),), params=SMALL, **hopper)
     shapes = home / "shapes.txt"
     shapes.write_text(f"# one shape\n{PRODUCT} 128 256 256\n")
     library = ["--library", str(writer.library)]
@@ -195,18 +172,18 @@ def test_a_pack_that_is_not_what_was_promoted_is_refused(warmed, tmp_path):
         forged.find("pointer", (128, 256, 256))
 
 
-def flipped(path: Path) -> None:
+def flipped(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
 
 
-def relabelled(path: Path) -> None:
+def relabelled(path):
     """A receipt that vouches for something else, under its old name."""
     path.write_text(path.read_text().replace('"count": 1', '"count": 2'))
 
 
-def swapped(path: Path) -> None:
+def swapped(path):
     """Another file's bytes: sound by themselves, and not what the receipt's hash says."""
     path.write_bytes(plan_shelf.packed({}, {"triton": "3.7.1"}))
 
@@ -221,14 +198,7 @@ def swapped(path: Path) -> None:
         ("receipt.json", relabelled, "receipt.json is not what was promoted"),
     ],
 )
-def test_sabotage_is_neither_packed_nor_warmed(
-    warmed,
-    tmp_path,
-    which,
-    sabotage,
-    words,
-    capsys,
-):
+def test_sabotage_is_neither_packed_nor_warmed(warmed, tmp_path, which, sabotage, words, capsys):
     shutil.copytree(warmed[0].library, tmp_path / "library")
     writer = LibraryWriter(tmp_path / "library")
     version = writer.version(PRODUCT)[0]
@@ -254,7 +224,7 @@ def test_a_plan_of_another_architecture_is_not_taken(warmed, monkeypatch):
 
     made: list[int] = []
 
-    def noted(kernel: Any, shapes: Any, dims: Any, architecture: int, device: Any, packs: Any) -> None:
+    def noted(kernel, shapes, dims, architecture, device, packs):
         made.append(architecture)
 
     monkeypatch.setattr(torch_launch, "made_plan", noted)
@@ -306,14 +276,9 @@ def test_a_wheel_holds_what_is_current_and_is_the_same_twice(warmed, tmp_path):
     assert wheel.read_bytes() == build_wheel(writer, tmp_path / "two").read_bytes()
     site = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "-q", "--target", str(site)]
-    done = subprocess.run(
-        [*command, str(wheel)], capture_output=True, text=True, timeout=120, env={**os.environ}
-    )
-    assert done.returncode == 0, done.stderr
-    installed = LibraryWriter(site)
-    assert installed.versions(PRODUCT) == [writer.version(PRODUCT)[0]] and before not in installed.versions(
-        PRODUCT
-    )
+    subprocess.run([*command, str(wheel)], timeout=120, check=True)
+    current = writer.version(PRODUCT)[0]
+    assert LibraryWriter(site).versions(PRODUCT) == [current] != [before]
     script = (
         "import json, tilewright_library as l; from tilewright_library import plan_shelf, store; "
         f"t = store.load_table('{PRODUCT}', 'cuda:9.0'); (p,) = plan_shelf.packs(t.version, t.target); "

@@ -1,15 +1,11 @@
 """The library as a torch program sees it: numbers, gradients, torch.compile, fallbacks, and what it refuses to run."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from testkit import ROOT
+from testkit.children import answer_of
 from testkit.library.shelves import SMALL, put
 from tests.library.test_documents import python_blocks
 from tilewright.evolve.promote.library_writer import LibraryWriter
@@ -20,20 +16,6 @@ PRODUCT = "gemm_fp8_blockwise/gemm_nt"
 CHILD = ROOT / "testkit" / "library" / "torch_children.py"
 
 
-def child(
-    library: Path, *scenarios: str, interpret: bool = True, blocks: Sequence[str] = ()
-) -> dict[str, Any]:
-    environment = {"PYTHONPATH": str(library), "PATH": "/usr/bin:/bin", "HOME": str(library.parent)}
-    environment["BLOCKS"] = json.dumps(list(blocks))
-    if interpret:
-        environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, str(CHILD), *scenarios], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 DAMAGES = {
     "edited_kernel": "kernel.py is not what was promoted",
     "truncated_dispatch": "dispatch.json is not what was promoted",
@@ -42,7 +24,7 @@ DAMAGES = {
 }
 
 
-def damage(library: Path, how: str) -> None:
+def damage(library, how):
     """A package called ``how`` whose product kernel must not be used."""
     writer = LibraryWriter(library, how)
     toolchain, serves = (
@@ -70,16 +52,11 @@ def writer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(writer):
-    return child(
-        writer.library,
-        "numbers",
-        "compiled",
-        "fallbacks",
-        "pages",
-        "damaged",
-        "modules",
-        blocks=python_blocks(),
-    )
+    library = writer.library
+    environment = {"PYTHONPATH": str(library), "PATH": "/usr/bin:/bin", "HOME": str(library.parent)}
+    environment |= {"BLOCKS": json.dumps(python_blocks()), "TRITON_INTERPRET": "1"}
+    scenarios = ("numbers", "compiled", "fallbacks", "pages", "damaged", "modules")
+    return answer_of(CHILD, *scenarios, environment=environment)
 
 
 def test_forward_and_gradients_have_the_recipes_precision(answers):

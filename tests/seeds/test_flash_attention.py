@@ -1,16 +1,12 @@
 """Attention on a TPU: every schedule agrees with float64, wrong twins fail, floors name the unit."""
 
 import functools
-import types
 
-import jax
-import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
-from tilewright.evolve.space.space import Space
+from testkit.seeds import pallas_interpreter
+from testkit.seeds.pallas_interpreter import edited
 from tilewright.fitness.chips import CHIPS
-from tilewright.fitness.gates import ill_formed, read_gates
 from tilewright.fitness.score import floors
 from tilewright.seeds.flash_attention.operator import INPUT_KINDS, operators
 from tilewright.seeds.operator import Workload
@@ -21,28 +17,15 @@ def family():
     return operators()
 
 
-def shape(heads=2, shared=1, rows=256, keys=512, size=128) -> Workload:
+def shape(heads=2, shared=1, rows=256, keys=512, size=128):
     return Workload("w", {"H": heads, "KV": shared, "S": rows, "T": keys, "D": size})
 
 
 def readings(name, params, *, kernel="schedule", kind="randn", workload=None, edit=None):
     """Gates on one kernel of the operator, by gate."""
-    operator, workload = family()[name], workload or shape()
-    inputs = operator.make_inputs(workload, 5, kind)
-    source = operator.kernels[kernel].source
-    if edit is not None:
-        assert edit[0] in source
-        source = source.replace(*edit)
-    space = Space.from_source(source, [{**operator.constants, **workload.dims}])
-    whole = {**space.defaults, **params}
-    assert space.violations(whole) == []
-    module = types.ModuleType("kernel")
-    exec(compile(source, "kernel.py", "exec"), module.__dict__)
-    with pltpu.force_tpu_interpret_mode(True):
-        out = np.asarray(jax.jit(module.build(whole))(*inputs.values()))
-    outputs = {"out": out}
-    assert ill_formed(outputs, operator.outputs(workload)) is None
-    return {r.gate: r for r in read_gates(operator.gates, outputs, operator.oracle(workload, inputs), kind)}
+    source = family()[name].kernels[kernel].source
+    source = edited(source, *edit) if edit else source
+    return pallas_interpreter.readings(family()[name], workload or shape(), source, params, kind, how=True)
 
 
 SMALL = {"block_q": 128, "block_k": 128, "sub_q": 128, "sub_k": 128}

@@ -12,7 +12,7 @@ from tilewright.seeds.sampled import Elements
 OPERATORS = {name: found for name, found in operators().items() if isinstance(found, RowGroups)}
 
 
-def in_bf16(values: np.ndarray) -> np.ndarray:
+def in_bf16(values):
     return values.astype("bfloat16")
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from testkit.seeds.triton_station import interpreter, objection
+from testkit.seeds.triton_station import objection
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import load_target
@@ -19,14 +19,6 @@ EVERY = operators()
 GPU = [name for name in EVERY if name.endswith("1x128")]
 TPU = [name for name in EVERY if name.endswith("tpu")]
 RAGGED = Workload("w", {"M": 37, "K": 640})
-
-
-@pytest.fixture(scope="module")
-def station():
-    pytest.importorskip("triton")
-    made = interpreter()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("recipe", EVERY)
@@ -63,13 +55,9 @@ def test_seeds_pass_in_the_interpreter(recipe, kind, station):
         ("rmsnorm_1x128", "tl.store(s_at, tl.div_rn(1.0, scale)", "tl.store(s_at, scale"),
         ("rmsnorm_1x128", "tl.store(s_at, tl.div_rn(1.0, scale)", "tl.store(s_at, tl.div_rn(1.003, scale)"),
         ("swiglu_1x128", "tl.exp(-gate)", "tl.exp(gate)"),
-        (
-            "swiglu_1x128",
-            "tl.maximum(tl.max(tl.abs(y), axis=1), 1e-4)",
-            "tl.maximum(tl.max(y, axis=1), 1e-4)",
-        ),
+        ("swiglu_1x128", "tl.maximum(tl.max(tl.abs(y), axis=1), 1e-4)", "tl.maximum(tl.max(y, axis=1), 1e-4)"),
     ],
-)
+)  # fmt: skip
 def test_wrong_twins_are_refused(recipe, old, new, station):
     seed = next(iter(EVERY[recipe].kernels.values())).source
     assert old in seed

@@ -1,14 +1,9 @@
 """The fused FP8 GEMM with copies written out: right whatever comes first, and wrong where a copy is not waited for."""
 
-import types
-
-import jax
-import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from tilewright.evolve.space.space import Space
-from tilewright.fitness.gates import read_gates
+from testkit.seeds.pallas_interpreter import readings
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 
@@ -26,30 +21,20 @@ SCHEDULES = {
 }
 
 
-def product(source, params, operands):
-    module = types.ModuleType("kernel")
-    exec(compile(source, "kernel.py", "exec"), module.__dict__)
-    with pltpu.force_tpu_interpret_mode(STRICT):
-        return np.asarray(jax.jit(module.build(params))(*operands))
-
-
-def exact(workload, change, wrong=lambda source: source):
-    """The reading of the exact gate on one draw of inputs whose scales differ from block to block."""
+def exact(schedule, awaited=None):
+    """The reading of the exact gate where scales differ from block to block; ``awaited`` is left out."""
     operator = load_operator("gemm_fp8_fused/g128")
     source = operator.kernels["streamed"].source
-    space = Space.from_source(source, [{**operator.constants, **workload.dims}])
-    params = {**space.defaults, **BLOCKS, **change}
-    assert not space.violations(params)
-    inputs = operator.make_inputs(workload, 3, "spread")
-    operands = [inputs[spec.name] for spec in operator.inputs(workload)]
-    outputs = {"c": product(wrong(source), params, operands)}
-    references = operator.oracle(workload, inputs)
-    return next(r for r in read_gates(operator.gates, outputs, references, "spread") if r.gate == "exact")
+    if awaited is not None:
+        assert source.count(awaited) == 1
+        source = source.replace(awaited, "None")
+    params = {**BLOCKS, **SCHEDULES[schedule]}
+    return readings(operator, SIX_TILES, source, params, "spread", how=STRICT)["exact"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_way_to_copy_passes_the_exact_gate(schedule):
-    assert exact(SIX_TILES, SCHEDULES[schedule]).passed
+    assert exact(schedule).passed
 
 
 @pytest.mark.parametrize(
@@ -60,8 +45,4 @@ def test_every_way_to_copy_passes_the_exact_gate(schedule):
     ],
 )
 def test_a_copy_that_is_not_waited_for_shows(schedule, awaited):
-    def wrong(source):
-        assert source.count(awaited) == 1
-        return source.replace(awaited, "None")
-
-    assert not exact(SIX_TILES, SCHEDULES[schedule], wrong).passed
+    assert not exact(schedule, awaited).passed

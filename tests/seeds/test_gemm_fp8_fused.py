@@ -2,21 +2,16 @@
 
 import functools
 import itertools
-import types
-from collections.abc import Mapping
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
+from testkit.seeds.pallas_interpreter import edited, interpreted
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.gates import ill_formed, read_gates
 from tilewright.seeds.gemm_fp8_fused.operator import (
     INPUT_KINDS,
-    FusedFp8Gemm,
     dequantise_weights,
     operators,
     quantise_activations,
@@ -29,39 +24,30 @@ TINY = Workload("256x256x1024", {"M": 256, "N": 256, "K": 1024})
 BLOCKS = {"block_m": 256, "block_n": 256, "block_k": 512, "sub_m": 128, "sub_n": 256}
 WINNER = {"placement": "cached", "scaling": "chained", "scales": "lanes"}
 LARGE = {"M": 4096, "N": 4096, "K": 4096, "group": 512}
-STRICT = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
 
 
 @functools.cache
-def family() -> Mapping[str, FusedFp8Gemm]:
+def family():
     return operators()
 
 
 @functools.cache
-def case(recipe: str, kind: str, workload: Workload = SMALL):
+def case(recipe, kind, workload=SMALL):
     operator = family()[recipe]
     inputs = operator.make_inputs(workload, 7, kind)
     return inputs, operator.oracle(workload, inputs)
 
 
-def product(source: str, params: Mapping[str, object], operands) -> np.ndarray:
-    """Run a kernel on the CPU under the strict interpreter."""
-    module = types.ModuleType("kernel")
-    exec(compile(source, "kernel.py", "exec"), module.__dict__)
-    with pltpu.force_tpu_interpret_mode(STRICT):
-        return np.asarray(jax.jit(module.build(dict(params)))(*operands))
-
-
-def readings(recipe, kind, source, params, workload=SMALL) -> dict[str, GateReading]:
+def readings(recipe, kind, source, params, workload=SMALL):
     operator = family()[recipe]
     inputs, references = case(recipe, kind, workload)
     operands = [inputs[spec.name] for spec in operator.inputs(workload)]
-    outputs = {"c": product(source, params, operands)}
+    outputs = {"c": interpreted(source, params, operands)}
     assert ill_formed(outputs, operator.outputs(workload)) is None
     return {r.gate: r for r in read_gates(operator.gates, outputs, references, kind)}
 
 
-def kernel(name: str, **params: object) -> tuple[str, dict[str, object]]:
+def kernel(name, **params):
     source = family()["g512"].kernels[name].source
     return source, {**Space.from_source(source, LARGE).defaults, **params}
 
@@ -75,13 +61,8 @@ SCHEDULES = {
     "bf16_operands_f32_scaled": {**BLOCKS, "dequant": "operands_f32", "placement": "cached"},
     "ahead": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "skew": 1},
     "ahead_row_loop": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_unroll": 1},
-    "row_maxima_bf16_operands": {
-        **BLOCKS,
-        "dequant": "operands_bf16",
-        "placement": "ahead",
-        "row_scale": "absmax",
-    },
-}
+    "row_maxima_bf16_operands": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_scale": "absmax"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -106,12 +87,9 @@ TWINS = {
     "activation_scales_ignored": ("* (scale * sw_ref[t])", "* sw_ref[t]"),
     "last_group_skipped": ("range(bk // group)", "range(bk // group - 1)"),
     "last_k_block_stored_early": ("k == steps - 1", "k == 0"),
-    "rounded_to_bf16_first": (
-        ".astype(jnp.float8_e4m3fn)",
-        ".astype(jnp.bfloat16).astype(jnp.float8_e4m3fn)",
-    ),
+    "rounded_to_bf16_first": (".astype(jnp.float8_e4m3fn)", ".astype(jnp.bfloat16).astype(jnp.float8_e4m3fn)"),
     "weights_of_another_group": ("rhs = w_ref[t * group : (t + 1) * group, :]", "rhs = w_ref[:group, :]"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("twin", TWINS)
@@ -120,11 +98,8 @@ def test_wrong_twins_of_the_naive_kernel_fail_the_exact_gate(twin, recipe):
     source, params = kernel("naive", block_m=256, block_n=512, block_k=512 if recipe == "g128" else 1024)
     if twin == "last_k_block_stored_early":
         params["block_k"] = 512
-    right, wrong = TWINS[twin]
-    assert right in source
-    found = (
-        readings(recipe, kind, source.replace(right, wrong), params, TINY) for kind in ("randn", "spread")
-    )
+    wrong = edited(source, *TWINS[twin])
+    found = (readings(recipe, kind, wrong, params, TINY) for kind in ("randn", "spread"))
     assert not all(reading["exact"].passed for reading in found)
 
 
@@ -153,11 +128,11 @@ def test_baselines_compute_the_product():
     weights = references["exact"]["c"]
     q, scale = quantise_activations(inputs["a"], operator.group)
     source, params = kernel("prequant", block_m=256, block_n=256, sub_m=128)
-    outputs = {"c": product(source, params, (q, scale, inputs["w"], inputs["sw"]))}
+    outputs = {"c": interpreted(source, params, (q, scale, inputs["w"], inputs["sw"]))}
     assert all(r.passed for r in read_gates(operator.gates, outputs, references, "randn"))
     source, params = kernel("bf16", block_m=256, block_n=256, block_k=512)
     wide = inputs["w"].astype(inputs["a"].dtype)
-    found = product(source, params, (inputs["a"], wide)).astype(np.float64)
+    found = interpreted(source, params, (inputs["a"], wide)).astype(np.float64)
     weights = inputs["a"].astype(np.float64) @ wide.astype(np.float64)
     assert np.linalg.norm(found - weights) < 3e-3 * np.linalg.norm(weights)
 

@@ -1,17 +1,16 @@
 """Grouped products over ragged groups: right in every phase and recipe, wrong twins fail, timed as their groups say."""
 
 import functools
-import types
 
-import jax
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
+from testkit.seeds import pallas_interpreter
+from testkit.seeds.pallas_interpreter import edited
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Verdict
-from tilewright.fitness.gates import ill_formed, read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.gmm_fp8.operator import operators
 from tilewright.seeds.operator import KnownOperands, SeedKernel, Suite, Workload
@@ -33,7 +32,7 @@ def family():
     return operators()
 
 
-def shape(phase: str, m: int = 512, n: int = 256, k: int = 512, groups: int = 6) -> Workload:
+def shape(phase, m=512, n=256, k=512, groups=6):
     if phase == "dlhs":
         n, k = k, n
     contracted = {"fwd": (k, n), "dlhs": (n, k), "tgmm": (m, n)}[phase]
@@ -41,38 +40,19 @@ def shape(phase: str, m: int = 512, n: int = 256, k: int = 512, groups: int = 6)
     return Workload(f"{phase}/{m}x{n}x{k}/{groups}", dims)
 
 
-def run(source: str, params, operands) -> np.ndarray:
-    """A kernel under the strict interpreter. Fails on a race."""
-    module = types.ModuleType("kernel")
-    exec(compile(source, "kernel.py", "exec"), module.__dict__)
-    # pipelines inside a kernel lay out their buffers for the device at hand
-    device = jax.sharding.AbstractDevice(device_kind="TPU7x", num_cores=1, platform="tpu")
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh), pltpu.force_tpu_interpret_mode(STRICT):
-        result = np.asarray(jax.jit(module.build(dict(params)))(*operands))
-    assert not interpret_pallas_call.races.races_found
-    return result
-
-
-def readings(name: str, params, *, kind="randn", sizes=None, edit=None, workload=None):
-    """Gates on one kernel of the operator, by gate."""
+def readings(name, params, *, kind="randn", sizes=None, edit=None, workload=None):
+    """Gates on one kernel of the operator, by gate. Fails on a race."""
     operator = family()[name]
     workload = workload or shape(operator.recipe.phase)
     inputs = operator.make_inputs(workload, 5, kind)
     if sizes is not None:
         inputs["sizes"] = np.array(sizes, dtype=np.int32)
     source = operator.kernels["naive"].source
-    if edit is not None:
-        assert edit[0] in source
-        source = source.replace(*edit)
-    space = Space.from_source(source, [{**operator.constants, **workload.dims}])
-    whole = {**space.defaults, **(ROWS if operator.recipe.rows else COLUMNS), **params}
-    assert space.violations(whole) == []
-    (output,) = operator.outputs(workload)
-    outputs = {output.name: run(source, whole, [inputs[spec.name] for spec in operator.inputs(workload)])}
-    assert ill_formed(outputs, (output,)) is None
-    references = operator.oracle(workload, inputs)
-    return {r.gate: r for r in read_gates(operator.gates, outputs, references, kind)}
+    source = edited(source, *edit) if edit else source
+    params = {**(ROWS if operator.recipe.rows else COLUMNS), **params}
+    found = pallas_interpreter.readings(operator, workload, source, params, kind, inputs=inputs, how=STRICT)
+    assert not interpret_pallas_call.races.races_found
+    return found
 
 
 VISITS = {"order": "visits", "bodies": "split"}
@@ -89,17 +69,13 @@ SCHEDULES = [
         "on_borders",
         {**VISITS, "placement": "cached", "dequant": "operands", "block_n": 128, "sub_n": 128},
     ),
-    (
-        "dlhs-g128",
-        "off_borders",
-        {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"},
-    ),
+    ("dlhs-g128", "off_borders", {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"}),
     ("dlhs-g512", "empty_and_tiny", VISITS),
     ("dlhs-g512", "off_borders", {"copies": "kernel", "buffers": 4, "block_n": 128, "sub_n": 128}),
     ("tgmm-g128", "off_borders", {"dequant": "partial", "block_m": 128}),
     ("tgmm-g512", "empty_and_tiny", {**KEPT, "sums": "direct"}),
     ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256, "arithmetic": "bf16"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "groups", "params"), SCHEDULES)
@@ -118,23 +94,17 @@ TWINS = {
     ),
     "matrix_of_the_neighbouring_group": (
         "dlhs-g128",
-        (
-            "lambda tile, group, n, k: (group, n, k)",
-            "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), n, k)",
-        ),
+        ("lambda tile, group, n, k: (group, n, k)", "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), n, k)"),
     ),
     "rows_leak_across_the_border": ("fwd-g128", ('(row >= refs["low"])', '(row >= refs["low"] - 1)')),
     "tail_of_the_group_left_out": ("dlhs-g128", ('(row < refs["high"])', '(row < refs["high"] - 1)')),
     "sums_take_rows_of_other_groups": ("tgmm-g128", ('(row < refs["high"])', '(row <= refs["high"])')),
-    "empty_groups_keep_what_was_there": (
-        "tgmm-g128",
-        ("acc[...] = jnp.zeros_like(acc)", "acc[...] = acc[...]"),
-    ),
+    "empty_groups_keep_what_was_there": ("tgmm-g128", ("acc[...] = jnp.zeros_like(acc)", "acc[...] = acc[...]")),
     "scales_of_half_the_rows": (
         "tgmm-g128",
         ("jnp.max(jnp.abs(source), axis=0", "jnp.max(jnp.abs(source[:64]), axis=0"),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("twin", TWINS)
@@ -145,7 +115,7 @@ def test_wrong_twins_fail_the_exact_gate(twin):
     assert not found["exact"].passed
 
 
-def judged(name: str, source: str, params, *, ragged: int = 0):
+def judged(name, source, params, *, ragged=0):
     """One evaluation on a small shape, timed without gates."""
     operator = family()[name]
     workload = shape(operator.recipe.phase)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from testkit.compile_ahead import Task, compiled_ahead, described
+from testkit.compile_ahead import compiled_ahead, described
 from testkit.gpu import require_hopper
 from testkit.seeds.gpu_gates import Case, gate_failures
 from tilewright.evolve.space.space import read_declarations
@@ -57,7 +57,7 @@ PRODUCTS = ("step", "gemm_nt", "gemm_nt_rows")
 QUANTISERS = ("quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual")
 
 
-def cases() -> list[Case]:
+def cases():
     """Training steps first: their modules hold several kernels each and take longest to compile."""
     found = []
     for recipe in (*PRODUCTS, *QUANTISERS):
@@ -85,7 +85,7 @@ def test_seeds_pass_their_gates_on_the_gpu():
     assert gate_failures(cases(), hopper) == {}
 
 
-def compile_task(operator: str, kernel: str, params: dict[str, Any]) -> Task:
+def compile_task(operator, kernel, params):
     """A seed at a point of its own, for ``WIDE``."""
     made = load_operator(operator)
     seed = made.kernels[kernel]

@@ -14,21 +14,18 @@ FIRST = {name: next(iter(operator.suites.values())) for name, operator in OPERAT
 SAMPLED = [name for name, operator in OPERATORS.items() if isinstance(operator, Sampled)]
 DIMS = {"M": 1024, "N": 384, "K": 1280}
 FEW_GROUPS = (
-    "gemm_mxfp8_out/",
-    "gemm_fp8_blockwise/grouped",
-    "gemm_fp8_blockwise/masked",
-    "gemm_fp8_blockwise/k",
-)
+    "gemm_mxfp8_out/", "gemm_fp8_blockwise/grouped", "gemm_fp8_blockwise/masked", "gemm_fp8_blockwise/k",
+)  # fmt: skip
 """Of operators whose groups are as many as their names say, small ones are sampled in tests of their own."""
 
 
 class Given:
     """Elements, some operands of which are what they are said to be."""
 
-    def __init__(self, elements: Elements, known: dict[str, np.ndarray]) -> None:
+    def __init__(self, elements, known):
         self._elements, self._known = elements, known
 
-    def at(self, operand: str, *axes: np.ndarray) -> np.ndarray:
+    def at(self, operand, *axes):
         if operand in self._known:
             return self._known[operand][np.ix_(*axes)]
         return self._elements.at(operand, *axes)
@@ -69,7 +66,7 @@ def test_a_sample_of_mx_outputs_is_what_the_oracle_says(recipe):
     agrees(operator, workload, known, least=0.999)
 
 
-def agrees(operator: Sampled, workload: Workload, known: dict[str, np.ndarray], least: float = 1.0) -> None:
+def agrees(operator, workload, known, least=1.0):
     """Float64 references to 12 digits, payloads and scales bit for bit, all but a share where ``least`` says so."""
     assert isinstance(operator, Operator)
     shapes = {spec.name: spec.shape for spec in operator.inputs(workload)}

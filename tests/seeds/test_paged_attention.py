@@ -1,15 +1,10 @@
 """Ragged paged decode: right whatever lengths and tables, wrong twins fail, timed as its lengths say."""
 
-import types
-
-import jax
-import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
+from testkit.seeds.pallas_interpreter import edited, readings
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Verdict
-from tilewright.fitness.gates import read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import KnownOperands, SeedKernel, Suite, Workload
 from tilewright.seeds.paged_attention.operator import operators
@@ -21,15 +16,7 @@ SOURCE = OPERATOR.kernels["plain"].source
 
 
 def reading(params, kind, source=SOURCE):
-    inputs = OPERATOR.make_inputs(SHAPE, 5, kind)
-    space = Space.from_source(source, [dict(SHAPE.dims)])
-    whole = {**space.defaults, **params}
-    assert space.violations(whole) == []
-    module = types.ModuleType("kernel")
-    exec(compile(source, "kernel.py", "exec"), module.__dict__)
-    with pltpu.force_tpu_interpret_mode(True):
-        out = np.asarray(jax.jit(module.build(whole))(*inputs.values()))
-    (found,) = read_gates(OPERATOR.gates, {"out": out}, OPERATOR.oracle(SHAPE, inputs), kind)
+    (found,) = readings(OPERATOR, SHAPE, source, params, kind, how=True).values()
     return found
 
 
@@ -44,8 +31,7 @@ def test_every_kind_of_lengths(number, kind):
     [("token < left,", "token < left + 1,"), ("tables[b, jnp.minimum", "tables[0, jnp.minimum")],
 )
 def test_wrong_twins_fail(before, after):
-    assert before in SOURCE
-    assert not reading({}, "randn", SOURCE.replace(before, after)).passed
+    assert not reading({}, "randn", edited(SOURCE, before, after)).passed
 
 
 def test_a_kernel_reads_the_pages_of_its_workload():

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from testkit.seeds.triton_station import interpreter, objection
+from testkit.seeds.triton_station import objection
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators as blockwise
 from tilewright.seeds.gemm_mxfp8_out.operator import operators as mxfp8_out
 from tilewright.seeds.gridquant.operator import operators as gridquant
@@ -25,15 +25,8 @@ SWAPPED = {"block_k": 256, "block_n": 64, "swap": True}
 RAGGED = {"rows": Workload("w", {"M": 37, "K": 96}), "columns": Workload("w", {"M": 96, "K": 96})}
 
 
-def shape_of(recipe: str) -> Workload:
+def shape_of(recipe):
     return RAGGED["columns" if CASTS[recipe].constants["by_columns"] else "rows"]
-
-
-@pytest.fixture(scope="module")
-def station():
-    made = interpreter()
-    yield made
-    made.close()
 
 
 SCALED = Workload("w", {"M": 40, "N": 72, "K": 256})
@@ -61,16 +54,10 @@ RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     (BLOCKWISE["quant_1x128"], "quant_rows", Workload("w", {"M": 200, "K": 384}), "spread", {}),
     (BLOCKWISE["quant_128x128"], "quant_blocks", Workload("w", {"M": 256, "K": 384}), "zero_blocks", {}),
     (BLOCKWISE["quant_dual"], "quant_dual_plain", Workload("w", {"M": 256, "K": 384}), "spread", {}),
-    (
-        BLOCKWISE["quant_128x128_dual"],
-        "quant_blocks_dual_plain",
-        Workload("w", {"M": 256, "K": 384}),
-        "spread",
-        {},
-    ),
+    (BLOCKWISE["quant_128x128_dual"], "quant_blocks_dual_plain", Workload("w", {"M": 256, "K": 384}), "spread", {}),
     (BLOCKWISE["step"], "plain", Workload("w", {"M": 128, "N": 256, "K": 384}), "spread", {}),
     *((EVERY[f"gemm_{form}"], "", SCALED, "spread", TILES) for form in ("mxfp8", "mxfp4", "nvfp4")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -78,14 +65,7 @@ RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     RIGHT,
     ids=[f"{row[0].name} {row[1]} {row[3]} {row[4] or ''}" for row in RIGHT],
 )
-def test_seeds_are_right(
-    operator,
-    kernel,
-    workload,
-    kind,
-    params,
-    station,
-):
+def test_seeds_are_right(operator, kernel, workload, kind, params, station):
     assert objection(station, operator, workload, kind, kernel=kernel or None, params=params) is None
 
 
@@ -136,17 +116,7 @@ WRONG: list[tuple[Operator, str, Workload, str, dict[str, Any], str, str, str]] 
     WRONG,
     ids=[f"{row[0].name} {row[1]} {row[6]}" for row in WRONG],
 )
-def test_wrong_twins_are_refused(
-    operator,
-    kernel,
-    workload,
-    kind,
-    params,
-    old,
-    new,
-    why,
-    station,
-):
+def test_wrong_twins_are_refused(operator, kernel, workload, kind, params, old, new, why, station):
     seed = operator.kernels[kernel or next(iter(operator.kernels))]
     assert old in seed.source
     twin = seed.source.replace(old, new) if old else seed.source

@@ -14,6 +14,7 @@ import pytest
 import testkit
 from testkit import ROOT
 from testkit.evaluations import failed
+from testkit.spaces.tables import AtOnce
 from tilewright.evolve import run
 from tilewright.evolve.campaign.operator_check import check_operator
 from tilewright.evolve.cli import main
@@ -66,6 +67,8 @@ def answer(tmp_path, capsys, text):
         ("suite: huge", "tiny"),
         ("budgets: {}", "did you mean 'budget'"),
         ("seeds: [nope]", "tiled"),
+        ("workers: {address: '127.0.0.1:1'}", "workers: the Ray cluster at"),
+        ("search: {proposers: []}", "search.proposers"),
     ],
 )
 def test_a_configuration_is_refused_in_one_sentence(tmp_path, capsys, change, named):
@@ -73,6 +76,23 @@ def test_a_configuration_is_refused_in_one_sentence(tmp_path, capsys, change, na
     kept = "\n".join(line for line in CAMPAIGN.splitlines() if not line.startswith(f"{key}:"))
     code, said = answer(tmp_path, capsys, f"{kept}\n{change}\n")
     assert code == 2 and named in said, said
+
+
+class Failing(AtOnce):
+    """A pool whose every answer is wrong."""
+
+    slots, thread_cpu_seconds = 1, 0.0
+
+    def start(self): ...
+
+    def evaluate(self, job):
+        return failed(job.genome)
+
+
+def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "make_pool", lambda *_: Failing())
+    code, said = answer(tmp_path, capsys, CAMPAIGN)
+    assert code == 2 and "tiled fails its own gate: incorrect at check, 12 dB" in said
 
 
 OPERATORS = {
@@ -218,12 +238,14 @@ def test_what_was_paid_for_is_kept_when_the_disk_is_full(tmp_path, capsys, monke
 def test_what_cannot_be_read_or_written_is_one_sentence(tmp_path, capsys, monkeypatch):
     home = ["--home", str(tmp_path / "home")]
     long = ["--home", str(tmp_path / ("a" * 5000)), "status"]
-    escape = "x\x1b[31mred"
+    escape, campaign = "x\x1b[31mred", tmp_path / "campaign.yaml"
+    campaign.write_text(CAMPAIGN)
     for arguments, named in (
         (["run", "/dev/zero"], "at most"),
         (long, "File name too long"),
         (["tune", f"{escape}.py:f"], "x\\x1b[31mred"),
         (["run", f"{escape}.yaml"], "x\\x1b[31mred"),
+        (["--home", str(campaign), "run", str(campaign)], "home: cannot write"),
     ):
         assert main([*home, *arguments]) == 2
         said = capsys.readouterr().err

@@ -1,21 +1,21 @@
 """The loop: never more than ``lag`` in flight, deterministic by seed, resumable from any instant."""
 
 import dataclasses
-from collections.abc import Collection
 
 import numpy as np
 import pytest
 
 from testkit.evaluations import failed
+from testkit.faults.campaigns import Table
+from testkit.spaces.campaigns import Nowhere
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, judge, plan
 from tilewright.evolve.campaign import loop
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import GATE_EPOCH, Budget, Campaign, Plan, Start, StopReason
-from tilewright.evolve.record.history import Candidate, History, Proposal
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Stage, Verdict
 
 
 @pytest.mark.parametrize("lag", [1, 4, 7])
@@ -27,21 +27,9 @@ def test_which_worker_was_faster_changes_nothing(tmp_path, lag):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
-class Deduplicating(ShuffledEvaluator):
-    """Finds what a campaign's earlier artefacts repeat, as a cascade does."""
-
-    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        job = self.running.pop(int(self.rng.integers(len(self.running))))
-        evaluation = judge(job.genome)
-        if evaluation.artefact in job.known_artefacts:
-            changes = {"verdict": Verdict.DUPLICATE, "fitness": None, "workloads": (), "reason": "known"}
-            evaluation = evaluation.model_copy(update=changes)
-        return [(job.index, evaluation)]
-
-
 def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path):
     for arrival in range(2):
-        evaluator = Deduplicating(np.random.default_rng(arrival))
+        evaluator = Table(np.random.default_rng(arrival))
         assert go(tmp_path / str(arrival), plan(), evaluator) is StopReason.EVALUATIONS
         assert content(tmp_path / str(arrival)) == content(tmp_path / "0")
     with Journal(tmp_path / "0") as journal:
@@ -78,7 +66,7 @@ def test_the_target_ends_it_early_and_deterministically(tmp_path):
 
 def test_a_space_that_runs_dry_ends_the_campaign(tmp_path):
     class Dry(Walk):
-        def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+        def propose(self, history, island, rng):
             return super().propose(history, island, rng) if len(history.candidates) < 5 else None
 
     with Journal(tmp_path / "j", write=True, create=True) as journal:
@@ -95,7 +83,7 @@ def test_a_seed_that_fails_ends_the_campaign(tmp_path):
 
 def test_infrastructure_faults_are_not_the_genomes_and_end_a_hopeless_campaign(tmp_path):
     class Broken(ShuffledEvaluator):
-        def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+        def wait(self, timeout_seconds):
             job = self.running.pop()
             fault = failed(job.genome, Verdict.INFRA_ERROR, stage=Stage.COMPILE, reason="node lost")
             return [(job.index, fault)]
@@ -108,15 +96,11 @@ def test_known_artefacts_are_those_integrated_when_the_job_was_made():
     jobs: list[Job] = []
 
     class Watching(ShuffledEvaluator):
-        def submit(self, job: Job) -> None:
+        def submit(self, job):
             jobs.append(Job(job.index, job.genome, job.seed, frozenset(job.known_artefacts)))
             super().submit(job)
 
-    class Sink:
-        def add_candidate(self, candidate: Candidate) -> None: ...
-        def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
-
-    campaign = Campaign(plan(lag=3), Walk(), Nothing(), Watching(np.random.default_rng(0)), Sink())
+    campaign = Campaign(plan(lag=3), Walk(), Nothing(), Watching(np.random.default_rng(0)), Nowhere())
     campaign.run()
     for job in jobs:
         seen = campaign.history.candidates[job.index].seen
@@ -130,14 +114,14 @@ class Slow(ShuffledEvaluator):
 
     dropped: tuple[int, ...] = ()
 
-    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+    def wait(self, timeout_seconds):
         left = [job for job in self.running if job.index != 4]
         if not left:
             return []
         self.running.remove(left[0])
         return [(left[0].index, judge(left[0].genome))]
 
-    def drop(self, indices: Collection[int]) -> None:
+    def drop(self, indices):
         self.dropped = tuple(indices)
 
 

@@ -11,14 +11,13 @@ from testkit.spaces.tables import Table
 from tilewright.evolve.campaign.convergence import LEAST_EVALUATIONS, Convergence
 from tilewright.evolve.campaign.loop import Budget, StopReason
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import Evaluation
 
 
-def evaluation(seconds: float | None) -> Evaluation:
+def evaluation(seconds):
     return failed() if seconds is None else passed("g", figures(seconds=seconds), fitness=1.0 / seconds)
 
 
-def after(*seconds: float | None, floor: float = 0.0) -> Convergence:
+def after(*seconds, floor=0.0):
     told = Convergence({"w": {"mxu": floor, "vector_two_ops": 5.0}} if floor else None)
     for each in seconds:
         told.add(evaluation(each))

@@ -19,11 +19,11 @@ SHAPES = {name: Workload(name, {"M": m, "N": 4096, "K": 4096}) for name, m in
           (("small", 1024), ("middle", 8192), ("large", 65536))}  # fmt: skip
 
 
-def comparison(times: dict[str, dict[str, float]], noise: float = 0.001) -> Comparison:
+def comparison(times, noise=0.001):
     """Rounds around these seconds, by genome and workload."""
     rng = np.random.default_rng(1)
 
-    def rounds(seconds: float) -> list[list[float]]:
+    def rounds(seconds):
         return [[seconds * (1 + noise * rng.standard_normal()) for _ in range(3)] for _ in range(6)]
 
     first = next(iter(times))

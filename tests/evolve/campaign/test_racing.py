@@ -12,22 +12,20 @@ from testkit.evaluations import candidate, failed, figures, passed
 from testkit.spaces.tables import AtOnce
 from tilewright.evolve.campaign.conclusion import contenders
 from tilewright.evolve.campaign.config import Order
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.campaign.racing import LEAST_RECORDS, Racing
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import History
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.score import geometric_mean
 from tilewright.seeds.operator import Workload
 from tilewright.workers.cascade.common_stages import RaceStage
-from tilewright.workers.request import Failure, Findings, Request
+from tilewright.workers.request import Findings, Request
 
 KERNEL = '"""made up"""\n'
 SPACE = Space({name: tuple(range(6)) for name in "abcd"}, {})
@@ -48,18 +46,18 @@ class Suite(AtOnce):
     slots: int = 1
     spent: dict[int, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         rng = np.random.default_rng(self.seed)
         effects = rng.normal(0, 0.2, (4, 6, 1)) + rng.normal(0, self.apart, (4, 6, self.count))
         self._effects, self._base = effects, rng.normal(0, 1, self.count)
         self.workloads = tuple(f"w{n}" for n in range(self.count))
 
-    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+    def wait(self, timeout_seconds):
         if self.die_after is not None and len(self.spent) >= self.die_after:
             raise KeyboardInterrupt
         return super().wait(timeout_seconds)
 
-    def evaluate(self, job: Job) -> Evaluation:
+    def evaluate(self, job):
         point = [int(job.genome.params[name]) for name in "abcd"]
         logs = self._base + sum(self._effects[axis][place] for axis, place in enumerate(point))
         seconds = dict(zip(self.workloads, np.exp(logs).tolist(), strict=True))
@@ -86,14 +84,14 @@ class Reading:
     seconds: dict[str, float]
     stage: Stage = Stage.MEASURE
 
-    def run(self, request: Request, found: Findings) -> Failure | None:
+    def run(self, request, found):
         for workload in request.measured:
             read = figures(workload.id, self.seconds[workload.id], diagnosis={"relative_error": 0.0})
             found.figures.append(read)
         return None
 
 
-def search(path: Path, suite: Suite, **plan) -> Campaign:
+def search(path, suite, **plan):
     archive = Archive(2, 20)
     searcher = Portfolio(
         [ParameterProposer(archive, lambda source: SPACE), SurrogateProposer(archive, lambda source: SPACE)]
@@ -113,7 +111,7 @@ def search(path: Path, suite: Suite, **plan) -> Campaign:
     return campaign
 
 
-def stopped(history: History) -> list[str]:
+def stopped(history):
     return [c.genome.id for c, e in history.evaluated if e.verdict is Verdict.OUTPACED]
 
 

@@ -8,7 +8,6 @@ import pytest
 from testkit.spaces.campaigns import Setting, table_campaign
 from testkit.spaces.tables import SPACES, read_table, read_tables
 from tilewright.evolve.campaign.transfer import Earlier, leads_of, read_earlier, records_of, related
-from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
@@ -35,7 +34,7 @@ def home(tmp_path, shapes):
     return tmp_path
 
 
-def sequence(history: History) -> list[str]:
+def sequence(history):
     return [candidate.genome.id for candidate in history.candidates]
 
 
@@ -65,7 +64,7 @@ def test_only_what_this_space_knows_is_taken_over_and_only_relative_to_its_campa
 
 
 def test_a_home_offers_what_it_finished_of_the_same_source_or_operator(home, shapes):
-    def found(operator: str, target: str, *sources: str) -> tuple[str, ...]:
+    def found(operator, target, *sources):
         return related(home, operator, target, sources, shapes[1].space_of)
 
     assert found("other", "h200", shapes[1].kernel) == ("first",)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -16,9 +15,9 @@ from mlflow.exceptions import MlflowException
 
 from testkit.sample_campaign import HOSTILE, SampleCampaign, write_sample
 from tilewright.evolve.mlflow_mirror import process as mirror_process
-from tilewright.evolve.mlflow_mirror.content import RunContent, candidate_run
+from tilewright.evolve.mlflow_mirror.content import candidate_run
 from tilewright.evolve.mlflow_mirror.writer import Mirror
-from tilewright.evolve.record.history import Candidate
+from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.journal import Journal
 
 
@@ -47,7 +46,7 @@ def settings():
         yield
 
 
-def runs_of(uri: str, campaign: str) -> tuple[Any, dict[int, Any]]:
+def runs_of(uri, campaign):
     """(the campaign's run, its children by candidate); fails on duplicates."""
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("tilewright/gemm_fp8_fused/g512/tpu7x")
@@ -61,7 +60,7 @@ def runs_of(uri: str, campaign: str) -> tuple[Any, dict[int, Any]]:
     return parent, children
 
 
-def check_whole(uri: str, journal_path: Path) -> tuple[Any, dict[int, Any]]:
+def check_whole(uri, journal_path):
     """MLflow holds every evaluation of the journal once, complete, and the campaign's curve."""
     client = MlflowClient(uri)
     with Journal(journal_path) as journal:
@@ -99,18 +98,18 @@ def check_whole(uri: str, journal_path: Path) -> tuple[Any, dict[int, Any]]:
     return parent, children
 
 
-def parent_numbers(candidate: Candidate, candidates: dict[int, Candidate]) -> list[int]:
+def parent_numbers(candidate, candidates):
     return [i for i, other in candidates.items() if other.genome.id in candidate.parents]
 
 
-def catch_up(journal_path: Path, uri: str) -> bool:
+def catch_up(journal_path, uri):
     follower = mirror_process.Follower(
         journal_path, uri, journal_path.parents[2] / mirror_process.ARTIFACTS, None
     )
     return follower.run()
 
 
-def text_of(uri: str, run_id: str, name: str, folder: Path) -> str:
+def text_of(uri, run_id, name, folder):
     return Path(MlflowClient(uri).download_artifacts(run_id, name, str(folder))).read_text(encoding="utf-8")
 
 
@@ -120,12 +119,9 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
     parent, children = check_whole(uri, journal_path)
     assert parent.info.status == "FINISHED"
     expected = {
-        "tilewright.state": "finished",
-        "toolchain.libtpu": "0.0.51",
-        "target_kind": "modelled",
-        "system.cores": "2",
-        "mlflow.source.git.commit": "0123abcd",
-    }
+        "tilewright.state": "finished", "toolchain.libtpu": "0.0.51", "target_kind": "modelled",
+        "system.cores": "2", "mlflow.source.git.commit": "0123abcd",
+    }  # fmt: skip
     assert expected.items() <= parent.data.tags.items()
     note = parent.data.tags["mlflow.note.content"]
     assert note.startswith("The winner takes **") and "at 4096x4096x4096 (tpu7x, modelled). It is " in note
@@ -134,13 +130,8 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
     assert "| winner, 4096x4096x4096&emsp; |" in note
     files = {f.path for f in MlflowClient(uri).list_artifacts(parent.info.run_id)}
     pages = {
-        "report.html",
-        "lineage.html",
-        "convergence.svg",
-        "lineage.svg",
-        "winner.py",
-        "winner.params.json",
-    }
+        "report.html", "lineage.html", "convergence.svg", "lineage.svg", "winner.py", "winner.params.json",
+    }  # fmt: skip
     assert files == pages
     assert parent.inputs.dataset_inputs[0].dataset.name == "quickstart"
     assert "ref_us_modelled/final.4096x4096x4096.winner" in parent.data.metrics
@@ -171,14 +162,14 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
     assert _database(uri, journal_path.parent.name) == before, "writing it twice changes nothing"
 
 
-def sample_at(path: Path, count: int) -> SampleCampaign:
+def sample_at(path, count):
     path.parent.mkdir(parents=True, exist_ok=True)
     sample = SampleCampaign(path, path.parent.name)
     sample.grow(count)
     return sample
 
 
-def _database(uri: str, campaign: str) -> list[Any]:
+def _database(uri, campaign):
     """Every row of MLflow's tables about a campaign's runs."""
     chosen = "SELECT run_uuid FROM tags WHERE key = 'tilewright.campaign' AND value = ?"
     with sqlite3.connect(uri.removeprefix("sqlite:///")) as db:
@@ -191,13 +182,13 @@ def _database(uri: str, campaign: str) -> list[Any]:
 class Unreliable:
     """An MLflow client whose ``nth`` call fails, before or after it was carried out."""
 
-    def __init__(self, client: MlflowClient, nth: int, carried_out: bool) -> None:
+    def __init__(self, client, nth, carried_out):
         self.client, self.left, self.carried_out = client, nth, carried_out
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         method = getattr(self.client, name)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args, **kwargs):
             self.left -= 1
             if self.left == 0 and not self.carried_out:
                 raise MlflowException("connection refused")
@@ -242,7 +233,7 @@ def test_what_mlflow_refuses_is_written_bare_and_an_interruption_is_a_state(jour
     sample.close()
     monkeypatch.setattr("tilewright.evolve.mlflow_mirror.content._key", lambda name: name)
 
-    def content(*arguments: Any) -> RunContent:
+    def content(*arguments):
         made = candidate_run(*arguments)
         if arguments[1].index == 1:
             made.metrics["1: not a name?"] = 1.0
@@ -255,6 +246,31 @@ def test_what_mlflow_refuses_is_written_bare_and_an_interruption_is_a_state(jour
     assert set(children) == {0, 1, 2}
     assert children[1].data.metrics == {} and children[2].data.params
     assert parent.info.status == "KILLED" and parent.data.tags["tilewright.state"] == "interrupted"
+
+
+def test_questions_to_a_model_are_traces(journal_path, uri):
+    sample = sample_at(journal_path, 2)
+    for salt, reply, error in (("1.0", "no code", ""), ("1.1", "good diff", ""), ("2.0", "", "no answer")):
+        asked = {
+            "messages": ({"role": "user", "content": "?"},),
+            "prompt_tokens": 100,
+            "completion_tokens": 50,
+        }
+        sample.journal.add_exchange(
+            salt, Exchange(salt, "m", reply=reply, error=error, salt=salt, **asked).to_json()
+        )
+    sample.close()
+    for _ in range(2):  # writing twice leaves one
+        assert catch_up(journal_path, uri)
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("tilewright/gemm_fp8_fused/g512/tpu7x")
+    found = client.search_traces(locations=[experiment.experiment_id])
+    traces = {f"{t.info.tags['tilewright.candidate']}.{t.info.tags['tilewright.attempt']}": t for t in found}
+    states = {salt: trace.info.state.value for salt, trace in traces.items()}
+    assert len(found) == 3 and states == {"1.0": "OK", "1.1": "OK", "2.0": "ERROR"}
+    (span,) = traces["1.1"].data.spans
+    assert "good diff" in span.outputs["content"] and span.inputs["messages"][-1]["role"] == "user"
+    assert traces["1.1"].info.token_usage["total_tokens"] == 150
 
 
 def test_it_ends_when_its_campaign_was_killed(journal_path, home, uri):
@@ -284,7 +300,7 @@ def test_it_ends_when_its_campaign_was_killed(journal_path, home, uri):
     assert runs_of(uri, journal_path.parent.name)[0].info.status == "RUNNING"
 
 
-def _alive(pid: int) -> bool:
+def _alive(pid):
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:

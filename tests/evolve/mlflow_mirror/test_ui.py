@@ -8,9 +8,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.evolve.record.journal import Journal
 
 
-def campaign(home: Path, name: str = "quickstart-001") -> Path:
+def campaign(home, name="quickstart-001"):
     return home / "campaigns" / name / "journal.sqlite"
 
 
@@ -64,7 +61,7 @@ def test_pages_show_runs_first_unless_the_browser_remembers_another_choice():
     from starlette.responses import HTMLResponse
     from starlette.testclient import TestClient
 
-    async def mlflow(scope: Any, receive: Any, send: Any) -> None:
+    async def mlflow(scope, receive, send):
         known = any(name == b"if-none-match" for name, _ in scope["headers"])
         page = HTMLResponse("<html><head></head></html>", 304 if known else 200, {"etag": "x"})
         await page(scope, receive, send)
@@ -121,7 +118,7 @@ def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path):
     _await(lambda: not _answers(f"{address}/health"))
 
 
-def _read_pages(address: str, view: str) -> None:
+def _read_pages(address, view):
     """The candidates' columns, a candidate with a link to its parent, and the parent with a link back."""
     with browser_page(
         1280, 900, storage={"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true"}
@@ -140,14 +137,14 @@ def _read_pages(address: str, view: str) -> None:
         assert page.get_by_text("Evaluation runs").count() == 0, "a classic page"
 
 
-def _await(true: Callable[[], bool], timeout_seconds: float = 150.0) -> None:
+def _await(true, timeout_seconds=150.0):
     deadline = time.monotonic() + timeout_seconds
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
-def _answers(address: str) -> bool:
+def _answers(address):
     try:
         urllib.request.urlopen(address, timeout=2).close()
     except OSError:

@@ -5,9 +5,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testkit.evaluations import failed, passed
 from tilewright.evolve.mlflow_mirror import view
 from tilewright.evolve.mlflow_mirror.content import CampaignProgress
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Verdict
 
 
 def test_parameters_that_explain_rates_come_first():
@@ -31,27 +32,16 @@ def test_the_view_fits_a_tag_however_many_genes(genes):
 
 
 def test_a_candidate_carries_the_progress_of_its_campaign():
-    def evaluation(fitness: float | None, verdict: Verdict = Verdict.INCORRECT) -> Evaluation:
-        verdict, reason = (Verdict.OK, "") if fitness else (verdict, "gate exact reads 3 dB")
-        common = {"genome": "g", "target": "tpu7x", "suite": "s", "stage": Stage.MEASURE}
-        return Evaluation(**common, verdict=verdict, reason=reason, fitness=fitness)
-
     progress = CampaignProgress("TFLOP/s", "modelled")
-    rates = (None, 200.0, 300.0, 250.0, None)
-    added = [progress.add(evaluation(rate), is_seed=n < 2) for n, rate in enumerate(rates)]
+    made = [failed(), *(passed(fitness=rate) for rate in (200.0, 300.0, 250.0)), failed()]
+    added = [progress.add(evaluation, is_seed=n < 2) for n, evaluation in enumerate(made)]
     assert added[0] == {"progress/evaluation": 1, "progress/failed": 1}
     assert [metrics.get("gain_modelled") for metrics in added] == [None, 1.0, 1.5, 1.25, None]
-    assert progress.gain(evaluation(100.0)) == {"gain_modelled": 0.5}, "of one that ended before the seed"
-    assert [metrics.get("progress/best_tflops_modelled") for metrics in added[1:]] == [
-        200,
-        300,
-        300,
-        300,
-    ]
+    assert progress.gain(passed(fitness=100.0)) == {"gain_modelled": 0.5}, "of one that ended before the seed"
+    best = [metrics.get("progress/best_tflops_modelled") for metrics in added[1:]]
+    assert best == [200, 300, 300, 300]
     assert (added[3]["progress/evaluation"], added[3]["progress/failed"]) == (4, 1)
-    progress.add(evaluation(None, Verdict.DUPLICATE), is_seed=False)
-    progress.add(evaluation(None, Verdict.OUTPACED), is_seed=False)
-    assert progress.campaign_metrics() == {
-        "campaign/evaluations_failed": 2,
-        "campaign/best_tflops_modelled": 300.0,
-    }
+    for verdict in (Verdict.DUPLICATE, Verdict.OUTPACED):
+        progress.add(failed(verdict=verdict), is_seed=False)
+    told = {"campaign/evaluations_failed": 2, "campaign/best_tflops_modelled": 300.0}
+    assert progress.campaign_metrics() == told

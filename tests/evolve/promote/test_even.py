@@ -5,33 +5,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from tilewright.evolve.promote.judge import Judgement, judge
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
+from testkit.evaluations import figures, passed
+from tilewright.evolve.promote.judge import judge
+from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Suite, Workload
 
 SHAPE = Workload("w", {"M": 8})
 
 
-def figures(seconds: float, error: float = 0.05) -> WorkloadFigures:
-    ends = {"seconds_low": seconds * math.exp(-error), "seconds_high": seconds * math.exp(error)}
-    return WorkloadFigures(
-        workload="w",
-        seconds=seconds,
-        tflops=1.0 / seconds,
-        roofline_fraction=0.5,
-        kind=FigureKind.MODELLED,
-        model_version=time_model.VERSION,
-        diagnosis=ends,
-    )
+def modelled(seconds, version=time_model.VERSION):
+    ends = {"seconds_low": seconds * math.exp(-0.05), "seconds_high": seconds * math.exp(0.05)}
+    return figures(seconds=seconds, model_version=version, diagnosis=ends)
 
 
-def judged(ours: float, theirs: float, *, same_source: bool) -> Judgement:
+def judged(ours, theirs, *, same_source):
     """The judgement of a kernel that takes ``ours`` seconds against one that takes ``theirs``."""
 
-    def verified(name: str, seconds: float, source: str):
+    def verified(name, seconds, source):
         genome = SimpleNamespace(id=name, source=source)
-        made = figures(seconds)
+        made = modelled(seconds)
         return SimpleNamespace(
             contender=SimpleNamespace(name=name, genome=genome),
             seconds=lambda workload: [made.seconds],
@@ -66,22 +59,10 @@ def test_promotion_asks_for_a_gain_beyond_the_models_error(gain, same_source, re
 
 
 def test_a_winner_is_even_with_what_lies_in_its_interval():
-    def evaluation(fitness: float) -> Evaluation:
-        made = figures(1.0 / fitness)
-        return Evaluation(
-            genome="g",
-            target="v6e",
-            suite="s",
-            stage=Stage.MEASURE,
-            verdict=Verdict.OK,
-            fitness=fitness,
-            interval=(fitness * 0.95, fitness * 1.05),
-            workloads=(made,),
-        )
+    def evaluation(fitness, *version):
+        interval = (fitness * 0.95, fitness * 1.05)
+        return passed("g", modelled(1.0 / fitness, *version), fitness=fitness, interval=interval)
 
     assert evaluation(100.0).even_with(evaluation(96.0))
     assert not evaluation(100.0).even_with(evaluation(94.0))
-    other = evaluation(96.0).model_copy(
-        update={"workloads": (figures(1 / 96.0).model_copy(update={"model_version": 1}),)}
-    )
-    assert not evaluation(100.0).even_with(other)
+    assert not evaluation(100.0).even_with(evaluation(96.0, 1))

@@ -5,32 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from testkit.promote_campaign import CHILD, OPERATOR, OTHER, SEED, one_sentence, run, write_campaign
+from testkit.promote_campaign import CHILD, OPERATOR, OTHER, SEED, one_sentence, run
 from tilewright.evolve import cli
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.promote import library_writer as library_writer
 from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_commands import collect, rollback
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
-from tilewright.fitness.evaluation import Evaluation
 from tilewright.library import store
-
-
-@pytest.fixture
-def campaign(tmp_path):
-    return write_campaign(tmp_path / "home")
-
-
-@pytest.fixture
-def writer(tmp_path):
-    return LibraryWriter(tmp_path / "library")
-
 
 # -- sabotage ----------------------------------------------------------------------------------------
 
 
-def damage(writer: LibraryWriter, how: str) -> str:
+def damage(writer, how):
     """Damage the current version; words that the report must have."""
     version, _, dispatch = writer.version(OPERATOR)
     folder = writer.place(OPERATOR) / "versions" / version
@@ -71,7 +58,7 @@ def test_sabotage_is_reported_refused_and_never_served(campaign, writer, how, ca
     with pytest.raises(LibraryError, match=words):
         run(campaign, writer, Options(candidate="2"))
 
-    def serve() -> str:
+    def serve():
         folder = writer.kernels
         return store.load_table(OPERATOR, "interpret", folder).choose((256, 256, 512)).kernel.source()
 
@@ -80,7 +67,7 @@ def test_sabotage_is_reported_refused_and_never_served(campaign, writer, how, ca
 
 
 def test_a_promotion_behind_the_back_of_another_is_refused(campaign, writer):
-    def meanwhile(job: Job, evaluation: Evaluation) -> Evaluation:
+    def meanwhile(job, evaluation):
         if job.index == 0 and not writer.root.exists():
             run(campaign, writer, Options(candidate="2"))
         return evaluation
@@ -90,7 +77,7 @@ def test_a_promotion_behind_the_back_of_another_is_refused(campaign, writer):
     assert writer.version(OPERATOR)[1]["targets"]["tpu7x"]["candidates"][0]["genome"] == OTHER.id
 
 
-def _add_many(library: str, process: int) -> None:
+def _add_many(library, process):
     writer = LibraryWriter(Path(library))
     for number in range(5):
         files = {"dispatch.json": b"{}", "kernel.py": f"# {process} {number}\n".encode()}
@@ -119,7 +106,7 @@ def test_a_writer_killed_anywhere_leaves_the_old_state(campaign, writer, after, 
     writes = 0
     real = library_writer._write
 
-    def dying(path: Path, data: bytes) -> None:
+    def dying(path, data):
         nonlocal writes
         writes += 1
         if writes > after:

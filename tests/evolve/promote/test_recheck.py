@@ -11,7 +11,6 @@ from testkit.promote_campaign import (
     OTHER,
     SHAPES,
     FormulaPool,
-    Seconds,
     one_sentence,
     quick_child,
     run,
@@ -21,10 +20,9 @@ from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote import library_commands
 from tilewright.evolve.promote.command import Options
-from tilewright.evolve.promote.library_writer import Finding, LibraryWriter
+from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.recheck import recheck_library
 from tilewright.evolve.promote.warming import add_plans
-from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.library import plan_shelf, store
 from tilewright.library.serving import served
@@ -34,27 +32,21 @@ NEWER = {"jax": "0.11.2", "libtpu": "0.0.60"}
 
 
 @pytest.fixture
-def campaign(tmp_path):
-    return write_campaign(tmp_path / "home")
-
-
-@pytest.fixture
-def writer(tmp_path, campaign):
+def writer(writer, campaign):
     """A library where ``CHILD`` was promoted first and ``OTHER`` serves now."""
-    writer = LibraryWriter(tmp_path / "library")
     run(campaign, writer)
     run(campaign, writer, Options(candidate="2"))
     return writer
 
 
-def with_newer_tools(job: Job, evaluation: Evaluation) -> Evaluation:
+def with_newer_tools(job, evaluation):
     return evaluation.model_copy(update={"toolchain": NEWER})
 
 
-def failing(*genomes: Genome) -> Spoil:
+def failing(*genomes):
     """Answers of these are wrong with the newer tools."""
 
-    def spoil(job: Job, evaluation: Evaluation) -> Evaluation:
+    def spoil(job, evaluation):
         if job.genome not in genomes:
             return with_newer_tools(job, evaluation)
         return evaluation.model_copy(
@@ -67,24 +59,19 @@ def failing(*genomes: Genome) -> Spoil:
 class OneByOne(FormulaPool):
     """Answers one job at a time, so that a kernel's refusal leaves others under way."""
 
-    def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
+    def wait(self, timeout_seconds):
         job = self._waiting.pop(0)
         return [(job.index, self.spoil(job, self._evaluation(job)))]
 
 
-def recheck(
-    writer: LibraryWriter,
-    spoil: Spoil = with_newer_tools,
-    seconds: Seconds = quick_child,
-    target: str = "tpu7x",
-) -> list[Finding]:
+def recheck(writer, spoil=with_newer_tools, seconds=quick_child, target="tpu7x"):
     make = lambda resolved: OneByOne(resolved, seconds, spoil)  # noqa: E731
     found = list(recheck_library(writer, OPERATOR, target, make, lambda line: None))
     assert all(one_sentence(finding.sentence) for finding in found)
     return found
 
 
-def table(writer: LibraryWriter) -> dict[str, str]:
+def table(writer):
     regions = writer.version(OPERATOR)[2]["targets"]["tpu7x"]["regions"]
     return {region["workload"]: region["kernel"] for region in regions}
 
@@ -156,7 +143,7 @@ def test_what_was_promoted_elsewhere_or_changed_meanwhile_is_refused(writer, cam
     with pytest.raises(UserError, match="times nothing"):
         recheck(writer, target="gfx950")
 
-    def meanwhile(job: Job, evaluation: Evaluation) -> Evaluation:
+    def meanwhile(job, evaluation):
         if writer.index(OPERATOR)["history"][-1]["action"] != "rollback":
             library_commands.rollback(writer, OPERATOR, None, None)
         return evaluation
@@ -173,7 +160,7 @@ def test_on_a_device_times_are_those_of_the_comparison(tmp_path):
         name = plan_shelf.pack_name("h200", {"triton": triton})
         add_plans(writer, OPERATOR, name, plan_shelf.packed({}, {"triton": triton}))
 
-    def here(job: Job, evaluation: Evaluation) -> Evaluation:
+    def here(job, evaluation):
         return evaluation.model_copy(update={"toolchain": {"triton": "3.7.1", "device": "NVIDIA H200 NVL"}})
 
     slow, *_, summary = recheck(writer, here, lambda genome, workload: 55e-6, target="h200")

@@ -38,7 +38,7 @@ if __name__ == "__main__":
 """
 
 
-def _operator(reference: str, call: str = "x") -> TakenOperator:
+def _operator(reference, call="x"):
     return TakenOperator(
         "rows/taken", reference, call, (Operand("x", "bfloat16", ("M", "N")),),
         (Result("o0", "bfloat16", ("M", "N"), 40.0),),
@@ -46,7 +46,7 @@ def _operator(reference: str, call: str = "x") -> TakenOperator:
     )  # fmt: skip
 
 
-def _packed(operator: TakenOperator) -> bytes | None:
+def _packed(operator):
     return packed_reference(operator, "./rows/taken")
 
 

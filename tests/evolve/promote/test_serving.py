@@ -2,25 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from testkit.promote_campaign import (
-    CHILD,
-    FAMILY,
-    OPERATOR,
-    one_sentence,
-    run,
-    write_campaign,
-)
-from tilewright.evolve.campaign.evaluator import Job
+from testkit.promote_campaign import CHILD, FAMILY, OPERATOR, one_sentence, run, write_campaign
 from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.verify import Refusal
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.evaluation import Verdict
 
 RULED = "K % block_k == 0"
 SHORT, ODD = "256x256x512", "256x256x768"
@@ -45,13 +35,11 @@ def family(tmp_path):
     return folder
 
 
-def genome(family: Path, **params: int) -> Genome:
+def genome(family, **params):
     return Genome((family / "kernels" / "tiled.py").read_text(), {**CHILD.params, **params})
 
 
-def promoted(
-    family: Path, home: Path, writer: LibraryWriter, target: str = "tpu7x"
-) -> tuple[Path, Genome, Genome]:
+def promoted(family, home, writer, target="tpu7x"):
     """A campaign whose winner, of block_k 512, is in the library; then a candidate that divides every K."""
     winner, other = genome(family), genome(family, block_k=256)
     genomes = (genome(family, block_k=128), winner, other)
@@ -64,7 +52,7 @@ def test_on_a_device_everyone_is_compared_where_it_serves(family, tmp_path):
     writer = LibraryWriter(tmp_path / "library")
     folder, winner, other = promoted(family, tmp_path / "home", writer, "h200")
 
-    def seconds(g: Genome, workload: str) -> float:
+    def seconds(g, workload):
         assert g != winner or workload != ODD, "timed where it does not serve"
         return {winner.id: 5e-5, other.id: 4e-5}.get(g.id, 1e-4)
 
@@ -91,7 +79,7 @@ def test_shapes_of_a_candidate_that_fails_go_to_the_next_best(family, tmp_path):
     folder, winner, other = promoted(family, tmp_path / "home", writer)
     table = tmp_path / "table.json"
 
-    def spoil(failing: Genome) -> Callable[[Job, Evaluation], Evaluation]:
+    def spoil(failing):
         wrong = {"verdict": Verdict.INCORRECT, "reason": "gate exact on outliers: 3.0 dB"}
         return lambda job, found: found.model_copy(update=wrong) if job.genome == failing else found
 
@@ -101,7 +89,7 @@ def test_shapes_of_a_candidate_that_fails_go_to_the_next_best(family, tmp_path):
     options = Options(suite="mixed", table=table, against="whole")
     ours = (third, winner, other)
 
-    def seconds(g: Genome, workload: str) -> float:
+    def seconds(g, workload):
         return 5e-5 if g in ours else 1e-4
 
     judgement = run(folder, writer, options, seconds, spoil(third)).judgement

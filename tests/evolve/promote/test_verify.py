@@ -3,12 +3,9 @@
 import pytest
 
 from testkit.promote_campaign import CHILD, FormulaPool, quick_child, write_campaign
-from tilewright.evolve.campaign.evaluator import Job
-from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.promote.command import Options, promote
 from tilewright.evolve.promote.library_commands import _run_checks
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.fitness.evaluation import Evaluation
 from tilewright.workers.cascade.modelled import ModelledCascade
 
 OPERATOR = "small_gemm/good"
@@ -17,22 +14,16 @@ OPERATOR = "small_gemm/good"
 class CascadePool(FormulaPool):
     """Evaluates in this process, one job after the other."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved):
         super().__init__(resolved, quick_child)
         self._cascade = ModelledCascade(resolved.operator, resolved.target, resolved.suite)
 
-    def _evaluation(self, job: Job) -> Evaluation:
+    def _evaluation(self, job):
         baseline = self.resolved.operator.kernels[job.baseline] if job.baseline else None
         return self._cascade.evaluate(
-            job.genome.id,
-            job.genome.source,
-            job.genome.params,
-            seed=job.seed,
-            scope=job.scope,
-            baseline=baseline,
-            best=job.best,
-            only=job.only,
-        )
+            job.genome.id, job.genome.source, job.genome.params, seed=job.seed, scope=job.scope,
+            baseline=baseline, best=job.best, only=job.only,
+        )  # fmt: skip
 
 
 def test_a_kernel_is_verified_written_and_still_right_without_tilewright(tmp_path):

@@ -6,14 +6,14 @@ from tilewright.evolve.proposers.surrogate.records import SourceRecords, mislead
 from tilewright.evolve.space.space import Space
 
 
-def records(worth, count: int, seed: int, *, earlier: bool = False) -> SourceRecords:
+def records(worth, count, seed, *, earlier=False):
     space = Space({"a": tuple(range(8)), "b": tuple(range(8)), "c": ("x", "y", "z")})
     rows = space.points[np.random.default_rng(seed).choice(len(space.points), count, replace=False)]
     targets = [worth(space.decode(row)) for row in rows]
     return SourceRecords("kernel", space, list(rows), targets, earlier=earlier)
 
 
-def true(p: dict) -> float:
+def true(p):
     return -0.1 * abs(p["a"] - 5) - 0.05 * p["b"] + 0.2 * (p["c"] == "y")
 
 

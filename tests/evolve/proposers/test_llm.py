@@ -2,11 +2,12 @@
 
 import pytest
 
+from testkit.evaluations import candidate
 from tilewright.evolve.proposers.llm.client import TokenBudget
 from tilewright.evolve.proposers.llm.edit import EditError, read_reply
 from tilewright.evolve.proposers.llm.facts import facts_of
 from tilewright.evolve.proposers.llm.prompt import Contract, improve
-from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
+from tilewright.evolve.record.history import History
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
@@ -32,19 +33,11 @@ def build(params):
 @pytest.mark.parametrize(
     ("target", "operator", "told"),
     [
-        (
-            "tpu7x",
-            "gemm_fp8_fused/g512",
-            ["MiB of VMEM", "f8 peak 2307 TFLOP/s", "jax.experimental.pallas.tpu"],
-        ),
-        (
-            "h200",
-            "gemm_fp8_blockwise/gemm_nt",
-            ["132 multiprocessors", "227 KiB", "4.80 TB/s", "triton.language"],
-        ),
+        ("tpu7x", "gemm_fp8_fused/g512", ["MiB of VMEM", "f8 peak 2307 TFLOP/s", "jax.experimental.pallas.tpu"]),
+        ("h200", "gemm_fp8_blockwise/gemm_nt", ["132 multiprocessors", "227 KiB", "4.80 TB/s", "triton.language"]),
         ("gfx950", "gemm_fp8_blockwise/gemm_nt", ["160 KiB of shared memory", "triton.language"]),
     ],
-)
+)  # fmt: skip
 def test_a_model_is_told_the_device_the_gates_and_the_imports(target, operator, told):
     gates = load_operator(operator).gates
     found = "\n".join(facts_of(load_target(target), gates))
@@ -53,15 +46,14 @@ def test_a_model_is_told_the_device_the_gates_and_the_imports(target, operator, 
     bars = [f"{gate.min_db:g} dB" for gate in gates if isinstance(gate, SnrGate)]
     assert bars and all(bar in found for bar in bars)
     contract = Contract("op/r", "C = A", target, ("w",), facts_of(load_target(target), gates))
-    seed = Candidate(0, Genome(SEED, {"tile": 1}), (), Mutation(MutationKind.SEED, "seed", "s"), 0, 0, 0)
-    asked = improve(contract, History(), seed)
+    asked = improve(contract, History(), candidate(0, Genome(SEED, {"tile": 1})))
     assert found in asked[-1]["content"]
 
 
 PARENT = "import math\n\n\ndef build(params):\n    x = 1\n    y = 2\n    x = 1\n    return x\n"
 
 
-def block(search: str, replace: str) -> str:
+def block(search, replace):
     return f"<<<<<<< SEARCH\n{search}=======\n{replace}>>>>>>> REPLACE\n"
 
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from testkit.evaluations import failed, passed
 from tilewright.evolve.proposers.portfolio import FLOOR, Portfolio
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
 
 @dataclass
@@ -16,14 +16,14 @@ class Fixed:
     kind: MutationKind = MutationKind.PARAMETER
     dry: bool = False
 
-    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
+    def propose(self, history, island, rng):
         if self.dry:
             return None
         genome = Genome(self.name, {"x": len(history.candidates)})
         return Proposal(genome, (), Mutation(self.kind, self.name, "next"))
 
 
-def play(portfolio: Portfolio, history: History, rounds: int, worth: dict[str, float]) -> None:
+def play(portfolio, history, rounds, worth):
     """Each proposal raises the best by its proposer's ``worth``; a negative worth fails."""
     for _ in range(rounds):
         index = len(history.candidates)
@@ -32,19 +32,10 @@ def play(portfolio: Portfolio, history: History, rounds: int, worth: dict[str, f
         candidate = Candidate(index, proposal.genome, (), proposal.mutation, 0, 0)
         history.propose(candidate)
         gain = worth[proposal.mutation.proposer]
-        best = history.best[1].fitness if history.best else None
-        ok = gain >= 0
-        evaluation = Evaluation(
-            genome=proposal.genome.id,
-            target="t",
-            suite="s",
-            stage=Stage.MEASURE if ok else Stage.COMPILE,
-            verdict=Verdict.OK if ok else Verdict.COMPILE_ERROR,
-            reason="" if ok else "no",
-            fitness=(best or 100.0) * (1 + gain) if ok else None,
-            wall_seconds=float(np.random.default_rng().random()),
-        )
-        history.integrate(candidate, evaluation)
+        best = history.best[1].fitness if history.best else 100.0
+        wall = {"wall_seconds": float(np.random.default_rng().random())}
+        made = passed(proposal.genome, fitness=best * (1 + gain), **wall) if gain >= 0 else failed(**wall)
+        history.integrate(candidate, made)
 
 
 def test_credit_follows_who_improves_and_changes_sides():

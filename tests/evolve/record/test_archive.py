@@ -4,13 +4,9 @@ import numpy as np
 
 from testkit.evaluations import candidate, failed, figures, passed
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate
-from tilewright.fitness.evaluation import Evaluation
 
 
-def entry(
-    index: int, fitness: float | None, cell: str = "c", island: int = 0, seconds: float = 1.0
-) -> tuple[Candidate, Evaluation]:
+def entry(index, fitness, cell="c", island=0, seconds=1.0):
     found = candidate(index, island=island)
     if fitness is None:
         return found, failed(found.genome, descriptors={"kind": cell})

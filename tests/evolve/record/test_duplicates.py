@@ -1,13 +1,11 @@
 """What is presumed to compile alike, and what makes the presumption go away."""
 
-from collections.abc import Mapping
-
 import pytest
 
 from testkit.evaluations import candidate, passed
 from tilewright.evolve.record.duplicates import OFTEN, VERIFIED, is_verified
 from tilewright.evolve.record.history import History, MutationKind
-from tilewright.evolve.space.genome import Genome, Value
+from tilewright.evolve.space.genome import Genome
 
 HINT = "triton_cache_hint: consume: {} on gl.load(after)"
 
@@ -19,18 +17,18 @@ class Compiler:
     ``piped``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.history = History()
 
-    def genome(self, source: str, **params: Value) -> Genome:
+    def genome(self, source, **params):
         return Genome(source, {"early": False, "piped": False, "stages": 1, "block": 64, **params})
 
-    def artefact(self, source: str, params: Mapping[str, Value]) -> str:
+    def artefact(self, source, params):
         hint = source != "plain" and params["early"]
         stages = params["stages"] if params["piped"] else 0
         return f"{hint and source} {params['block']} {params['early']} {stages}"
 
-    def add(self, genome: Genome, parent: Genome | None = None, detail: str = "") -> None:
+    def add(self, genome, parent=None, detail=""):
         kind = MutationKind.REWRITE if parent else MutationKind.PARAMETER
         parents = (parent.id,) if parent else ()
         place = len(self.history.candidates)
@@ -39,7 +37,7 @@ class Compiler:
         artefact = self.artefact(genome.source, genome.params)
         self.history.integrate(made, passed(genome, artefact=artefact))
 
-    def passed_over(self, source: str, **params: Value) -> bool:
+    def passed_over(self, source, **params):
         """Whether so at a point that is none of those verified; blocks stand for all that has no part in it."""
         return self.history.tried(self.genome(source, **params))
 
@@ -54,9 +52,7 @@ def compiler():
     return Compiler()
 
 
-def test_sources_that_compiled_alike_are_presumed_to_at_points_that_one_was_tried_at(
-    compiler,
-):
+def test_sources_that_compiled_alike_are_presumed_to_at_points_that_one_was_tried_at(compiler):
     for block in range(OFTEN):
         compiler.add(compiler.genome("plain", block=block))
         assert not compiler.passed_over("hinted", block=block), "too little is known of it"
@@ -92,9 +88,7 @@ def test_values_of_a_parameter_that_did_not_matter_are_one(compiler):
     assert not compiler.passed_over("plain", block=256, stages=3), "another block is another kernel"
 
 
-def test_an_edit_that_changed_nothing_is_presumed_to_change_nothing_where_it_is_near(
-    compiler,
-):
+def test_an_edit_that_changed_nothing_is_presumed_to_change_nothing_where_it_is_near(compiler):
     parent, detail = compiler.genome("plain"), HINT.format("evict_last")
     compiler.add(parent)
     for number in range(OFTEN):

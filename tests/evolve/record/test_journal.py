@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from testkit.evaluations import candidate, failed
 from tilewright.evolve.errors import JournalError
-from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 
@@ -17,7 +16,7 @@ values = st.one_of(
 )
 
 
-def made(index: int, params: dict | None = None, source: str = "x = 1\n") -> Candidate:
+def made(index, params=None, source="x = 1\n"):
     genome = Genome(source, {**(params or {}), "i": index})
     return candidate(
         index, genome, parents=("p",), detail="tile 1 -> 2", generation=3, island=1, seen=index // 2

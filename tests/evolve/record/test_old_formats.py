@@ -1,8 +1,6 @@
 """Journals and library versions written by version 0.1, before the packages had one name, open and go on."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ from tilewright.fitness.tpu import time_model
 JOURNALS = FIXTURES / "journals"
 
 
-def opened(name: str, home: Path) -> tw.RecordedCampaign:
+def opened(name, home):
     folder = home / "campaigns" / name
     folder.mkdir(parents=True)
     shutil.copy(JOURNALS / f"{name}.sqlite", folder / "journal.sqlite")
@@ -36,7 +34,7 @@ def test_a_stopped_campaign_of_another_time_model_is_read_and_not_mixed(tmp_path
     assert campaign.state != "finished" and campaign.history
     written, search = Journal.meta, {"proposers": ["local_search"]}  # which version 0.1 had
 
-    def meta(self: Journal, key: str, default: Any = None) -> Any:
+    def meta(self, key, default=None):
         return (
             written(self, key, default) | {"search": search}
             if key == "config"

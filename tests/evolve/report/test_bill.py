@@ -5,25 +5,16 @@ from dataclasses import asdict
 
 import pytest
 
+from testkit.evaluations import candidate, figures, passed
 from tilewright.evolve.mlflow_mirror.content import cost_line, cost_metrics, model_tags
 from tilewright.evolve.proposers.llm.client import Exchange
-from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.report.data import load
 from tilewright.evolve.show.summary import status_lines
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict, WorkloadFigures
-
-
-def evaluation(genome: Genome, seconds: float, **spent: float) -> Evaluation:
-    figures = WorkloadFigures(
-        workload="w", seconds=seconds, tflops=1 / seconds, roofline_fraction=0.1, kind=FigureKind.MEASURED
-    )
-    return Evaluation(
-        genome=genome.id, target="h200", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1 / seconds,
-        workloads=(figures,), spent=spent,
-    )  # fmt: skip
+from tilewright.fitness.evaluation import FigureKind
 
 
 @pytest.fixture
@@ -38,20 +29,16 @@ def journal(tmp_path):
         journal.set_meta("config", {"prices": prices})
         journal.add_event("started")
         for index, (seconds, kind) in enumerate([(4.0, MutationKind.SEED), (2.0, MutationKind.PARAMETER)]):
-            genome = Genome("kernel", {"a": index})
-            journal.add_candidate(Candidate(index, genome, (), Mutation(kind, kind.value, ""), 0, 0, 0))
-            made = evaluation(genome, seconds, compile=1.0, measure=2.0, device=1.5, cpu=5.0)
-            journal.add_evaluation(index, made)
+            made = candidate(index, Genome("kernel", {"a": index}), kind=kind)
+            journal.add_candidate(made)
+            timed = figures(seconds=seconds, kind=FigureKind.MEASURED)
+            told = {"target": "h200", "fitness": 1 / seconds}
+            spent = {"compile": 1.0, "measure": 2.0, "device": 1.5, "cpu": 5.0}
+            journal.add_evaluation(index, passed(made.genome, timed, spent=spent, **told))
         asked = ({"role": "user", "content": "?"},)
-        made = Candidate(2, Genome("kernel", {"a": 2}), (), Mutation(MutationKind.LLM, "llm", ""), 1, 0, 0)
-        journal.add_candidate(made)
-        for key, error, tokens in (
-            ("2.0", "", 300_000),
-            ("2.1", "", 400_000),
-            ("3.0", "", 300_000),
-            ("4.0", "401", 0),
-        ):
-            exchange = Exchange(key, "model", asked, "!", error, tokens, 0, key)
+        journal.add_candidate(candidate(2, Genome("kernel", {"a": 2}), kind=MutationKind.LLM, proposer="llm"))
+        for key, error, tokens in (("2.0", "", 3), ("2.1", "", 4), ("3.0", "", 3), ("4.0", "401", 0)):
+            exchange = Exchange(key, "model", asked, "!", error, tokens * 100_000, 0, key)
             journal.add_exchange(key, json.dumps(asdict(exchange)))
         journal.add_event(SPENT, cpu_seconds=10.0, device_seconds=2.0)
         yield journal
@@ -69,15 +56,8 @@ def test_it_adds_up_and_prices_what_was_recorded(journal, tmp_path):
     }.items() <= bill.rows().items()
     used = "1 000 000, 4 questions: 1 candidate (400 000 tokens, 4.00 EUR), of which 0 passed every gate"
     assert bill.rows()["tokens"] == f"{used}; 2 refused and 1 unanswered (600 000 tokens, 6.00 EUR)"
-    tags = {
-        "accepted": "1",
-        "passed": "0",
-        "refused": "2",
-        "failed": "1",
-        "tokens": "1000000",
-        "cost": "10.00 EUR",
-    }
-    assert model_tags(data) == {f"llm.{name}": value for name, value in tags.items()}
+    tags = {"accepted": "1", "passed": "0", "refused": "2", "failed": "1", "tokens": "1000000"}
+    assert model_tags(data) == {f"llm.{k}": v for k, v in tags.items()} | {"llm.cost": "10.00 EUR"}
     expected = {
         "bill/money_EUR": 17.0,
         "bill/gained_percent_measured": 100.0,

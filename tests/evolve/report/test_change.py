@@ -1,13 +1,13 @@
 """What turned the seed into the winner: rewrites by rule, parameters, a short diff that is safe on a terminal."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from testkit.evaluations import candidate
 from testkit.sample_campaign import DEFAULTS, SOURCE, SampleCampaign
-from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
-from tilewright.evolve.report.change import TERMINAL_LINES, WinnerChange, winner_change
+from tilewright.evolve.record.history import MutationKind
+from tilewright.evolve.report.change import TERMINAL_LINES, winner_change
 from tilewright.evolve.report.data import load
 from tilewright.evolve.report.html import render
 from tilewright.evolve.show.summary import closing_lines
@@ -32,10 +32,8 @@ LINES: dict[str, tuple[list[Step], list[str]]] = {
         ],
         [
             "The winner, candidate 2, changes source and parameters of seed naive:",
-            "  rewrites: cache_operand -> hoist_scale",
-            "  parameters: skew 0 -> 2, slots = 2 (new)",
-            "   def quantise(tile):",
-            "  -    scale = jnp.max(jnp.abs(tile), axis=1, keepdims=True) / 448.0",
+            "  rewrites: cache_operand -> hoist_scale", "  parameters: skew 0 -> 2, slots = 2 (new)",
+            "   def quantise(tile):", "  -    scale = jnp.max(jnp.abs(tile), axis=1, keepdims=True) / 448.0",
             "  -    return tile / scale, scale",
             "  +    scale = jnp.max(jnp.abs(tile), axis=1, keepdims=True) * (1 / 448.0)",
             "  +    return tile * (1 / scale), scale",
@@ -48,8 +46,7 @@ LINES: dict[str, tuple[list[Step], list[str]]] = {
             ((1, 2), CROSSOVER, "crossover of #1 and #2", CACHED, {"skew": 2}),
         ],
         [
-            "The winner, candidate 3, changes source and parameters of seed naive:",
-            "  rewrites: cache_operand",
+            "The winner, candidate 3, changes source and parameters of seed naive:", "  rewrites: cache_operand",
             "  parameters: skew 0 -> 2",
         ],
     ),
@@ -61,10 +58,10 @@ LINES: dict[str, tuple[list[Step], list[str]]] = {
         [((0,), REWRITE, "unroll: by 60", LONG, {})],
         ["  +line_0 = 0", "  … 33 more lines: tilewright report quickstart-001"],
     ),
-}
+}  # fmt: skip
 
 
-def change_of(path: Path, steps: list[Step]) -> WinnerChange:
+def change_of(path, steps):
     """The change of a campaign whose last candidate is the winner."""
     sample = SampleCampaign(path)
     sample.grow(1)
@@ -73,9 +70,7 @@ def change_of(path: Path, steps: list[Step]) -> WinnerChange:
     for index, (parents, kind, detail, source, params) in enumerate(steps, 1):
         genome = Genome(source, {**DEFAULTS, **params})
         origin = tuple(line[n].id for n in parents)
-        sample.journal.add_candidate(
-            Candidate(index, genome, origin, Mutation(kind, "test", detail), index, 0)
-        )
+        sample.journal.add_candidate(candidate(index, genome, parents=origin, kind=kind, detail=detail))
         better = evaluation.model_copy(update={"genome": genome.id, "fitness": 1e3 * (index + 1)})
         sample.journal.add_evaluation(index, better)
         line.append(genome)

@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from testkit.evaluations import candidate
 from testkit.sample_campaign import SampleCampaign
-from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.report.charts import Axis, convergence_svg
 from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
-from tilewright.evolve.report.data import CampaignData, ancestry, load
+from tilewright.evolve.report.data import ancestry, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.evolve.report.lineage import lineage_svg
 from tilewright.evolve.report.roofline import roofline, roofline_svg
-from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import load_target
 
 
-def words(markup: str) -> str:
+def words(markup):
     return " ".join(ET.fromstring(markup).itertext())
 
 
@@ -46,19 +47,19 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data):
 def test_every_ancestor_has_a_row_and_every_failure_a_tick(data):
     assert data.winner is not None
     picture = lineage_svg(data, data.winner)
-    for candidate in ancestry(data, data.winner):
-        assert f"#{candidate.index}  " in picture
+    for member in ancestry(data, data.winner):
+        assert f"#{member.index}  " in picture
     failed = sum(point.evaluation.failed for point in data.points)
     path = re.search(r'<path d="([^"]*)" class="fails"', convergence_svg(data))
     assert path is not None and path[1].count("M") == failed > 0
 
 
-def step(sample: SampleCampaign, kind: MutationKind, who: str, detail: str, factor: float | None) -> None:
+def step(sample, kind, who, detail, factor):
     """One more candidate from the seed, ``factor`` as fit as it; None fails."""
     parent, evaluation = sample.passed[0]
     genome = replace(parent.genome, params={**parent.genome.params, "number": sample.index})
-    candidate = Candidate(sample.index, genome, (parent.genome.id,), Mutation(kind, who, detail), 1, 0)
-    sample.journal.add_candidate(candidate)
+    step = {"kind": kind, "proposer": who, "detail": detail}
+    sample.journal.add_candidate(candidate(sample.index, genome, parents=(parent.genome.id,), **step))
     update: dict[str, object] = {"genome": genome.id, "fitness": (evaluation.fitness or 0) * (factor or 0)}
     if factor is None:
         update |= {"fitness": None, "verdict": Verdict.INCORRECT, "reason": "30 dB", "workloads": ()}
@@ -87,10 +88,10 @@ def test_rules_and_proposers_share_the_credit_of_their_records(tmp_path):
     assert rules == {"hoist_scale": (1, 0, pytest.approx(0.25)), "split_k": (3, 1, pytest.approx(0.25))}
 
 
-def with_figures(data: CampaignData, **update: object) -> CampaignData:
+def with_figures(data, **update):
     """The final figures with ``update``, and none of the suite."""
 
-    def updated(e: Evaluation) -> Evaluation:
+    def updated(e):
         return e.model_copy(update={"workloads": tuple(w.model_copy(update=update) for w in e.workloads)})
 
     final = {name: updated(e) for name, e in data.references["final"].items()}

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testkit.browser import browser_page, missing_browser
+from testkit.evaluations import candidate, passed
 from testkit.sample_campaign import HOSTILE, SampleCampaign
-from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
+from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import Point, load
 from tilewright.evolve.report.html import render, write_report
 from tilewright.evolve.report.lineage import lineage_svg
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Stage
 
 VOID = {"meta", "br", "img"}
 
@@ -25,22 +26,22 @@ VOID = {"meta", "br", "img"}
 class Checker(HTMLParser):
     """Collects elements and attributes, and that every element is closed in order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
         self.open.pop()
 
 
-def check(page: str) -> Checker:
+def check(page):
     checker = Checker()
     checker.feed(page)
     checker.close()
@@ -77,7 +78,7 @@ def test_any_text_leaves_the_page_whole(data, detail, source):
     (_, seed), *_ = data.seeds()
     text = detail.encode("utf-8", "replace").decode()
     genome = Genome(source.encode("utf-8", "replace").decode(), {"x": text})
-    child = Candidate(60, genome, (seed.genome.id,), Mutation(MutationKind.REWRITE, text, text), 1, 0)
+    child = candidate(60, genome, parents=(seed.genome.id,), proposer=text, detail=text)
     better = data.evaluations[seed.genome.id].model_copy(update={"genome": genome.id, "fitness": 1e4})
     found = replace(
         data,
@@ -127,16 +128,13 @@ def test_report_in_a_browser(journal_path, tmp_path):
 
 
 def test_a_target_that_only_compiles_has_a_report_without_a_winner(tmp_path):
-    genome = Genome("def launch(inputs, params):\n    return inputs\n", {"warps": 4})
-    passed = Evaluation(
-        genome=genome.id, target="gfx950", suite="tiny", stage=Stage.CHECK, verdict=Verdict.OK, fitness=1.0
-    )
+    seed = candidate(0, kind=MutationKind.SEED)
     with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
         facts = {"id": "compile-001", "operator": "a/b", "target": "gfx950", "target_kind": "compiled"}
         journal.set_meta("campaign", facts)
         journal.add_event("started")
-        journal.add_candidate(Candidate(0, genome, (), Mutation(MutationKind.SEED, "seed", "given"), 0, 0))
-        journal.add_evaluation(0, passed)
+        journal.add_candidate(seed)
+        journal.add_evaluation(0, passed(seed.genome, target="gfx950", stage=Stage.CHECK))
         journal.add_event("finished", reason="evaluations", winner=None)
         data = load(journal)
     assert data.winner is None

@@ -24,12 +24,12 @@ from tilewright.fitness.evaluation import Verdict
 class Recorder(PlainDisplay):
     """Plain lines, and every snapshot."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.text = io.StringIO()
         self.shown: list[Snapshot] = []
         super().__init__(self.text)
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot):
         self.shown.append(snapshot)
         super().update(snapshot)
 
@@ -45,7 +45,7 @@ def test_a_campaign_is_followed_to_its_end_while_it_is_written(folder):
     sample = SampleCampaign(folder / JOURNAL)
     display, polls = Recorder(), itertools.count(1)
 
-    def grow(seconds: float) -> None:
+    def grow(seconds):
         sample.grow(5)
         if next(polls) == 4:
             sample.finish()

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.evolve.space.genome import Value
 from tilewright.evolve.space.space import Space, SpaceError
 
 SOURCE = '''
@@ -22,12 +21,12 @@ CONSTRAINTS = {
 '''
 
 
-def enumerated(space: Space) -> list[dict[str, Value]]:
+def enumerated(space):
     assert space.points is not None
     return [space.decode(row) for row in space.points]
 
 
-def near(space: Space, params: dict[str, Value]) -> list[dict[str, Value]]:
+def near(space, params):
     return [space.decode(row) for row in space.neighbour_rows(space.encode(params))]
 
 
@@ -60,15 +59,11 @@ def test_unknown_missing_and_unlisted_are_told():
 @pytest.mark.parametrize(
     "source",
     [
-        "SPACE = {",
-        "SPACE = [1]",
-        "SPACE = {'a': ()}\nDEFAULTS = {'a': 1}",
-        "SPACE = {'a': (1, 1)}\nDEFAULTS = {'a': 1}",
-        "SPACE = {'a': (None,)}\nDEFAULTS = {'a': None}",
-        "SPACE = {'a': (1,)}",
-        "SPACE = {'a': (1,)}\nDEFAULTS = {'a': 1}\nCONSTRAINTS = {'a == 1': ''}",
+        "SPACE = {", "SPACE = [1]", "SPACE = {'a': ()}\nDEFAULTS = {'a': 1}",
+        "SPACE = {'a': (1, 1)}\nDEFAULTS = {'a': 1}", "SPACE = {'a': (None,)}\nDEFAULTS = {'a': None}",
+        "SPACE = {'a': (1,)}", "SPACE = {'a': (1,)}\nDEFAULTS = {'a': 1}\nCONSTRAINTS = {'a == 1': ''}",
     ],
-)
+)  # fmt: skip
 def test_malformed_declarations_are_one_sentence(source):
     with pytest.raises(SpaceError) as caught:
         Space.from_source(source)
@@ -130,7 +125,7 @@ _CLAIMS = st.recursive(
 def test_constraints_mean_what_python_means(expression, n):
     parameters = {"a": (0, 1, 2, 3), "b": (1, 4, 16)}
 
-    def python(a: int, b: int) -> bool:
+    def python(a, b):
         try:
             return bool(eval(expression, {"a": a, "b": b, "N": n, "min": min}))
         except ZeroDivisionError:
@@ -147,7 +142,7 @@ def test_constraints_mean_what_python_means(expression, n):
     assert all((p["a"], p["b"]) in legal for p in (space.sample(rng) for _ in range(20)))
 
 
-def large_space() -> Space:
+def large_space():
     parameters = {f"p{i}": tuple(range(8)) for i in range(24)}
     return Space(parameters, {f"p{i} <= p{i + 1}": "rising" for i in range(23)})
 

@@ -6,7 +6,6 @@ import json
 import struct
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +26,6 @@ from tilewright.library.plans.format import (
     TensorMap,
 )
 from tilewright.workers.child.ending import Ending
-from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import compile_children
@@ -79,7 +77,7 @@ KEPT = torch.empty((128, 64))
 """What the dialect lets no candidate have; should one have it, a plan must still hold no trace of it."""
 
 
-def described(name: str, *shape: int, dtype: str = "float32") -> dict[str, Any]:
+def described(name, *shape, dtype="float32"):
     return {"name": name, "shape": list(shape), "dtype": dtype}
 
 
@@ -93,7 +91,7 @@ def compiler(tmp_path_factory):
     keeper.close()
 
 
-def compiled(compiler: ForkedChildren, source: str, *workloads: dict[str, Any], **params: Any) -> Frame:
+def compiled(compiler, source, *workloads, **params):
     """The child's answer."""
     job = Frame("compile", {"source": source, "params": params, "workloads": list(workloads or (SQUARE,))})
     outcome = compiler.run(job, JobLimits(120.0, 120.0))
@@ -101,7 +99,7 @@ def compiled(compiler: ForkedChildren, source: str, *workloads: dict[str, Any], 
     return outcome.frames[-1]
 
 
-def recorded(compiler: ForkedChildren, source: str) -> Plan:
+def recorded(compiler, source):
     answer = compiled(compiler, source)
     assert answer.kind == "compiled", answer.data
     return Plan.from_bytes(answer.blobs["square"])
@@ -168,16 +166,11 @@ def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one, two):
         ("(x, y, x.numel()", "(KEPT, y, x.numel()", "NotRecorded", "no tensor that this call of launch made"),
         ("add[", "y.t()[:7].fill_(1)\n    add[", "NotRecorded", "fill the whole tensor"),
         ("return (y,)", "return (y.view(64, 128),)", "TypeError", "output y is"),
-        (
-            "triton.cdiv(x.numel(), 256)",
-            "STATE.append(1) or len(STATE)",
-            "NotRecorded",
-            "of (1, 1, 1), then of (2,",
-        ),
+        ("triton.cdiv(x.numel(), 256)", "STATE.append(1) or len(STATE)", "NotRecorded", "of (1, 1, 1), then of (2,"),
         ("(triton.cdiv(x.numel(), 256),)", "(1.5,)", "NotRecorded", "whole numbers"),
         ("(triton.cdiv(x.numel(), 256),)", "(1, 70000)", "PlanError", "out of bounds"),
     ],
-)
+)  # fmt: skip
 def test_what_a_plan_cannot_hold_is_refused_with_the_reason(compiler, old, new, kind, said):
     assert old in ONE
     answer = compiled(compiler, HEADER + FORBIDDEN + ONE.replace(old, new, 1))
@@ -188,13 +181,13 @@ def test_what_a_plan_cannot_hold_is_refused_with_the_reason(compiler, old, new, 
 # -- bytes --------------------------------------------------------------------------------------
 
 
-def header_of(plan: Plan) -> dict[str, Any]:
+def header_of(plan):
     data = plan.to_bytes()
     (size,) = struct.unpack_from("<I", data, len(MAGIC))
     return json.loads(data[len(MAGIC) + 4 : len(MAGIC) + 4 + size])
 
 
-def packed(header: Any, codes: bytes) -> bytes:
+def packed(header, codes):
     """Bytes with a right checksum, whatever they say."""
     text = json.dumps(header).encode()
     body = MAGIC + struct.pack("<I", len(text)) + text + codes
@@ -226,7 +219,7 @@ WILD = st.one_of(
 )  # fmt: skip
 
 
-def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(node, path=()):
     children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     return [path, *(p for key, child in children for p in places(child, (*path, key)))]
 
@@ -363,11 +356,7 @@ PTX = """
     ("before", "body", "said"),
     [
         ("", "st.global.u32 [%rd1], 7;", None),
-        (
-            ".global .u32 kept;",
-            "atom.global.add.u32 %r1, [kept], 1; st.global.u32 [%rd1], %r1;",
-            "keeps variables",
-        ),
+        (".global .u32 kept;", "atom.global.add.u32 %r1, [kept], 1; st.global.u32 [%rd1], %r1;", "keeps variables"),
         (
             ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);",
             "{ .param .b64 a; .param .b64 b; .param .b32 r; st.param.b64 [a], %rd1; st.param.b64 [b], %rd1;"
@@ -375,7 +364,7 @@ PTX = """
             "needs 'vprintf'",
         ),
     ],
-)
+)  # fmt: skip
 def test_code_that_keeps_variables_or_needs_other_code_is_refused(before, body, said, tmp_path):
     import triton
 

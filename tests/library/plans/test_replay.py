@@ -6,7 +6,6 @@ import subprocess
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,13 +42,10 @@ def plan(tmp_path_factory):
         programmatic=True,
     )  # fmt: skip
     return Plan(
-        architecture=90,
-        inputs=(Tensor("x", "float32", (16, 16)),),
-        outputs=(Output("y", "float32", (16, 16), buffer=0, offset=0),),
-        buffers=(1024,),
-        steps=(Fill(1, 0, 1024, 5, 4), launch, launch),
-        codes=((folder / "k.cubin").read_bytes(),),
-    )
+        architecture=90, inputs=(Tensor("x", "float32", (16, 16)),),
+        outputs=(Output("y", "float32", (16, 16), buffer=0, offset=0),), buffers=(1024,),
+        steps=(Fill(1, 0, 1024, 5, 4), launch, launch), codes=((folder / "k.cubin").read_bytes(),),
+    )  # fmt: skip
 
 
 class Library:
@@ -57,67 +53,67 @@ class Library:
 
     HERE = 0x5000
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen = threading.local()
         self.calls: Counter[str] = Counter()
         self.encoded: list[int] = []
         self.lowered: list[tuple[int, int]] = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         """A call of the driver's: counted, and answered by the method of that name below or with success."""
         if not name.startswith("cu"):
             raise AttributeError(name)
 
-        def call(*arguments: Any) -> int:
+        def call(*arguments):
             self.calls[name] += 1
             made = getattr(self, "_" + name, None)
             return made(*arguments) if made is not None else 0
 
         return call
 
-    def context(self) -> int:
+    def context(self):
         return getattr(self.seen, "context", 0)
 
-    def _cuDevicePrimaryCtxRetain(self, found: Any, device: Any) -> int:
+    def _cuDevicePrimaryCtxRetain(self, found, device):
         found._obj.value = self.HERE
         return 0
 
-    def _cuCtxGetCurrent(self, found: Any) -> int:
+    def _cuCtxGetCurrent(self, found):
         found._obj.value = self.context()
         return 0
 
-    def _cuCtxPushCurrent_v2(self, context: Any) -> int:
+    def _cuCtxPushCurrent_v2(self, context):
         self.seen.before, self.seen.context = self.context(), context.value
         return 0
 
-    def _cuCtxPopCurrent_v2(self, found: Any) -> int:
+    def _cuCtxPopCurrent_v2(self, found):
         self.seen.context = self.seen.before
         return 0
 
-    def _cuModuleLoadData(self, found: Any, code: bytes) -> int:
+    def _cuModuleLoadData(self, found, code):
         found._obj.value = 0x77
         return 0 if self.context() == self.HERE else 201
 
-    def _cuModuleGetFunction(self, found: Any, module: Any, name: bytes) -> int:
+    def _cuModuleGetFunction(self, found, module, name):
         found._obj.value = 0x88
         return 0 if (module.value, name) == (0x77, b"kernel") else 500
 
-    def _cuFuncGetParamInfo(self, function: Any, number: int, offset: Any, size: Any) -> int:
+    def _cuFuncGetParamInfo(self, function, number, offset, size):
         sizes = (8, 8, 4, 128)
         if number >= len(sizes):
             return 1
         size._obj.value = sizes[number]
         return 0
 
-    def _cuFuncGetAttribute(self, found: Any, attribute: int, function: Any) -> int:
+    def _cuFuncGetAttribute(self, found, attribute, function):
         found._obj.value = 48 << 10 if attribute == driver.SHARED_BYTES else 0
         return 0
 
-    def _cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
+    def _cuFuncSetAttribute(self, function, attribute, value):
         self.lowered.append((attribute, value))
         return 0
 
-    def _cuTensorMapEncodeTiled(self, made: Any, dtype: int, rank: int, address: Any, *rest: Any) -> int:
+    def _cuTensorMapEncodeTiled(self, made, dtype, rank, address, *rest):
         if self.context() != self.HERE:
             return 201
         self.encoded.append(address.value)
@@ -125,11 +121,11 @@ class Library:
         assert ctypes.addressof(made) % 64 == 0
         return 0
 
-    def _cuMemsetD32Async(self, address: int, pattern: int, count: int, stream: int) -> int:
+    def _cuMemsetD32Async(self, address, pattern, count, stream):
         self.seen.filled = (address, pattern, count, stream)
         return 0
 
-    def _cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:
+    def _cuLaunchKernelEx(self, config, function, parameters, extra):
         if self.context() != self.HERE:
             return 201
         held = config._obj
@@ -183,7 +179,7 @@ def test_threads_without_a_context_get_one_and_lose_it(library, plan):
     ready = Ready(plan)
     faults: list[object] = []
 
-    def calls(number: int) -> None:
+    def calls(number):
         try:
             for turn in range(200):
                 own = [0x1000 * (number + 1), 0x100000 + 0x1000 * number + 16 * (turn % 3)]

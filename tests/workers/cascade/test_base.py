@@ -343,7 +343,7 @@ def test_kinds_of_inputs_are_dealt_over_shapes():
 def test_tasks_are_done_in_turn_and_tell_their_errors_where_they_are_waited_for():
     go, seen = threading.Event(), []
 
-    def first() -> None:
+    def first():
         go.wait()
         seen.append("first")
         raise OSError("no room")

@@ -4,12 +4,11 @@ import pytest
 
 from testkit import ROOT
 from tilewright.evolve.space.space import read_declarations
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.cascade.compile_only import CompileOnlyCascade
 from tilewright.workers.cascade.compile_only_stages import describe_children
-from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.request import GIB, Limits
 
@@ -22,7 +21,7 @@ SOURCE = OPERATOR.kernels["wgrad"].source
 POINT = read_declarations(SOURCE).defaults
 
 
-def cascade_for(target: str, compiler: ForkedChildren) -> CompileOnlyCascade:
+def cascade_for(target, compiler):
     return CompileOnlyCascade(
         OPERATOR, load_target(target), OPERATOR.suites["isa"], PATIENT, checked=False, compiler=compiler
     )
@@ -35,11 +34,11 @@ def compiler(tmp_path_factory):
     keeper.close()
 
 
-def judged(compiler: ForkedChildren, source: str = SOURCE, **changes: object) -> Evaluation:
+def judged(compiler, source=SOURCE, **changes):
     return cascade_for("gfx950", compiler).evaluate("one", source, {**POINT, **changes}, seed=1)
 
 
-def kernel_of(found: Evaluation) -> dict:
+def kernel_of(found):
     assert found.verdict is Verdict.OK, found.reason + found.log
     (kernel,) = found.compiled.values()
     return kernel
@@ -94,9 +93,7 @@ def launch(inputs, params):
 """A warp's place outside the tile: LLVM ends the process that compiles this."""
 
 
-def test_a_kernel_that_crashes_the_compiler_is_a_verdict_and_the_next_compiles(
-    compiler,
-):
+def test_a_kernel_that_crashes_the_compiler_is_a_verdict_and_the_next_compiles(compiler):
     for target in ("gfx950", "sm_100"):
         found = cascade_for(target, compiler).evaluate("one", CRASH, {"num_warps": 4}, seed=1)
         assert found.verdict is Verdict.COMPILE_ERROR and "SIGABRT" in found.reason, found.reason

@@ -168,12 +168,9 @@ def test_a_cell_is_the_worst_of_its_kernels(kernels, cell):
     [
         ([{}], {"spills": "no", "matrix": "none", "yields": "no"}),
         ([{"yields": 0.25}, FACTS], {"spills": "no", "matrix": "none", "yields": "yes"}),
-        (
-            [{"yields": 0.24, "matrix": {"b": 1}}, {"spills": 2}],
-            {"spills": "yes", "matrix": "b", "yields": "no"},
-        ),
+        ([{"yields": 0.24, "matrix": {"b": 1}}, {"spills": 2}], {"spills": "yes", "matrix": "b", "yields": "no"}),
     ],
-)
+)  # fmt: skip
 def test_what_plans_say_of_their_code_is_a_cell_of_its_own(kernels, cell):
     assert descriptors({str(n): {**CODE, **kernel} for n, kernel in enumerate(kernels)}) == cell
 

@@ -2,10 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from testkit.taken import attention, softmax
@@ -14,23 +12,19 @@ from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdic
 from tilewright.fitness.targets import load_target
 from tilewright.library.dispatch_rule import Legality
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.operator import Operator, Workload
+from tilewright.seeds.operator import Operator
 from tilewright.workers.cascade import drawn_shapes as lot
 from tilewright.workers.cascade.named_sizes import named_sizes
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
 NAMES = (
-    "if k // 64 == 3:",
-    "if k * 5 == 960:",
-    "if not k - 192:",
-    "if k in (7, 192):",
-    "if k == 128 + 2**6:",
+    "if k // 64 == 3:", "if k * 5 == 960:", "if not k - 192:", "if k in (7, 192):", "if k == 128 + 2**6:",
     "if k == HELD:",
-)
+)  # fmt: skip
 SMALL = lot.Lot(6, 3, 1 << 14, 1 << 22)
 
 
-def _request(operator: Operator, source: str = "", seed: int = 1) -> Request:
+def _request(operator, source="", seed=1):
     suite = next(iter(operator.suites.values()))
     kernel = next(k for k in operator.kernels.values() if not k.baseline)
     text = source or kernel.source
@@ -148,10 +142,8 @@ def test_a_kernel_s_constraints_hold_for_what_is_drawn():
     assert not lot.drawn(_request(operator, held.replace("M > 5", "M > unknown")), SMALL)
 
 
-def _stage(
-    wrong: Callable[[Request, Workload], Verdict | None], asked: list[str], exact: bool = False
-) -> lot.DrawnStage:
-    def run(request: Request, found: Findings) -> Failure | None:
+def _stage(wrong, asked, exact=False):
+    def run(request, found):
         asked.append(",".join(w.id for w in request.checked))
         assert not request.measured and request.is_known("anything") is None
         verdicts = filter(None, (wrong(request, w) for w in request.checked))
@@ -185,7 +177,7 @@ def test_a_failure_counts_where_the_operator_s_own_kernel_is_right(verdict, own,
     operator, found = softmax(), Findings()
     mine = operator.kernels["seed"].source + "\n# mine\n"
 
-    def wrong(request: Request, w: Workload) -> Verdict | None:
+    def wrong(request, w):
         return (verdict if request.source == mine else own) if w.dims["N"] % 2 else None
 
     failure = _stage(wrong, []).run(_request(operator, mine), found)
@@ -199,12 +191,10 @@ def test_a_failure_counts_where_the_operator_s_own_kernel_is_right(verdict, own,
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_seed_s_text_with_other_parameters_may_serve_less_where_only_verified_shapes_are_served(
-    exact,
-):
+def test_a_seed_s_text_with_other_parameters_may_serve_less_where_only_verified_shapes_are_served(exact):
     """Blocks of 64 rows leave the last of 100 rows unwritten, where the seed's 4 fit: M is a multiple of 64 then."""
 
-    def wrong(request: Request, w: Workload) -> Verdict | None:
+    def wrong(request, w):
         return Verdict.INCORRECT if request.params.get("rows") == 64 and w.dims["M"] % 64 else None
 
     asked = _request(softmax())
@@ -227,10 +217,10 @@ def test_an_operator_without_an_answer_is_not_asked():
     class Even:
         of: Operator
 
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, name):
             return getattr(self.of, name)
 
-        def oracle(self, workload: Workload, inputs: dict[str, np.ndarray]) -> object:
+        def oracle(self, workload, inputs):
             if workload.dims["M"] % 2:
                 raise ValueError("odd")
             return self.of.oracle(workload, inputs)
@@ -241,7 +231,7 @@ def test_an_operator_without_an_answer_is_not_asked():
 
 
 def test_a_library_serves_what_lies_between_verified_shapes():
-    def evaluation(drawn: list[tuple[int, int]], outside: list[tuple[int, int]] = ()) -> Evaluation:  # type: ignore[assignment]
+    def evaluation(drawn, outside=()):  # type: ignore[assignment]
         names = [tuple(lot.drawn_id({"M": m, "K": k}) for m, k in some) for some in (drawn, outside)]
         return Evaluation(
             genome="g", target="h200", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1.0,

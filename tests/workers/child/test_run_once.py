@@ -54,7 +54,7 @@ def test_a_child_that_hangs_is_killed(code, tmp_path, monkeypatch):
     began = time.monotonic()
     outcome = child(code, tmp_path, ChildLimits(1.0, memory_bytes=1 << 30))
     assert outcome.ending is Ending.TIMEOUT
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40, "before it ends by itself"
 
 
 def test_nothing_of_the_environment_reaches_it(tmp_path, monkeypatch):
@@ -67,13 +67,10 @@ def test_nothing_of_the_environment_reaches_it(tmp_path, monkeypatch):
 
 
 PROBES = {
-    "write_outside": "open({outside!r}, 'w')",
-    "read_outside": "open({secret!r}).read()",
-    "list_outside": "os.listdir({folder!r})",
-    "parent_environment": "open(f'/proc/{{parent}}/environ').read()",
-    "kill_parent": "os.kill(parent, signal.SIGUSR1)",
-    "unlink": "os.unlink({secret!r})",
-}
+    "write_outside": "open({outside!r}, 'w')", "read_outside": "open({secret!r}).read()",
+    "list_outside": "os.listdir({folder!r})", "parent_environment": "open(f'/proc/{{parent}}/environ').read()",
+    "kill_parent": "os.kill(parent, signal.SIGUSR1)", "unlink": "os.unlink({secret!r})",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(PROBES))

@@ -116,6 +116,6 @@ def test_a_job_under_way_when_its_children_are_ended_starts_no_other(pool):
     while not (pool._current._folder / "mute").exists():
         time.sleep(0.01)
     pool.close()
-    thread.join(15)
+    thread.join(60)
     assert failures and not thread.is_alive()
     assert pool._current is None and pool._spare is None

@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cluster import placement, ray_stations
 
@@ -12,20 +10,20 @@ from tilewright.workers.cluster import placement, ray_stations
 class FakeCluster:
     """Stands in for ``ray``: nodes by id, each with its resources; notes where actors are put."""
 
-    def __init__(self, **nodes: dict[str, float]) -> None:
+    def __init__(self, **nodes):
         self._nodes = nodes
         self.placed: list[tuple[str | None, dict[str, Any]]] = []
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self):
         return [{"NodeID": name, "Alive": True, "Resources": has} for name, has in self._nodes.items()]
 
-    def cluster_resources(self) -> dict[str, float]:
+    def cluster_resources(self):
         return {name: amount for has in self._nodes.values() for name, amount in has.items()}
 
-    def remote(self, **wanted: Any) -> Any:
+    def remote(self, **wanted):
         place = wanted.get("scheduling_strategy")
 
-        def create(*arguments: object) -> str:
+        def create(*arguments):
             self.placed.append((place and place.node_id, wanted))
             return f"actor {len(self.placed)}"
 
@@ -35,16 +33,14 @@ class FakeCluster:
 A, B, C = "a" * 56, "b" * 56, "c" * 56
 
 
-def cluster(monkeypatch: pytest.MonkeyPatch, **nodes: dict[str, float]) -> FakeCluster:
+def cluster(monkeypatch, **nodes):
     made = FakeCluster(**nodes)
     for module in (placement, ray_stations):
         monkeypatch.setattr(module, "ray", made)
     return made
 
 
-def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(
-    monkeypatch,
-):
+def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(monkeypatch):
     cluster(monkeypatch, **{A: {"CPU": 4}})
     assert placement.worker_resources("tpu7x")["resources"] == {}
     cluster(monkeypatch, **{A: {"CPU": 4}, B: {"target:h200": 8}})
@@ -55,7 +51,7 @@ def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(
 
 
 def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch):
-    def said(target: str, **nodes: dict[str, float]) -> str:
+    def said(target, **nodes):
         cluster(monkeypatch, **nodes)
         return placement.missing_resource(load_target(target))
 

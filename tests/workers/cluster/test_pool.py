@@ -4,13 +4,12 @@ import contextlib
 import math
 import os
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from threadpoolctl import threadpool_info
 
+from testkit.children import wait_until
 from testkit.pool import drain, genome, pool_settings
 from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
@@ -20,11 +19,11 @@ from tilewright.workers.cluster.pool import Pool
 from tilewright.workers.cluster.ray_pool import RayPool
 
 
-def blas_threads() -> set[int]:
+def blas_threads():
     return {int(library["num_threads"]) for library in threadpool_info() if library["user_api"] == "blas"}
 
 
-def evaluator_processes() -> list[int]:
+def evaluator_processes():
     """Process ids of this process's own evaluator actors (other tests may run beside this one)."""
     parents, named = {}, []
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -36,7 +35,7 @@ def evaluator_processes() -> list[int]:
     return [process for process in named if os.getpid() in ancestors(process, parents)]
 
 
-def ancestors(process: int, parents: dict[int, int]) -> Iterator[int]:
+def ancestors(process, parents):
     while (process := parents.get(process, 0)) > 0:
         yield process
 
@@ -89,10 +88,8 @@ def test_killed_workers_cost_nothing_but_time(pool):
     retried = pool.retried
     for index in (1, 2):
         pool.submit(Job(index, genome(block_k=256 * index), 1, best=math.inf))
-    time.sleep(0.5)
-    actors = evaluator_processes()
-    assert len(actors) == 2
-    for process in actors:
+    wait_until(lambda: len(evaluator_processes()) == 2)
+    for process in evaluator_processes():
         os.kill(process, signal.SIGKILL)
     done = drain(pool, 2)
     assert {e.verdict for e in done.values()} == {Verdict.OK}

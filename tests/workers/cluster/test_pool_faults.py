@@ -56,7 +56,7 @@ def test_few_workers_and_one_device_are_threads_of_this_process(settings, local)
 def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(fault, monkeypatch):
     evaluate, calls = Evaluator.evaluate, []
 
-    def faulty(evaluator: Evaluator, request: bytes) -> bytes:
+    def faulty(evaluator, request):
         calls.append(evaluator)
         if fault == "raises":
             raise OSError("no space left")

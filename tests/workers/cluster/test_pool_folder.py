@@ -29,7 +29,7 @@ def base(monkeypatch):
 def test_a_start_that_fails_leaves_no_file_and_no_process(base, monkeypatch):
     children: list[subprocess.Popen[bytes]] = []
 
-    def start_half(**options: object) -> None:
+    def start_half(**options):
         folder = str(options["_temp_dir"])
         Path(folder, "session_1").mkdir()
         Path(folder, "session_1", "raylet.err").write_text("no")

@@ -10,7 +10,7 @@ from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio
 
 
-def timed(speed: float, seed: int = 0, genome: str = "seed", rounds: int = 5) -> Comparison:
+def timed(speed, seed=0, genome="seed", rounds=5):
     """A device that takes ``speed`` times as long, with a thousandth of noise."""
     rng = np.random.default_rng(seed)
     times = {

@@ -11,14 +11,14 @@ import pytest
 from tilewright.workers.device.lock import exclusive, lock_path
 
 
-def hold(device: str, spans, seconds: float) -> None:
+def hold(device, spans, seconds):
     with exclusive(device):
         began = time.monotonic()
         time.sleep(seconds)
         spans.put((began, time.monotonic()))
 
 
-def die_holding(device: str) -> None:
+def die_holding(device):
     with exclusive(device):
         os._exit(9)
 

@@ -90,12 +90,9 @@ def test_wall_clocks_are_a_finalist_s_and_silence_is_short():
 def test_figures_are_worked_out_by_hand():
     made, _ = measured(ScriptedStation(), entries=ENTRIES)
     timed = dataclasses.replace(
-        made[1],
-        rounds=[[[1.0], [2.0]], [[100e-6, 200e-6, 300e-6], [200e-6, 250e-6]]],
-        host_seconds=[1.0, 6e-6],
-        wall_seconds=[1.0, 250e-6],
-        scale=DeviceRatio("dev1", 2.0, 0.03),
-    )
+        made[1], rounds=[[[1.0], [2.0]], [[100e-6, 200e-6, 300e-6], [200e-6, 250e-6]]], host_seconds=[1.0, 6e-6],
+        wall_seconds=[1.0, 250e-6], scale=DeviceRatio("dev1", 2.0, 0.03),
+    )  # fmt: skip
     assert timed.__dataclass_params__.frozen
     found = timed.figures(request(), 1)
     assert (found.workload, found.kind, found.gbytes) == ("m64", TARGET.kind, None)
@@ -210,30 +207,14 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     "said",
     [
-        {"workload": "m7"},
-        {"workload": ["m32"]},
-        {"rounds": []},
-        {"rounds": [[]]},
-        {"rounds": [[[]]]},
-        {"rounds": [[[1e-4], []]]},
-        {"rounds": [[[1e-4]], [[1e-4]]]},
-        {"rounds": [[[NAN]]]},
-        {"rounds": [[[0.0]]]},
-        {"rounds": [[[1e-4, -1e-4]]]},
-        {"rounds": [[[INF]]]},
-        {"rounds": [[["fast"]]]},
-        {"rounds": [[None]]},
-        {"rounds": 3},
-        {"host_seconds": []},
-        {"host_seconds": [0.0, 0.0]},
-        {"host_seconds": [-1e-9]},
-        {"host_seconds": [NAN]},
-        {"wall_seconds": []},
-        {"wall_seconds": [NAN]},
-        {"wall_seconds": [INF]},
-        {"wall_seconds": None},
+        {"workload": "m7"}, {"workload": ["m32"]}, {"rounds": []}, {"rounds": [[]]}, {"rounds": [[[]]]},
+        {"rounds": [[[1e-4], []]]}, {"rounds": [[[1e-4]], [[1e-4]]]}, {"rounds": [[[NAN]]]},
+        {"rounds": [[[0.0]]]}, {"rounds": [[[1e-4, -1e-4]]]}, {"rounds": [[[INF]]]}, {"rounds": [[["fast"]]]},
+        {"rounds": [[None]]}, {"rounds": 3}, {"host_seconds": []}, {"host_seconds": [0.0, 0.0]},
+        {"host_seconds": [-1e-9]}, {"host_seconds": [NAN]}, {"wall_seconds": []}, {"wall_seconds": [NAN]},
+        {"wall_seconds": [INF]}, {"wall_seconds": None},
     ],
-)
+)  # fmt: skip
 def test_an_answer_that_does_not_read_is_the_end_of_the_child_and_of_nothing_else(said):
     made, found = measured(saying(with_data(**said)))
     assert made.verdict is Verdict.CRASHED and "\n" not in made.reason, made

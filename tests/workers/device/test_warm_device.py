@@ -11,7 +11,7 @@ from tilewright.workers.child.session import JobLimits, SessionDied
 from tilewright.workers.device.station import Champion, Entry, LocalStation, entry_id
 
 
-def champion(name: str, fitness: float) -> Champion:
+def champion(name, fitness):
     return Champion(Entry(name, "source", {}), fitness, ())
 
 
@@ -29,10 +29,10 @@ class Deaf:
 
     cpu_seconds, replaced = 0.0, 0
 
-    def hello(self) -> dict[str, str]:
+    def hello(self):
         return {}
 
-    def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
+    def run(self, job, limits):
         return ChildOutcome(Ending.DONE)
 
 

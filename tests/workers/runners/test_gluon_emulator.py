@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from testkit.rewriting import Case, Trial, load_cases, run_checks
+from testkit.rewriting import Trial, load_cases, run_checks
 from testkit.seeds.triton_station import interpreter, objection
 from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
@@ -13,7 +13,7 @@ from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 
 
-def lowered(case: Case) -> tuple[str, dict]:
+def lowered(case):
     rule, kernel = LowerProduct(), KernelSource(case.source)
     (site,) = rule.sites(kernel)
     child = rule.apply(kernel, site, np.random.default_rng(0))
@@ -25,85 +25,51 @@ def lowered(case: Case) -> tuple[str, dict]:
 RIGHT, POINT = lowered(CASE)
 
 
-def without(text: str, *, count: int = 1, source: str = RIGHT) -> str:
-    """The kernel without the first lines that hold ``text``."""
-    lines = source.splitlines()
-    for _ in range(count):
-        del lines[next(i for i, line in enumerate(lines) if text in line)]
-    return "\n".join(lines) + "\n"
+def without(line, source=RIGHT):
+    """The kernel without what this pattern finds."""
+    return re.sub(line, "pass", source)
 
 
-def swapped(old: str, new: str) -> str:
-    assert old in RIGHT, old
-    return RIGHT.replace(old, new, 1)
+def swapped(old, new, source=RIGHT):
+    assert old in source, old
+    return source.replace(old, new, 1)
 
 
 CONSUMER = RIGHT[RIGHT.index("def gemm_kernel_lowered_consumer") : RIGHT.index("def gemm_kernel_lowered(")]
 ONE = RIGHT.replace('min(rows_of_tiles * columns_of_tiles, params["programs"])', "1")
 """All tiles in one program."""
-
+BYTES = "CONSUMERS * A_BYTES + B_BYTES)"
+WAITED_LATE = (
+    r"( +)(\w+ = warpgroup_mma_wait\(num_outstanding=0, deps=\(piece_product_0,\)\))\n"
+    r"( +if PIECES == 1:\n +mbarrier\.arrive.*)\n"
+)
+READ = "over shared memory that a product may still read"
 PLANTED = {
-    "a stage is read before its copy has landed": (
-        RIGHT.replace(CONSUMER, CONSUMER.replace("mbarrier.wait(ready.index(stage), phase)", "pass")),
-        "a product by .* that (a copy .* may still write|nothing has written)",
-    ),
-    "a stage is overwritten while products read it": (
-        re.sub(r"mbarrier\.wait\(empty\w*\.index\(stage\), phase\)", "pass", RIGHT),
-        "over shared memory that a product may still read|arrivals",
-    ),
-    "a stage is given back before its product is waited for": (
-        re.sub(
-            r"( +)(\w+ = warpgroup_mma_wait\(num_outstanding=0, deps=\(piece_product_0,\)\))\n"
-            r"( +if PIECES == 1:\n +mbarrier\.arrive.*)\n",
-            r"\3\n\1\2\n",
-            RIGHT,
-        ),
-        "over shared memory that a product may still read",
-    ),
-    "a product's result is used before it is waited for": (
-        without("deps=(piece_product_0,)"),
-        "used before it is waited for",
-    ),
-    "a stage is never given back": (
-        re.sub(r"mbarrier\.arrive\(empty\w*\.index\(stage\), count=1\)", "pass", RIGHT),
-        "deadlock: .* for barrier",
-    ),
-    "more bytes are expected than come": (
-        swapped("CONSUMERS * A_BYTES + B_BYTES)", "CONSUMERS * A_BYTES + B_BYTES + 16)"),
-        "deadlock",
-    ),
-    "fewer bytes are expected than come": (
-        swapped("CONSUMERS * A_BYTES + B_BYTES)", "CONSUMERS * A_BYTES)"),
-        "may still write|bytes",
-    ),
-    "the first phase of the producer is the other one": (
-        swapped("phase = 1", "phase = 0"),
-        "deadlock",
-    ),
-    "a copy reads what no fence has published": (
-        re.sub(r"( +slot\.store\(.*\n) +fence_async_shared\(\)\n", r"\1", RIGHT),
-        "without fence_async_s",
-    ),
-    "a slot is written while a copy reads it": (
-        re.sub(r" +tma\.store_wait\(SLOTS - 1\)\n", "", ONE),
-        "a store by .* over shared memory that a copy to global memory may still read",
-    ),
-    "a program ends before its stores have read": (
-        re.sub(r"\n    tma\.store_wait\(0\)\n", "\n", RIGHT),
-        "a program ends while a copy",
-    ),
-    "copies are asked for before barriers are published": (
-        re.sub(r"\n    fence_async_shared\(\)\n", "\n", RIGHT),
-        "not fenced off for copies",
-    ),
-    "scales are read past their end": (
-        swapped("safe = gl.minimum(row, M - 1)", "safe = row + 1"),
-        "a load outside of its tensor",
-    ),
-    "an operand lies the other way": (
-        swapped(".permute((1, 0)), nothing", ", nothing"),
-        "a product of",
-    ),
+    "a stage is read before its copy has landed":
+        (RIGHT.replace(CONSUMER, without(r"mbarrier\.wait\(ready\.index\(stage\), phase\)", CONSUMER)),
+         "a product by .* that (a copy .* may still write|nothing has written)"),
+    "a stage is overwritten while products read it":
+        (without(r"mbarrier\.wait\(empty\w*\.index\(stage\), phase\)"), f"{READ}|arrivals"),
+    "a stage is given back before its product is waited for": (re.sub(WAITED_LATE, r"\3\n\1\2\n", RIGHT), READ),
+    "a product's result is used before it is waited for":
+        (re.sub(r"\n.*deps=\(piece_product_0,\).*", "", RIGHT, count=1), "used before it is waited for"),
+    "a stage is never given back":
+        (without(r"mbarrier\.arrive\(empty\w*\.index\(stage\), count=1\)"), "deadlock: .* for barrier"),
+    "more bytes are expected than come": (swapped(BYTES, "CONSUMERS * A_BYTES + B_BYTES + 16)"), "deadlock"),
+    "fewer bytes are expected than come": (swapped(BYTES, "CONSUMERS * A_BYTES)"), "may still write|bytes"),
+    "the first phase of the producer is the other one": (swapped("phase = 1", "phase = 0"), "deadlock"),
+    "a copy reads what no fence has published":
+        (re.sub(r"( +slot\.store\(.*\n) +fence_async_shared\(\)\n", r"\1", RIGHT), "without fence_async_s"),
+    "a slot is written while a copy reads it":
+        (without(r"tma\.store_wait\(SLOTS - 1\)", ONE),
+         "a store by .* over shared memory that a copy to global memory may still read"),
+    "a program ends before its stores have read":
+        (re.sub(r"\n    tma\.store_wait\(0\)\n", "\n", RIGHT), "a program ends while a copy"),
+    "copies are asked for before barriers are published":
+        (re.sub(r"\n    fence_async_shared\(\)\n", "\n", RIGHT), "not fenced off for copies"),
+    "scales are read past their end":
+        (swapped("safe = gl.minimum(row, M - 1)", "safe = row + 1"), "a load outside of its tensor"),
+    "an operand lies the other way": (swapped(".permute((1, 0)), nothing", ", nothing"), "a product of"),
 }  # fmt: skip
 
 
@@ -128,45 +94,38 @@ def test_planted_faults_are_found(name, trials):
     assert re.search(reason, trials[name].reason), trials[name].reason
 
 
-def test_gluon_seeds_pass_their_gates_in_the_emulator():
+@pytest.fixture(scope="module")
+def station():
+    made = interpreter()
+    yield made
+    made.close()
+
+
+def test_gluon_seeds_pass_their_gates_in_the_emulator(station):
     small = Workload("check/small", {"M": 136, "N": 256, "K": 384})
     grouped = Workload("check/grouped", {"M": 28, "N": 72, "K": 256})
     cases = [
         ("gemm_fp8_blockwise/gemm_nt", "gluon_skew", {"stages": 3, "slots": 1}),
         ("gemm_fp8_blockwise/quant_dual", "quant_dual_tma", {}),
-        (
-            "gemm_fp8_blockwise/grouped4x8192",
-            "grouped",
-            {"block_m": 64, "block_n": 128, "stages": 3, "slots": 1},
-        ),
+        ("gemm_fp8_blockwise/grouped4x8192", "grouped", {"block_m": 64, "block_n": 128, "stages": 3, "slots": 1}),
         ("gemm_mxfp8_out/normal", "fused_ws", {"split": 2, "block_n": 128}),
         ("mx_cast/mxfp8_both", "cast8_tma", {"leave": "tma", "slots": 2, "group_m": 4}),
-    ]
-    station = interpreter()
-    try:
-        for name, kernel, params in cases:
-            operator = load_operator(name)
-            own = next(iter(operator.suites.values())).check[0]
-            workload = small if name.endswith("gemm_nt") else grouped if kernel == "grouped" else own
-            kind = operator.input_kinds[0]
-            found = objection(station, operator, workload, kind, kernel=kernel, params=params)
-            assert found is None, kernel
-    finally:
-        station.close()
+    ]  # fmt: skip
+    for name, kernel, params in cases:
+        operator = load_operator(name)
+        own = next(iter(operator.suites.values())).check[0]
+        workload = small if name.endswith("gemm_nt") else grouped if kernel == "grouped" else own
+        kind = operator.input_kinds[0]
+        found = objection(station, operator, workload, kind, kernel=kernel, params=params)
+        assert found is None, kernel
 
 
-def test_a_race_is_a_verdict_of_the_child():
+def test_a_race_is_a_verdict_of_the_child(station):
     """A tile has two pieces: with four slots the next tile's stores meet one before it is waited for."""
     operator = load_operator("gemm_fp8_blockwise/gemm_nt")
     source = operator.kernels["gluon_skew"].source
     workload = Workload("check/tall", {"M": 512, "N": 256, "K": 128})
     params = {"slots": 4, "stages": 3, "programs": 132}
-    station = interpreter()
-    try:
-        source = source.replace('min(-(-m // 128) * -(-n // 128), params["programs"])', "1")
-        found = objection(
-            station, operator, workload, "randn", source=source, params=params, kernel="gluon_skew"
-        )
-        assert found is not None and found.startswith("Race: a store by partition"), found
-    finally:
-        station.close()
+    source = source.replace('min(-(-m // 128) * -(-n // 128), params["programs"])', "1")
+    found = objection(station, operator, workload, "randn", source=source, params=params, kernel="gluon_skew")
+    assert found is not None and found.startswith("Race: a store by partition"), found

@@ -86,12 +86,8 @@ def _looped(bound):
 
 
 @pytest.mark.parametrize(
-    "bound",
-    [
-        "step * 256 // 128",
-        "(step * 100 + 50) // 96 + jax.lax.rem(step * 7, 3)",
-    ],
-)
+    "bound", ["step * 256 // 128", "(step * 100 + 50) // 96 + jax.lax.rem(step * 7, 3)"],
+)  # fmt: skip
 def test_scalars_are_simulated_without_divisions(away, bound):
     """The simulator cannot follow them: what is simulated has none, and does the same products."""
     turns = {

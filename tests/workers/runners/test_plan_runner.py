@@ -4,7 +4,6 @@ Python kernel that a plan names.
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ SIZE = 4 * 16 * 32
 Kernel = Callable[[list[int]], None]
 
 
-def plan_of(tag: str, buffers: tuple[int, ...] = (SIZE,)) -> Plan:
+def plan_of(tag, buffers=(SIZE,)):
     """A plan without steps: the processor runs the kernel of this name for it."""
     output = Output("y", "float32", SHAPE, buffer=0, offset=0)
     return Plan(90, (Tensor("x", "float32", SHAPE),), (output,), buffers, (), (), {"kernel": tag})
@@ -31,72 +30,70 @@ def plan_of(tag: str, buffers: tuple[int, ...] = (SIZE,)) -> Plan:
 class Processor:
     """Has the members of ``plan_runner.Device``."""
 
-    def __init__(self, kernels: dict[str, Kernel]) -> None:
+    def __init__(self, kernels):
         self.kernels, self.scrubbed, self.released = kernels, 0, 0
 
-    def stream(self) -> int:
+    def stream(self):
         return 0
 
-    def codes(self) -> Any:
+    def codes(self):
         return self
 
-    def close(self) -> None:
+    def close(self):
         return
 
-    def ready(self, plan: Plan, codes: Any) -> Any:
+    def ready(self, plan, codes):
         kernel = self.kernels[plan.toolchain["kernel"]]
 
-        def launch(addresses: list[int], stream: int) -> None:
+        def launch(addresses, stream):
             kernel(addresses)
 
         launch.plan, launch.place = plan, len  # type: ignore[attr-defined]
         return launch
 
-    def scrub(self) -> None:
+    def scrub(self):
         self.scrubbed += 1
 
-    def release(self) -> None:
+    def release(self):
         self.released += 1
 
 
-def at(address: int, count: int = SIZE // 4) -> np.ndarray:
+def at(address, count=SIZE // 4):
     """The floats there."""
     return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
 
 
-def doubled(addresses: list[int]) -> None:
+def doubled(addresses):
     at(addresses[1])[:] = 2 * at(addresses[0])
 
 
 class Runner(plan_runner.Runner):
-    def __init__(self, **kernels: Kernel) -> None:
+    def __init__(self, **kernels):
         torch.set_default_device("cpu")
         self.processor = Processor(kernels)
         self._start("cpu", CpuClock(), self.processor)  # type: ignore[arg-type]
 
 
-def described(name: str) -> dict[str, Any]:
+def described(name):
     return {"name": name, "shape": list(SHAPE), "dtype": "float32"}
 
 
 WORKLOAD = {"id": "w", "inputs": [described("x")], "outputs": [described("y")]}
 
 
-def served(runner: Runner, kind: str, *tags: str, **changes: Any) -> list[Frame]:
-    rng = np.random.default_rng(3)
-    arrays = {
-        "w/gauss/x": rng.standard_normal(SHAPE, np.float32),
-        "w/x": rng.standard_normal(SHAPE, np.float32),
-    }
+def served(runner, kind, *tags, workload=WORKLOAD, plan=None, **changes):
+    """Answers to a job on a workload; ``plan`` are the bytes sent in the place of a plan's."""
+    rng, name = np.random.default_rng(3), workload["id"]
+    arrays = {f"{name}/{place}x": rng.standard_normal(SHAPE, np.float32) for place in ("gauss/", "")}
     data = {
         "entries": [{"id": tag} for tag in tags],
-        "workloads": [WORKLOAD],
+        "workloads": [workload],
         "seed": 5,
         "rounds": 2,
         "calls": 3,
     }
-    data["check"] = [{"workload": "w", "kinds": ["gauss"]}]
-    blobs = {f"plan/{tag}/w": plan_of(tag, **changes).to_bytes() for tag in tags}
+    data["check"] = [{"workload": name, "kinds": ["gauss"]}]
+    blobs = {f"plan/{tag}/{name}": plan or plan_of(tag, **changes).to_bytes() for tag in tags}
     found: list[Frame] = []
     runner.run(Frame(kind, data, arrays, blobs), found.append)
     return [frame for frame in found if frame.kind != "alive"]
@@ -109,10 +106,8 @@ def test_an_honest_plan_is_checked_and_timed():
     rng = np.random.default_rng(3)
     assert np.array_equal(checked.arrays["y"], 2 * rng.standard_normal(SHAPE, np.float32))
     (timed,) = served(runner, "time", "doubled", "doubled")
-    assert (
-        timed.kind == "timed"
-        and [[len(calls) for calls in entry] for entry in timed.data["rounds"]] == [[3, 3]] * 2
-    )
+    calls = [[len(calls) for calls in entry] for entry in timed.data["rounds"]]
+    assert timed.kind == "timed" and calls == [[3, 3]] * 2
     wanted = 2 * rng.standard_normal(SHAPE, np.float32)
     assert np.array_equal(timed.arrays["0/y"], wanted) and np.array_equal(timed.arrays["1/y"], wanted)
     assert runner.processor.scrubbed >= 14 and runner.processor.released == 1
@@ -121,7 +116,7 @@ def test_an_honest_plan_is_checked_and_timed():
 def test_buffers_move_and_hold_nothing_of_an_earlier_call():
     seen: list[tuple[int, set[int]]] = []
 
-    def watching(addresses: list[int]) -> None:
+    def watching(addresses):
         held = [np.ctypeslib.as_array((ctypes.c_uint8 * SIZE).from_address(a)) for a in addresses[1:]]
         seen.append((addresses[1], {int(byte) for bytes_ in held for byte in np.unique(bytes_)}))
         doubled(addresses)
@@ -130,29 +125,28 @@ def test_buffers_move_and_hold_nothing_of_an_earlier_call():
     runner = Runner(watching=watching)
     (timed,) = served(runner, "time", "watching", buffers=(SIZE, SIZE))
     assert timed.kind == "timed"
-    assert len(seen) == 1 + 2 * 3 and all(len(fresh) == 1 for _, fresh in seen), (
-        "a guarded call, and two rounds of three"
-    )
+    # a guarded call, and two rounds of three
+    assert len(seen) == 1 + 2 * 3 and all(len(fresh) == 1 for _, fresh in seen)
     assert len({address for address, _ in seen}) > 2
     drawn = {poison() for _ in range(200)}
     assert 0xFF in drawn and len(drawn) > 20, "memory looks another way each time"
 
 
-def partly(addresses: list[int]) -> None:
+def partly(addresses):
     at(addresses[1])[:256] = 2 * at(addresses[0])[:256]
 
 
-def beside(addresses: list[int]) -> None:
+def beside(addresses):
     doubled(addresses)
     at(addresses[1] + SIZE, 1)[:] = 1.0
 
 
-def before(addresses: list[int]) -> None:
+def before(addresses):
     doubled(addresses)
     at(addresses[1] - 4, 1)[:] = 1.0
 
 
-def into_input(addresses: list[int]) -> None:
+def into_input(addresses):
     doubled(addresses)
     at(addresses[0], 1)[:] = 1.0
 
@@ -182,43 +176,24 @@ def test_a_write_to_operands_of_another_workload_is_found_out():
     runner = Runner(doubled=doubled)
     kept: list[int] = []
 
-    def elsewhere(addresses: list[int]) -> None:
+    def elsewhere(addresses):
         doubled(addresses)
         at(kept[0], 1)[:] = 7.0
 
-    def noting(addresses: list[int]) -> None:
+    def noting(addresses):
         kept.append(addresses[0])
         doubled(addresses)
 
     runner.processor.kernels.update(noting=noting, elsewhere=elsewhere)
     served(runner, "time", "noting")
-    job_arrays = {"v/x": np.ones(SHAPE, np.float32)}
-    data = {
-        "entries": [{"id": "elsewhere"}],
-        "workloads": [{**WORKLOAD, "id": "v"}],
-        "seed": 5,
-        "rounds": 1,
-        "calls": 1,
-    }
-    found: list[Frame] = []
-    runner.run(
-        Frame("time", data, job_arrays, {"plan/elsewhere/v": plan_of("elsewhere").to_bytes()}), found.append
-    )
-    assert [f.kind for f in found if f.kind != "alive"][-1] == "error"
-    assert "operands of other workloads" in found[-1].data["message"]
+    *_, error = served(runner, "time", "elsewhere", workload={**WORKLOAD, "id": "v"})
+    assert error.kind == "error" and "operands of other workloads" in error.data["message"]
 
 
 def test_a_plan_for_other_tensors_or_damaged_is_refused():
     runner = Runner(doubled=doubled)
     other = {**WORKLOAD, "outputs": [{**described("y"), "shape": [32, 16]}]}
-    data = {
-        "entries": [{"id": "doubled"}],
-        "workloads": [other],
-        "check": [{"workload": "w", "kinds": ["gauss"]}],
-    }
-    arrays = {"w/gauss/x": np.ones(SHAPE, np.float32)}
-    found: list[Frame] = []
-    runner.run(Frame("check", data, arrays, {"plan/doubled/w": plan_of("doubled").to_bytes()}), found.append)
-    assert found[-1].kind == "error" and "not for the tensors of w" in found[-1].data["message"]
-    runner.run(Frame("check", data, arrays, {"plan/doubled/w": b"TWPLAN01"}), found.append)
-    assert found[-1].data["type"] == "PlanError"
+    *_, error = served(runner, "check", "doubled", workload=other)
+    assert error.kind == "error" and "not for the tensors of w" in error.data["message"]
+    *_, error = served(runner, "check", "doubled", plan=b"TWPLAN01")
+    assert error.data["type"] == "PlanError"

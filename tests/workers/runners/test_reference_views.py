@@ -1,7 +1,5 @@
 """Kernels that see a buffer in another shape and dtype, under the interpreter that gates use."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ from tilewright.workers.runners.pallas.check import SETTINGS, interpret  # noqa:
 from tilewright.workers.runners.pallas.trace import mesh_of  # noqa: E402
 
 
-def seen(rows: Any) -> Any:
+def seen(rows):
     def kernel(first, x_hbm, o_ref, buffer, semaphore):
         copy = pltpu.make_async_copy(x_hbm.at[0], buffer.at[1], semaphore)
         copy.start()

@@ -23,14 +23,10 @@ def _call(body, x, semantics, scratch=(), grid=(8, 2), **options):
     """A kernel over blocks [128, 128] of ``x``."""
     spec = pl.BlockSpec((128, 128), lambda i, j: (i, j))
     return pl.pallas_call(
-        body,
-        grid=grid,
-        in_specs=[spec],
-        out_specs=options.get("out", spec),
-        out_shape=jax.ShapeDtypeStruct(options.get("shape", x.shape), F32),
-        scratch_shapes=list(scratch),
+        body, grid=grid, in_specs=[spec], out_specs=options.get("out", spec),
+        out_shape=jax.ShapeDtypeStruct(options.get("shape", x.shape), F32), scratch_shapes=list(scratch),
         compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
-    )(x)
+    )(x)  # fmt: skip
 
 
 def places_told(x):
@@ -78,12 +74,8 @@ def summed(x):
         o[...] += a[...]
 
     return _call(
-        body,
-        x,
-        ("parallel", "arbitrary"),
-        out=pl.BlockSpec((128, 128), lambda i, j: (i, 0)),
-        shape=(1000, 128),
-    )
+        body, x, ("parallel", "arbitrary"), out=pl.BlockSpec((128, 128), lambda i, j: (i, 0)), shape=(1000, 128),
+    )  # fmt: skip
 
 
 def looked_up(x):

@@ -1,13 +1,12 @@
 """Rules on attention together: chains of them, what a mask says of a tile, and what they refuse."""
 
 import operator
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from testkit.rewriting import Case, Trial, inherited, load_cases, run_checks
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Site
+from testkit.rewriting import Trial, inherited, load_cases, run_checks
+from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import pallas_calls
 from tilewright.evolve.proposers.rewrite.pallas.analysis.masks import masks
 from tilewright.evolve.proposers.rewrite.proposer import rewrite
@@ -18,30 +17,23 @@ CASES = {case.name.split("/")[1]: case for case in load_cases(["pallas/attention
 AVERAGE = CASES["attention_average.py"]
 
 STRAIGHT_LINE = (
-    "unroll_grid_axis",
-    "skip_masked_tiles",
-    "normalise_once",
-    "base_two_softmax",
-    "narrow_exponent",
+    "unroll_grid_axis", "skip_masked_tiles", "normalise_once", "base_two_softmax", "narrow_exponent",
     "row_sums_in_dot",
-)
+)  # fmt: skip
 IN_BLOCKS = (
-    "normalise_once",
-    "skip_masked_tiles",
-    "base_two_softmax",
-    "narrow_exponent",
-)
+    "normalise_once", "skip_masked_tiles", "base_two_softmax", "narrow_exponent",
+)  # fmt: skip
 
 
 RULES = {rule.name.removeprefix("pallas_"): rule for rule in pallas_rules()}
 
 
-def sites(rule: str, source: str) -> Sequence[Site]:
+def sites(rule, source):
     """Where one rule applies."""
     return RULES[rule].sites(KernelSource(source))
 
 
-def chained(case: Case, names: tuple[str, ...]) -> Trial:
+def chained(case, names):
     """The case's kernel after rules, one after the other, each at its first site."""
     source, params = case.source, dict(case.params)
     for name in names:

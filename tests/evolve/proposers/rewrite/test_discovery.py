@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
-from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.cascade.modelled import ModelledCascade
@@ -13,11 +13,7 @@ from tilewright.workers.request import Limits
 
 GIB = 1 << 30
 LIMITS = Limits(trace=ChildLimits(120.0, 8 * GIB), compile=ChildLimits(180.0, 12 * GIB))
-STEPS = (
-    "pallas_whole_reduction_block",
-    "pallas_reassociate_scale",
-    "pallas_cache_across_axis",
-)
+STEPS = ("pallas_whole_reduction_block", "pallas_reassociate_scale", "pallas_cache_across_axis")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +21,7 @@ def judge():
     operator = load_operator("gemm_fp8_fused/g512")
     cascade = ModelledCascade(operator, load_target("tpu7x"), operator.suites["small"], LIMITS)
 
-    def run(source: str, params: dict, **options: object) -> Evaluation:
+    def run(source, params, **options):
         return cascade.evaluate("g", source, params, seed=3, best=float("inf"), **options)
 
     return operator, run

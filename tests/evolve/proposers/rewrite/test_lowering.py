@@ -21,7 +21,7 @@ POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
 
 
 @cache
-def lowered(source: str) -> str:
+def lowered(source):
     rule, kernel = LowerProduct(), KernelSource(source)
     (site,) = rule.sites(kernel)
     child = rule.apply(kernel, site, np.random.default_rng(0))
@@ -98,7 +98,7 @@ def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path):
         "outputs": [{"name": "c", "shape": [512, 512], "dtype": "bfloat16"}],
     }
     point = {**defaults, "skew": False, "pieces": 2}
-    found = compiled_ahead([(source, point, [shape])], str(tmp_path), processes=1, seconds=120.0)
+    found = compiled_ahead([(source, point, [shape])], str(tmp_path), processes=1, seconds=280.0)
     assert not found["failed"] and not found["late"], found
     (code,) = tmp_path.rglob("*.ptx")
     text = code.read_text()
@@ -106,7 +106,7 @@ def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path):
     assert stack_bytes(next(tmp_path.rglob("*.cubin"))) == 0
 
 
-def stack_bytes(code: Path) -> int:
+def stack_bytes(code):
     import re
     import subprocess
 
@@ -119,7 +119,7 @@ def stack_bytes(code: Path) -> int:
 
 
 @cache
-def refusal(source: str) -> str:
+def refusal(source):
     """Why a source is not lowered; "" if it is."""
     try:
         lowered(source)
@@ -158,15 +158,11 @@ def test_what_is_refused(name, old, new, reason):
     ("old", "new", "reason"),
     [
         ("mask = (t[:, None] < last) & ", "mask = (t[:, None] < last - 1) & ", "a store may not leave out"),
-        (
-            "acc.to(tl.float16)",
-            "(acc / tl.max(acc, axis=0)[None, :]).to(tl.float16)",
-            "others are mixed with",
-        ),
+        ("acc.to(tl.float16)", "(acc / tl.max(acc, axis=0)[None, :]).to(tl.float16)", "others are mixed with"),
         ("weights + expert * D * H", "weights + expert * D * D", "an address that is no tile"),
         ("(t[:, None] < last) & (k", "(t[:, None] + 1 < last) & (k", "its tensor's bounds"),
     ],
-)
+)  # fmt: skip
 def test_rows_that_begin_anywhere_are_refused(old, new, reason):
     source = CASES["grouped_tokens.py"].source
     assert old in source and refusal(source) == ""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from testkit.rewriting import Trial, load_cases, run_checks
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Rule, Unsupported
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
 from tilewright.evolve.proposers.rewrite.gluon.operand_once import ComputeOperandOnce
 from tilewright.evolve.space.space import read_declarations
@@ -16,7 +16,7 @@ from tilewright.fitness.dialect import check
 (CASE,) = load_cases(["packed_weights"])
 
 
-def after(source: str, rule: Rule) -> str:
+def after(source, rule):
     kernel = KernelSource(source)
     (site,) = rule.sites(kernel)
     child = rule.apply(kernel, site, np.random.default_rng(0))
@@ -25,7 +25,7 @@ def after(source: str, rule: Rule) -> str:
 
 
 @cache
-def refusal(source: str) -> str:
+def refusal(source):
     try:
         after(source, ComputeOperandOnce())
     except Unsupported as error:
@@ -58,16 +58,12 @@ def test_lowered_behind_it_the_product_stays_the_same_tails_included():
         ("zero[None, :])", "zero[None, :] + pm)", "more than its own tile"),
         ("zero[None, :])", "zero[None, :] + tl.program_id(0))", "more than its own tile"),
         ("(tl.float16)\n        acc", "(codes.dtype.element_ty)\n        acc", "whose type is not said"),
-        (
-            "code = tl.load",
-            "zero += 1.0\n        code = tl.load",
-            "that the loop carries",
-        ),
+        ("code = tl.load", "zero += 1.0\n        code = tl.load", "that the loop carries"),
         ("range(tl.cdiv(k, BK))", "range(1, tl.cdiv(k, BK))", "step through K from 0"),
         ("range(tl.cdiv(k, BK))", "range(tl.load(codes))", "which the host does not know"),
         ("i[:, None] * n + j[None, :]", "i[:, None] + j[None, :] * m", "stored as no tile of rows"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(old, new, reason):
     assert old in CASE.source and refusal(CASE.source) == ""
     assert reason in refusal(CASE.source.replace(old, new))

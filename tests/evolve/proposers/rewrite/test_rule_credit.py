@@ -3,49 +3,39 @@
 import numpy as np
 import pytest
 
+from testkit.evaluations import candidate, failed, passed
 from tests.evolve.proposers.rewrite.test_sources import PLAIN
 from tilewright.evolve.proposers.rewrite.campaign_proposer import Rewrites
 from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer
 from tilewright.evolve.proposers.rule_credit import EXPLORE, RuleCredit, describe
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind
+from tilewright.evolve.record.history import Candidate, History, MutationKind
 from tilewright.evolve.space.genome import Genome
 from tilewright.evolve.space.space import Space
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
+from tilewright.fitness.evaluation import Verdict
 
 RULES = ["pallas_a", "pallas_b", "pallas_c", "pallas_vmem_limit"]
 CONSTANTS = [{"M": 512, "N": 512, "K": 512}]
 
 
-def grow(history: History, rule: str, gain: float | None, steps: int = 1) -> None:
+def grow(history, rule, gain, steps=1):
     """One more child of the first candidate by ``rule``: its fitness is ``gain`` over the parent's, None fails."""
     if not history.candidates:
-        first = Candidate(0, Genome("x = 0", {}), (), Mutation(MutationKind.SEED, "seed", "seed"), 0, 0)
+        first = candidate(0, Genome("x = 0", {}), kind=MutationKind.SEED)
         history.propose(first)
-        history.integrate(first, evaluation(first.genome, 100.0))
+        history.integrate(first, passed(first.genome, fitness=100.0))
     index = len(history.candidates)
     detail = describe([(rule, f"site {index}")] * steps)
-    mutation = Mutation(MutationKind.REWRITE, "rewrite", detail)
-    parent = history.candidates[0].genome
-    child = Candidate(index, Genome(f"x = {index}", {}), (parent.id,), mutation, 1, 0)
-    history.propose(child)
-    history.integrate(child, evaluation(child.genome, None if gain is None else 100.0 * (1 + gain)))
-
-
-def evaluation(genome: Genome, fitness: float | None) -> Evaluation:
-    ok = fitness is not None
-    return Evaluation(
-        genome=genome.id,
-        target="t",
-        suite="s",
-        stage=Stage.MEASURE if ok else Stage.COMPILE,
-        verdict=Verdict.OK if ok else Verdict.COMPILE_ERROR,
-        reason="" if ok else "no",
-        fitness=fitness,
+    parents = (history.candidates[0].genome.id,)
+    child = candidate(
+        index, Genome(f"x = {index}", {}), parents=parents, kind=MutationKind.REWRITE, detail=detail
     )
+    history.propose(child)
+    failure = failed(child.genome, Verdict.COMPILE_ERROR)
+    history.integrate(child, failure if gain is None else passed(child.genome, fitness=100.0 * (1 + gain)))
 
 
-def learned(history: History) -> RuleCredit:
+def learned(history):
     credit = RuleCredit()
     credit.learn(history)
     return credit
@@ -73,13 +63,13 @@ def test_credit_fades_so_that_the_next_phase_has_its_own_winner():
     assert shares["pallas_b"] > 2 * shares["pallas_a"]
 
 
-def seeded(rules: RewriteProposer) -> tuple[Rewrites, History]:
+def seeded(rules):
     archive, history = Archive(1, 10), History()
     genome = Genome(PLAIN, {"block_m": 128, "block_n": 128, "block_k": 128})
-    first = Candidate(0, genome, (), Mutation(MutationKind.SEED, "seed", "seed"), 0, 0)
+    first = candidate(0, genome, kind=MutationKind.SEED)
     history.propose(first)
-    history.integrate(first, evaluation(genome, 100.0))
-    archive.add(first, evaluation(genome, 100.0))
+    history.integrate(first, passed(genome, fitness=100.0))
+    archive.add(first, passed(genome, fitness=100.0))
     space = lambda source: Space.from_source(source, CONSTANTS)  # noqa: E731
     return Rewrites(archive, space, lambda source: [], rules), history
 

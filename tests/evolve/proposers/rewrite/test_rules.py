@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from testkit.rewriting import Case, Trial, inherited, load_cases, run_checks
+from testkit.rewriting import Trial, inherited, load_cases, run_checks
 from tests.evolve.proposers.rewrite.test_attention import IN_BLOCKS, STRAIGHT_LINE
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language
 from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
@@ -18,7 +18,7 @@ RULES = sorted(
 CASES = {case.name: case for case in load_cases()}
 
 
-def size(case: Case) -> int:
+def size(case):
     """Elements of the inputs: what an interpreter run costs."""
     return sum(int(np.prod(shape)) for _, shape, *_ in case.inputs)
 
@@ -26,7 +26,7 @@ def size(case: Case) -> int:
 CHEAPEST_FIRST = sorted(CASES.values(), key=lambda case: (size(case), case.name))
 
 
-def trial_of(case: Case, rule_name: str) -> Trial | None:
+def trial_of(case, rule_name):
     for rule, site in offers(case.source):
         if rule.name == rule_name:
             child = rewrite(case.source, case.params, rule, site, np.random.default_rng(0))
@@ -34,13 +34,9 @@ def trial_of(case: Case, rule_name: str) -> Trial | None:
                 entry = "build" if case.language == "pallas" else "launch"
                 problems = check(child.source, entry=entry)
                 return Trial(
-                    case.name,
-                    rule.name,
-                    site.key,
-                    child.source,
-                    inherited(case, child.params),
+                    case.name, rule.name, site.key, child.source, inherited(case, child.params),
                     str((problems or [""])[0]),
-                )
+                )  # fmt: skip
     return None
 
 
