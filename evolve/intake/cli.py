@@ -45,9 +45,7 @@ def add_commands(commands: Any, tell: Tell) -> None:
         "--table", type=Path, metavar="FILE",
         help="tune every --args in a campaign of its own, and write a row for each: sizes, parameters, modelled time",
     )  # fmt: skip
-    tune.add_argument(
-        "--row", metavar="TEXT", help='form of a row of --table, as "({M}, {N}): ({bm}, {bn}),"'
-    )
+    tune.add_argument("--row", metavar="TEXT", help="form of a row of --table, as '({M}): ({bm}),'")
     tune.add_argument("--no-mlflow", action="store_true", help="record in the journal alone")
     tune.set_defaults(run=lambda arguments: _tune(arguments, tell))
     check = commands.add_parser(

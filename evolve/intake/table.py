@@ -18,9 +18,7 @@ from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.targets import Target
 from tilewright.workers.intake.calls.sizes import label_of
 
-FIGURES: Mapping[str, Any] = {
-    **dict.fromkeys(("us", "low_us", "high_us", "gain"), 1.0), **dict.fromkeys(("target", "campaign"), ""),
-}  # fmt: skip
+FIGURES = {"us": 1.0, "low_us": 1.0, "high_us": 1.0, "gain": 1.0, "target": "", "campaign": ""}
 """Parts of a row beside sizes and parameters, by example: modelled time, its interval, the default's time over it."""
 
 
@@ -53,25 +51,24 @@ def tune_shapes(
 ) -> StopReason | None:  # fmt: skip
     """A campaign for each shape, and its row in the file at ``path`` as soon as it ends. ``run``: on the suite of that
     name. Why not all shapes have a row; None where they do. Raises UserError where the file cannot be written."""
-    text, form = row
-    lost = None
+    (text, form), lost = row, None
     for dims in answer["dims"]:
-        shape = label_of(dims)
         try:
-            outcome = run(shape if len(answer["dims"]) > 1 else CALLS)
+            outcome = run(label_of(dims) if len(answer["dims"]) > 1 else CALLS)
         except SeedFailed as error:
-            say(f"{shape}: no row: {error}")
+            say(f"{label_of(dims)}: no row: {error}")
             lost = StopReason.SEED_FAILED
             continue
         if outcome.winner is None:
             return outcome.reason
         with Journal(find_campaign(home, outcome.campaign) / JOURNAL) as journal:
             data = load(journal)
-        start = next(point.candidate.genome.id for point in data.points if point.candidate.index == 0)
+        start = min(data.points, key=lambda point: point.candidate.index).candidate.genome.id
         seed, best = (data.evaluations[genome].workloads[0] for genome in (start, outcome.winner))
-        low, high = best.seconds_interval
-        figures = (*(1e6 * time for time in (best.seconds, low, high)), seed.seconds / best.seconds)
-        told = dict(zip(FIGURES, (*figures, data.target, outcome.campaign), strict=True))
+        times = (1e6 * seconds for seconds in (best.seconds, *best.seconds_interval))
+        told = dict(
+            zip(FIGURES, (*times, seed.seconds / best.seconds, data.target, outcome.campaign), strict=True)
+        )
         line = form.format(**{**dims, **data.candidates[outcome.winner].genome.params, **told})
         text += f"{line}\n"
         say(line)

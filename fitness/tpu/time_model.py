@@ -37,10 +37,9 @@ Pallas guide."""
 ERRORS: Mapping[str, tuple[float, float]] = {
     "matrix": (-0.11, 0.05), "vector": (-0.16, 0.13), "steps": (-0.28, 0.23), "memory": (-0.16, 0.13),
 }  # fmt: skip
-"""log(real / modelled), lower and upper end of the interval by class of kernel (see ``kind_of``): of each family of
-measured kernels (one kind on one chip) the 5 % and 95 % points, and of the families the widest, so that a family that
-was not measured may be as far off as the worst that was. The few rows of *memory* are taken with those of *vector*.
-How many rows lie in what the other families give is in ``experiments/records/tpu_truth``."""
+"""log(real / modelled), the interval's ends by class (see ``kind_of``): the widest of the 5 % and 95 % points of each
+family of measured kernels (one kind on one chip), so that a family that was not measured may be as far off as the worst
+that was (``experiments/records/tpu_truth``). *memory* has few rows and is taken with *vector*."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,8 @@ def time_of(operations: Iterable[tuple[Events, int]], chip: str, bound: str) -> 
         waited += count * passed.waited
         longest = max(longest, (count * passed.seconds, passed.step))
     kind = kind_of(bound, core, memory, longest[1])
-    return Modelled(seconds, *interval(seconds, kind), core, memory, waited, kind)
+    low, high = (seconds * math.exp(end) for end in ERRORS[kind])
+    return Modelled(seconds, low, high, core, memory, waited, kind)
 
 
 def kind_of(bound: str, core: float, memory: float, step: float) -> str:
@@ -99,12 +99,6 @@ def kind_of(bound: str, core: float, memory: float, step: float) -> str:
     if memory > core:
         return "memory"
     return "matrix" if bound == "mxu" else "vector"
-
-
-def interval(seconds: float, kind: str) -> tuple[float, float]:
-    """Where the real time of a modelled one lies, with ``COVERAGE``."""
-    low, high = ERRORS[kind]
-    return seconds * math.exp(low), seconds * math.exp(high)
 
 
 def relative_error(kinds: Sequence[str]) -> tuple[float, float]:

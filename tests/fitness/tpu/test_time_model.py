@@ -93,8 +93,9 @@ def test_a_class_is_by_what_takes_longest(bound, core, memory, step, kind):
 
 
 def test_intervals_are_those_of_the_class_and_of_several_the_widest():
-    low, high = time_model.interval(2.0, "vector")
-    assert (low, high) == (pytest.approx(2 * math.exp(-0.16)), pytest.approx(2 * math.exp(0.13)))
+    found = time_of(((Events.idle(180_000), 2),), "tpu7x", "valu")
+    assert found.low == pytest.approx(200e-6 * math.exp(-0.16), rel=0.01) and found.kind == "vector"
+    assert found.high == pytest.approx(found.seconds * math.exp(0.13))
     assert relative_error(["matrix"]) == ERRORS["matrix"] == (-0.11, 0.05)
     for kinds in (["matrix", "memory"], ["memory", "matrix"]):
         assert relative_error(kinds) == ERRORS["memory"]

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,14 +75,16 @@ def _nearest(knob: Knob) -> list[int]:
 
 
 def values_taken(
-    knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]], timed: Sequence[str], checked: Sequence[str],
-    values: Sequence[int],
-) -> tuple[int, ...]:  # fmt: skip
-    """Those of a knob's ``values`` that a ``timed`` shape takes, and every shape at which answers are ``checked``."""
-    taken = {v for label in timed for v in legal.get(label, {}).get(knob.name, values)}
+    knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]], timed: Sequence[str], checked: Sequence[str]
+) -> Knob:
+    """A knob with the values that a ``timed`` shape takes, and every shape at which answers are ``checked``."""
+    every = (*knob.values, *knob.parts)
+    taken = {v for label in timed for v in legal.get(label, {}).get(knob.name, every)} if legal else {*every}
     for label in checked:
-        taken &= set(legal.get(label, {}).get(knob.name, values))
-    return tuple(v for v in values if v in taken or v == knob.default) if legal else tuple(values)
+        taken &= {*legal.get(label, {}).get(knob.name, every)}
+    taken.add(knob.default)
+    values, parts = (tuple(v for v in of if v in taken) for of in (knob.values, knob.parts))
+    return replace(knob, values=values, parts=parts)
 
 
 def tiling_knobs(

@@ -33,7 +33,7 @@ from tilewright.workers.intake.pallas.function_text import RESERVED, followed_te
 from tilewright.workers.intake.pallas.original import Original, function_in, on_chip
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
 from tilewright.workers.intake.pallas.trial import Module, judge
-from tilewright.workers.intake.source.knobs import Knob, block_values, is_size, whole_parts
+from tilewright.workers.intake.source.knobs import LANES, MOST_SIZE, Knob, block_values, is_size
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
 from tilewright.workers.runners.pallas.trace import unwrapped
@@ -74,7 +74,7 @@ def answer_to(request: Request) -> Answer:
     parameters = list(inspect.signature(plain_function(function)).parameters)
     operands, said, places = _operands(calls, parameters)
     knobs = _argument_knobs(calls[0], function, said)
-    names = {place: operand.name for operand, place in zip(operands, places, strict=True)}
+    names = dict(zip(places, (o.name for o in operands), strict=True))
     knobs += _object_knobs(calls[0], said, names, {*parameters, *RESERVED, *(k.name for k in knobs)})
     files = loader.files(path)
     root = Path(str(path).removesuffix(loader.place(path)))
@@ -92,7 +92,8 @@ def answer_to(request: Request) -> Answer:
         raise Refusal(f"{request['function']} launches no Pallas kernel in this call")
     places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
     original, inner = sizes_within(original, places_used, launched, {*parameters, *defaults, *RESERVED})
-    parts = whole_parts(n for call in calls for tensor in call.tensors() for n in tensor.shape)
+    sizes = {min(n, MOST_SIZE) for call in calls for tensor in call.tensors() for n in tensor.shape}
+    parts = {n for size in sizes for n in range(LANES, size + 1, LANES) if size % n == 0}
     knobs += inner
     for knob in (k for k in knobs if is_size(k.default)):
         knob.parts = tuple(sorted(parts - {*knob.values}))
@@ -296,10 +297,7 @@ def _followed(
                 return text, ""
     except Exception as error:  # noqa: BLE001 - whatever the user's file does with such sizes
         reason = (str(error) or type(error).__name__).splitlines()[0]
-    return (
-        original,
-        f"no rewrites: the function runs as it stands with other block sizes ({reason})",
-    )
+    return (original, f"no rewrites: the function runs as it stands with other block sizes ({reason})")
 
 
 if __name__ == "__main__":

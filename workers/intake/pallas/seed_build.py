@@ -6,6 +6,7 @@ The seed is lowered here as every candidate is, so that problems are reported be
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,6 +118,14 @@ class SeedBuild:
             program = Program(closed, [inputs[o.name] for o in self.operands])
             return program.run(dict(enumerate(where)), settings_of(closed)), where
 
+    def elements(self, dims: Dims, params: Params) -> tuple[int, int]:
+        """Of what the kernels read and write, and of the blocks that cover it."""
+        kernels = kernels_in(self.closed(dims, params).jaxpr)
+        blocks = [block for kernel in kernels for block in kernel.params["grid_mapping"].block_mappings]
+        sizes = [(b.array_aval.shape, [getattr(n, "block_size", 1) for n in b.block_shape]) for b in blocks]
+        covered = sum(math.prod(-(-n // step) * step for n, step in zip(*of, strict=True)) for of in sizes)
+        return sum(math.prod(shape) for shape, _ in sizes), covered
+
     def result_shapes(self, dims: Dims, params: Params) -> list[tuple[int, ...]]:
         return [tuple(aval.shape) for aval in self.closed(dims, params).out_avals]
 
@@ -146,9 +155,8 @@ class SeedBuild:
         """Operations beside the kernels at these shapes; FLOP of the products that any candidate must do, by shape;
         and why no time can be modelled, if so.
 
-        ``params``: by shape. ``work``: FLOP of the products in the reference, which may do more than it must: all of a
-        masked square, every matrix for every row. What the function itself does is enough. None: the function is its
-        own reference.
+        ``params``: by shape. ``work``: FLOP of the products in the reference, which may do more than it must, as all of
+        a masked square; what the function itself does is enough. None: the function is its own reference.
         """
         from tilewright.workers.runners.mosaic.facts import module_facts
         from tilewright.workers.runners.mosaic.known_operands import bind

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
-from tilewright.workers.intake.pallas.block_sizes import kernels_in
 from tilewright.workers.intake.pallas.function_text import FollowedText
 from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_taken
 from tilewright.workers.intake.pallas.original import Original
@@ -142,35 +140,23 @@ def judge(
             raise Refusal("its results have other shapes")
         return seed.traced(dims, params)
 
-    checked, labels = [label_of(shape.dims) for shape in shapes], [label_of(dims) for dims in all_dims]
-
-    legal, idle = legal_values(
-        knobs,
-        defaults,
-        every,
-        all_dims,
-        traced,
-        lambda dims, params: _elements(seed.closed(dims, params).jaxpr),
-    )
-    knobs = [
-        replace(k, values=taken(k.values), parts=taken(k.parts))
-        for k, taken in ((k, partial(values_taken, k, legal, labels, checked)) for k in knobs)
-    ]
+    checked, labels = ([label_of(dims) for dims in of] for of in ([s.dims for s in shapes], all_dims))
+    legal, idle = legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
+    knobs = [values_taken(k, legal, labels, checked) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
     space, fixed, held, tied = tiling_knobs(telling, defaults, shapes[-1], results, seed.interpreted)
     whys = {k.name: IDLE if k.name in idle else ALONE for k in knobs if k not in telling}
     fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
     chosen = {name: defaults[name] for name in space}
     constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
-    starts = {label_of(dims): chosen for dims in all_dims}
-    for dims, values in ((d, legal.get(label_of(d), {})) for d in all_dims if len(all_dims) > 1):
-        elsewhere = " or ".join(f"{n} != {size}" for n, size in dims.items())
-        for name in (n for n in space if not {*space[n]} <= {*values.get(n, space[n])}):
-            if not (kept := tuple(v for v in values[name] if v in space[name])):
-                continue  # its campaign says why
-            constraints[f"{elsewhere} or {name} in {kept}"] = f"{label_of(dims)} takes no other {name}"
-            near = min(kept, key=lambda v, own=chosen[name]: (abs(math.log2(v / own)), v))  # type: ignore[misc]
-            starts[label_of(dims)] = {**starts[label_of(dims)], name: near}
+    starts = dict.fromkeys(labels, chosen)
+    for dims, label in zip(all_dims, labels, strict=True) if len(all_dims) > 1 else ():
+        elsewhere, values = " or ".join(f"{n} != {size}" for n, size in dims.items()), legal.get(label, space)
+        for name, kept in ((n, tuple(v for v in space[n] if v in values[n])) for n in space):
+            if kept and kept != space[name]:
+                constraints[f"{elsewhere} or {name} in {kept}"] = f"{label} takes no other {name}"
+                near = min(kept, key=lambda v, own=chosen[name]: (abs(math.log2(v / own)), v))  # type: ignore[misc]
+                starts[label] = {**starts[label], name: near}
     replaced = {
         k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default)
         for k in knobs
@@ -202,15 +188,6 @@ def judge(
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },
     }  # fmt: skip
-
-
-def _elements(jaxpr: Any) -> tuple[int, int]:
-    """Of the operands and results of a jaxpr's kernels, and of the blocks that cover them."""
-    mappings = [equation.params["grid_mapping"].block_mappings for equation in kernels_in(jaxpr)]
-    arrays = [(m.array_aval.shape, m.block_shape) for blocks in mappings for m in blocks]
-    sized = [[(n, getattr(b, "block_size", 1)) for n, b in zip(*of, strict=True)] for of in arrays]
-    covered = sum(math.prod(-(-n // block) * block for n, block in axes) for axes in sized)
-    return sum(math.prod(shape) for shape, _ in arrays), covered
 
 
 def _moved(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) -> int:

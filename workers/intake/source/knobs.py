@@ -61,11 +61,6 @@ def block_values(default: int) -> tuple[int, ...]:
     return values_around(default, least=8, halvings=3)
 
 
-def whole_parts(sizes: Iterable[int]) -> set[int]:
-    """Whole lanes that divide one of these sizes."""
-    return {n for size in sizes for n in range(LANES, min(size, MOST_SIZE) + 1, LANES) if size % n == 0}
-
-
 def between(default: int, seen: Iterable[int]) -> set[int]:
     """Powers of two between and next to the values of configurations."""
     known = {v for v in (*seen, default) if v > 0}
