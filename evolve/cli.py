@@ -392,7 +392,7 @@ def _watch(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.record.journal import Journal
     from tilewright.evolve.report.html import write_report
-    from tilewright.evolve.report.lineage_page import PAGE
+    from tilewright.evolve.report.lineage import PAGE
 
     home = home_folder(arguments.home)
     folder = find_campaign(home, arguments.campaign)

@@ -1,7 +1,5 @@
 """``tilewright doctor``: what this machine can do, one finding a line."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import platform

@@ -1,7 +1,5 @@
 """Running a campaign from configuration to winner: journal, workers, search, finals, report."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import threading
@@ -11,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tilewright.evolve.campaign.conclusion import Finals, conclude_measured
+from tilewright.evolve.campaign.conclusion import Finals, References, conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.convergence import Convergence
-from tilewright.evolve.campaign.evaluator import Comparer, References
 from tilewright.evolve.campaign.interrupt import CtrlC
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
 from tilewright.evolve.campaign.preparation import (
@@ -226,7 +223,7 @@ class _Run:
         return Racing([workload.id for workload in ordered], archive, self.resolved.floors())
 
     def _conclude(
-        self, campaign: Campaign, references: References, reason: StopReason, pool: Comparer
+        self, campaign: Campaign, references: References, reason: StopReason, pool: Pool
     ) -> CampaignOutcome:
         # the display skips an evaluation that follows another within 0.2 s; the last one must be shown
         self._last_shown = 0.0
@@ -305,7 +302,7 @@ class _Run:
             SPENT, cpu_seconds=time.process_time() - judged, device_seconds=self._compared_seconds
         )
 
-    def _winner(self, campaign: Campaign, pool: Comparer, references: References) -> Genome | None:
+    def _winner(self, campaign: Campaign, pool: Pool, references: References) -> Genome | None:
         """The winner; None when nothing passed, and on compile-only targets, which rank nothing.
 
         On the interpreter, which ranks nothing either, the first seed.
@@ -321,7 +318,7 @@ class _Run:
         )
         return finals.winner(campaign.history)
 
-    def _dispatch(self, campaign: Campaign, pool: Comparer) -> Genome | None:
+    def _dispatch(self, campaign: Campaign, pool: Pool) -> Genome | None:
         """Measure the best genomes side by side and write the dispatch table; its default genome wins."""
         if campaign.history.best is None:
             return None

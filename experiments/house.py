@@ -7,8 +7,6 @@
 Lines are those that ``wc -l`` counts, docstrings and blank ones included.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Finding operators: the families in this package, and a user's own folder of the same form."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

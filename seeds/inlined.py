@@ -5,8 +5,6 @@ tilewright.seeds.FAMILY.kernels.MODULE import name``, and the source that a camp
 that line the definitions of those names, of what they use, and the imports that these need.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable

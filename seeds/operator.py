@@ -5,8 +5,6 @@ Everything here is host-side numpy; no device library is imported. A family is a
 ``kernels/`` folder of dialect modules. The full name of an operator is ``family/recipe``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -8,8 +8,6 @@ stream, without the rest, and checks rows and columns that the candidate cannot 
 The hash is two rounds of xor-shift and multiplication on 32 bits (constants as in public-domain xxHash32's finaliser).
 """
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence

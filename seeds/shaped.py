@@ -3,8 +3,6 @@
 A family's operator derives from ``Shaped`` (or ``Product``) and says ``operands`` and ``results`` of its dimensions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType

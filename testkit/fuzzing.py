@@ -21,7 +21,7 @@ from testkit import CORPUS
 from testkit.evaluations import candidate, failed
 from tilewright.evolve.campaign.config import load_config
 from tilewright.evolve.errors import JournalError, UserError
-from tilewright.evolve.proposers.llm.edit import EditError, read_reply
+from tilewright.evolve.proposers.llm.proposer import EditError, read_reply
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness import dialect
 from tilewright.fitness.chips import CHIPS

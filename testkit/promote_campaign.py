@@ -11,7 +11,6 @@ import numpy as np
 from testkit import FIXTURES
 from testkit.evaluations import candidate, figures, passed
 from tilewright.evolve.campaign.config import parse_config
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.promote.command import Options, PromotionOutcome, promote
 from tilewright.evolve.promote.library_writer import LibraryWriter
@@ -22,6 +21,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, GateReading
 from tilewright.fitness.tpu import time_model
 from tilewright.seeds.operator import Scope
+from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.device.comparison import Comparison
 
 FAMILY = FIXTURES / "small_gemm"

@@ -8,12 +8,12 @@ import numpy as np
 
 from testkit.evaluations import failed, figures, passed
 from tilewright.evolve.campaign.config import Order
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.workers.cluster.jobs import Job
 
 SIZE = 400
 

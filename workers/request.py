@@ -3,8 +3,6 @@
 The answers stay in the parent and never reach a child.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import threading

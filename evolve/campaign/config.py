@@ -1,7 +1,5 @@
 """Campaign configuration: a YAML file, checked whole before anything starts."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import reprlib

@@ -6,8 +6,6 @@ nobody saw it coming. All three are fitted to searches of made-up spaces (``expe
 what the floors leave to gain bounds the last.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

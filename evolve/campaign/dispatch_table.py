@@ -27,8 +27,6 @@ either)::
 against itself in the same rounds, the noise of the comparison.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,10 @@
 """Ctrl-C during a campaign: the campaign ends cleanly and soon, whatever the main thread waits for."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 GRACE_SECONDS = 0.5
 """How long the main thread may take to notice the request before its current step is cut off."""
@@ -43,7 +41,7 @@ class CtrlC:
             signal.setitimer(signal.ITIMER_REAL, *self._timer)
             self._timer = None
 
-    def __enter__(self) -> CtrlC:
+    def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM) if main else ():
             self._before[number] = signal.signal(number, self._on_signal)

@@ -21,11 +21,12 @@ import numpy as np
 
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.convergence import Convergence
-from tilewright.evolve.campaign.evaluator import Evaluator, Job
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal, in_memory
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.race import Race
+from tilewright.workers.cluster.jobs import Job
+from tilewright.workers.cluster.pool import Evaluator
 
 
 class StopReason(StrEnum):

@@ -4,8 +4,6 @@ A campaign trusts its operator. Without gates it would end with an unchecked win
 never end. Each fault is one sentence that names the operator.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import weakref

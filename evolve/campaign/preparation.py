@@ -1,7 +1,5 @@
 """What a campaign prepares before it starts or resumes: settings of its workers, and its description in the journal."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib import metadata

@@ -7,8 +7,6 @@ interval, not a quota. All of it is a fold over the history: what a job is held 
 it was made, and on nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

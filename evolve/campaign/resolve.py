@@ -1,7 +1,5 @@
 """Looks up what a checked configuration names; a missing thing is a UserError of one sentence."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

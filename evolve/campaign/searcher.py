@@ -1,7 +1,5 @@
 """From a campaign's configuration to its portfolio of proposers."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +13,7 @@ from tilewright.evolve.campaign.loop import Searcher
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.campaign.transfer import LeadsFirst, leads_of, read_earlier, records_of, related
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.proposers.crossover import SourceCrossover
+from tilewright.evolve.proposers.crossover import ParameterCrossover, SourceCrossover
 from tilewright.evolve.proposers.llm.client import (
     BudgetSpent,
     ChatClient,
@@ -24,14 +22,11 @@ from tilewright.evolve.proposers.llm.client import (
     OpenAIEndpoint,
     TokenBudget,
 )
-from tilewright.evolve.proposers.llm.facts import facts_of
-from tilewright.evolve.proposers.llm.prompt import Contract
+from tilewright.evolve.proposers.llm.prompt import Contract, facts_of
 from tilewright.evolve.proposers.llm.proposer import LlmProposer
 from tilewright.evolve.proposers.niches import NicheSearch
-from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
-from tilewright.evolve.proposers.rewrite.campaign_proposer import Rewrites
-from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer
+from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer, Rewrites
 from tilewright.evolve.proposers.rewrite.registry import openings
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer

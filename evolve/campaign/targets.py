@@ -4,8 +4,6 @@ The command imports this module before anything else of a campaign, so that the 
 cheap to import.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

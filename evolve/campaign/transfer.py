@@ -5,8 +5,6 @@ different workloads and targets are never compared with each other. The best of 
 them are further sources of the surrogate's model, which a column distinguishes from the campaign's own points.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import gate_seed
 from tilewright.evolve.campaign.preparation import pool_settings
 from tilewright.evolve.campaign.resolve import resolve
@@ -20,6 +19,7 @@ from tilewright.evolve.intake.tune import Request, config_of
 from tilewright.evolve.run import failure_text
 from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import Target
+from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice
 

@@ -4,8 +4,6 @@ MLflow 3.17 opens every run below "GenAI > Evaluation runs" unless the browser r
 script into the page that makes the classic pages the first choice; a user's own choice stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 

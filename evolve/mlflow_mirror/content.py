@@ -9,8 +9,6 @@ has, at step = candidate number: ``tflops_*`` (geometric mean over the suite), `
 Where GB/s rank, ``gbytes`` stands for ``tflops``. A figure that is no whole number has ``DIGITS`` significant digits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -20,13 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from tilewright.evolve.mlflow_mirror.view import (
-    EVALUATION,
-    FAILED,
-    best_metric,
-    fitness_metric,
-    gain_metric,
-)
+from tilewright.evolve.mlflow_mirror.view import EVALUATION, FAILED, best_metric, fitness_metric, gain_metric
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.report.change import full_diff
 from tilewright.evolve.report.data import FINALIST_PREFIX, SEED_PREFIX, CampaignData, rival_speeds

@@ -5,8 +5,6 @@
 Writing it again brings the same runs up to date.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """The MLflow UI on the campaigns of a home folder."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

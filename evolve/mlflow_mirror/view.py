@@ -5,8 +5,6 @@ key (seen in MLflow 3.17). The view works on any server and leaves each user's o
 MLflow.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,4 @@
-"""The files that are written about a program, and the list of programs in a home."""
-
-from __future__ import annotations
+"""The files that are written about a program, ``faster.py`` among them, and the list of programs in a home."""
 
 import hashlib
 import json
@@ -8,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.program.ceiling import Ceiling
+from tilewright.evolve.program.screen import Ceiling
 from tilewright.evolve.report.page import write_atomically
+from tilewright.library import launch_replacement
 from tilewright.workers.program import ENDED
 
 RECORD, PAGE, FASTER, RECEIPT = "record.json", "program.html", "faster.py", "receipt.json"
@@ -98,3 +97,42 @@ def _figures(folder: Path) -> str:
         return f"{receipt['gain']:.3f} x ({low:.3f} to {high:.3f}; {receipt['kind']})  "
     searched = len(read_json(folder / KEPT).get("launches", ()))
     return f"{searched} launch(es) searched  " if searched else ""
+
+
+_END = """
+REPLACEMENTS = [
+{replacements}]
+DEVICE = {device!r}
+{layers}
+_INSTALLATION = Installation(REPLACEMENTS, DEVICE, LAYERS)
+install, uninstall, installed, counts = (
+    _INSTALLATION.install, _INSTALLATION.uninstall, _INSTALLATION.installed, _INSTALLATION.counts
+)
+"""
+
+
+def faster_text(
+    program: str, replacements: Sequence[str], fp8_shapes: Sequence[Sequence[int]], device: str,
+    proof: Mapping[str, Any] | None,
+) -> str:  # fmt: skip
+    """The file's text. ``replacements``: the expressions that make them."""
+    told = "not proved"
+    if proof and proof.get("gain"):
+        low, high = proof["interval"]
+        told = f"proved {proof['gain']:.3f} x end to end ({low:.3f} to {high:.3f}; {proof['kind']})"
+    runtime = Path(str(launch_replacement.__file__)).read_text(encoding="utf-8")
+    note = (
+        f'"""Faster kernels for {program}: {told}. Made by tilewright program.\n\n'
+        "    import faster; faster.install()      # or: with faster.installed(): ...\n\n"
+        "``counts()`` says how often each winner ran. Launches that were not recorded go to the original kernels.\n"
+        '"""\n'
+    )
+    body = runtime.split('"""', 2)[2]
+    rows = "".join(f"    {text},\n" for text in replacements)
+    layers = "LAYERS = None"
+    if fp8_shapes:
+        layers = "from tilewright_library.torch_linear_replacement import LinearLayers\n\n"
+        layers += (
+            f"LAYERS = LinearLayers({list(map(tuple, fp8_shapes))!r})  # blockwise FP8: changes numerics"
+        )
+    return note + body + _END.format(replacements=rows, device=device, layers=layers)

@@ -1,7 +1,5 @@
 """A program as users see it: recorded, its ceiling said, tuned, proved, and written as ``faster.py``."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,10 +13,17 @@ from typing import Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.program import folder as files
-from tilewright.evolve.program.ceiling import Ceiling, ceiling
-from tilewright.evolve.program.faster_file import faster_text
-from tilewright.evolve.program.folder import FASTER, KEPT, PAGE, RECEIPT, RECORD, mlflow_content, note_program
-from tilewright.evolve.program.screen import figure_kind, page
+from tilewright.evolve.program.folder import (
+    FASTER,
+    KEPT,
+    PAGE,
+    RECEIPT,
+    RECORD,
+    faster_text,
+    mlflow_content,
+    note_program,
+)
+from tilewright.evolve.program.screen import Ceiling, ceiling, figure_kind, page
 from tilewright.evolve.record.home import home_folder
 from tilewright.workers.child.launch import ROOT
 

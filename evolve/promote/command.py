@@ -1,7 +1,5 @@
 """``tilewright promote``: re-verify, compare with what serves now, and only then write."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +13,18 @@ from tilewright.evolve.promote.judge import Judgement, judge
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.nominate import nominate
 from tilewright.evolve.promote.serving import incumbents, nominees
-from tilewright.evolve.promote.verify import ComparingEvaluator, Contender, Refusal, Verification, verify
+from tilewright.evolve.promote.verify import Contender, Refusal, Verification, verify
 from tilewright.evolve.promote.version_files import Promotion, names_of
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.targets import Target
 from tilewright.library import store
+from tilewright.workers.cluster.pool import Pool
 
 EVENT = "promoted"
 
 Say = Callable[[str], None]
-MakeEvaluator = Callable[[Resolved], ComparingEvaluator]
+MakeEvaluator = Callable[[Resolved], Pool]
 Current = tuple[str, dict[str, Any], dict[str, Any]]
 
 

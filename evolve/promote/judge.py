@@ -1,7 +1,5 @@
 """Judgement of a promotion: an improvement, per shape against what serves it now, with a floor for every shape."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

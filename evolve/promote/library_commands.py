@@ -1,7 +1,5 @@
 """``tilewright library``: list, verify, roll back and clean what has been promoted."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ killed anywhere leaves either the old state, or the old state and a version nobo
 Writers of one package wait for each other at a lock on its folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,13 +1,11 @@
 """Nominations for promotion: a winner of a finished campaign, a candidate by name, or those of a dispatch table."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tilewright.evolve.campaign.conclusion import COMPARISON_FILE
 from tilewright.evolve.campaign.config import MOST_LETTERS, parse_config
@@ -39,7 +37,7 @@ class Nomination:
         """The genome that is to serve a workload."""
         return self.assigned.get(workload, self.candidates[0].genome.id)
 
-    def without(self, genome: str) -> Nomination | None:
+    def without(self, genome: str) -> Self | None:
         """The table less one of its genomes: its shapes go to the next best of the others that is legal there.
 
         The next best is by the campaign's last comparison; without one, by the table's order. None where the genome is

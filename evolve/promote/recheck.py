@@ -6,8 +6,6 @@ The result is a new version whose receipt says what was verified where. Shapes t
 their receipt promised are told.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +20,7 @@ from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.judge import own_figures
 from tilewright.evolve.promote.library_writer import Finding, LibraryError, LibraryWriter
 from tilewright.evolve.promote.serving import checked_shapes, timed_workloads
-from tilewright.evolve.promote.verify import (
-    ComparingEvaluator,
-    Contender,
-    Refusal,
-    Verified,
-    served_within,
-    verify,
-)
+from tilewright.evolve.promote.verify import Contender, Refusal, Verified, served_within, verify
 from tilewright.evolve.promote.version_files import (
     Files,
     device_key,
@@ -48,6 +39,7 @@ from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.library import dispatch_rule as rule
 from tilewright.library import plan_shelf, store
 from tilewright.workers.cascade.drawn_shapes import verified_alone
+from tilewright.workers.cluster.pool import Pool
 
 LOSS = 0.03
 """Share of the promised time beyond which a shape counts as slower here."""
@@ -193,7 +185,7 @@ def _check(
     genome: Genome,
     regions: Sequence[Region],
     promises: Mapping[tuple[str, str], Mapping[str, Any]],
-    evaluator: ComparingEvaluator,
+    evaluator: Pool,
     say: Say,
     first_job: int,
 ) -> None:

@@ -6,8 +6,6 @@ packed and no statement that merely does something; that package computes what `
 NumPy, ml_dtypes, and torch or JAX, as the reference does.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import io

@@ -6,8 +6,6 @@ choose it there today. Nobody is evaluated on, or compared on, a workload it doe
 to serve everything it is to be promoted for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 

@@ -6,17 +6,13 @@ them) on all check shapes, under the race detector where there is one, and times
 target everyone is then timed side by side on the device, in rounds of reversed order, for the figures that count.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from tilewright.evolve.campaign.evaluator import Comparer, Evaluator, Job
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome
@@ -25,6 +21,8 @@ from tilewright.fitness.original import is_original
 from tilewright.seeds.operator import Scope, Workload
 from tilewright.workers.cascade.drawn_shapes import drawn_dims
 from tilewright.workers.cascade.verify_shapes import too_large
+from tilewright.workers.cluster.jobs import Job
+from tilewright.workers.cluster.pool import Pool
 from tilewright.workers.device.comparison import Comparison
 
 FACTOR = 10
@@ -86,10 +84,6 @@ def rounds_needed(resolved: Resolved) -> int:
     return math.ceil(FACTOR * kinds / a_round)
 
 
-class ComparingEvaluator(Evaluator, Comparer, Protocol):
-    """The evaluator that re-verification asks; ``compare`` on measured targets only."""
-
-
 @dataclass(frozen=True)
 class Verification:
     """Evaluations by contender's name, and, on a measured target, everyone's times side by side."""
@@ -102,7 +96,7 @@ def verify(
     resolved: Resolved,
     contenders: Sequence[Contender],
     incumbents: Sequence[Contender],
-    evaluator: ComparingEvaluator,
+    evaluator: Pool,
     say: Callable[[str], None],
     rounds: int | None = None,
     first_job: int = 0,
@@ -149,7 +143,7 @@ def verify(
     return Verification(found, _comparison(found, evaluator, int(rng.integers(2**31))))
 
 
-def _comparison(found: Mapping[str, Verified], evaluator: Comparer, seed: int) -> Comparison:
+def _comparison(found: Mapping[str, Verified], evaluator: Pool, seed: int) -> Comparison:
     contenders = [v.contender for v in found.values()]
     genomes = {c.genome.id: c.genome for c in contenders}
     only: dict[str, frozenset[str]] = {}

@@ -1,7 +1,5 @@
 """Files of a version: kernels, dispatch table, receipt. Made here, written by the writer."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import io

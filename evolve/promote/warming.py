@@ -5,8 +5,6 @@ version of their operator: its receipt vouches for them, and a rollback takes th
 those of the version before.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -7,8 +7,6 @@ that its elites compete like any others. The first niches are opened at once, so
 all proposals are points of the one known kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

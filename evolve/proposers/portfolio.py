@@ -5,8 +5,6 @@ choice that hung on wall time would differ between two runs of one seed. Credit 
 early rarely helps late, and every proposer keeps a floor, so that it can be found useful again.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque

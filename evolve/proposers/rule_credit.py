@@ -6,8 +6,6 @@ that has done its work on a lineage seldom helps it twice, and a share of all dr
 can be found useful again after others have changed the kernel.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence

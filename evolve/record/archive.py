@@ -4,8 +4,6 @@ MAP-Elites after Mouret and Clune (2015), on islands joined in a ring. The archi
 in the order they were integrated, so a resumed campaign rebuilds it exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

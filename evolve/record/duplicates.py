@@ -9,8 +9,6 @@ It is a presumption: a share of what it would pass over is compiled all the same
 says so from then on.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import OrderedDict, deque

@@ -1,7 +1,5 @@
 """The history of a campaign so far, as proposers see it."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence

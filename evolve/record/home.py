@@ -1,7 +1,5 @@
 """Where campaigns live on disk: ``HOME/campaigns/<id>/journal.sqlite`` and what is written beside it."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -5,8 +5,6 @@ deletes, so a crash can lose nothing but the row being written. Readers (status,
 mirror) may open the file while the campaign runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -17,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
@@ -118,7 +116,7 @@ class Journal:
             self._lock.close()
             self._lock = None
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -1,7 +1,5 @@
 """The system a campaign or a promotion was made with, for the record: this machine, the version and the commit."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The bill of a campaign: what it took of devices, processors and language models."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

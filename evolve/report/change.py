@@ -1,7 +1,5 @@
 """Changes between genomes: one child against its parent, and the winner against the seed it descends from."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Convergence: the best fitness so far against evaluations or campaign time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

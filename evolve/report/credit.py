@@ -1,7 +1,5 @@
 """Credit for the gain: outcomes by proposer and by rewrite rule, and the records each set."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

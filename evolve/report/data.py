@@ -1,7 +1,5 @@
 """The journal of a campaign as a report needs it: plain data, read once, without markup."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The report: one self-contained HTML file that opens offline, in MLflow's preview and on a phone."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -14,8 +12,15 @@ from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.charts import Axis, convergence_svg, switched_charts
 from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.data import SEED_PREFIX, CampaignData, judge_lines, kernel_text, load
-from tilewright.evolve.report.lineage import candidate_details, change_markup, drawn_ancestors, lineage_svg
-from tilewright.evolve.report.lineage_page import PAGE, render_lineage, write_lineage
+from tilewright.evolve.report.lineage import (
+    PAGE,
+    candidate_details,
+    change_markup,
+    drawn_ancestors,
+    lineage_svg,
+    render_lineage,
+    write_lineage,
+)
 from tilewright.evolve.report.page import (
     chart,
     clean,

@@ -4,8 +4,6 @@ Names and sources come from candidates and are hostile, so that every text and a
 policy forbids any script but its own, and the network.
 """
 
-from __future__ import annotations
-
 import base64
 import errno
 import hashlib

@@ -4,8 +4,6 @@ After Williams, Waterman and Patterson (2009). Both axes are logarithmic. Where 
 the only roof: the rate stands against the bytes a call must move.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Every number has unit, target and kind.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter, defaultdict

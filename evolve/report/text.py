@@ -1,7 +1,5 @@
 """Figures and sources as text. Every figure carries its unit."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """The display of ``tilewright run``: a live panel on a terminal, one line an event elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping

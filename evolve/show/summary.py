@@ -3,8 +3,6 @@
 Reasons, names and sources come from candidates: every line is made printable.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``tilewright watch``: shows a campaign of another process; it only reads the journal."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ nothing here calls ``eval``: a syntax tree of known nodes becomes nested closure
 while compiling (no text or tuple ever reaches arithmetic), and powers are bounded.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

@@ -1,7 +1,5 @@
 """Genome: kernel source plus parameter values, immutable, identified by its normalised form."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -5,8 +5,6 @@ of ``Space.names``. A point is legal when every constraint holds under every set
 each workload a candidate will meet).
 """
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Mapping, Sequence
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
 from types import MappingProxyType
+from typing import Self
 
 import numpy as np
 
@@ -185,7 +184,7 @@ class Space:
         self._require_a_point()
 
     @classmethod
-    def from_source(cls, source: str, constants: Sequence[Constants] | Constants = ()) -> Space:
+    def from_source(cls, source: str, constants: Sequence[Constants] | Constants = ()) -> Self:
         """The space a kernel module declares, legal under every mapping of constants."""
         declared = read_declarations(source)
         missing = [name for name in declared.space if name not in declared.defaults]

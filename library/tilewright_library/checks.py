@@ -5,8 +5,6 @@ Inputs are made with numpy, the reference is a float64 product of the dequantise
 recipe's own bits). Families the package does not know are held against recorded answers in golden.npz.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 What ``tune`` writes for a winner calls this; a promoted kernel comes from a library's tables instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

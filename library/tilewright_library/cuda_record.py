@@ -20,8 +20,6 @@ and 0. A tensor map may say ``shape`` (elements), ``strides`` (bytes, all but th
 (bytes) and ``fill_nan`` where they are not the tensor's own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math
@@ -30,12 +28,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import nvrtc
-from .launch_numbers import KINDS, NotRecorded, scalar
 from .plans.cubin import CubinError, read_cubin
 from .plans.format import (
     DTYPE_BYTES,
+    KINDS,
     Fill,
     Launch,
+    NotRecorded,
     Output,
     Plan,
     PlanError,
@@ -43,6 +42,7 @@ from .plans.format import (
     Scalar,
     Tensor,
     TensorMap,
+    scalar,
 )
 
 DEVICE_CODE = "CUDA"

@@ -9,8 +9,6 @@ parameters, the shape's sizes, and the constants of operator and target. A campa
 library choose by this text, and by no other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

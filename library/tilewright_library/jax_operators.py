@@ -6,8 +6,6 @@ Weights [K, N]: the same over blocks of g x 128, scales [K/g, 1, N] float32, equ
 Which kernel runs is decided while tracing, from shapes and the default device, so a compiled program pays nothing.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Sequence
@@ -19,10 +17,9 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from . import store
-from .loaded import operands_of
+from .loaded import Dispatcher, operands_of
 from .operands import NoFit
 from .oracle import numpy_reference
-from .serving import Dispatcher
 
 FAMILY = "gemm_fp8_fused"
 GROUPS = (128, 256, 512)

@@ -5,8 +5,6 @@ integer and option. All other launches go to the kernel that stood at the name b
 that the program's own code hands it, so that ``torch.autograd.Function`` and CUDA graphs see no difference.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -7,8 +7,6 @@ the longer of both times. A gain is bf16's time over FP8's. Another layer than t
 in the sum of |log2 n| and |log2 k|; rows in between by a straight line over log2 of the rows. Standard library only.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

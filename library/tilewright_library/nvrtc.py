@@ -5,8 +5,6 @@ builds bring both). Nothing is read beside the source but headers of CUDA and CU
 those only if they are asked for.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import importlib.util

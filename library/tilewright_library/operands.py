@@ -10,8 +10,6 @@ A size is a whole number, or a dimension with a factor (``2*N``), a divisor (``K
 up) or a product of dimensions (``E*M``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

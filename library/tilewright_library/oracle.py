@@ -5,8 +5,6 @@ from outside. Its SHA-256 stands in the receipt; it is imported under a name of 
 the process.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import sys

@@ -7,8 +7,6 @@ share one code. A shape that no plan was made for takes the code of one that was
 after what it was made from and after its digest. What is damaged, or is not what its name says, is not used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -9,8 +9,6 @@ Standard library only. Layout of a package:
 by hand, cut short or lost therefore shows before anything of it is used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -4,8 +4,6 @@
 Blocks are 1 x 128 (scales stored [C/128, R]) or 128 x 128 (scales [R/128, C/128]); all scales float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -5,26 +5,23 @@ version's packs, from the user's cache, or is made here, and is launched through
 can hold runs through its module. A resolved shape costs a look into a dict.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from . import cuda_record, plan_shelf, store
-from .launch_numbers import NotRecorded
+from .loaded import Dispatcher
 from .nvrtc import NoCompiler
 from .operands import Operands
 from .plans import driver
-from .plans.format import ALIGNMENT, Output, Plan, PlanError, Tensor
+from .plans.format import ALIGNMENT, NotRecorded, Output, Plan, PlanError, Tensor
 from .plans.replay import Codes, Prepared, Ready
-from .serving import Dispatcher
 
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[[Mapping[str, torch.Tensor]], Tensors]
@@ -301,7 +298,7 @@ class Chain:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, ready: Ready, alone: Sequence[int]) -> Chain:
+    def of(cls, ready: Ready, alone: Sequence[int]) -> Self:
         """One plan without scratch, whose bases are its inputs, then its outputs; ``alone``: the buffer of each."""
         chain, given = cls(), len(ready.plan.inputs)
         order = [*range(given), *(given + alone.index(n) for n in range(len(ready.plan.buffers)))]

@@ -8,15 +8,13 @@ as the kernels that use it are queued, and queues two or three kernels.
 What is kept of an operand lies in one uint8 tensor: e4m3 codes of the transposed copy, then its scales.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 
 import torch
 
 from .layer_rows import whole_rows
-from .serving import Dispatcher
+from .loaded import Dispatcher
 from .store import NotServed
 from .torch_contract import BLOCK, FAMILY, REFERENCES, Tensors
 from .torch_launch import Chain, Launcher, Layout, Place, Served

@@ -1,7 +1,5 @@
 """``torch.nn.functional.linear`` in blockwise FP8 for listed shapes. Changes numerics."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

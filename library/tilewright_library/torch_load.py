@@ -1,7 +1,5 @@
 """A loaded operator for torch tensors: its kernel by launch plan, by module, or its reference."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ can hold them. Eager code that nothing watches (no torch.compile, no dispatch mo
 subclass) skips torch's dispatcher and queues a ``Layer``'s plans.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Columns (w by rows of w): x whole, y by columns. Rows (w by columns of w): x by 
 by rows, w whole, dw a sum over devices. A cut goes along whole 128-blocks, else the operands are made whole first.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

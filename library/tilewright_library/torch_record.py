@@ -7,8 +7,6 @@ package's own copy, is told to hand its launches over instead. On a machine with
 target to compile for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading
@@ -18,17 +16,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from .launch_numbers import NotRecorded, scalar
 from .plans.format import (
     MOST_ALLOCATED,
     Fill,
     Launch,
+    NotRecorded,
     Output,
     Plan,
     Pointer,
     Scalar,
     Tensor,
     TensorMap,
+    scalar,
 )
 
 FRESH = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))

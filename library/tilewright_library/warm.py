@@ -6,8 +6,6 @@ forward, backward and inference. Without ``--shapes``: the shapes that were veri
 with ``--packs FOLDER`` into one pack an operator. No GPU is needed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -14,8 +14,6 @@ rounded once. Rounding q / sqrt(D) to bfloat16 is right only where 1 / sqrt(D) i
 ``peaked``, whose scores reach 60 and more, show it. Against float64, a right kernel reads 50 dB or better.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

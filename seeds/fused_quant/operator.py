@@ -11,8 +11,6 @@ which is rare, and moves a code to its neighbour; scales are those of float64 wi
 whose block's largest value turned is off by up to 0.8 %, and with outliers a row's few scales are all that counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,15 +74,8 @@ class FusedQuant(Shaped):
     input_kinds: tuple[str, ...] = INPUT_KINDS
     memory_bound: bool = True
 
-    @property
-    def constants(self) -> Mapping[str, int]:
-        """The block's length."""
-        return {"block": BLOCK}
-
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Blocks are whole."""
-        return {"K": BLOCK}
+    constants = MappingProxyType({"block": BLOCK})
+    multiples = MappingProxyType({"K": BLOCK})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``x``, and for the norm its weight ``g``."""

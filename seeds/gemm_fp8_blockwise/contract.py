@@ -11,11 +11,10 @@ of 128 x 128 blocks may be cut off. Scales of
 which is what a tile's loads want (and what vendor libraries take, as stride (1, M)).
 """
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 
+from tilewright.seeds.operator import SnrGate, TensorSpec
 from tilewright.seeds.sampled import TABLE, normal_table
 from tilewright.seeds.shaped import integers
 
@@ -33,8 +32,17 @@ PRODUCT_KINDS = (*INPUT_KINDS, "repeated", "integers", "scaled")
 QUANTISER_KINDS = (*INPUT_KINDS, "extreme")
 """Kinds of inputs of products, and of quantisers. NaN and infinities are unspecified."""
 
+PRODUCT_GATES = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0, usual="usual"))
+
 _MIDPOINTS = np.arange(17, 32, 2, dtype=np.float32) / 16
 """Half way between e4m3 numbers."""
+
+
+def operand(name: str, rows: int, k: int, *many: int, blocks: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    """``<name>_q`` [..., rows, K] and ``<name>_s``: scales of 1 x 128 blocks, or of 128 x 128 ``blocks``."""
+    scales = (-(-rows // BLOCK), k // BLOCK) if blocks else (k // BLOCK, rows)
+    codes = TensorSpec(f"{name}_q", (*many, rows, k), "float8_e4m3fn")
+    return codes, TensorSpec(f"{name}_s", (*many, *scales), "float32")
 
 
 def scales_of(amax: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,8 +13,6 @@ M is the room. Where big workloads are timed, ``rows`` x U(0.7, 1.3) rows are a 
 ``kmixed<G>x<columns>``: the same with 128 x 128 scales of B [ceil(N/128), K/128].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,10 +22,12 @@ import numpy as np
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
     INPUT_KINDS,
+    PRODUCT_GATES,
     dequantise_blocks,
     dequantise_rows,
     draw,
     generator,
+    operand,
     product_tables,
     quantise_blocks,
     quantise_rows,
@@ -71,22 +71,14 @@ class RowGroups(Product):
         """The number of groups, and whether each has a room of its own."""
         return {"block": BLOCK, "groups": self.groups, "masked": int(self.masked)}
 
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Scale blocks along K are whole."""
-        return {"K": BLOCK}
+    multiples = MappingProxyType({"K": BLOCK})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""
         m, n, k = dims
         rooms = (self.groups,) if self.masked else ()
-        return (
-            TensorSpec("a_q", (*rooms, m, k), "float8_e4m3fn"),
-            TensorSpec("a_s", (*rooms, k // BLOCK, m), "float32"),
-            TensorSpec("b_q", (self.groups, n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", (self.groups, -(-n // BLOCK), k // BLOCK), "float32"),
-            TensorSpec("count", (self.groups,), "int32"),
-        )
+        a, b = operand("a", m, k, *rooms), operand("b", n, k, self.groups, blocks=True)
+        return (*a, *b, TensorSpec("count", (self.groups,), "int32"))
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``c`` [M, N], or [G, M, N] with rooms, in bfloat16."""
@@ -197,10 +189,7 @@ class DepthGroups(Product):
     expected: int
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = (
-        SnrGate("field", "exact", 25.0),
-        SnrGate("exact", "exact", 45.0, usual="usual"),
-    )
+    gates: tuple[Gate, ...] = PRODUCT_GATES
     input_kinds: tuple[str, ...] = INPUT_KINDS
     mixed: bool = False
 
@@ -209,21 +198,13 @@ class DepthGroups(Product):
         """The number of groups."""
         return {"block": BLOCK, "groups": self.groups}
 
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Scale blocks along K are whole."""
-        return {"K": BLOCK}
+    multiples = MappingProxyType({"K": BLOCK})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""
         m, n, k = dims
-        return (
-            TensorSpec("a_q", (m, k), "float8_e4m3fn"),
-            TensorSpec("a_s", (k // BLOCK, m), "float32"),
-            TensorSpec("b_q", (n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", (-(-n // BLOCK), k // BLOCK) if self.mixed else (k // BLOCK, n), "float32"),
-            TensorSpec("count", (self.groups,), "int32"),
-        )
+        a, b = operand("a", m, k), operand("b", n, k, blocks=self.mixed)
+        return (*a, *b, TensorSpec("count", (self.groups,), "int32"))
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``c`` [G, M, N] in bfloat16."""

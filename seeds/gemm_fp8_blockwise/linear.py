@@ -6,8 +6,6 @@ x is quantised as ``contract`` says, code for code. One candidate is all of it: 
 it reads, or a quantiser whose end the product does not wait for to fetch weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,16 +16,18 @@ import numpy as np
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
     INPUT_KINDS,
+    PRODUCT_GATES,
     dequantise_blocks,
     dequantise_rows,
     draw,
     generator,
+    operand,
     product_tables,
     quantise_blocks,
     quantise_rows,
     usual_sizes,
 )
-from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, normal_table, spread_picks
 from tilewright.seeds.shaped import Product, gemm, suites_of
 
@@ -49,10 +49,7 @@ class ServingLinear(Product):
 
     name: str
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = (
-        SnrGate("field", "exact", 25.0),
-        SnrGate("exact", "exact", 45.0, usual="usual"),
-    )
+    gates: tuple[Gate, ...] = PRODUCT_GATES
     input_kinds: tuple[str, ...] = INPUT_KINDS
     matrix_kind: str = "f8"
 
@@ -63,24 +60,13 @@ class ServingLinear(Product):
         timed = [gemm(m, n, k) for n, k in LAYERS for m in ROWS]
         return suites_of({"serving": [*timed, gemm(*MOST)]}, check)
 
-    @property
-    def constants(self) -> Mapping[str, int]:
-        """The block edge."""
-        return {"block": BLOCK}
-
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Scale blocks along K are whole."""
-        return {"K": BLOCK}
+    constants = MappingProxyType({"block": BLOCK})
+    multiples = MappingProxyType({"K": BLOCK})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``x``, ``w_q``, ``w_s``."""
         m, n, k = dims
-        return (
-            TensorSpec("x", (m, k), "bfloat16"),
-            TensorSpec("w_q", (n, k), "float8_e4m3fn"),
-            TensorSpec("w_s", (-(-n // BLOCK), k // BLOCK), "float32"),
-        )
+        return (TensorSpec("x", (m, k), "bfloat16"), *operand("w", n, k, blocks=True))
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``y`` in bfloat16."""

@@ -8,11 +8,8 @@ write *transposed* copies, and all three products are NT:
     dgrad    dx [M, K] = dy [M, N]   . w^T [K, N]^T    rows x blocks     ``gemm_nt``
     wgrad    dw [N, K] = dy^T [N, M] . x^T [K, M]^T    rows x rows       ``gemm_nt_rows``
 
-``step`` is all of it at once (``step.py``), ``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a
-layer that serves.
+``grouped.py`` has the products of an MoE layer's experts, ``linear.py`` a layer that serves.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ import numpy as np
 
 from tilewright.seeds.gemm_fp8_blockwise.contract import (
     BLOCK,
+    PRODUCT_GATES,
     PRODUCT_KINDS,
     QUANTISER_KINDS,
     dequantise_blocks,
@@ -31,6 +29,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     draw,
     factors,
     generator,
+    operand,
     product_tables,
     quantise_blocks,
     quantise_rows,
@@ -38,16 +37,19 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 )
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
 from tilewright.seeds.gemm_fp8_blockwise.linear import ServingLinear, serving
-from tilewright.seeds.gemm_fp8_blockwise.points import FP8_ROWS, FP8_TILES
-from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites, matrix_suites, wgrad_suites
-from tilewright.seeds.gemm_fp8_blockwise.step import TrainingStep, step_suites
+from tilewright.seeds.gemm_fp8_blockwise.shapes import (
+    FP8_ROWS,
+    FP8_TILES,
+    gemm_suites,
+    matrix_suites,
+    wgrad_suites,
+)
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import (
     Arrays,
     BitExactGate,
     Gate,
     SeedKernel,
-    SnrGate,
     Suite,
     TensorSpec,
     Workload,
@@ -72,10 +74,7 @@ class BlockwiseGemm(Product):
     columns: int
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = (
-        SnrGate("field", "exact", 25.0),
-        SnrGate("exact", "exact", 45.0, usual="usual"),
-    )
+    gates: tuple[Gate, ...] = PRODUCT_GATES
     input_kinds: tuple[str, ...] = PRODUCT_KINDS
 
     @property
@@ -83,21 +82,12 @@ class BlockwiseGemm(Product):
         """``columns`` is 1 when B's scales are per row of B (per column of C)."""
         return {"block": BLOCK, "columns": self.columns}
 
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Scale blocks along K are whole."""
-        return {"K": BLOCK}
+    multiples = MappingProxyType({"K": BLOCK})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``."""
         m, n, k = dims
-        b_scales = (k // BLOCK, n) if self.columns else (-(-n // BLOCK), k // BLOCK)
-        return (
-            TensorSpec("a_q", (m, k), "float8_e4m3fn"),
-            TensorSpec("a_s", (k // BLOCK, m), "float32"),
-            TensorSpec("b_q", (n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", b_scales, "float32"),
-        )
+        return (*operand("a", m, k), *operand("b", n, k, blocks=not self.columns))
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands, quantised by the contract from matrices that ``draw`` distributes as ``kind``."""
@@ -157,10 +147,7 @@ class Quantiser(Shaped):
         """Whether the transposed copy is written as well."""
         return self.shape.endswith("dual")
 
-    @property
-    def constants(self) -> Mapping[str, int]:
-        """The block edge."""
-        return {"block": BLOCK}
+    constants = MappingProxyType({"block": BLOCK})
 
     @property
     def multiples(self) -> Mapping[str, int]:
@@ -225,7 +212,7 @@ class Quantiser(Shaped):
         return m * k * (2 if self.dual else 1)
 
 
-Operators = BlockwiseGemm | Quantiser | TrainingStep | ServingLinear | RowGroups | DepthGroups
+Operators = BlockwiseGemm | Quantiser | ServingLinear | RowGroups | DepthGroups
 
 
 def operators() -> dict[str, Operators]:
@@ -256,10 +243,9 @@ def operators() -> dict[str, Operators]:
             ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual_plain", "quant_blocks_dual")),
         )
     }
-    steps = {"step": TrainingStep(f"{family}/step", step_suites(gemm_suites()))}
     experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
     layers = serving(family, _seeds("fp8_rows", "fp8_tiles"))
-    return {**products, **quantisers, **steps, **layers, **experts}
+    return {**products, **quantisers, **layers, **experts}
 
 
 _POINTS = {"fp8_rows": FP8_ROWS, "fp8_tiles": FP8_TILES}

@@ -23,8 +23,6 @@ answer for. It reads 31.6 dB for a right kernel, and, being too weak to notice i
 for comparability only; the exact gate (45 dB against float64 over the dequantised operands) decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,8 +225,8 @@ def _suites() -> dict[str, Suite]:
     experiments/records/tpu/tpu7x_fused_schedules.md).
 
     ``first`` has the columns and half of the depth of 4096^3 on 1024 rows: its times order eleven
-    schedules as those at 4096^3 do, but for 3 pairs of 55 (experiments/records/tpu/tpu7x_quickstart_first.md), and an
-    evaluation takes half the CPU time of ``quickstart``'s.
+    schedules as those at 4096^3 do, but for 3 pairs of 55 (experiments/records/tpu/tpu7x_quickstart_campaigns.md), and
+    an evaluation takes half the CPU time of ``quickstart``'s.
 
     ``small`` has one shape to time and one to check, for searches on a few CPU seconds an evaluation; it ends at
     4096^3, too.

@@ -13,15 +13,13 @@ sums in another order turn 1 in 10^5, a detour through bf16 turns 3 to 4 %. On `
 that nothing may turn, and block maxima lie within 3 ulp of 448 x 2^e.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, product_tables
+from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, operand, product_tables
 from tilewright.seeds.gemm_mxfp8_out import operands as shared
 from tilewright.seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
 from tilewright.seeds.gemm_mxfp8_out.ragged import KGroupedGemm, MaskedGemm
@@ -60,12 +58,7 @@ class MxOutGemm(MxProduct):
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, for groups ``group``."""
         m, n, k = dims
         many = (self.groups,) if self.groups else ()
-        found = (
-            TensorSpec("a_q", (m, k), "float8_e4m3fn"),
-            TensorSpec("a_s", (k // BLOCK, m), "float32"),
-            TensorSpec("b_q", (*many, n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", (*many, -(-n // BLOCK), k // BLOCK), "float32"),
-        )
+        found = (*operand("a", m, k), *operand("b", n, k, *many, blocks=True))
         return (*found, TensorSpec("group", (m // BLOCK,), "int32")) if self.groups else found
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:

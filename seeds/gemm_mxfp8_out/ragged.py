@@ -8,14 +8,12 @@ stands past a count is not looked at. M is the room; about ``rows`` of them coun
 every expert. A group of no steps is zeros under exponent 0. K is the room: the steps of all groups together or more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, draw, product_tables, quantise_rows
+from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, draw, operand, product_tables, quantise_rows
 from tilewright.seeds.gemm_mxfp8_out import operands as shared
 from tilewright.seeds.gemm_mxfp8_out.operands import INPUT_KINDS, MX, SAMPLED_ROWS, MxProduct, Sums
 from tilewright.seeds.gemm_mxfp8_out.shapes import LEAST, MOST
@@ -41,13 +39,8 @@ class MaskedGemm(MxProduct):
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""
         m, n, k = dims
-        return (
-            TensorSpec("a_q", (self.groups, m, k), "float8_e4m3fn"),
-            TensorSpec("a_s", (self.groups, k // BLOCK, m), "float32"),
-            TensorSpec("b_q", (self.groups, n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", (self.groups, -(-n // BLOCK), k // BLOCK), "float32"),
-            TensorSpec("count", (self.groups,), "int32"),
-        )
+        a, b = operand("a", m, k, self.groups), operand("b", n, k, self.groups, blocks=True)
+        return (*a, *b, TensorSpec("count", (self.groups,), "int32"))
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``d`` and ``d_s``."""
@@ -125,13 +118,7 @@ class KGroupedGemm(MxProduct):
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""
         m, n, k = dims
-        return (
-            TensorSpec("a_q", (m, k), "float8_e4m3fn"),
-            TensorSpec("a_s", (k // BLOCK, m), "float32"),
-            TensorSpec("b_q", (n, k), "float8_e4m3fn"),
-            TensorSpec("b_s", (k // BLOCK, n), "float32"),
-            TensorSpec("count", (self.groups,), "int32"),
-        )
+        return (*operand("a", m, k), *operand("b", n, k), TensorSpec("count", (self.groups,), "int32"))
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``d`` and ``d_s``."""

@@ -1,7 +1,5 @@
 """Workloads of the published implementations of this operator, by their rules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

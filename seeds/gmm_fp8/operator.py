@@ -25,8 +25,6 @@ Inputs draw new group sizes for every seed, ragged ones by kind (``make_inputs``
 with the sizes that ``known`` says: equal groups, or a fixed ragged distribution where the workload says ``ragged``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +34,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe
-from tilewright.seeds.gmm_fp8.workloads import suites
+from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe, suites
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.seeds.shaped import FAINT, HUGE, integers, slack_of, turned_steps
@@ -114,7 +111,7 @@ class GroupedProduct:
 
     @property
     def suites(self) -> Mapping[str, Suite]:
-        """The suites of ``workloads.py``, with C and F of this phase."""
+        """The suites of ``recipes.py``, with C and F of this phase."""
         return suites(self.recipe.phase)
 
     @cached_property

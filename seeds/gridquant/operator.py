@@ -8,8 +8,6 @@ multiplies the whole accumulator by each step's scales, as a published draft doe
 Ragged edges are allowed but for K, a multiple of 128.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,10 +145,7 @@ class GridGemm(Product):
         """The block's edge."""
         return {"block": self.edge}
 
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Steps of K are whole."""
-        return {"K": STEP}
+    multiples = MappingProxyType({"K": STEP})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``."""

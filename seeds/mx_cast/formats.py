@@ -14,8 +14,6 @@ payload = RNE cast of clamp(x * ((1 / t) / scale), +-6) to e2m1, two per byte, t
 Every payload code of a block with NaN or an infinity is NaN (0x7f) in e4m3 and 0 in e2m1; its NVFP4 scale is 0x7f.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum

@@ -7,8 +7,6 @@ exponents in tiles of 128 x 4 (flat, padded with zeros). ``mxfp4``: two codes a 
 ``gemm_<form>``: products of what the casts write, in ``product``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,10 +7,9 @@ multiple of 128.
 Gates: the field's 25 dB, and 50 dB against the float64 product of the dequantised operands (rounding to bf16 costs 55).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import ml_dtypes
@@ -93,10 +92,7 @@ class MxGemm(Product):
         """The recipe, for constraints of kernels."""
         return {"format": self.form.number}
 
-    @property
-    def multiples(self) -> Mapping[str, int]:
-        """Steps of K are whole."""
-        return {"K": STEP}
+    multiples = MappingProxyType({"K": STEP})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``; under two levels also ``a_t``, ``b_t``."""

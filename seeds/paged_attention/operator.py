@@ -15,8 +15,6 @@ float32; weights may be rounded to bfloat16 before they meet the values; ``out``
 with the lengths and tables that ``known`` says: drawn once, evenly between one token and all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

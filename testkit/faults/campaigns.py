@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, judge, plan
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import Campaign, StopReason
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.workers.cluster.jobs import Job
 
 
 def answer(job: Job) -> Evaluation:

@@ -11,10 +11,10 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from testkit.faults.campaigns import answer
 from testkit.pool import pool_settings
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.workers.cluster import actor_health, ray_pool, ray_workers
+from tilewright.workers.cluster import ray_pool
+from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.ray_pool import RayPool
 
 NEVER = float("inf")
@@ -150,11 +150,11 @@ def _infra(reason: str) -> bytes:
 
 def pool_of(cluster: Cluster, workers: int, patch: Any) -> RayPool:
     """The pool over actors of ``cluster``; ``patch`` is pytest's, or another with ``setattr``."""
-    for module, name in ((ray_pool, "ray"), (ray_pool, "time"), (actor_health, "ray")):
+    for module, name in ((ray_pool, "ray"), (ray_pool, "time")):
         patch.setattr(module, name, cluster)
     made = RayPool(pool_settings(count=workers))
     for number in range(workers):
         actor: Any = Actor(cluster)
         cluster.actors.append(actor)
-        made._workers.append(ray_workers.Worker(actor, number, actor_health.Health(actor.ping)))
+        made._workers.append(ray_pool.Worker(actor, number, ray_pool.Health(actor.ping)))
     return made

@@ -22,11 +22,11 @@ import pytest
 
 from testkit.faults.campaigns import Table, content, driven, finish, forked, go
 from testkit.faults.cluster import Cluster, pool_of
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.fitness.evaluation import Verdict
+from tilewright.workers.cluster.jobs import Job
 
 VICTIM = 1
 """Which of the table's failing candidates a fault befalls: its verdict is a failure either way."""

@@ -11,7 +11,7 @@ from testkit.spaces.tables import Table, TableEvaluator
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Searcher, Start
 from tilewright.evolve.campaign.searcher import foretelling
 from tilewright.evolve.campaign.transfer import Earlier, LeadsFirst, leads_of, records_of
-from tilewright.evolve.proposers.parameter_crossover import ParameterCrossover
+from tilewright.evolve.proposers.crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer

@@ -17,10 +17,10 @@ import numpy as np
 
 from testkit import SPACES
 from testkit.evaluations import failed, figures, passed
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.space import Space, SpaceError
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Stage, Verdict
+from tilewright.workers.cluster.jobs import Job
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import pytest
 from testkit.faults.campaigns import Table, content, go
 from testkit.faults.cluster import NEVER, Cluster, pool_of
 from testkit.faults.kinds import FAULTS, differences
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.space.genome import Genome
+from tilewright.workers.cluster.jobs import Job
 
 
 @pytest.fixture(scope="module")

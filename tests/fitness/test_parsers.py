@@ -6,7 +6,7 @@ import time
 import pytest
 
 from testkit.fuzzing import FRAME, PARENT, attempt, corpus, mutated, parsers
-from tilewright.evolve.proposers.llm.edit import EditError, read_reply
+from tilewright.evolve.proposers.llm.proposer import EditError, read_reply
 from tilewright.workers.child.frames import FrameError, FrameReader
 
 PARSERS = parsers()

@@ -7,9 +7,17 @@ import pytest
 from testkit.exploits.cuda import CODE, HOST, PARAMS
 from tilewright.fitness import dialect
 from tilewright.library import cuda_record, plan_shelf
-from tilewright.library.launch_numbers import NotRecorded
 from tilewright.library.nvrtc import CompileError
-from tilewright.library.plans.format import Fill, Launch, Plan, PlanError, Pointer, Tensor, TensorMap
+from tilewright.library.plans.format import (
+    Fill,
+    Launch,
+    NotRecorded,
+    Plan,
+    PlanError,
+    Pointer,
+    Tensor,
+    TensorMap,
+)
 from tilewright.seeds.inlined import with_device_code
 from tilewright.workers.device import machine_code
 

@@ -18,7 +18,7 @@ from tilewright.evolve.promote.command import Options, promote
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
 from tilewright.evolve.promote.warming import add_plans, build_wheel
 from tilewright.library import plan_shelf, store
-from tilewright.library.serving import Dispatcher, served
+from tilewright.library.loaded import Dispatcher, served
 
 CHILD = ROOT / "testkit" / "library" / "loaded_children.py"
 PRODUCT = "gemm_fp8_blockwise/gemm_nt"

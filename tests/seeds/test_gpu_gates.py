@@ -53,7 +53,7 @@ SERVING: list[tuple[str, dict[str, Any]]] = [
     ("fp8_tiles", {"WGS": 2, "WAVES": "down", "WN": 128, "STAGES": 4, "SHARE": "a"}),
 ]
 
-PRODUCTS = ("step", "gemm_nt", "gemm_nt_rows")
+PRODUCTS = ("gemm_nt", "gemm_nt_rows")
 QUANTISERS = ("quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual")
 
 

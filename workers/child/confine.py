@@ -5,8 +5,6 @@ skipped and named in the returned report, so that ``tilewright doctor`` can say 
 Sources: prctl(2), setrlimit(2), unshare(2), landlock(7).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource
@@ -70,7 +68,7 @@ def confine_child(
     give_up_privileges()
     network = drop_network()
     package = root / "tilewright"
-    library = ["__init__.py", "plans", "torch_record.py", "cuda_record.py", "launch_numbers.py", "nvrtc.py"]
+    library = ["__init__.py", "plans", "torch_record.py", "cuda_record.py", "nvrtc.py"]
     parts = ("__init__.py", "workers", "fitness", "seeds", *(f"library/{name}" for name in library))
     files = restrict_files(
         Path.cwd(),

@@ -5,8 +5,6 @@ is a *subreaper* (prctl(2)): orphans below it become its own, and its descendant
 session has a *warden* for that: a process of trusted code between the two, which the child can neither signal nor see.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

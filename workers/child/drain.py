@@ -1,14 +1,12 @@
 """The loop that feeds a child one message and takes what its three streams say, within limits of bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader
@@ -69,7 +67,7 @@ class Drain:
             os.set_blocking(stdin, False)
             self._selector.register(stdin, selectors.EVENT_WRITE)
 
-    def __enter__(self) -> Drain:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """How a child ended, and what is known about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
 from signal import Signals

@@ -1,7 +1,5 @@
 """Jobs that each have a process of their own, forked from one that has imported what they need."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ The header is ``{"kind", "data", "blobs": [{"name", "dtype", "shape", "bytes"}]}
 in the payload. A blob of dtype ``bytes`` is opaque, any other is a C-contiguous little-endian array.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

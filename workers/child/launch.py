@@ -5,9 +5,8 @@ A child gets its own session, environment, working directory and four streams. A
 ``workers.child.template``.
 """
 
-from __future__ import annotations
-
 import contextlib
+import glob
 import json
 import os
 import select
@@ -53,10 +52,16 @@ def cpu_seconds(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def waiting_seconds(pid: int) -> float:
-    """How long the process of a tree that waited longest has waited for a processor, up to now; 0 where that is not
-    counted. ``/proc/PID/schedstat`` gives nanoseconds on a processor, nanoseconds waiting for one, and turns."""
-    return max((int(text.split()[1]) for text in _of_all(pid, "schedstat")), default=0) / 1e9
+def waiting_seconds(pid: int, elapsed: float) -> float:
+    """How much of its ``elapsed`` seconds a tree of processes has waited for a processor; 0 where that is not counted.
+    All of its threads are asked (``/proc/PID/task/TID/schedstat``: nanoseconds on a processor and waiting for one), and
+    those that wait while others run do not count."""
+    waited = 0
+    for each in (pid, *descendants(pid)):
+        for path in glob.iglob(f"/proc/{each}/task/*/schedstat"):
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+                waited += int(file.read().split()[1])
+    return max(0.0, min(waited / 1e9, elapsed - cpu_seconds(pid)))
 
 
 def _of_all(pid: int, name: str) -> Iterator[bytes]:

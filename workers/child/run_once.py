@@ -4,8 +4,6 @@ The child gets its own session, temporary folder, scrubbed environment, limits (
 a wall clock; whatever happens, its whole process group is dead and its folder gone when the run is over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -16,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Death, Ending, death
@@ -160,7 +159,7 @@ class Pipes:
             self._open.remove(end)
             os.close(end)
 
-    def __enter__(self) -> Pipes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -177,21 +176,21 @@ class Pipes:
 
 def _listen(drain: Drain, process: Process, limits: ChildLimits, began: float) -> Stop:
     """Until the result pipe closes, the clock runs out or a limit is passed."""
-    look, deadline, latest, waited = 0.0, began + limits.wall_seconds, 0.0, 0.0
+    look, deadline = 0.0, began + limits.wall_seconds
     while drain.open:
         now = time.monotonic()
+        if now >= deadline:
+            waited = min(waiting_seconds(process.pid, now - began), WAITING_FACTOR * limits.wall_seconds)
+            deadline = began + limits.wall_seconds + waited
+        if now >= deadline:
+            besides = f", {waited:.0f} s of waiting for a processor apart" if waited >= 1 else ""
+            return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s{besides}")
         if now >= look:
-            look, before, latest = now + _LOOK_SECONDS, latest, waiting_seconds(process.pid)
-            waited += max(0.0, latest - before)  # what ends takes its count with it
-            deadline = began + limits.wall_seconds + min(waited, WAITING_FACTOR * limits.wall_seconds)
+            look = now + _LOOK_SECONDS
             if resident_bytes(process.pid) > limits.memory_bytes:
                 held = f"held more than {limits.memory_bytes / 2**30:g} GiB of memory"
                 return Stop(Ending.MEMORY, held)
-        left = deadline - now
-        if left <= 0:
-            besides = f", {waited:.0f} s of waiting for a processor apart" if waited >= 1 else ""
-            return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s{besides}")
-        found = drain.step(min(left, _LOOK_SECONDS))
+        found = drain.step(min(deadline - now, _LOOK_SECONDS))
         if isinstance(found, Stop):
             return found
         if not found and process.wait(0):

@@ -6,8 +6,6 @@ longer than ``stall_seconds``, a death, a malformed answer, or an answer that sa
 more. A spare that has already imported everything takes its place, so that the next job waits for nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

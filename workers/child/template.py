@@ -1,7 +1,5 @@
 """Children forked from a template, a process that has its libraries loaded: they start in milliseconds, not seconds."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -5,8 +5,6 @@ comes with the child's four streams and is answered with the process id of its w
 answered with how it ended. The template itself never runs a job.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The evaluator behind one worker of a pool: a cascade, asked in JSON, in a thread of this process or a Ray actor."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

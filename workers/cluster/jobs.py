@@ -1,6 +1,4 @@
-"""Jobs of a pool: what it reads of them, the request that a worker gets, and the retries after a fault."""
-
-from __future__ import annotations
+"""Jobs of a pool, the request that a worker gets of one, and the retries after a fault."""
 
 import json
 import logging
@@ -32,27 +30,27 @@ class PoolGenome(Protocol):
     def params(self) -> Mapping[str, Any]: ...
 
 
-class PoolJob(Protocol):
-    """The part of a job that a pool reads (see ``evolve.campaign.evaluator.Job``)."""
+@dataclass(frozen=True)
+class Job:
+    """One genome to evaluate. ``index`` names the job; ``seed`` makes the gates' inputs.
 
-    @property
-    def index(self) -> int: ...
-    @property
-    def genome(self) -> PoolGenome: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def known_artefacts(self) -> Collection[str]: ...
-    @property
-    def best(self) -> float: ...
-    @property
-    def scope(self) -> Scope: ...
-    @property
-    def baseline(self) -> str | None: ...
-    @property
-    def race(self) -> Race | None: ...
-    @property
-    def only(self) -> Collection[str] | None: ...
+    ``known_artefacts`` are hashes of compiled artefacts whose repetition is a ``duplicate``.
+    ``best`` is the best fitness known when the job was made: what beats it is checked harder (infinite for
+    the user's own sources, which no mutation has touched).
+    ``baseline`` names the operator's baseline kernel this is, if any: baselines answer to other
+    inputs and are not held to the operator's gates. What falls behind in a ``race`` is stopped.
+    ``only``: ids of the shapes to keep to, timed and checked ones; None: the suite's.
+    """
+
+    index: int
+    genome: PoolGenome
+    seed: int
+    known_artefacts: Collection[str] = ()
+    best: float = 0.0
+    scope: Scope = Scope.SUITE
+    baseline: str | None = None
+    race: Race | None = None
+    only: Collection[str] | None = None
 
 
 def entries_of(genomes: Sequence[PoolGenome], only: Mapping[str, Collection[str]] | None) -> list[Entry]:
@@ -61,7 +59,7 @@ def entries_of(genomes: Sequence[PoolGenome], only: Mapping[str, Collection[str]
     return [Entry(g.id, g.source, dict(g.params), kept.get(g.id)) for g in genomes]
 
 
-def request_for(job: PoolJob) -> bytes:
+def request_for(job: Job) -> bytes:
     """The JSON of a job for a worker."""
     return json.dumps(
         {
@@ -85,7 +83,7 @@ class QueuedPool:
 
     settings: PoolSettings
     retried: int = field(default=0, init=False)
-    _queue: deque[PoolJob] = field(default_factory=deque, init=False)
+    _queue: deque[Job] = field(default_factory=deque, init=False)
     _attempts: Counter[int] = field(default_factory=Counter, init=False)
     _dropped: set[int] = field(default_factory=set, init=False)
 
@@ -93,7 +91,7 @@ class QueuedPool:
     def slots(self) -> int:
         return self.settings.count
 
-    def submit(self, job: PoolJob) -> None:
+    def submit(self, job: Job) -> None:
         self._queue.append(job)
         self._assign()
 
@@ -105,7 +103,7 @@ class QueuedPool:
         """Hand jobs of the queue to workers that are free."""
         raise NotImplementedError
 
-    def _settle(self, job: PoolJob, evaluation: Evaluation) -> list[tuple[int, Evaluation]]:
+    def _settle(self, job: Job, evaluation: Evaluation) -> list[tuple[int, Evaluation]]:
         """The result to hand back, if any; a job to try again waits once more."""
         if job.index in self._dropped:
             return []
@@ -117,7 +115,7 @@ class QueuedPool:
             return []
         return [(job.index, evaluation)]
 
-    def _fault(self, job: PoolJob, reason: str) -> Evaluation:
+    def _fault(self, job: Job, reason: str) -> Evaluation:
         """The evaluation of a job that no worker answered."""
         return Evaluation(
             genome=job.genome.id,

@@ -1,7 +1,5 @@
 """A pool of threads of this process, for one GPU, an interpreter, or a few workers of a model. It needs no Ray."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading
@@ -17,7 +15,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.evaluator import Evaluator, SharedState
-from tilewright.workers.cluster.jobs import PoolGenome, PoolJob, QueuedPool, entries_of, request_for
+from tilewright.workers.cluster.jobs import Job, PoolGenome, QueuedPool, entries_of, request_for
 from tilewright.workers.cluster.pool_folder import PoolFolder
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable, evaluator_settings
 from tilewright.workers.device.comparison import Comparison, compare
@@ -41,7 +39,7 @@ class Slot:
     """One thread that evaluates a job at a time. It lives as long as its pool: children die with their thread."""
 
     evaluator: Evaluator
-    job: PoolJob | None = None
+    job: Job | None = None
     began: float = 0.0
     cpu_seconds: float = 0.0
     requests: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
@@ -93,15 +91,15 @@ class EvaluatorThreads:
         """CPU seconds of the threads, which this process's own CPU time includes."""
         return sum(slot.cpu_seconds for slot in self.slots)
 
-    def begin(self, job: PoolJob) -> None:
+    def begin(self, job: Job) -> None:
         """Evaluate ``job`` in a slot that is free; there must be one."""
         slot = next(slot for slot in self.slots if slot.job is None)
         slot.job, slot.began = job, time.monotonic()
         slot.requests.put(request_for(job))
 
-    def finished(self, seconds: float) -> list[tuple[PoolJob, Evaluation | None]]:
+    def finished(self, seconds: float) -> list[tuple[Job, Evaluation | None]]:
         """Finished jobs, after at most so long until there is one; None where the machinery failed."""
-        found: list[tuple[PoolJob, Evaluation | None]] = []
+        found: list[tuple[Job, Evaluation | None]] = []
         try:
             while True:
                 wait = seconds if not found and seconds > 0.0 else 0.0

@@ -4,15 +4,13 @@ A pool is made of threads of this process (``local_pool``) or of Ray actors (``r
 a campaign to the last. In both, candidates run in confined children only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import load_target
-from tilewright.workers.cluster.jobs import PoolGenome, PoolJob
+from tilewright.workers.cluster.jobs import Job, PoolGenome
 from tilewright.workers.cluster.settings import PoolSettings
 from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.warm_device import WarmDevice
@@ -25,29 +23,15 @@ MODELLING_THREADS = 4
 lock."""
 
 
-class Pool(Protocol):
-    """Evaluates jobs. ``start`` before use, ``close`` after; not safe for several threads."""
+class Evaluator(Protocol):
+    """Evaluates jobs, several at a time, finishing in any order: what a search sees of a pool."""
 
     @property
     def slots(self) -> int:
         """Jobs that are evaluated at once."""
         ...
 
-    @property
-    def retried(self) -> int:
-        """Times that jobs were tried again after an infrastructure fault."""
-        ...
-
-    @property
-    def thread_cpu_seconds(self) -> float:
-        """CPU seconds of this process that evaluations have counted as theirs."""
-        ...
-
-    def start(self) -> None:
-        """Make the workers. Raises PoolUnavailable."""
-        ...
-
-    def submit(self, job: PoolJob) -> None:
+    def submit(self, job: Job) -> None:
         """Evaluate ``job`` as soon as a worker is free."""
         ...
 
@@ -63,6 +47,28 @@ class Pool(Protocol):
         """What each worker does, one line each."""
         ...
 
+    def close(self) -> None:
+        """End the workers and their children, and remove their files."""
+        ...
+
+
+class Pool(Evaluator, Protocol):
+    """An evaluator with its workers. ``start`` before use, ``close`` after; not safe for several threads."""
+
+    @property
+    def retried(self) -> int:
+        """Times that jobs were tried again after an infrastructure fault."""
+        ...
+
+    @property
+    def thread_cpu_seconds(self) -> float:
+        """CPU seconds of this process that evaluations have counted as theirs."""
+        ...
+
+    def start(self) -> None:
+        """Make the workers. Raises PoolUnavailable."""
+        ...
+
     def compare(
         self, genomes: Sequence[PoolGenome], seed: int, only: Mapping[str, Collection[str]] | None = None
     ) -> Comparison:
@@ -70,10 +76,6 @@ class Pool(Protocol):
 
         ``only``: by genome id, the workloads it runs on; genomes it does not name run on all.
         """
-        ...
-
-    def close(self) -> None:
-        """End the workers and their children, and remove their files."""
         ...
 
 

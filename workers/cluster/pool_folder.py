@@ -5,8 +5,6 @@ that fails leaves its processes, too, until the driver ends. ``PoolFolder.close`
 that was killed is removed by the next one that starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

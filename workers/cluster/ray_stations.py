@@ -1,7 +1,5 @@
 """Measuring stations as Ray actors: one for each GPU or TPU, exclusive, serving every evaluator of a campaign."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -20,9 +18,16 @@ from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
-from tilewright.workers.cluster.placement import station_resources
-from tilewright.workers.device import calibration
-from tilewright.workers.device.comparison import EFFORT, Comparison, compare
+from tilewright.workers.cluster.ray_start import station_resources
+from tilewright.workers.device.comparison import (
+    DEVICE,
+    EFFORT,
+    FARTHEST,
+    Comparison,
+    compare,
+    in_service,
+    reference_shapes,
+)
 from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation
 
 CALIBRATION_SECONDS = 180.0
@@ -55,7 +60,7 @@ class StationActor:
     @ray.method(concurrency_group=QUERIES)
     def hello(self) -> Mapping[str, Any]:
         """See ``workers.device.station.Station``; a station without a device is identified by its process."""
-        return {calibration.DEVICE: f"process {os.getpid()}", **self._station.hello()}
+        return {DEVICE: f"process {os.getpid()}", **self._station.hello()}
 
     @ray.method(concurrency_group=QUERIES)
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
@@ -122,7 +127,7 @@ class RemoteStation:
         if not self._scales:
             return DeviceRatio()
         self._hello = None  # a restarted station may hold another device
-        device = str(self.hello().get(calibration.DEVICE, ""))
+        device = str(self.hello().get(DEVICE, ""))
         if device not in self._scales:
             raise SessionDied(f"the device {device} was never calibrated")
         return self._scales[device]
@@ -174,7 +179,7 @@ def calibrate(
     A station that does not answer in ``CALIBRATION_SECONDS`` is left out. Raises SessionDied when none answers.
     """
     made = load_operator(operator)
-    shapes = calibration.reference_shapes(made, made.suites[suite])
+    shapes = reference_shapes(made, made.suites[suite])
     asked: list[Any] = [
         station.compare.remote(operator, shapes, [reference], seed, CALIBRATION_EFFORT)
         for station in stations
@@ -189,11 +194,11 @@ def calibrate(
         except ray.exceptions.RayError as error:
             faults.append(_last_line(error))
             continue
-        answers.append((station, str(hello[calibration.DEVICE]), Comparison.from_json(bytes(text).decode())))
+        answers.append((station, str(hello[DEVICE]), Comparison.from_json(bytes(text).decode())))
     if not answers:
         raise SessionDied(f"no device could be calibrated: {faults[0]}")
-    farthest = math.inf if target.interpreted else calibration.FARTHEST
-    kept, scales = calibration.in_service(answers, reference.id, farthest)
+    farthest = math.inf if target.interpreted else FARTHEST
+    kept, scales = in_service(answers, reference.id, farthest)
     for station in stations:
         if station not in kept:
             ray.kill(station)

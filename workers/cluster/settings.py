@@ -1,7 +1,5 @@
 """Settings of a pool: what every worker evaluates, and within which limits."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 What it traced to (see ``workers.runners.pallas.jaxpr_codec``) is all that other children are given of a candidate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Ray keeps the jobs of one cluster apart; two campaigns that start clusters of their own would time each other's work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

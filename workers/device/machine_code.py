@@ -6,8 +6,6 @@ another warp shall go next. Counts are *static*: an instruction in a loop counts
 comparing with ``nvdisasm`` for ``sm_90a``.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Any

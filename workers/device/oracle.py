@@ -4,8 +4,6 @@
 and holds the device while it computes, so that nothing is timed beside it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -4,8 +4,6 @@ The child has neither device nor operands. What comes back of it are plans (``li
 checked here before any device is given them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import re

@@ -3,8 +3,6 @@
 Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds the device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Children say what they saw; the verdicts are made here, in the parent, which alone holds the oracle's answers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random
@@ -13,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -20,15 +19,7 @@ from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
-from tilewright.seeds.sampled import (
-    TABLE_KINDS,
-    Heavy,
-    Sample,
-    Sampled,
-    TableKinds,
-    kind_tables,
-    sampling,
-)
+from tilewright.seeds.sampled import TABLE_KINDS, Heavy, Sample, Sampled, TableKinds, kind_tables, sampling
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
@@ -117,7 +108,7 @@ class Timing:
     seed: int
     """Of the operands."""
 
-    def and_then(self, later: Timing) -> Timing:
+    def and_then(self, later: Self) -> Self:
         """With the rounds of another job on the same entries behind its own."""
         rounds = [[*mine, *more] for mine, more in zip(self.rounds, later.rounds, strict=True)]
         return dataclasses.replace(later, rounds=rounds)

@@ -1,7 +1,5 @@
 """A device and its compiler, started before the first job, which would otherwise wait for them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,13 +1,11 @@
 """Every Triton launch of a program: function, file, arguments, configuration, grid and one real set of values."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -122,7 +120,7 @@ class LaunchRecorder:
         self._patches = contextlib.ExitStack()
         self._places: dict[int, tuple[str, str]] = {}
 
-    def __enter__(self) -> LaunchRecorder:
+    def __enter__(self) -> Self:
         from triton.runtime import autotuner, interpreter, jit
 
         kinds = (jit.JITFunction, interpreter.InterpretedFunction, autotuner.Autotuner, autotuner.Heuristics)

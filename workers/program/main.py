@@ -1,7 +1,5 @@
 """``python -m tilewright.workers.program.main REQUEST ANSWER``: runs a program and writes what was found."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

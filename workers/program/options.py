@@ -5,8 +5,6 @@ for machines its author had. A value that makes the step faster is proved like a
 time, and peak memory beside it.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import time

@@ -1,7 +1,5 @@
 """The record of a program's step: where its device time goes, and every launch."""
 
-from __future__ import annotations
-
 import random
 import re
 import statistics

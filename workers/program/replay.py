@@ -1,7 +1,5 @@
 """One recorded launch, run again on its recorded values with any configuration: timed, and compared."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The search for a faster configuration of each recorded kernel, on the values it was recorded with."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -19,9 +17,9 @@ import torch
 from tilewright.fitness.intervals import Ratio
 from tilewright.library.launch_replacement import innermost
 from tilewright.workers.program import ENDED
-from tilewright.workers.program.compile_ahead import compile_all, job_of
 from tilewright.workers.program.launches import OPTIONS, Launch, tuner_of
 from tilewright.workers.program.replay import Replay
+from tilewright.workers.program.scout import compile_all, job_of
 from tilewright.workers.program.step import reason, synchronise
 from tilewright.workers.program.turns import ratio, take_turns
 from tilewright.workers.runners.triton.clock import Clock, CpuClock, GpuClock

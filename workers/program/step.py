@@ -1,7 +1,5 @@
 """A user's step: loaded from its file, started from one seed, called."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import sys

@@ -3,8 +3,6 @@
 Products in bf16 draw more power than a GPU may: a step after a pause says 0.96 of what it takes in a row (H100).
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Mapping

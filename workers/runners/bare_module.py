@@ -4,8 +4,6 @@ The dialect has said before that the source names nothing else (``fitness.dialec
 the name is not there to be found.
 """
 
-from __future__ import annotations
-
 import builtins
 import types
 from collections.abc import Mapping, Sequence

@@ -3,14 +3,11 @@
 The module's Python is plain arithmetic on shapes; it meets no torch, no device and no compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from tilewright.library.cuda_record import recorded
-from tilewright.library.launch_numbers import NotRecorded
-from tilewright.library.plans.format import Launch, Plan, Tensor
+from tilewright.library.plans.format import Launch, NotRecorded, Plan, Tensor
 from tilewright.workers.runners import bare_module
 
 

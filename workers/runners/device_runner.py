@@ -1,7 +1,5 @@
 """Parts that the runners of measured devices share: how a job is served, and which candidate is measured briefly."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Exceptions as data: one line of type and message for a verdict's reason, the rest for the log."""
 
-from __future__ import annotations
-
 import re
 import traceback
 from typing import Any

@@ -4,8 +4,6 @@ libtpu takes its flags from LIBTPU_INIT_ARGS when it is loaded, once per process
 The recipe is tied to a libtpu version: other versions may lack a flag or change a dump.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 from functools import lru_cache

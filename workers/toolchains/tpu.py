@@ -3,8 +3,6 @@
 Nothing here starts libtpu: the chip is read off the bus, as jax itself does (``jax._src.hardware_utils``).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Needs of a measured target of a machine: a GPU, torch, Triton."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import itertools

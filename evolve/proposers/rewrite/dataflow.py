@@ -1,7 +1,5 @@
 """Names read and written by pieces of kernel code, and where the parameters of a kernel are in scope."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Edits of a kernel's syntax tree, collected first and applied at once, so that node identities stay valid."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

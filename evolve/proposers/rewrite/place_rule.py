@@ -1,7 +1,5 @@
 """A base of rules that look at one kernel of a source at a time, find places in it and edit one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 

@@ -1,23 +1,20 @@
 """Every rule there is, by language."""
 
-from __future__ import annotations
-
 from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.gluon import lower, operand_once
-from tilewright.evolve.proposers.rewrite.gluon.chain import rule as chain
+from tilewright.evolve.proposers.rewrite.gluon.chain import write as chain
 from tilewright.evolve.proposers.rewrite.pallas import (
     caching,
     dots,
     exponents,
     grid,
     launch,
-    memory,
     normalise,
     row_sums,
     tiles,
     unroll_grid,
 )
-from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, loads, programs, stores
+from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, loads, programs
 from tilewright.fitness.dialect_names import names
 
 
@@ -37,7 +34,7 @@ def pallas_rules() -> tuple[Rule, ...]:
         unroll_grid.UnrollGridAxis(),
         launch.VmemLimit(),
         launch.WidenSpace(),
-        memory.DeepPipeline(),
+        launch.DeepPipeline(),
     )
 
 
@@ -57,7 +54,7 @@ def triton_rules() -> tuple[Rule, ...]:
         *gluon_rules(),
         loads.EvenGuard(),
         programs.RangeOption(),
-        stores.TransposedStore(),
+        loads.TransposedStore(),
         descriptors.DescriptorLoad(),
         operand_once.ComputeOperandOnce(),
         lower.LowerProduct(),

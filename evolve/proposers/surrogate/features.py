@@ -7,8 +7,6 @@ kinds. Both also hold the quantities constraints speak of, such as ``block_m * s
 constraint names what matters.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Parameter mutations without a model: local moves from the archive's elites, and random restarts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
+from typing import Self
 
 import numpy as np
 
@@ -36,7 +35,7 @@ class KnownSpaces:
     """
 
     @classmethod
-    def of(cls, spaces: SpaceOf | KnownSpaces) -> KnownSpaces:
+    def of(cls, spaces: SpaceOf | Self) -> Self:
         return spaces if isinstance(spaces, KnownSpaces) else cls(spaces)
 
     def __init__(self, space_of: SpaceOf) -> None:

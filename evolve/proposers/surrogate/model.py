@@ -6,8 +6,6 @@ through most of a campaign. Failures have no fitness: a second forest learns whe
 first they count as the worst fitness seen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +14,7 @@ import numpy as np
 from scipy.special import erfcx
 
 from tilewright.evolve.proposers.surrogate.features import Encoder
-from tilewright.evolve.proposers.surrogate.gp import GaussianProcess
-from tilewright.evolve.proposers.surrogate.posterior import Posterior
+from tilewright.evolve.proposers.surrogate.gp import GaussianProcess, Posterior
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.proposers.surrogate.trees import Forest
 from tilewright.evolve.space.space import Rows

@@ -7,8 +7,6 @@ the pool of points is drawn then and kept until the next, so a resumed campaign 
 the unbroken one had.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Sequence

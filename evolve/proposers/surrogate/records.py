@@ -1,7 +1,5 @@
 """Records of parameters, as a campaign's evaluations teach them: a fold over its history."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

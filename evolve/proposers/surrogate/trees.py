@@ -5,8 +5,6 @@ around each tree takes ten times as long as the tree. It also makes the trees th
 library.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 _COLUMNS_TRIED = 0.6

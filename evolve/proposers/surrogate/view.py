@@ -1,7 +1,5 @@
 """A fitted model, and the points it is asked about until the next refit: anywhere, near the best, and between them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -6,8 +6,6 @@ for, and to Ray's workers; then evaluations a second, what the device and the wo
 and where one candidate's seconds go by how it ended. Figures are measured; a stage's seconds are its evaluation's own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

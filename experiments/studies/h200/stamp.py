@@ -1,7 +1,5 @@
 """What a measured record says of itself."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -10,8 +10,6 @@ Contenders take turns in reversed order; medians of rounds. With ``--table`` the
 ``tilewright_library``'s ``layer_times.json``, without a GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

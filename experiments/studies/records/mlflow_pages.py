@@ -1,7 +1,5 @@
 """MLflow's pages of a campaign in a browser."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """How experiments talk: one line at a time, at once, so that a run that is cut off has said what it knew."""
 
-from __future__ import annotations
-
 import sys
 
 

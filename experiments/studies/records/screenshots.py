@@ -5,8 +5,6 @@ Writes into ``docs/img``: the report, its lineage, MLflow's view of the campaign
 the live display as it stood at the end. Needs the ``dev`` extra and a Chromium on the PATH.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os
@@ -22,7 +20,7 @@ from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import CampaignData, load
 from tilewright.evolve.report.html import write_report
-from tilewright.evolve.report.lineage_page import PAGE
+from tilewright.evolve.report.lineage import PAGE
 from tilewright.evolve.show.watch import JournalView
 
 SECTIONS = {"lineage": "Lineage of the winner", "roofline": "Roofline"}

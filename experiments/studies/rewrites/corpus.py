@@ -6,8 +6,6 @@ Counted per rule: proposals, how many parse and pass the dialect, how many agree
 interpreter (40 dB, no device; Triton 3.x interpreter or Pallas interpret mode), and the slowest proposal.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ still notice. What no test notices is listed with its line, and with what ``muta
 compute the same are counted apart. Cosmic Ray is a dependency of this study alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import datetime

@@ -4,8 +4,6 @@ A pattern is for a kind of change that is the same wherever it stands. What is n
 left, whatever its reason.
 """
 
-from __future__ import annotations
-
 import re
 
 INTERNED = "names of this file are one object each"

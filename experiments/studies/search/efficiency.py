@@ -6,8 +6,6 @@ Score after n evaluations: optimum / best so far, 0 while nothing valid was foun
 Per space the median over seeds, then the mean over spaces, with a bootstrap interval over seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """What the search benchmark found: a page, a table of runs and a picture, beside the peers' figures."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import platform

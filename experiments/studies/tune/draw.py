@@ -5,8 +5,6 @@ lists the functions whose text launches a kernel (``name[grid](...)``) and print
 or are autograd Functions, of which both halves count. A package of hundreds gives at most ``MOST`` functions.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

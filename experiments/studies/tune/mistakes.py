@@ -3,8 +3,6 @@
 Each changes the module's syntax tree at one place or at all of them.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import re

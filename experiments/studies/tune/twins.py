@@ -6,8 +6,6 @@ target, at the seed's own parameters. ``--harmless`` changes what nobody may min
 those must pass.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

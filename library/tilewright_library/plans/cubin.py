@@ -5,8 +5,6 @@ read here decides whether a launch's arguments fit, since a driver copies as man
 asks for.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator

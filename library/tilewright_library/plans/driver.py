@@ -3,8 +3,6 @@
 The library is opened at the first call and not before, so that plans can be read where there is no driver.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

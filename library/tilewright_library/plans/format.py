@@ -54,6 +54,15 @@ MAP_BYTES = 128
 ALIGNMENT = 16
 """Of the first byte of every tensor: kernels are compiled for addresses that are multiples of it."""
 
+_NUMBERS = {
+    "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
+    "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
+    "fp16": "e", "fp32": "f", "f32": "f", "fp64": "d",
+}  # fmt: skip
+"""Kinds of numbers in a kernel's signature to the ``struct`` format of their bytes."""
+
+KINDS = (*_NUMBERS, "bf16")
+
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 _SYMBOL = re.compile(r"[A-Za-z_$][\w$]{0,1023}", re.ASCII)
 _DIGEST_BYTES = 32
@@ -61,6 +70,10 @@ _DIGEST_BYTES = 32
 
 class PlanError(ValueError):
     """A plan that is not sound, or bytes that are none. The message is one line."""
+
+
+class NotRecorded(RuntimeError):
+    """A launch that is no plan: the message says what it does that a plan cannot hold, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,15 @@ class Scalar:
 
     size: int
     bits: int
+
+
+def scalar(kind: str, value: Any) -> Scalar:
+    """A number as the kernel's signature wants it. Raises NotRecorded."""
+    try:
+        packed = struct.pack("<f", value)[2:] if kind == "bf16" else struct.pack("<" + _NUMBERS[kind], value)
+    except (KeyError, struct.error, OverflowError, TypeError) as error:
+        raise NotRecorded(f"an argument of type {kind} cannot hold what launch passes: {error}") from error
+    return Scalar(len(packed), int.from_bytes(packed, "little"))
 
 
 Argument = Pointer | TensorMap | Scalar

@@ -11,11 +11,11 @@ from testkit.spaces.campaigns import Nowhere
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, judge, plan
 from tilewright.evolve.campaign import loop
 from tilewright.evolve.campaign.config import Order
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.campaign.loop import GATE_EPOCH, Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Stage, Verdict
+from tilewright.workers.cluster.jobs import Job
 
 
 @pytest.mark.parametrize("lag", [1, 4, 7])

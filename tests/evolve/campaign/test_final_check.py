@@ -9,12 +9,12 @@ import pytest
 from testkit.evaluations import failed, passed
 from testkit.sample_campaign import SampleCampaign
 from testkit.spaces.tables import AtOnce
-from tilewright.evolve.campaign.conclusion import Finals
-from tilewright.evolve.campaign.evaluator import Job, References
+from tilewright.evolve.campaign.conclusion import Finals, References
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.evolve.space.genome import Genome
 from tilewright.seeds.operator import Scope
+from tilewright.workers.cluster.jobs import Job
 
 FINALISTS = [Genome("def build(): pass", {"x": x}) for x in range(3)]
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -57,7 +56,7 @@ json.dump({
 
 
 @pytest.fixture(scope="module")
-def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def noted(tmp_path_factory):
     import json
 
     pytest.importorskip("triton")
@@ -74,7 +73,7 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_calls_are_noted_and_what_was_watched_is_as_before(noted) -> None:
+def test_calls_are_noted_and_what_was_watched_is_as_before(noted):
     assert noted["functions"] == {  # under every name that a function has; what launches nothing is not
         "scaled": ["f32[10, 20]", "f32[10, 7], factor=3.0"],
         "Scale.apply": ["f32[10, 20]"],

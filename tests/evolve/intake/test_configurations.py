@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -42,7 +40,7 @@ def scale(x):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory):
+def made(tmp_path_factory):
     root = kernels.write(tmp_path_factory.mktemp("tuned"))
     (root / "scaled.py").write_text(TUNED)
     (root / "twice.py").write_text("def twice(x):\n    return x * 2.0\n")
@@ -53,13 +51,13 @@ def made(tmp_path_factory: pytest.TempPathFactory):
     return request, answer, where
 
 
-def test_the_middle_one_is_the_seed_and_the_others_are_points(made) -> None:
+def test_the_middle_one_is_the_seed_and_the_others_are_points(made):
     _, answer, _ = made
     assert (answer["defaults"]["BLOCK"], answer["defaults"]["num_warps"]) == (128, 4)
     assert [(p["BLOCK"], p["num_warps"]) for p in answer["points"]] == [(64, 2), (256, 8)]
 
 
-def test_they_are_tried_before_anything_else(made, tmp_path: Path) -> None:
+def test_they_are_tried_before_anything_else(made, tmp_path):
     request, _, where = made
     resolved = resolve(tune.config_of(request, load_target("interpreter"), where, {"search.transfer": []}))
     (start,), given = resolved.starts, resolved.given

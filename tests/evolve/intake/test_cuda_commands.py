@@ -1,9 +1,6 @@
 """The commands of the page on CUDA C++ that take a raw kernel in."""
 
-from __future__ import annotations
-
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ LINES = [
 SM_90 = load_target("sm_90")
 
 
-def test_the_commands_describe_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_describe_a_launch(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert [line.split()[1] for line in LINES] == ["check", "tune"]
     for line in LINES:
@@ -41,9 +38,7 @@ def test_the_commands_describe_a_launch(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.split()[1])
-def test_the_commands_run_where_nothing_can_be_measured(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_run_where_nothing_can_be_measured(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     tuned = ["--home", str(tmp_path), "--out", str(tmp_path / "made"), "--evaluations", "2", "--no-mlflow"]
     assert cli.main([*shlex.split(line)[1:], *tuned * ("tune" in line), "--target", "sm_90"]) == 0

@@ -1,9 +1,5 @@
 """Functions of somebody's file, taken in by the child that does it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -24,23 +20,23 @@ CALL = "bf16[4096, 512], eps=1e-6"
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory):
     return kernels.write(tmp_path_factory.mktemp("code"))
 
 
 @pytest.fixture(scope="module")
-def taken(files: Path):
+def taken(files):
     request = tune.Request(files / "mine.py", "group_norm", f"{files}/plain.py:group_norm", (CALL,))
     return request, tune.ask_intake(request, load_target("interpreter"))
 
 
-def test_a_wrapper_becomes_a_module_of_the_dialect(taken) -> None:
+def test_a_wrapper_becomes_a_module_of_the_dialect(taken):
     _, answer = taken
     assert check(answer["source"], entry="launch") == []
     assert "launch(inputs, params)" in answer["source"] and "cuda" not in answer["source"]
 
 
-def test_what_tiles_is_a_knob_and_what_means_something_is_not(taken) -> None:
+def test_what_tiles_is_a_knob_and_what_means_something_is_not(taken):
     _, answer = taken
     assert set(answer["space"]) == {"BLOCK", "num_warps"}
     assert len(answer["space"]["BLOCK"]) > 2
@@ -48,7 +44,7 @@ def test_what_tiles_is_a_knob_and_what_means_something_is_not(taken) -> None:
     assert "meaning" in group["why"]
 
 
-def test_its_folder_is_an_operator_that_judges(taken, tmp_path: Path) -> None:
+def test_its_folder_is_an_operator_that_judges(taken, tmp_path):
     request, answer = taken
     where = tmp_path / "group_norm_tuned"
     folder.write(where, "group_norm", request.reference, answer)
@@ -71,7 +67,7 @@ def test_its_folder_is_an_operator_that_judges(taken, tmp_path: Path) -> None:
     )
 
 
-def _group_norm(x: np.ndarray, mistake: str) -> np.ndarray:
+def _group_norm(x, mistake):
     """The fixture's kernel in float32, honest or with one mistake a kernel may have."""
     groups = x.astype(np.float32).reshape(len(x), -1, 32)
     squares = groups * groups
@@ -90,7 +86,7 @@ def _group_norm(x: np.ndarray, mistake: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mistake", ["", "tail", "axis", "stale", "precision", "race"])
-def test_the_derived_judge_refuses_a_planted_mistake(taken, mistake: str) -> None:
+def test_the_derived_judge_refuses_a_planted_mistake(taken, mistake):
     request, answer = taken
     shape = Workload("check", answer["check"][0])
     operands = tuple(Operand(*row[:2], tuple(row[2]), *row[3:]) for row in answer["operands"])
@@ -107,7 +103,7 @@ def test_the_derived_judge_refuses_a_planted_mistake(taken, mistake: str) -> Non
     assert any(said) == bool(mistake)
 
 
-def test_what_torch_computes_around_a_kernel_becomes_kernels(files: Path) -> None:
+def test_what_torch_computes_around_a_kernel_becomes_kernels(files):
     """On a transposed view; halves, a sum over rows, a cast and a quotient are torch's in the wrapper."""
     request = tune.Request(
         files / "mine.py", "column_means", f"{files}/plain.py:column_means", ("f32[96, 70].permute(1, 0)",)
@@ -122,7 +118,7 @@ def test_what_torch_computes_around_a_kernel_becomes_kernels(files: Path) -> Non
     assert len(answer["space"]["BLOCK"]) > 2 and not any("again" in name for name in answer["space"])
 
 
-def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files: Path) -> None:
+def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files):
     request = tune.Request(
         files / "mine.py", "wrong_group_norm", f"{files}/plain.py:group_norm", ("f32[64, 64]",)
     )
@@ -130,7 +126,7 @@ def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files: Path) -
         tune.ask_intake(request, load_target("interpreter"))
 
 
-def test_every_refusal_comes_at_once_with_line_and_remedy(files: Path) -> None:
+def test_every_refusal_comes_at_once_with_line_and_remedy(files):
     request = tune.Request(files / "mine.py", "noisy", "torch.abs", ("f32[512]",))
     with pytest.raises(tune.IntakeRefused) as refusal:
         tune.ask_intake(request, load_target("interpreter"))
@@ -144,7 +140,7 @@ def test_every_refusal_comes_at_once_with_line_and_remedy(files: Path) -> None:
     assert all(r.remedy for r in refusal.value.refusals)
 
 
-def test_without_a_reference_the_function_as_it_stands_is_the_judge(files: Path, tmp_path: Path) -> None:
+def test_without_a_reference_the_function_as_it_stands_is_the_judge(files, tmp_path):
     request = tune.Request(files / "mine.py", "group_norm", SELF, ("bf16[96, 64], eps=1e-6",))
     answer = tune.ask_intake(request, load_target("interpreter"))
     assert answer["precision"] in ("float64", "float32") and answer["call"] == "x=x"

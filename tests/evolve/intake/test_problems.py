@@ -23,7 +23,7 @@ MODEL = (
 )
 
 
-def test_a_function_is_called_as_its_references_problem_says(tmp_path: Path) -> None:
+def test_a_function_is_called_as_its_references_problem_says(tmp_path):
     problem, kernel = tmp_path / "23_rows.py", tmp_path / "answer.py"
     problem.write_text(MODEL)
     kernel.write_text("class ModelNew:\n    pass\n")
@@ -56,15 +56,12 @@ TASK = {
 }
 
 
-def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path: Path) -> None:
+def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path):
     for name, text in TASK.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     request = plan(tmp_path / "task", NOTHING, HERE, tmp_path / "made").request
-    assert request.calls == (
-        "[f32[64, 16], i64[4].offsets(15, 5)]",
-        "[f32[32, 16], i64[4].offsets(15, 5)]",
-    )
+    assert request.calls == ("[f32[64, 16], i64[4].offsets(15, 5)]", "[f32[32, 16], i64[4].offsets(15, 5)]")
     assert request.reference == f"{tmp_path}/made/reference.py:ref_kernel" and request.made == str(
         tmp_path / "made"
     )
@@ -86,7 +83,7 @@ def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path: 
         ("k.py", "import helion\n@helion.kernel()\ndef f(x): ...\n", "Helion: name the Triton file"),
     ],
 )
-def test_a_file_of_another_language_is_named_as_such(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_a_file_of_another_language_is_named_as_such(tmp_path, name, text, said):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=re.escape(f"{name} is {said}")):
         tune.parse_place(f"{tmp_path / name}:f" if name.endswith(".py") else str(tmp_path / name))
@@ -126,7 +123,7 @@ def benchmark_compiled_module(times=10, repeat=10):
 """
 
 
-def test_what_inductor_writes_is_a_plain_file_with_its_own_call(tmp_path: Path) -> None:
+def test_what_inductor_writes_is_a_plain_file_with_its_own_call(tmp_path):
     (tmp_path / "output_code.py").write_text(OUTPUT)
     found = plan(tmp_path / "output_code.py", NOTHING, HERE, tmp_path / "made")
     text = found.request.path.read_text()

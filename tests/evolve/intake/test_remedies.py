@@ -1,35 +1,21 @@
 """What to do about each refusal."""
 
-from __future__ import annotations
-
 import pytest
 
 from tilewright.evolve.intake.remedies import refused
 
 SAID = (
-    "--reference: torch.sofmax names nothing",
-    "NUMBER of mine.py is no function",
+    "--reference: torch.sofmax names nothing", "NUMBER of mine.py is no function",
     "the call raises TypeError: empty_like(): argument 'input' (position 1) must be Tensor, not DynamicJaxprTracer",
-    "torch computes sort outside a kernel",
-    "the wrapper reads a tensor's values (item)",
-    "a grid is worked out from a tensor's values",
-    "Layer cannot be made without arguments: missing 'share'",
-    "torch.empty_like makes a tensor that is not contiguous",
-    "the call launches no Triton kernel",
+    "torch computes sort outside a kernel", "the wrapper reads a tensor's values (item)",
+    "a grid is worked out from a tensor's values", "Layer cannot be made without arguments: missing 'share'",
+    "torch.empty_like makes a tensor that is not contiguous", "the call launches no Triton kernel",
     "how scale is launched is not said: give --grid and --block",
     "scale is a kernel, and how it is launched is not said: name the function that launches it",
-    "import of numpy",
-    "the device library's function j0",
-    "the name triton.language.inline_asm_elementwise",
-    "the name triton.language.random",
-    "the name TABLE is not defined here",
-    "the name _x starts with an underscore",
-    "the builtin name max is bound",
-    "the imported name tl is bound",
-    "the attribute data",
-    "the keyword argument stream",
-    "a try statement",
-    "the decorator something(3)",
+    "import of numpy", "the device library's function j0", "the name triton.language.inline_asm_elementwise",
+    "the name triton.language.random", "the name TABLE is not defined here",
+    "the name _x starts with an underscore", "the builtin name max is bound", "the imported name tl is bound",
+    "the attribute data", "the keyword argument stream", "a try statement", "the decorator something(3)",
     "a module-level constant is a number, a string, a dtype or a tuple of them",
     "a matrix product outside a kernel",
     "the reference returns a result of shape [3], and the call makes none (none)",
@@ -38,21 +24,16 @@ SAID = (
     "the kernel agrees with the reference on no small shape: 7x70: result 0 overflows: float16 holds up to 65504, and",
     "a checked shape takes more than 12 s in the interpreter, on a machine as busy as this",
     "the kernel's own answer is not the reference's: result 0",
-    "a result's size 7 follows from no dimension of the arguments",
-    "the constant accumulator is a function",
-    "mine.py defines no softmax",
-    "the call raises ModuleNotFoundError: No module named 'vllm'",
+    "a result's size 7 follows from no dimension of the arguments", "the constant accumulator is a function",
+    "mine.py defines no softmax", "the call raises ModuleNotFoundError: No module named 'vllm'",
     "the call raises TypeError: of type <class 'torch.Tensor'> and was passed to the function at path x",
-    "the call raises ValueError: two dimensions",
-    "0 functions called launch",
-    "** in a call of anything but BlockSpec",
-    "a default argument of f that is not a constant",
-    "an annotation of x",
-    "not Python: invalid syntax",
-)
+    "the call raises ValueError: two dimensions", "0 functions called launch",
+    "** in a call of anything but BlockSpec", "a default argument of f that is not a constant",
+    "an annotation of x", "not Python: invalid syntax",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("what", SAID)
-def test_no_refusal_goes_without_a_remedy_of_its_own(what: str) -> None:
+def test_no_refusal_goes_without_a_remedy_of_its_own(what):
     (told,) = refused([{"line": 3, "what": what}], "mine.py")
     assert not told.remedy.startswith("see docs") and told.text().startswith("mine.py:3: ")

@@ -1,9 +1,6 @@
 """``check`` says of a seed what its campaign says."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ TARGET = load_target("interpreter")
 
 
 @pytest.fixture(scope="module")
-def taken(tmp_path_factory: pytest.TempPathFactory):
+def taken(tmp_path_factory):
     files = kernels.write(tmp_path_factory.mktemp("code"))
     request = tune.Request(
         files / "mine.py", "group_norm", f"{files}/plain.py:group_norm", ("bf16[512, 64], eps=1e-6",)
@@ -42,7 +39,7 @@ def _not_finite(answer):
 
 
 @pytest.mark.parametrize("changed", [dict, _stricter, _other_shape, _not_finite])
-def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path: Path) -> None:
+def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path):
     request, whole = taken
     answer = changed(whole)
     why = seed_failure(request, answer, TARGET, None)

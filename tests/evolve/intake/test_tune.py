@@ -1,7 +1,5 @@
 """The campaign that ``tune`` makes of a function."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from tilewright.workers.cluster.pool import MEASURING_THREADS
 REQUEST = Request(Path("kernels.py"), "Row.apply", "torch.softmax", ("f32[8, 8]",))
 
 
-def test_a_gpu_is_kept_fed_and_an_interpreter_is_not(tmp_path: Path) -> None:
+def test_a_gpu_is_kept_fed_and_an_interpreter_is_not(tmp_path):
     on_gpu = config_of(REQUEST, load_target("h200"), tmp_path)
     assert on_gpu.search.order is Order.ARRIVAL and on_gpu.workers.measure_seconds == COMPILE_SECONDS
     assert on_gpu.search.lag == on_gpu.workers.count and IN_FLIGHT[0] <= on_gpu.search.lag <= IN_FLIGHT[1]
@@ -38,9 +36,7 @@ def test_a_gpu_is_kept_fed_and_an_interpreter_is_not(tmp_path: Path) -> None:
     assert (interpreted.search.lag, interpreted.search.order, interpreted.suite) == (4, Order.INDEX, "small")
 
 
-def test_what_an_earlier_tune_wrote_is_never_replaced_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_earlier_tune_wrote_is_never_replaced_unasked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert output_folder("row", "row_apply", None, False) == Path("row_tuned")
     for number in (1, 2):  # a folder of the user's own program counts as well as an operator
@@ -64,13 +60,13 @@ def test_what_an_earlier_tune_wrote_is_never_replaced_unasked(
         ("def broken(:\n", None),
     ],
 )
-def test_a_file_of_pallas_means_tpu7x(tmp_path: Path, text: str, target: str | None) -> None:
+def test_a_file_of_pallas_means_tpu7x(tmp_path, text, target):
     (tmp_path / "mine.py").write_text(text)
     assert default_target(f"{tmp_path}/mine.py:f") == default_target(f"{tmp_path}/mine.py") == target
     assert default_target("gone.py:f") is None
 
 
-def test_a_missing_package_is_one_line_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_line_to_run(tmp_path, monkeypatch):
     shadow = tmp_path / "shadow"
     shadow.mkdir()
     (shadow / "jax.py").write_text("raise ModuleNotFoundError(\"No module named 'jax'\")\n")
@@ -80,7 +76,7 @@ def test_a_missing_package_is_one_line_to_run(tmp_path: Path, monkeypatch: pytes
         child.ask(tmp_path / "mine.py", None, "", (), load_target("tpu7x"), child.PALLAS)
 
 
-def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path: Path) -> None:
+def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path):
     pytest.importorskip("torch")
     file = tmp_path / "mine.py"
     file.write_text("print('noise')\ncalls = ['f32[4]', 'f32[8], dim=1']\n")
@@ -99,14 +95,14 @@ def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_check_says_of_a_pallas_function_what_its_campaign_will_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    refusal: str, why: str, code: int, said: str,
-) -> None:  # fmt: skip
+    tmp_path, monkeypatch, capsys,
+    refusal, why, code, said,
+):  # fmt: skip
     file = tmp_path / "jaxed.py"
     file.write_text("from jax.experimental import pallas as pl\n")
     asked: list[tuple[str, str]] = []
 
-    def answered(*request: object, **_: object) -> dict[str, object]:
+    def answered(*request, **_):
         asked.append((str(request[2]), str(request[5])))
         return {"refusals": [{"line": 0, "what": refusal}] if refusal else []}
 
@@ -119,7 +115,7 @@ def test_check_says_of_a_pallas_function_what_its_campaign_will_say(
     assert asked == [("itself", child.PALLAS)]
 
 
-def test_a_winner_of_a_package_with_absent_parts_is_tried_on_the_tpu_that_it_asks_for(tmp_path: Path) -> None:
+def test_a_winner_of_a_package_with_absent_parts_is_tried_on_the_tpu_that_it_asks_for(tmp_path):
     pytest.importorskip("jax")
     package = tmp_path / "mypkg_of_kernels"
     package.mkdir()

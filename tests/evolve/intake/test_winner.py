@@ -1,13 +1,10 @@
 """The winner's module against the original: on every call they agree, or the original serves."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,7 @@ NEVER = {"other dtype", "half", "rank", "empty", "larger", "with gaps", "needs a
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Any], Path]:
+def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("winners")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     said = []
@@ -34,7 +31,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], l
     return said[0], said[1], folder
 
 
-def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers) -> None:
+def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers):
     _, rows, _ = answers
     assert [str(row)[:900] for row in rows if row[2] and row[:2] != ["Overwriting.apply", "a leaf"]] == []
     served = {(name, case) for name, case, _, own in rows if own}
@@ -50,7 +47,7 @@ def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers) 
     assert ("into", "one storage") not in served
 
 
-def test_a_pair_is_taken_where_its_backward_can_be(answers) -> None:
+def test_a_pair_is_taken_where_its_backward_can_be(answers):
     facts, rows, folder = answers
     assert {name for name, of in facts.items() if of["pair"]} == {
         "Doubled.apply", "Product.apply", "Twisted.apply", "Overwriting.apply"}  # fmt: skip
@@ -59,7 +56,7 @@ def test_a_pair_is_taken_where_its_backward_can_be(answers) -> None:
     assert again[2][1][0] == "RuntimeError" and "can be run once" in again[2][1][1][0]
 
 
-def test_what_a_winner_leaves_out_is_told_and_meaning_is_no_knob(answers) -> None:
+def test_what_a_winner_leaves_out_is_told_and_meaning_is_no_knob(answers):
     facts, _, folder = answers
     dropped, flags = sorted(facts["rows"]["left_out"])
     assert "what kernels write into torch.bool[24] is not judged" in dropped + flags

@@ -16,7 +16,6 @@ from testkit.promote_campaign import (
     run,
     write_campaign,
 )
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote import library_commands
 from tilewright.evolve.promote.command import Options
@@ -25,7 +24,8 @@ from tilewright.evolve.promote.recheck import recheck_library
 from tilewright.evolve.promote.warming import add_plans
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.library import plan_shelf, store
-from tilewright.library.serving import served
+from tilewright.library.loaded import served
+from tilewright.workers.cluster.jobs import Job
 
 Spoil = Callable[[Job, Evaluation], Evaluation]
 NEWER = {"jax": "0.11.2", "libtpu": "0.0.60"}

@@ -4,9 +4,8 @@ import pytest
 
 from testkit.evaluations import candidate
 from tilewright.evolve.proposers.llm.client import TokenBudget
-from tilewright.evolve.proposers.llm.edit import EditError, read_reply
-from tilewright.evolve.proposers.llm.facts import facts_of
-from tilewright.evolve.proposers.llm.prompt import Contract, improve
+from tilewright.evolve.proposers.llm.prompt import Contract, facts_of, improve
+from tilewright.evolve.proposers.llm.proposer import EditError, read_reply
 from tilewright.evolve.record.history import History
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.targets import load_target

@@ -9,9 +9,9 @@ from testkit.spaces.campaigns import Nowhere, Setting, digest, run_search
 from testkit.spaces.tables import SPACES, TableEvaluator, read_table
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.proposers.surrogate import proposer as surrogate
+from tilewright.evolve.proposers.surrogate.gp import Kernel, Posterior, correlation
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces
 from tilewright.evolve.proposers.surrogate.model import log_improvement
-from tilewright.evolve.proposers.surrogate.posterior import Kernel, Posterior, correlation
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import Records
 from tilewright.evolve.record.archive import Archive

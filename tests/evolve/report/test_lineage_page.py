@@ -18,7 +18,7 @@ from testkit.sample_campaign import (
 )
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.report.data import CampaignData
-from tilewright.evolve.report.lineage_page import render_lineage, write_lineage
+from tilewright.evolve.report.lineage import render_lineage, write_lineage
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.fitness.evaluation import Evaluation
 

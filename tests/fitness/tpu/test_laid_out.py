@@ -1,7 +1,5 @@
 """Products that the study of published block sizes lays out step by step from a small one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -172,13 +172,10 @@ DONE = 2 * 100 * 48
             "335.90 us is below the roofline's 336.00 us (modelled, tpu7x)",
         ),
         ({"flops": 2 * 10**6, "time": 1e-3}, None),
-        (
-            {"flops": 2 * 10**6, "time": 0.999e-3},
-            "999.00 us is below the roofline's 1000.00 us (modelled, tpu7x)",
-        ),
+        ({"flops": 2 * 10**6, "time": 0.999e-3}, "999.00 us is below the roofline's 1000.00 us (modelled, tpu7x)"),
         ({"time": float("nan")}, "nan us is below the roofline's 320.00 us (modelled, tpu7x)"),
     ],
-)
+)  # fmt: skip
 def test_figures_that_cannot_be_are_named(change, why):
     asked = {"flops": 1000, "products": DONE, "compulsory_bytes": 320, "time": 320e-6, **change}
     assert simulation.implausible(run_of(), CHIP, **asked) == why

@@ -15,7 +15,7 @@ from tilewright.workers.device.station import compile_children
 pytest.importorskip("triton")
 
 RECIPES = {
-    "gemm_fp8_blockwise": ("gemm_nt", "gemm_nt_rows", "linear", "quant_1x128", "quant_128x128", "quant_dual", "step"),
+    "gemm_fp8_blockwise": ("gemm_nt", "gemm_nt_rows", "linear", "quant_1x128", "quant_128x128", "quant_dual"),
     "gridquant": ("quant_256", "gemm_256"),
     "mx_cast": ("mxfp8_both", "mxfp8_swizzled", "mxfp4", "gemm_mxfp8"),
     "fused_quant": ("rmsnorm_1x128", "swiglu_1x128"),

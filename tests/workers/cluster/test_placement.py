@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tilewright.fitness.targets import load_target
-from tilewright.workers.cluster import placement, ray_stations
+from tilewright.workers.cluster import ray_start, ray_stations
 
 
 class FakeCluster:
@@ -35,17 +35,17 @@ A, B, C = "a" * 56, "b" * 56, "c" * 56
 
 def cluster(monkeypatch, **nodes):
     made = FakeCluster(**nodes)
-    for module in (placement, ray_stations):
+    for module in (ray_start, ray_stations):
         monkeypatch.setattr(module, "ray", made)
     return made
 
 
 def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(monkeypatch):
     cluster(monkeypatch, **{A: {"CPU": 4}})
-    assert placement.worker_resources("tpu7x")["resources"] == {}
+    assert ray_start.worker_resources("tpu7x")["resources"] == {}
     cluster(monkeypatch, **{A: {"CPU": 4}, B: {"target:h200": 8}})
-    assert placement.worker_resources("h200")["resources"] == {"target:h200": 1.0}
-    assert placement.worker_resources("tpu7x")["resources"] == {"target:tpu7x": 1.0}, (
+    assert ray_start.worker_resources("h200")["resources"] == {"target:h200": 1.0}
+    assert ray_start.worker_resources("tpu7x")["resources"] == {"target:tpu7x": 1.0}, (
         "never a place on an h200 node"
     )
 
@@ -53,7 +53,7 @@ def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(monk
 def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch):
     def said(target, **nodes):
         cluster(monkeypatch, **nodes)
-        return placement.missing_resource(load_target(target))
+        return ray_start.missing_resource(load_target(target))
 
     assert "no node of the cluster has a GPU for h200" in said("h200", **{A: {"CPU": 4}})
     assert said("h200", **{A: {"CPU": 4, "GPU": 1}}) == ""

@@ -11,9 +11,9 @@ from threadpoolctl import threadpool_info
 
 from testkit.children import wait_until
 from testkit.pool import drain, genome, pool_settings
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
+from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.local_pool import LocalPool
 from tilewright.workers.cluster.pool import Pool
 from tilewright.workers.cluster.ray_pool import RayPool

@@ -4,11 +4,10 @@ import pytest
 from ray._private import worker
 
 from testkit.pool import FAMILY, drain, genome, pool_settings
-from tilewright.evolve.campaign.evaluator import Job
 from tilewright.evolve.record.home import LOGBOOK, logbook
 from tilewright.fitness.evaluation import Verdict
 from tilewright.workers.cluster.evaluator import Evaluator
-from tilewright.workers.cluster.jobs import RETRIES
+from tilewright.workers.cluster.jobs import RETRIES, Job
 from tilewright.workers.cluster.local_pool import LocalPool
 from tilewright.workers.cluster.pool import MEASURING_THREADS, MODELLING_THREADS, make_pool
 from tilewright.workers.cluster.ray_pool import RayPool

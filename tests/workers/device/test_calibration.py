@@ -5,8 +5,7 @@ import pytest
 
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.ray_stations import RemoteStation
-from tilewright.workers.device.calibration import CARRIED, in_service
-from tilewright.workers.device.comparison import Comparison
+from tilewright.workers.device.comparison import CARRIED, Comparison, in_service
 from tilewright.workers.device.station import DeviceRatio
 
 

@@ -24,7 +24,7 @@ READ = {
 
 
 @pytest.mark.parametrize("text", READ)
-def test_an_argument_is_read(text: str) -> None:
+def test_an_argument_is_read(text):
     assert parse(text).arguments == (READ[text],)
 
 
@@ -39,12 +39,12 @@ BAD = {
 
 
 @pytest.mark.parametrize(("message", "text"), [(m, text) for m, texts in BAD.items() for text in texts])
-def test_a_bad_argument_is_reported(message: str, text: str) -> None:
+def test_a_bad_argument_is_reported(message, text):
     with pytest.raises(BadCall, match=message):
         parse(text)
 
 
-def test_inputs_are_drawn_as_the_call_bounds_them() -> None:
+def test_inputs_are_drawn_as_the_call_bounds_them():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         for kind in ("randn", "repeated"):
@@ -67,7 +67,7 @@ def test_inputs_are_drawn_as_the_call_bounds_them() -> None:
         assert (together["q"] == together["k"]).all() and together["v"][-1] == 80
 
 
-def test_bounds_of_integers_follow_their_dimension() -> None:
+def test_bounds_of_integers_follow_their_dimension():
     call = parse("bf16[1000, 64], i64[512] < 1000, i32[4].sums(512)")
     places = dimensions.tensor_places([call], ["table", "ids", "sizes"])
     raw, _ = dimensions.operands([call], places, frozenset())
@@ -92,8 +92,6 @@ def test_bounds_of_integers_follow_their_dimension() -> None:
         ([({"N": 300}, 3), ({"N": 640}, 5)], "N/128"),
     ],
 )
-def test_sizes_of_results_follow_from_dimensions(
-    seen: list[tuple[dict[str, int], int]], text: int | str
-) -> None:
+def test_sizes_of_results_follow_from_dimensions(seen, text):
     assert size_text(seen) == text
     assert all(size_of(text, dims) == size for dims, size in seen)

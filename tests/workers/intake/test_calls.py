@@ -1,10 +1,7 @@
 """Calls that a user's file makes, as texts."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,11 +30,11 @@ several = ["f32[4]", "f32[8]"]
 """
 
 
-def test_what_counts_of_tensors_is_said(tmp_path: Path) -> None:
+def test_what_counts_of_tensors_is_said(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(FILE)
 
-    def texts(name: str = "") -> list[str]:
+    def texts(name=""):
         return [c if isinstance(c, str) else call_text(*arguments_of(c)) for c in calls(file, name)]
 
     first, second = texts()
@@ -67,7 +64,7 @@ class Layer:
 """
 
 
-def test_objects_and_values_go_through_a_calls_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_and_values_go_through_a_calls_text(tmp_path, monkeypatch):
     (tmp_path / "own_objects.py").write_text(OBJECTS)
     monkeypatch.syspath_prepend(tmp_path)
     own: Any = importlib.import_module("own_objects")
@@ -104,7 +101,7 @@ def test_objects_and_values_go_through_a_calls_text(tmp_path: Path, monkeypatch:
         ("f32[64, 8].softmax()", lambda a: np.allclose(a.sum(1), 1) and (a >= 0).all()),
     ],
 )
-def test_operands_keep_to_what_their_call_says(text: str, holds: Any) -> None:
+def test_operands_keep_to_what_their_call_says(text, holds):
     call = parse(text)
     (operand,), _ = operands([call], tensor_places([call], ["x"]), frozenset())
     drawn = draw(replace(operand, shape=(64, 8)), {}, "spread", 4, np.random.default_rng(3))
@@ -113,12 +110,7 @@ def test_operands_keep_to_what_their_call_says(text: str, holds: Any) -> None:
 
 @pytest.mark.parametrize(
     ("function", "kept"),
-    [
-        (lambda x: x, {}),
-        (lambda x, dim: x, {"dim": 1}),
-        (lambda x, **options: x, {"dim": 1}),
-        (min, {"dim": 1}),
-    ],
-)
-def test_a_keyword_of_the_reference_alone_is_not_given_to_the_function(function, kept) -> None:
+    [(lambda x: x, {}), (lambda x, dim: x, {"dim": 1}), (lambda x, **options: x, {"dim": 1}), (min, {"dim": 1})],
+)  # fmt: skip
+def test_a_keyword_of_the_reference_alone_is_not_given_to_the_function(function, kept):
     assert accepted_keywords(function, {"dim": 1}) == kept

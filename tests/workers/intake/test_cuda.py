@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
@@ -38,9 +36,7 @@ PLAIN = {"grid": "96", "block": "256"}
 REFERENCE = "def ref(x, factor, n):\n    return x * factor\n"
 
 
-def request(
-    folder: Path, code: str = KERNEL, call: str = CALL, launch: dict | None = None, name: str = "scaled<2>"
-) -> dict:
+def request(folder, code=KERNEL, call=CALL, launch=None, name="scaled<2>"):
     (folder / "k.cu").write_text(code)
     (folder / "ref.py").write_text(REFERENCE)
     part = {"multiprocessors": 132, "smem_bytes": 232448, "capability": 90}
@@ -48,7 +44,7 @@ def request(
     return {**asked, "launch": LAUNCH if launch is None else launch, "part": part}
 
 
-def test_a_raw_kernel_becomes_a_module_that_compiles(tmp_path: Path) -> None:
+def test_a_raw_kernel_becomes_a_module_that_compiles(tmp_path):
     answer = Intake(request(tmp_path)).answer()
     assert (
         answer["refusals"] == []
@@ -92,9 +88,7 @@ def test_a_raw_kernel_becomes_a_module_that_compiles(tmp_path: Path) -> None:
         (KERNEL.replace("at < n", "at < n + blockDim.x"), PLAIN, "THREADS", "the grid does not follow it"),
     ],
 )  # fmt: skip
-def test_numbers_with_a_meaning_are_no_parameters(
-    tmp_path: Path, code: str, launch: dict, name: str, why: str
-) -> None:
+def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, launch, name, why):
     kernel = RawKernel(request(tmp_path, code, launch=launch))
     _, certain = scheduled(kernel.code.text, kernel.knobs)
     knobs, dims = {**kernel.knobs, **certain}, {"M": 96, "N": 200}
@@ -118,12 +112,12 @@ def test_numbers_with_a_meaning_are_no_parameters(
         ({"code": KERNEL.replace("at = b", "at = none + b")}, 'line 9: identifier "none" is undefined'),
     ],
 )
-def test_what_is_no_kernel_with_a_launch_is_refused(tmp_path: Path, changes: dict, said: str) -> None:
+def test_what_is_no_kernel_with_a_launch_is_refused(tmp_path, changes, said):
     with pytest.raises(Refusal, match=said):
         Intake(request(tmp_path, **changes)).answer()
 
 
-def test_what_a_kernel_adds_to_is_zeroed_and_headers_are_kept() -> None:
+def test_what_a_kernel_adds_to_is_zeroed_and_headers_are_kept():
     code = DeviceCode(
         "#include <cuda_fp16.h>\n#include <torch/extension.h>\n#include <cub/cub.cuh>\nusing namespace std;\n"
         'extern "C" __global__ void k(const __half *x, float *s) { atomicAdd(&s[0], __half2float(x[0])); }\n'

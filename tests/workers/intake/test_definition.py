@@ -1,9 +1,6 @@
 """A flashinfer-bench Definition as a reference."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +16,13 @@ DEFINITION = {
 
 
 @pytest.fixture
-def definition(tmp_path: Path) -> Path:
+def definition(tmp_path):
     path = tmp_path / "scale_h8.json"
     path.write_text(json.dumps(DEFINITION))
     return path
 
 
-def test_its_function_is_a_reference(definition: Path) -> None:
+def test_its_function_is_a_reference(definition):
     assert function_of(f"{definition}:run")(21) == 42
     with pytest.raises(LookupError, match="defines no walk"):
         function_of(f"{definition}:walk")

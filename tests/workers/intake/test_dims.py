@@ -1,9 +1,5 @@
 """Which sizes of a call are one dimension, another, or a count of blocks of one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from tilewright.workers.intake.calls.call_text import parse
@@ -13,30 +9,28 @@ from tilewright.workers.intake.child_program import Refusal
 Shapes = list[tuple[int | str, ...]]
 
 
-def _settled(
-    call: str, works: Callable[..., bool], **more: Callable[..., bool]
-) -> tuple[Shapes, dict[str, int]]:
+def _settled(call, works, **more):
     """Shapes by dimensions. ``works`` and ``surely`` are asked with the operands' sizes."""
     calls = [parse(call)]
     raw, _ = operands(calls, tensor_places(calls, [f"x{n}" for n in range(9)]), frozenset())
 
-    def asked(rule: Callable[..., bool]) -> Callable[..., bool]:
+    def asked(rule):
         return lambda dims, given: rule(*(o.sizes(dims) for o in given))
 
     made, dims = settle(raw, 1, asked(works), **{name: asked(rule) for name, rule in more.items()})
     return [o.shape for o in made], dims[0]
 
 
-def _scaled_product(a, a_scale, b, b_scale) -> bool:
+def _scaled_product(a, a_scale, b, b_scale):
     blocks = a_scale == (a[0], a[1] // 128) and b_scale == (b[0] // 128, b[1] // 128)
     return a[1] == b[1] and blocks and a[1] % 128 == b[0] % 128 == 0
 
 
-def _packed(q, s, begins, lengths) -> bool:
+def _packed(q, s, begins, lengths):
     return s[1] == 8 * q[1] and q[0] == 128 * s[0] and begins[0] == lengths[0] + 1
 
 
-def _convolution(x, w) -> bool:
+def _convolution(x, w):
     return x[1] == w[1] and w[2] <= x[2] and w[3] <= x[3] and w[2] * w[3] <= 81
 
 
@@ -65,9 +59,7 @@ def _convolution(x, w) -> bool:
     ],
     ids=["scales", "nothing", "product", "half", "chunks", "head", "packed", "filter"],
 )  # fmt: skip
-def test_dimensions_are_as_different_as_the_function_bears(
-    call: str, works: Callable[..., bool], shapes: Shapes
-) -> None:
+def test_dimensions_are_as_different_as_the_function_bears(call, works, shapes):
     found, dims = _settled(call, works)
     names = list(dict.fromkeys(n for shape in found for n in shape if str(n).isidentifier()))
     wanted = list(dict.fromkeys(n for shape in shapes for n in shape if str(n).isidentifier()))
@@ -81,14 +73,14 @@ def test_dimensions_are_as_different_as_the_function_bears(
     assert all(dims[n] == size for n, size in plain if n in dims)
 
 
-def test_calls_that_differ_in_a_plain_value_are_refused() -> None:
+def test_calls_that_differ_in_a_plain_value_are_refused():
     calls = [parse("f32[8, 64], 2.0, eps=[f32[4]]"), parse("f32[16, 64], 3.0, eps=[f32[4]]")]
     places = tensor_places(calls, ["x", "scale"])
     with pytest.raises(Refusal, match="differ in arguments that are no tensors"):
         operands(calls, places, frozenset())
 
 
-def test_axes_of_few_elements_keep_their_size_and_are_one_dimension() -> None:
+def test_axes_of_few_elements_keep_their_size_and_are_one_dimension():
     calls, seen = [parse("bf16[1024, 16, 64], i32[16]")], set()
     raw, _ = operands(calls, tensor_places(calls, ["q", "lengths"]), frozenset())
     made, _ = settle(raw, 1, lambda dims, q: not seen.add(q[0].sizes(dims)), size=128, few=128)

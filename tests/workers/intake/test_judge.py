@@ -1,10 +1,7 @@
 """The judge that is made from a reference: inputs that show a mistake, bounds that refuse one, shapes that loop."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -29,12 +26,12 @@ from tilewright.workers.intake.triton.checked_shapes import looped
 ROWS = Operand("x", "float32", ("M", "N"))
 
 
-def _spread(seed: int = 3, m: int = 64, n: int = 70) -> np.ndarray:
+def _spread(seed=3, m=64, n=70):
     return draw(ROWS, {"M": m, "N": n}, "spread", 4, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_spread_has_outliers_of_both_signs_a_tiny_row_and_one_of_zeros(seed: int) -> None:
+def test_a_spread_has_outliers_of_both_signs_a_tiny_row_and_one_of_zeros(seed):
     made = _spread(seed=seed)
     largest = np.abs(made).max(axis=1)
     assert made.max() >= 256 and made.min() <= -256
@@ -42,7 +39,7 @@ def test_a_spread_has_outliers_of_both_signs_a_tiny_row_and_one_of_zeros(seed: i
     assert not np.isinf(made.astype(np.float16)).any(), "narrow operands hold it, too"
 
 
-def test_outliers_of_two_operands_are_never_multiplied() -> None:
+def test_outliers_of_two_operands_are_never_multiplied():
     for seed in range(6):
         factors = (Operand("a", "float32", ("M", "K")), Operand("b", "float32", ("K", "N")))
         made = draws(factors, {"M": 32, "K": 32, "N": 32}, "spread", 4, np.random.default_rng(seed))
@@ -53,7 +50,7 @@ def test_outliers_of_two_operands_are_never_multiplied() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_of_one_sign_show_a_largest_value_that_begins_at_zero(seed: int) -> None:
+def test_rows_of_one_sign_show_a_largest_value_that_begins_at_zero(seed):
     """Of normal values the largest of a row is always above what stands for nothing: 0, -10, -100."""
     made = draw(ROWS, {"M": 64, "N": 70}, "shifted", 4, np.random.default_rng(seed))
     assert made.max(axis=1).min() < -100 and made.min(axis=1).max() > 0
@@ -62,7 +59,7 @@ def test_rows_of_one_sign_show_a_largest_value_that_begins_at_zero(seed: int) ->
 
 
 @pytest.mark.parametrize("shape", [(7, 70), (2, 5), (16, 4), (3, 1)], ids=str)
-def test_an_edge_is_there_and_never_all_of_an_axis(shape: tuple[int, int]) -> None:
+def test_an_edge_is_there_and_never_all_of_an_axis(shape):
     dims = dict(zip("MN", shape, strict=True))
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -78,7 +75,7 @@ def test_an_edge_is_there_and_never_all_of_an_axis(shape: tuple[int, int]) -> No
         assert parts.sum() == shape[0] and (parts == 0).sum() >= 2
 
 
-def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear() -> None:
+def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear():
     operands = [
         ROWS,
         Operand("labels", "int64", ("M",), "N"),
@@ -90,12 +87,12 @@ def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear() -> None:
     found = with_edges(operands, [-1, -100], lambda tried: {o.edge for o in tried} - {""} <= known)
     assert [o.edge for o in found] == ["-inf", "-100", "rows", "", ""]
 
-    def loss(logits: object, labels: object, ignored: int = -100) -> None: ...
+    def loss(logits, labels, ignored=-100): ...
 
     assert negative_numbers([loss, len], [1, -1, -2.0, True]) == [-1, -100]
 
 
-def test_a_recipe_that_rounds_within_may_give_a_zero() -> None:
+def test_a_recipe_that_rounds_within_may_give_a_zero():
     wanted = np.ones((32, 32))
     wanted[3, 5] = 2.0**-9
     found = wanted.astype(ml_dtypes.bfloat16)
@@ -107,28 +104,28 @@ def test_a_recipe_that_rounds_within_may_give_a_zero() -> None:
     assert not read_gates(gates, {"o0": found}, {"o0": {"o0": wanted}}, "repeated")[0].passed
 
 
-def _refused(found: np.ndarray, wanted: np.ndarray, bound: judge.Bar) -> bool:
+def _refused(found, wanted, bound):
     gate = SnrGate("o0", "o0", bound.min_db, bound.worst)
     return not read_gates([gate], {"o0": found}, {"o0": {"o0": wanted}}, "spread")[0].passed
 
 
-def _bar(db: float, operands: list[str], result: str, products: str) -> judge.Bar:
+def _bar(db, operands, result, products):
     bound, why = judge.bar([judge.Reading(db, 0.0, (0,), 0.0, 0.0)], operands, result, products)
     assert bound is not None, why
     return bound
 
 
-def _swiglu(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _swiglu(a, b):
     with np.errstate(over="ignore"):
         return a / (1 + np.exp(-a)) * b
 
 
-def _add_norm(x: np.ndarray, r: np.ndarray, w: np.ndarray) -> np.ndarray:
+def _add_norm(x, r, w):
     added = x + r
     return added / np.sqrt(np.square(added).mean(axis=1, keepdims=True) + 1e-6) * w
 
 
-def _scaled(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
+def _scaled(a, b, s):
     return a @ b * s
 
 
@@ -143,16 +140,14 @@ CLIPS = (8.0, 50.0, 100.0, 1000.0, -8.0, -100.0, -1000.0)
 """Above, or below where it is negative."""
 
 
-def _clipped(values: np.ndarray, at: float) -> np.ndarray:
+def _clipped(values, at):
     return np.minimum(values, at) if at > 0 else np.maximum(values, at)
 
 
 @pytest.mark.parametrize("kind", ["spread", "far"])
 @pytest.mark.parametrize("shape", [(7, 70, 37), (144, 160, 144), (135, 137, 139)], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_each_clipped_operand_shows_at_each_checked_shape(
-    name: str, shape: tuple[int, int, int], kind: str
-) -> None:
+def test_each_clipped_operand_shows_at_each_checked_shape(name, shape, kind):
     function, axes = FUNCTIONS[name]
     operands = [Operand(o, "bfloat16", along) for o, along in axes.items()]
     dims = dict(zip("MNK", shape, strict=True))
@@ -173,7 +168,7 @@ def test_each_clipped_operand_shows_at_each_checked_shape(
             assert _refused(twin.astype(ml_dtypes.bfloat16), wanted, bound), (seed, operand, at)
 
 
-def test_a_wide_result_of_narrow_operands_keeps_its_own_precision() -> None:
+def test_a_wide_result_of_narrow_operands_keeps_its_own_precision():
     rng = np.random.default_rng(5)
     wanted = rng.standard_normal((64, 64))
     rounded = wanted.astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -192,16 +187,14 @@ def test_a_wide_result_of_narrow_operands_keeps_its_own_precision() -> None:
         (["bfloat16", "bfloat16"], "float16", 84.0),
     ],
 )
-def test_products_are_held_to_what_a_device_keeps_of_their_factors(
-    operands: list[str], products: str, least: float
-) -> None:
+def test_products_are_held_to_what_a_device_keeps_of_their_factors(operands, products, least):
     assert _bar(140.0, operands, "float32", products).min_db == least
     matrices = [Operand("a", operands[0], ("M", "K")), Operand("b", operands[1], ("K", "N"))]
     scales = [Operand("s", d, ("M", "K/128")) for d in operands[2:]]
     assert judge.factors([*matrices, *scales], {"M": 64, "N": 64, "K": 256}) == products
 
 
-def test_checked_shapes_take_several_tiles_with_and_without_a_tail() -> None:
+def test_checked_shapes_take_several_tiles_with_and_without_a_tail():
     dims = {"B": 4, "M": 4096, "N": 4096}
     odd, even = looped(dims, [128, 4, 3], lambda small: True)
     assert odd["B"] == even["B"] == 4
@@ -212,11 +205,11 @@ def test_checked_shapes_take_several_tiles_with_and_without_a_tail() -> None:
     assert chunked["M"] == 512 and chunked["N"] < 512, "a size that does not hold keeps the others small"
 
 
-def test_products_are_asked_only_of_a_reference_that_multiplies_matrices() -> None:
+def test_products_are_asked_only_of_a_reference_that_multiplies_matrices():
     result = Result("o0", "float32", ("M", "N", "K"))
     called, small = (Workload(name, {"M": m, "N": 8, "K": 16}) for name, m in (("called", 4), ("small", 2)))
 
-    def least(**work: int) -> list[int]:
+    def least(**work):
         operator = TakenOperator("a/taken", "refs.py:f", "x", (ROWS,), (result,), {}, {}, work=work)
         return [product_flops(operator, workload) for workload in (called, small)]
 
@@ -226,8 +219,8 @@ def test_products_are_asked_only_of_a_reference_that_multiplies_matrices() -> No
     )
 
 
-def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those() -> None:
-    def computed(inputs: Any, dtype: type) -> list[np.ndarray]:
+def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those():
+    def computed(inputs, dtype):
         x, state = (inputs[name].astype(dtype) for name in ("x", "state"))
         return [(16 * x + state**3) - state**3]
 
@@ -253,7 +246,7 @@ MATRIX = ("M", "N")
     ("float32", "huge-100", 2.0**85, 2.0**104), ("bfloat16", "huge-40", 2.0**25, 2.0**44),
     ("float16", "huge-100", 2.0, 65504.0), ("float16", "faint-118", 2.0**-24, 2.0**-1),
 ])  # fmt: skip
-def test_values_at_the_edges_of_a_type(dtype: str, kind: str, least: float, most: float) -> None:
+def test_values_at_the_edges_of_a_type(dtype, kind, least, most):
     for seed in range(4):
         made = np.abs(
             draw(Operand("x", dtype, MATRIX), {"M": 40, "N": 60}, kind, 4, np.random.default_rng(seed))
@@ -264,7 +257,7 @@ def test_values_at_the_edges_of_a_type(dtype: str, kind: str, least: float, most
             assert (sizes < 2.0**-126).any() and (sizes > 2.0**-126).any()
 
 
-def test_one_sign_and_what_is_no_number_are_drawn() -> None:
+def test_one_sign_and_what_is_no_number_are_drawn():
     dims = {"M": 40, "N": 60}
     signs = set()
     for seed in range(8):
@@ -289,7 +282,7 @@ def test_one_sign_and_what_is_no_number_are_drawn() -> None:
     assert np.isfinite(flat).all(), "a weight that is no number leaves no answer that is one"
 
 
-def _kinds(kernel: Any, reference: Any) -> InputKinds:
+def _kinds(kernel, reference):
     dims = {"M": 16, "N": 40}
     given = inputs_of([ROWS], dims, "randn", 4)
     shape = CheckedShape(dims, given, [reference(given["x"].astype(np.float64))], [kernel(given["x"])])
@@ -301,21 +294,13 @@ def _kinds(kernel: Any, reference: Any) -> InputKinds:
 
 
 KERNELS = {
-    "doubled": (
-        lambda x: x + x,
-        lambda x: x + x,
-        {"signed-rows", "faint-118", "huge-115", "infinite-rows", "nan"},
-    ),
+    "doubled": (lambda x: x + x, lambda x: x + x, {"signed-rows", "faint-118", "huge-115", "infinite-rows", "nan"}),
     "relu that drops nan": (
         lambda x: np.fmax(x, np.float32(0)),
         lambda x: np.maximum(x, 0),
         {"signed-rows", "infinite-rows"},
     ),
-    "square": (
-        lambda x: x * x,
-        lambda x: x * x,
-        {"signed-rows", "faint-60", "huge-40", "infinite-rows", "nan"},
-    ),
+    "square": (lambda x: x * x, lambda x: x * x, {"signed-rows", "faint-60", "huge-40", "infinite-rows", "nan"}),
     "hidden rows are zeros": (
         lambda x: np.where(np.isneginf(x.max(axis=1, keepdims=True)), np.float32(0), x),
         lambda x: x,
@@ -326,11 +311,11 @@ KERNELS = {
         lambda x: x,
         {"signed", "infinite-rows", "nan"},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_is_judged_on_the_kinds_that_it_bears_and_the_contract_says_the_rest(name: str) -> None:
+def test_a_kernel_is_judged_on_the_kinds_that_it_bears_and_the_contract_says_the_rest(name):
     kernel, reference, borne = KERNELS[name]
     kinds = _kinds(kernel, reference)
     assert borne <= set(kinds.names), kinds.names

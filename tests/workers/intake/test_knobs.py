@@ -1,8 +1,6 @@
 """Which equal numbers of a launch move together, told by runs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +27,7 @@ CASES: dict[str, tuple[Callable[..., bool], tuple[str, ...] | None, list[int]]] 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name, monkeypatch):
     monkeypatch.setattr(knob_evidence, "blanks", lambda seed, dims, device: {})
     monkeypatch.setattr(knob_evidence, "launch_arguments", lambda seed, params, tensors: dict(params))
     passes, ties, values = CASES[name]
@@ -39,7 +35,7 @@ def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(
     seed: Any = SimpleNamespace(text=SimpleNamespace(knobs=knobs, ties={}), defaults=NUMBERS)
 
     class Trials:
-        def passed_at(self, points: list[Mapping[str, int]], shapes: list[Any]) -> list[list[bool]]:
+        def passed_at(self, points, shapes):
             return [[passes(**{**NUMBERS, **point})] for point in points]
 
     found = knob_evidence._moved_together(seed, Trials(), knobs[0], [SimpleNamespace(dims={})])  # type: ignore[arg-type, list-item]

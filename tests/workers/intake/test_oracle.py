@@ -1,18 +1,13 @@
 """What is looked at of a large answer, and a reference that a process of its own runs on a device."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tilewright.seeds.operator import Suite, Workload
-from tilewright.seeds.sampled import Sample, kind_tables, sampling
+from tilewright.seeds.sampled import kind_tables, sampling
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.oracle import DeviceOracle, _sample
 from tilewright.workers.device.timing import Samples
@@ -23,7 +18,7 @@ LARGE = Workload("512x384x256", {"M": 512, "N": 384, "K": 256})
 SMALL = Workload("8x4x6", {"M": 8, "N": 4, "K": 6})
 
 
-def product(folder: Path, body: str = "return a @ b", **changes: object) -> SampledOperator:
+def product(folder, body="return a @ b", **changes):
     """A product whose reference stands in a file."""
     (folder / "reference.py").write_text(f"import torch\ncalls = []\n\ndef f(a, b):\n    {body}\n")
     given = {
@@ -43,16 +38,14 @@ def product(folder: Path, body: str = "return a @ b", **changes: object) -> Samp
 class InProcess:
     """A station whose oracle answers in this process."""
 
-    def sample(self, asked: Mapping[str, Any], seed: int) -> Sample:
+    def sample(self, asked, seed):
         question = json.loads(json.dumps({"operator": asked, "seed": seed}))
         return _sample(oracle._sampled(question, "cpu", set()))
 
 
 @pytest.mark.parametrize("kind", ["", "repeated", "signed"])
 @pytest.mark.parametrize("independent", [(), ("M", "N")])
-def test_a_device_says_of_a_large_shape_what_the_host_says(
-    tmp_path: Path, independent: tuple[str, ...], kind: str
-) -> None:
+def test_a_device_says_of_a_large_shape_what_the_host_says(tmp_path, independent, kind):
     operator = product(tmp_path, independent=independent)
     found = Samples(operator, InProcess()).of(LARGE, 5, kind)  # type: ignore[arg-type]
     here = sampling(operator, LARGE, 5, kind_tables(operator.tables(), kind))
@@ -63,7 +56,7 @@ def test_a_device_says_of_a_large_shape_what_the_host_says(
     assert here.references["o0"]["o0"].shape == (len(rows), len(columns))
 
 
-def test_a_reference_that_says_something_else_on_the_device_is_not_believed(tmp_path: Path) -> None:
+def test_a_reference_that_says_something_else_on_the_device_is_not_believed(tmp_path):
     operator = product(tmp_path, "calls.append(1); return (a @ b) * len(calls)")
     with pytest.raises(oracle.Unlike, match="another on the device"):
         oracle._sampled({"operator": operator.elsewhere(LARGE), "seed": 5}, "cpu", set())
@@ -72,16 +65,16 @@ def test_a_reference_that_says_something_else_on_the_device_is_not_believed(tmp_
 class Device:
     """A station whose device answers, or does not."""
 
-    def __init__(self, sample: object) -> None:
+    def __init__(self, sample):
         self.asked: list[int] = []
         self._sample = sample
 
-    def sample(self, asked: object, seed: int) -> object:
+    def sample(self, asked, seed):
         self.asked.append(seed)
         return self._sample
 
 
-def test_heavy_samples_come_from_the_device_once_and_else_from_here(tmp_path: Path) -> None:
+def test_heavy_samples_come_from_the_device_once_and_else_from_here(tmp_path):
     operator = product(tmp_path)
     answered, silent = Device(sample := sampling(operator, LARGE, 1, operator.tables())), Device(None)
     samples = Samples(operator, answered)  # type: ignore[arg-type]
@@ -91,9 +84,7 @@ def test_heavy_samples_come_from_the_device_once_and_else_from_here(tmp_path: Pa
     assert silent.asked == [1]
 
 
-def test_an_oracle_without_a_device_leaves_it_to_the_host_and_a_closed_one_to_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_oracle_without_a_device_leaves_it_to_the_host_and_a_closed_one_to_nobody(tmp_path, monkeypatch):
     asked = product(tmp_path).elsewhere(LARGE)
     assert asked is not None
     monkeypatch.setattr(sys, "executable", "/bin/false")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
 import pytest
 
@@ -66,7 +65,7 @@ wrapper(None)
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+def package(tmp_path_factory):
     finders, folders = list(sys.meta_path), list(sys.path)
     root = tmp_path_factory.mktemp("code") / "cache_of_kernels"
     for name, text in FILES.items():
@@ -81,15 +80,15 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 
 @pytest.mark.parametrize("name", ["kept", "tuned", "tabled"])
-def test_a_kernel_is_found_under_decorators_that_launch_it_in_their_own_way(package, name: str) -> None:
+def test_a_kernel_is_found_under_decorators_that_launch_it_in_their_own_way(package, name):
     found = getattr(package, name)
     assert type(found).__module__.startswith("triton.runtime") or isinstance(found, triton.runtime.Autotuner)
 
 
-def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package) -> None:
+def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package):
     assert [config.kwargs for config in package.tabled.configs] == [{"N": 32}]
     assert definition(package.tabled.base_fn)[0].name == "tabled"
 
 
-def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package) -> None:
+def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package):
     assert package.VENDOR == "nvidia"  # and wrapper(None), which would fail, was not run

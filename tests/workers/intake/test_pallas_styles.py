@@ -1,7 +1,5 @@
 """Styles of public Pallas code: objects, tables of sizes, types that are not here; each runs as it stands."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path
@@ -33,24 +31,24 @@ CALL = "f32[64, 512]"
 CHIP = {"kind": "TPU7x", "cores": 1}
 
 
-def asked(path: Path, name: str, call: str, folder: Path) -> dict[str, Any]:
+def asked(path, name, call, folder):
     return {"path": str(path), "function": name, "reference": "", "calls": [call], "folder": str(folder)}
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def taken(monkeypatch, tmp_path):
     """Takes a function in up to its module: the module and its knobs."""
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(sys, "path", list(sys.path))
     found: list[Any] = []
 
-    def kept(request: Any, chip: Any, module: Any, operands: Any, calls: Any, knobs: Any, places: Any) -> Any:
+    def kept(request, chip, module, operands, calls, knobs, places):
         found.append((module, knobs))
         return {}
 
     monkeypatch.setattr(pallas, "judge", kept)
 
-    def take(name: str, path: Path = STYLES) -> tuple[Any, list[Any], list[str]]:
+    def take(name, path=STYLES):
         answer = pallas.answer_to(asked(path, name, CALL, tmp_path))
         assert answer["refusals"] == []
         return *found[-1], answer["notes"]
@@ -58,7 +56,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return take
 
 
-def traced(module: Any, folder: Path, params: dict[str, int]) -> str:
+def traced(module, folder, params):
     with on_chip(CHIP):
         return text_of(
             jax.make_jaxpr(module.build(folder)(params))(jax.ShapeDtypeStruct((64, 512), "float32"))
@@ -75,8 +73,8 @@ def traced(module: Any, folder: Path, params: dict[str, int]) -> str:
     ],
 )
 def test_any_python_runs_as_it_stands_with_the_block_sizes_that_it_names_or_chooses(
-    taken: Any, tmp_path: Path, name: str, sizes: dict[str, int]
-) -> None:
+    taken, tmp_path, name, sizes
+):
     module, knobs, notes = taken(name)
     defaults = {knob.name: knob.default for knob in knobs}
     assert sizes.items() <= defaults.items()
@@ -90,9 +88,7 @@ def test_any_python_runs_as_it_stands_with_the_block_sizes_that_it_names_or_choo
         assert not notes
 
 
-def test_an_original_is_data_and_its_winner_is_the_users_file_with_the_sizes_that_won(
-    taken: Any, tmp_path: Path
-) -> None:
+def test_an_original_is_data_and_its_winner_is_the_users_file_with_the_sizes_that_won(taken, tmp_path):
     module, knobs, _ = taken("asked")
     source = module.source("SPACE = {}\n")
     assert Original.of_source(source) == module
@@ -134,7 +130,7 @@ def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(
 
 
 @pytest.mark.parametrize(("columns", "said"), [(512, ""), (256, "begins behind"), (64, "begins behind")])
-def test_a_block_that_begins_behind_its_operand_is_refused(columns: int, said: str) -> None:
+def test_a_block_that_begins_behind_its_operand_is_refused(columns, said):
     def added(x, y):
         spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
         kernel = pl.pallas_call(
@@ -149,7 +145,7 @@ def test_a_block_that_begins_behind_its_operand_is_refused(columns: int, said: s
         assert SeedBuild(chip, lambda params: added, operands).traced({}, {})
 
 
-def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) -> None:
+def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path):
     file = tmp_path / "seven.py"
     file.write_text(
         "import jax\nfrom jax.experimental import pallas as pl\n\n\n"
@@ -163,14 +159,14 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path: Path) ->
     assert told == ["the call raises ValueError: want 7 rows, not 8"]
 
 
-def test_static_arguments_stay_static_however_often_the_chip_is_entered() -> None:
+def test_static_arguments_stay_static_however_often_the_chip_is_entered():
     with on_chip(CHIP), on_chip(CHIP):
         made = jax.jit(lambda x, rows: x.reshape(rows, -1), static_argnames="rows", abstracted_axes=None)
         shape = jax.eval_shape(lambda x: made(x, rows=4), jax.ShapeDtypeStruct((8,), "float32")).shape
     assert shape == (4, 2)
 
 
-def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place() -> None:
+def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
     def kernel(table, x, pages, out, changed, block, semaphore):
         pltpu.sync_copy(pages.at[table[0]], block)
         out[...] = x[...] + block[...]
@@ -197,10 +193,10 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place() -> Non
     assert reasons == [], "a stated grid keeps the alias"
 
 
-def test_the_callers_own_integers_are_tried_before_drawn_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_own_integers_are_tried_before_drawn_ones(monkeypatch):
     asked: list[list[str]] = []
 
-    def refused(dims: Any, seed: Any, *_: Any) -> Any:
+    def refused(dims, seed, *_):
         asked.append([operand.form for operand in seed.operands])
         raise Refusal("no shape")
 

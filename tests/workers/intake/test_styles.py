@@ -1,13 +1,10 @@
 """Styles of public code that wrappers and kernels are written in, each recorded, made a module, and run as that."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,7 +71,7 @@ print(json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def answers(tmp_path_factory):
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     request = json.dumps([str(STYLES), CALLS, part_of(load_target("h200"))])
@@ -87,14 +84,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [n for n in CALLS if n != "kept_rows"])
-def test_it_is_a_module_that_computes_the_same(answers: dict[str, Any], name: str) -> None:
+def test_it_is_a_module_that_computes_the_same(answers, name):
     assert answers[name]["refusals"] == []
     assert answers[name]["error"] < (
         2**-8 if name == "magnitudes" else 1e-5
     )  # the last is rounded to bfloat16
 
 
-def test_a_value_read_from_a_tensor_is_loaded_by_the_kernel(answers: dict[str, Any]) -> None:
+def test_a_value_read_from_a_tensor_is_loaded_by_the_kernel(answers):
     source = answers["shared"]["source"]
     assert "item" not in source and "share = 1.0 / tl.load(share_ptr0)" in source
     assert any(
@@ -102,13 +99,13 @@ def test_a_value_read_from_a_tensor_is_loaded_by_the_kernel(answers: dict[str, A
     )
 
 
-def test_sizes_and_grids_from_values_are_refused_together(answers: dict[str, Any]) -> None:
+def test_sizes_and_grids_from_values_are_refused_together(answers):
     said = answers["kept_rows"]["refusals"]
     assert any("takes a size from a tensor's values" in what for what in said)
     assert any("grid is computed from a tensor's values" in what for what in said)
 
 
-def test_modules_are_as_the_call_has_them(answers: dict[str, Any]) -> None:
+def test_modules_are_as_the_call_has_them(answers):
     """Branches that it rules out are left out, whole powers keep their sign, a threshold is no knob."""
     source = answers["cubed"]["source"]
     assert "column" not in source and "hip" not in source and "x * x * x" in source and "exp2" not in source
@@ -117,13 +114,13 @@ def test_modules_are_as_the_call_has_them(answers: dict[str, Any]) -> None:
     assert any("cache is changed in place" in note for note in answers["filled"]["notes"])
 
 
-def test_products_that_a_mask_leaves_out_are_no_work(answers: dict[str, Any]) -> None:
+def test_products_that_a_mask_leaves_out_are_no_work(answers):
     """Of 4 x 4 tiles those on the diagonal and below; the sample's mean over four programs is exact."""
     assert answers["lower"]["work"] == [10 * 2 * 16 * 16 * 32]
     assert answers["halved"]["work"] == [0]
 
 
-def test_a_number_that_is_a_size_follows_it_and_is_guarded(answers: dict[str, Any]) -> None:
+def test_a_number_that_is_a_size_follows_it_and_is_guarded(answers):
     """A block that the wrapper chooses by sizes is a knob's value, and a run that fails leaves those beside it."""
     some = answers["some_rows"]
     source, conditions, call = some["follows"]
@@ -131,6 +128,6 @@ def test_a_number_that_is_a_size_follows_it_and_is_guarded(answers: dict[str, An
     assert some["unlike"] == ["", ""] and some["failed"] == [False, True, False]
 
 
-def test_the_original_of_one_of_several_is_found() -> None:
+def test_the_original_of_one_of_several_is_found():
     place = (str(STYLES), str(STYLES.parent), "styles", 'maker(factor=3)["tripled"]')
     assert tilewright_imported(*place).__name__ == "scaled"

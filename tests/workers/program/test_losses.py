@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tilewright.workers.program.losses import loss_test
+from tilewright.workers.program.prove import loss_test
 
 
 def curves(kind: str, seed: int) -> list[list[float]]:

@@ -9,8 +9,14 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from tilewright.workers.runners.gluon_emulator.faults import EmulationError, StrayAccess
-from tilewright.workers.runners.gluon_emulator.values import Tensor, lift, rounded, storage
+from tilewright.workers.runners.gluon_emulator.values import (
+    EmulationError,
+    StrayAccess,
+    Tensor,
+    lift,
+    rounded,
+    storage,
+)
 
 _TORCH = {
     torch.float8_e4m3fn: tl.float8e4nv,

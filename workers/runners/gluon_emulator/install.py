@@ -1,7 +1,5 @@
 """Puts the emulated language in the place of Triton's, and runs launches with it."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import sys
@@ -16,11 +14,10 @@ import triton.experimental.gluon.language.nvidia.hopper
 import triton.experimental.gluon.nvidia.hopper
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tilewright.workers.runners.gluon_emulator.faults import EmulationError
 from tilewright.workers.runners.gluon_emulator.global_memory import Descriptor, Global, Pointer
 from tilewright.workers.runners.gluon_emulator.language import Language, maximum, minimum
 from tilewright.workers.runners.gluon_emulator.machine import Machine
-from tilewright.workers.runners.gluon_emulator.values import Tensor, lift
+from tilewright.workers.runners.gluon_emulator.values import EmulationError, Tensor, lift
 
 ROOT = "triton.experimental.gluon"
 

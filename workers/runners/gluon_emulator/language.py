@@ -1,7 +1,5 @@
 """The emulated language: what a kernel finds in ``gluon.language`` and its modules for Hopper."""
 
-from __future__ import annotations
-
 import functools
 import math
 import types
@@ -15,11 +13,16 @@ import triton.language as tl
 
 from tilewright.fitness.dialect_names import names
 from tilewright.workers.runners.gluon_emulator import values
-from tilewright.workers.runners.gluon_emulator.faults import EmulationError
 from tilewright.workers.runners.gluon_emulator.global_memory import Descriptor, Pointer
 from tilewright.workers.runners.gluon_emulator.machine import Machine
 from tilewright.workers.runners.gluon_emulator.shared_memory import Barrier, CopyIn, CopyOut, Product, Shared
-from tilewright.workers.runners.gluon_emulator.values import Tensor, elementwise, lift, reduced
+from tilewright.workers.runners.gluon_emulator.values import (
+    EmulationError,
+    Tensor,
+    elementwise,
+    lift,
+    reduced,
+)
 
 _KEPT = names(
     "AutoLayout BlockedLayout CoalescedLayout DistributedLinearLayout DotOperandLayout NVMMADistributedLayout "

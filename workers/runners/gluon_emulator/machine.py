@@ -5,15 +5,13 @@ tells the partition what all who arrived knew. An access of shared memory is saf
 earlier one that it must not overlap; that holds or does not whatever order the partitions happened to run in.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.workers.runners.gluon_emulator.faults import Deadlock, EmulationError
+from tilewright.workers.runners.gluon_emulator.values import Deadlock, EmulationError
 
 Clock = dict[Any, int]
 """What is known: actor (a partition's number, or a barrier) to its time."""

@@ -7,10 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.workers.runners.gluon_emulator.faults import EmulationError, Race, StrayAccess
 from tilewright.workers.runners.gluon_emulator.global_memory import Descriptor
 from tilewright.workers.runners.gluon_emulator.machine import Clock, Machine, Partition
-from tilewright.workers.runners.gluon_emulator.values import Tensor, dtype_of, lift, storage
+from tilewright.workers.runners.gluon_emulator.values import (
+    EmulationError,
+    Race,
+    StrayAccess,
+    Tensor,
+    dtype_of,
+    lift,
+    storage,
+)
 
 Box = tuple[tuple[int, int], ...]
 """First and one past the last index of every dimension of an allocation."""

@@ -1,4 +1,4 @@
-"""Tensors in registers: NumPy arrays with the device language's types, arithmetic and rounding.
+"""Tensors in registers: NumPy arrays with the device language's types, arithmetic and rounding; an emulation's errors.
 
 Types narrower than float32 are kept in the types of ``ml_dtypes`` and rounded to after every operation. Layouts are
 carried for the programs that ask for them; that they fit is the compiler's to check.
@@ -13,7 +13,22 @@ import ml_dtypes
 import numpy as np
 import triton.language as tl
 
-from tilewright.workers.runners.gluon_emulator.faults import EmulationError, Race
+
+class EmulationError(RuntimeError):
+    """A program does what a device forbids, or what the emulator does not know."""
+
+
+class Race(EmulationError):
+    """Two accesses of shared memory that nothing orders, or a value read before it is there."""
+
+
+class Deadlock(EmulationError):
+    """No partition can go on, and no copy is under way."""
+
+
+class StrayAccess(EmulationError):
+    """A pointer outside of the tensor it was made from."""
+
 
 NUMPY: dict[Any, type] = {
     tl.int1: np.bool_,

@@ -6,8 +6,6 @@ depend on data are found by taint: a scalar is known only if it follows from gri
 (``workers.runners.mosaic.known_operands``).
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Reading an exported module and the Mosaic kernels in it: parsing, walking, and what a kernel's body consists of."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -9,7 +7,7 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
@@ -134,7 +132,7 @@ class MosaicKernel:
     prefetched: int
 
     @classmethod
-    def of(cls, module: Any) -> MosaicKernel:
+    def of(cls, module: Any) -> Self:
         """The kernel of a parsed body."""
         functions = [op for op in module.body.operations if "iteration_bounds" in op.operation.attributes]
         others = [op for op in module.body.operations if op not in functions]

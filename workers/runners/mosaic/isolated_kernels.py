@@ -7,8 +7,6 @@ addresses. So each kernel here stands alone, on operands of its own, and an arra
 by one of the same blocks side by side: same grid, same blocks copied and kept at the same steps, same bytes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ all here, in the process that never ran candidate code:
 Whatever is known, the simulated module's kernels divide no scalars (``workers.runners.mosaic.scalar_division``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

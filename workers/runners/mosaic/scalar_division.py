@@ -5,8 +5,6 @@ simulation. Divisions by constants are exact as shifts (powers of two) or, where
 grid, as a product and a shift. What is left is noticed when the work done is counted (``fitness.tpu.simulation``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ In a profile, a TPU's plane is called ``/device:TPU:0`` and so on; its line ``XL
 execution of a program, named ``jit_<function>(<fingerprint>)``, from the device's own clock.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

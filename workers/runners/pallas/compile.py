@@ -9,8 +9,6 @@ Answers: one ``facts`` per workload (see ``workers.runners.mosaic.facts``), then
 the folder that holds its dumps, or one ``error``.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ author's. Source locations are left out; sharding is that of one device. What th
 raises ``NoForm``: callbacks, custom calls, options of the compiler that no kernel needs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

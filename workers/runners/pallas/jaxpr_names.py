@@ -4,8 +4,6 @@ Primitives are those of ``jax.lax`` that compute, of references, of control flow
 calls back into Python, talks to another device or calls foreign code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

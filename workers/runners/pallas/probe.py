@@ -1,7 +1,5 @@
 """Probe child: compiles one tiny kernel of our own, to see whether the toolchain's recipe works here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ such axes it finds as NaN; it can be interpreted once more with these axes whole
 runs as far as the next one reads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -7,8 +7,6 @@ its Python traced to in another process (``workers.device.kernel_traces``). What
 under a name of ours. Jobs and answers are those of ``workers.runners.triton.torch_runner``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata

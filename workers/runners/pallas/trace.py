@@ -8,8 +8,6 @@ Answers, in order: one ``artefact`` per workload (see ``jaxpr_codec``; blob ``te
 ``error`` {phase, type, message}.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

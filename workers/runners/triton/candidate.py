@@ -1,7 +1,5 @@
 """Parts that the runners of Triton sources share: a candidate as a module, and the look at what its launch returns."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ work is hidden; host time is measured apart. A pause after each burst keeps the 
 kernels would be timed at clocks that depend on what ran before.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

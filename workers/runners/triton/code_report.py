@@ -9,8 +9,6 @@ smem_bytes}. Answers: a ``code`` frame per kernel {key, name, shared, warps, usa
 warps}}}; or one ``error``. One child serves all targets.
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ Job ``compile``: ``source``, ``params``, ``workloads`` [{id, inputs, outputs}]. 
 for each workload, its plan's bytes, or one ``error``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

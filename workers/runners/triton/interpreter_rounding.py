@@ -5,8 +5,6 @@ rounds to nearest even, so that a right quantiser differs in 3 to 6 % of its cod
 conversion instructions do that Triton uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ The one measured device whose process runs a candidate's Python: interpreting ne
 kernel. Jobs and answers are those of ``workers.runners.triton.torch_runner``, entries are {id, source, params}.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any

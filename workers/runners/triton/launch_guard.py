@@ -6,8 +6,6 @@ kernel that writes beside it is found out. What ``launch`` does depends on shape
 leaves it nothing else, and the guard no look at a value), so one guarded call for each shape speaks for all.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any

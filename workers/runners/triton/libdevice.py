@@ -1,7 +1,5 @@
 """Functions of the device's library, and what the kernel's language says in their place."""
 
-from __future__ import annotations
-
 import ast
 
 SAME = {

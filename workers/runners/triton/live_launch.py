@@ -4,8 +4,6 @@ The interpreter computes as ``interpreter_rounding`` says, takes floats as a ker
 functions of the device's library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import types
 from collections.abc import Iterator

@@ -21,8 +21,16 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
 
-from tilewright.library.launch_numbers import NotRecorded, scalar
-from tilewright.library.plans.format import Launch, Plan, Pointer, Scalar, Tensor, TensorMap
+from tilewright.library.plans.format import (
+    Launch,
+    NotRecorded,
+    Plan,
+    Pointer,
+    Scalar,
+    Tensor,
+    TensorMap,
+    scalar,
+)
 from tilewright.library.torch_record import RecordedCall
 from tilewright.workers.runners.triton.candidate import checked_results
 

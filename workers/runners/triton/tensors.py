@@ -1,7 +1,5 @@
 """Arrays as torch tensors, operands made on a device, and what is read back of outputs."""
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@
 brings. Rows past the tensor's end may then hold other numbers, so nothing behind the product may mix rows.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is known of one lowering: its plan, the names it uses, and the parameters that each partition needs."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +11,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, param
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.beside import mixes_rows, row_numbers
 from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan, without_operands
-from tilewright.evolve.proposers.rewrite.gluon.statements import (
-    Carrier,
-    Statement,
-    calls,
-    names_in,
-    sliced,
-)
+from tilewright.evolve.proposers.rewrite.gluon.statements import Carrier, Statement, calls, names_in, sliced
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.fitness.dialect_names import names

@@ -1,7 +1,5 @@
 """The new kernel's text: producer, consumer and entry, with the statements that are carried over."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -10,10 +8,7 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.context import Parameters
 from tilewright.evolve.proposers.rewrite.gluon.epilogue import EpilogueText
-from tilewright.evolve.proposers.rewrite.gluon.statements import (
-    Statement,
-    device_call,
-)
+from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, device_call
 from tilewright.evolve.proposers.rewrite.gluon.texts import (
     CONSUMER,
     ENTRY,

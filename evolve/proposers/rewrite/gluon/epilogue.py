@@ -5,8 +5,6 @@ part is stored while the next is computed, and what belongs to all columns of a 
 in registers at once.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The new launch's text: layouts and descriptors, how many tiles and stages, what the kernel is given."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence
@@ -11,11 +9,7 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.context import Lowering, Parameters
-from tilewright.evolve.proposers.rewrite.gluon.texts import (
-    HOST,
-    LAUNCH,
-    filled,
-)
+from tilewright.evolve.proposers.rewrite.gluon.texts import HOST, LAUNCH, filled
 from tilewright.evolve.proposers.rewrite.gluon.tile import Tile
 from tilewright.evolve.proposers.rewrite.triton.view import SPARE, argument, device_calls
 

@@ -6,8 +6,6 @@ of columns out of shared memory, and runs what the old kernel did with the produ
 kernel stays for tensors that no descriptor describes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -18,9 +16,7 @@ from tilewright.evolve.proposers.rewrite.gluon.device import DeviceText
 from tilewright.evolve.proposers.rewrite.gluon.host import HostText
 from tilewright.evolve.proposers.rewrite.gluon.product import Product, read
 from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan, planned
-from tilewright.evolve.proposers.rewrite.gluon.texts import (
-    SPACE,
-)
+from tilewright.evolve.proposers.rewrite.gluon.texts import SPACE
 from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel
 
 IMPORTS = (

@@ -1,7 +1,5 @@
 """The rule that computes an operand of a product once, in a kernel of its own, for all tiles that multiply it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Everything is read from the source by structure: which loads a ``dot`` multiplie
 number the tiles of rows and of columns, and which statements the result needs.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """How the statements of a product's loop are laid out when a program computes several of its tiles side by side."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,11 +1,10 @@
 """Statements of a kernel that are carried over: what each reads and binds, which are needed, how they may be moved."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.fitness.dialect_names import names
@@ -43,7 +42,7 @@ class Statement:
             n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
         )
 
-    def conflicts(self, earlier: Statement) -> bool:
+    def conflicts(self, earlier: Self) -> bool:
         """Whether it must stay behind ``earlier``."""
         return bool(self.writes & (earlier.reads | earlier.writes) or self.reads & earlier.writes)
 

@@ -4,8 +4,6 @@
 statements, which are indented as that line is.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -40,6 +38,24 @@ def guarded(text: str) -> str:
 def only(condition: str, text: str) -> str:
     lines = [f"    {line}" for line in text.splitlines() if line.strip()]
     return "\n".join([f"if {condition}:", *lines]) if lines else ""
+
+
+def specialized(consume: str, produce: str, registers: str) -> str:
+    """The body of an entry for one to three consumers; ``registers`` are those of the producer's warp."""
+    cases = []
+    for count in (1, 2, 3):
+        parts = [*(consume.replace("NUMBER", str(number)) for number in range(count)), produce]
+        warps = ", ".join(["4"] * (count - 1) + ["1"])
+        given = ", ".join(["REGISTERS"] * (count - 1) + [registers])
+        calls = [f"        {part}" for part in parts]
+        made = [
+            f"if CONSUMERS == {count}:",
+            "    gl.warp_specialize([",
+            *calls,
+            f"    ], [{warps}], [{given}])",
+        ]
+        cases += [f"    {line}" for line in made]
+    return "\n".join(cases)
 
 
 SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
@@ -267,19 +283,7 @@ _PRODUCE = (
     "A_BYTES, B_BYTES{ring_last})),"
 )
 
-
-def _specialized(consumers: int) -> str:
-    parts = [_CONSUME.replace("NUMBER", str(number)) for number in range(consumers)]
-    lines = [f"        {part}" for part in [*parts, _PRODUCE]]
-    warps = ", ".join(["4"] * (consumers - 1) + ["1"])
-    registers = ", ".join(["REGISTERS"] * (consumers - 1) + ["PRODUCER_REGISTERS"])
-    inside = "\n".join(["    gl.warp_specialize([", *lines, f"    ], [{warps}], [{registers}])"])
-    return f"if CONSUMERS == {consumers}:\n{inside}"
-
-
-ENTRY = ENTRY.replace(
-    "    <specialized>", textwrap.indent("\n".join(_specialized(count) for count in (1, 2, 3)), "    ")
-)
+ENTRY = ENTRY.replace("    <specialized>", specialized(_CONSUME, _PRODUCE, "PRODUCER_REGISTERS"))
 
 HOST = """
 a_layout = gl.NVMMASharedLayout(min(128, {a_inner} * {a}.element_size()), 8 * {a}.element_size())

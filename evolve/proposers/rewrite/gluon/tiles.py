@@ -1,7 +1,5 @@
 """Tiles of the host's tensors that a kernel loads and stores: where they begin, how far they reach, what masks them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -10,9 +8,8 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameters, resolve
-from tilewright.evolve.proposers.rewrite.gluon.block_pointers import block_tile
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, statements_of
-from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
+from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile, block_tile
 from tilewright.evolve.proposers.rewrite.triton.descriptors import (
     address_of,
     address_parts,

@@ -1,26 +1,16 @@
 """Rules on operands that every use quantises anew: keep the result over a grid axis, fetch the input once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import (
-    KernelSource,
-    Unsupported,
-    walk,
-)
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.chain import Chain, find_chain, ordinal, take_from
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference, ShapedValue, loop_count
-from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
-    PALLAS_TPU,
-    PallasCall,
-    Spec,
-)
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall, Spec
 
 
 @dataclass(frozen=True)

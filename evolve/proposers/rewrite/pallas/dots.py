@@ -1,7 +1,5 @@
 """Rules on the matrix product and its scales: chunks of rows or columns, another order of the scales."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import libcst as cst

@@ -1,7 +1,5 @@
 """Rules on the exponentials of a softmax: base two, and narrow exponents."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,18 +1,12 @@
 """The rule that reduces within one grid step, and what takes an axis out of a launch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import (
-    KernelSource,
-    Unsupported,
-    walk,
-)
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule

@@ -1,7 +1,5 @@
 """A rule that divides a running average by its running sum once, at the end, instead of in every step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A rule that leaves sums of rows to the matrix unit, beside a dot that leaves a part of it empty."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import libcst as cst

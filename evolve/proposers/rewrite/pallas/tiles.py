@@ -1,7 +1,5 @@
 """Rules on masked tiles: no work on those a mask hides altogether, no mask on those of which it hides nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import libcst as cst

@@ -1,19 +1,12 @@
 """A rule that takes the grid's fastest axis into the step: its steps become a loop that Python unrolls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
 import libcst as cst
 import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import (
-    KernelSource,
-    RewrittenKernel,
-    Site,
-    walk,
-)
+from tilewright.evolve.proposers.rewrite.base import KernelSource, RewrittenKernel, Site, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, reads_of, small
 from tilewright.evolve.proposers.rewrite.edit import Edit, parse_statements
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule, pallas_calls

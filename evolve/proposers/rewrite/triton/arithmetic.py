@@ -1,7 +1,5 @@
 """A rule on scalar arithmetic: division against reciprocal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import libcst as cst

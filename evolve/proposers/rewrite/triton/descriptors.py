@@ -1,7 +1,5 @@
 """Rules that replace tiles of pointers by tensor descriptors (TMA)."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass

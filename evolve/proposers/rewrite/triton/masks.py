@@ -1,7 +1,5 @@
 """Masks that only keep a tile within its tensor, however they are written."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

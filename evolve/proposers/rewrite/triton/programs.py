@@ -1,7 +1,5 @@
 """Rules on how programs map to tiles and loops: a persistent grid, options of loops and launches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -9,19 +7,9 @@ from typing import Any
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Language, walk
-from tilewright.evolve.proposers.rewrite.dataflow import (
-    definitions,
-    parameter_access,
-    parameters,
-    small,
-)
+from tilewright.evolve.proposers.rewrite.dataflow import definitions, parameter_access, parameters, small
 from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
-from tilewright.evolve.proposers.rewrite.triton.view import (
-    NodeRule,
-    TritonKernel,
-    device_calls,
-    range_of,
-)
+from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel, device_calls, range_of
 
 LoopOption = tuple[cst.Call, str, tuple[int | bool, ...], int | bool]
 """An option of a loop: the call of ``range``, its keyword, values and default."""

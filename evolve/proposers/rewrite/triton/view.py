@@ -1,7 +1,5 @@
 """A Triton or Gluon launch as rules see it, and the pieces of a jitted kernel that rules ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -9,7 +9,7 @@ import pytest
 from testkit.compile_ahead import compiled_ahead
 from testkit.rewriting import Case, Trial, load_cases, run_checks
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
-from tilewright.evolve.proposers.rewrite.gluon.chain.rule import LowerChain
+from tilewright.evolve.proposers.rewrite.gluon.chain.write import LowerChain
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.dialect import check
 

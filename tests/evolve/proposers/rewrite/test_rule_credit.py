@@ -5,8 +5,7 @@ import pytest
 
 from testkit.evaluations import candidate, failed, passed
 from tests.evolve.proposers.rewrite.test_sources import PLAIN
-from tilewright.evolve.proposers.rewrite.campaign_proposer import Rewrites
-from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer
+from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer, Rewrites
 from tilewright.evolve.proposers.rule_credit import EXPLORE, RuleCredit, describe
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, MutationKind

@@ -1,7 +1,5 @@
 """Tiles that a chain's products multiply, as what a copy by TMA needs: sides, strides, where a box begins."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Read by structure: which loads the two products multiply, what stands between th
 to, which the first does not need.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

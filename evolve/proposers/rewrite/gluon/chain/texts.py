@@ -1,10 +1,9 @@
 """The parts of a lowered chain that do not come from its source; see ``gluon.texts`` for how they are filled in."""
 
-from __future__ import annotations
-
-import textwrap
 from collections.abc import Mapping
 from typing import Any
+
+from tilewright.evolve.proposers.rewrite.gluon.texts import specialized
 
 SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "rows": ((64, 128), 64),
@@ -267,19 +266,7 @@ _PRODUCE = (
     "{v_stages}, {bars}, {producer_arguments}STAGES, CONSUMERS)),"
 )
 
-
-def _specialized(consumers: int) -> str:
-    parts = [*(_CONSUME.replace("NUMBER", str(number)) for number in range(consumers)), _PRODUCE]
-    lines = [f"        {part}" for part in parts]
-    warps = ", ".join(["4"] * (consumers - 1) + ["1"])
-    registers = ", ".join(["REGISTERS"] * (consumers - 1) + ["24"])
-    inside = "\n".join(["    gl.warp_specialize([", *lines, f"    ], [{warps}], [{registers}])"])
-    return f"if CONSUMERS == {consumers}:\n{inside}"
-
-
-ENTRY = ENTRY.replace(
-    "    <specialized>", textwrap.indent("\n".join(_specialized(count) for count in (1, 2, 3)), "    ")
-)
+ENTRY = ENTRY.replace("    <specialized>", specialized(_CONSUME, _PRODUCE, "24"))
 
 HOST = """
 {groups} = {consumers} or (3 if {rows} * ({columns} + {width}) <= 12288 else 2)

@@ -1,7 +1,5 @@
 """Dots, the statements that accumulate them, and the factors they are scaled with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

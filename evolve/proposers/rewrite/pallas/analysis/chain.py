@@ -4,8 +4,6 @@
 values and other such assignments. The *values* of a chain are what the rest of the kernel takes from it.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

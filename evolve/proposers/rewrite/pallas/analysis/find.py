@@ -1,7 +1,5 @@
 """Finding the Pallas launches of a module and everything they name."""
 
-from __future__ import annotations
-
 import logging
 
 import libcst as cst

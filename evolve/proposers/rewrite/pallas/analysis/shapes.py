@@ -3,20 +3,13 @@
 Extents stay symbolic: they are texts over names that are visible where the kernel is launched.
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass, field
 
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
-from tilewright.evolve.proposers.rewrite.dataflow import (
-    assigned_value,
-    dedented,
-    definitions,
-    parameters,
-)
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, dedented, definitions, parameters
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 from tilewright.fitness.dialect_names import names
 

@@ -1,7 +1,5 @@
 """What of a kernel's code Python decides while the kernel is traced, and what only the device knows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

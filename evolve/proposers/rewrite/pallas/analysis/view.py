@@ -1,7 +1,5 @@
 """A Pallas launch as rules see it: grid, block specs, scratch and the roles of the kernel's references."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
