@@ -1,7 +1,5 @@
 """A table of the best block sizes by shape: a campaign for each call of a function that was read in once."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -7,8 +7,6 @@ core each; no gate runs), keeps what the simulator said there, prints the table 
 ``experiments/records/tpu/tpu7x_g128_bound.svg``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """``tune --table``: a campaign for each shape of a function that is read in once, and a row for each."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -38,8 +36,8 @@ ANSWER = {"dims": [{"M": 64, "N": 384}], "defaults": {"rows": 8}}
 
 @pytest.mark.timeout(1200)
 def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_users_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """Of each shape only its own blocks are tried: 384 columns are no part of 256."""
     monkeypatch.chdir(tmp_path)
     Path("scale.py").write_text(SCALE)
@@ -73,12 +71,12 @@ def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_use
         ("{target:.2f}", "Unknown format code 'f'"),
     ],
 )
-def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_is_tuned(row: str, said: str) -> None:
+def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_is_tuned(row, said):
     with pytest.raises(UserError, match=said):
         row_format(row, ANSWER)
 
 
-def test_without_a_form_rows_are_comma_separated() -> None:
+def test_without_a_form_rows_are_comma_separated():
     head, form = row_format(None, ANSWER)
     assert head == "M,N,rows,us,low_us,high_us,gain,target,campaign\n"
     assert form.count(",") == head.count(",")

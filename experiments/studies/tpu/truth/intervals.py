@@ -4,8 +4,6 @@ A family is one kind of kernel on one chip. An interval has to hold kernels that
 by the ends that the other families give: nothing of its own family went into them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
