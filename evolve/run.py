@@ -13,7 +13,7 @@ from tilewright.evolve.campaign.conclusion import Finals, References, conclude_m
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.interrupt import CtrlC
-from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason
+from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason, failure_text
 from tilewright.evolve.campaign.preparation import (
     pool_settings,
     require_same_kernels,
@@ -34,8 +34,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.fitness.targets import target_text
+from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.pool import Pool, make_pool
 from tilewright.workers.cluster.settings import PoolUnavailable
@@ -392,17 +391,6 @@ def _seed_failure(campaign: Campaign) -> str:
         if candidate.index < len(campaign.plan.starts) and evaluation.verdict is not Verdict.OK:
             return f"seeds: {campaign.plan.starts[candidate.index].name} {failure_text(evaluation)}."
     return "seeds: a seed kernel fails its own gate."
-
-
-def failure_text(evaluation: Evaluation) -> str:
-    """Why a seed does not start a campaign."""
-    gated = evaluation.stage is Stage.CHECK
-    how = "fails its own gate" if gated else f"cannot start a campaign on {target_text(evaluation.target)}"
-    reason = evaluation.reason.removesuffix(".")
-    if evaluation.verdict is Verdict.TIMEOUT:
-        limit = "workers.check_seconds" if gated else "workers.measure_seconds"
-        how, reason = "takes too long", f"{reason}; raise {limit}, or start from fewer steps of the grid"
-    return f"{how}: {evaluation.verdict.value} at {evaluation.stage.value}, {reason}"
 
 
 def _elapsed(journal: Journal) -> float:

@@ -1,6 +1,7 @@
-// Softmax along rows: one block takes a row.
+// Softmax along rows: one block takes a row. ``softmax`` says how the kernel is launched; nothing compiles it.
 #include <cuda_runtime.h>
 #include <float.h>
+#include <torch/extension.h>
 
 #define BLOCK 256
 
@@ -18,7 +19,7 @@ __device__ float together(float value, bool largest) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK) softmax(const float *__restrict__ x, float *__restrict__ y, int columns) {
+__global__ void __launch_bounds__(BLOCK) softmax_rows(const float *__restrict__ x, float *__restrict__ y, int columns) {
     const float *row = x + (long long)blockIdx.x * columns;
     float *out = y + (long long)blockIdx.x * columns;
     float most = -FLT_MAX, sum = 0;
@@ -29,4 +30,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK) softmax(const float *__restr
     for (int at = threadIdx.x; at < columns; at += BLOCK) sum += expf(row[at] - most);
     sum = together(sum, false);
     for (int at = threadIdx.x; at < columns; at += BLOCK) out[at] = expf(row[at] - most) / sum;
+}
+
+torch::Tensor softmax(torch::Tensor x) {
+    auto y = torch::empty_like(x);
+    softmax_rows<<<x.size(0), BLOCK>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.size(1));
+    return y;
 }

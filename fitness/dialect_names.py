@@ -82,7 +82,7 @@ _TL = _TRITON | names(
     "advance argmax argmin broadcast_to cat const cumprod cumsum dot dot_scaled flip interleave "
     "load_tensor_descriptor make_block_ptr make_tensor_descriptor math pi32_t pointer_type range sigmoid softmax "
     "sort squeeze store_tensor_descriptor swizzle2d tensor_descriptor topk trans unsqueeze view debug_barrier rand "
-    "rand4x randint randint4x randn randn4x philox"
+    "rand4x randint randint4x randn randn4x philox uint_to_uniform_float"
 )
 
 _GL = _TRITON | names(

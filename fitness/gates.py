@@ -88,7 +88,9 @@ def _read(
         reference = {name: pair[1] for name, pair in pairs.items() if pair}
         values = [snr_db(outputs[name], wanted) for name, wanted in reference.items()]
         value = min(values) if values and not any(np.isnan(values)) else float("nan")
-        passed = value >= gate.min_db
+        bars = [_bar(gate, references, name, wanted) for name, wanted in reference.items()]
+        bar = min(bars, default=gate.min_db)
+        passed = bool(values) and all(db >= least for db, least in zip(values, bars, strict=True))
         shown = value if np.isfinite(value) else None
         allowed = elements.allowance(gate, least)
         judged = reference if passed else {}
@@ -97,9 +99,8 @@ def _read(
             for n, wanted in judged.items()
         ]
         fault = next(filter(None, faults), "")
-        return GateReading(
-            gate=gate.name, inputs=kind, value=shown, passed=passed and not fault, detail=fault
-        )
+        passed, told = passed and not fault, bar if gate.turned else None
+        return GateReading(gate=gate.name, inputs=kind, value=shown, passed=passed, bar=told, detail=fault)
     if any(outputs[name].dtype != reference[name].dtype for name in gate.outputs):
         return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
     if isinstance(gate, AgreementGate):
@@ -108,6 +109,15 @@ def _read(
     for name in gate.outputs:
         wrong += mismatches(outputs[name], reference[name])
     return GateReading(gate=gate.name, inputs=kind, value=float(wrong), passed=wrong == 0)
+
+
+def _bar(gate: SnrGate, references: Mapping[str, Arrays], name: str, wanted: np.ndarray) -> float:
+    """dB that an output needs: what codes that turn explain beside ``min_db`` is not held against it."""
+    signal = float(np.sum(wanted.astype(np.float64, copy=False) ** 2))
+    if gate.turned is None or signal == 0.0:
+        return gate.min_db
+    share = float(np.sum(references[gate.turned][name])) / signal
+    return float(-10.0 * np.log10(10.0 ** (-gate.min_db / 10.0) + share))
 
 
 def _read_agreement(
@@ -176,7 +186,8 @@ def failure(readings: Sequence[GateReading], gates: Sequence[Gate]) -> str | Non
             return f"gate {gate.name} on {reading.inputs}: {reading.detail}"
         if isinstance(gate, SnrGate):
             value = "not a number" if reading.value is None else f"{reading.value:.1f} dB"
-            return f"gate {gate.name} on {reading.inputs}: {value}, at least {gate.min_db:g} dB needed"
+            bar = gate.min_db if reading.bar is None else round(reading.bar, 1)
+            return f"gate {gate.name} on {reading.inputs}: {value}, at least {bar:g} dB needed"
         if isinstance(gate, AgreementGate) and reading.value is not None:
             bar = gate.least if reading.bar is None else reading.bar
             share = f"{reading.value:.2%} of the elements agree, at least {bar:.2%} must"

@@ -11,7 +11,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.operator import Suite, TensorSpec, Workload
+from tilewright.seeds.operator import Gate, SnrGate, Suite, TensorSpec, Workload
 
 
 class Shaped:
@@ -111,8 +111,9 @@ def slack_of(
     b: np.ndarray,
     steps_a: np.ndarray | None,
     steps_b: np.ndarray | None = None,
-) -> np.ndarray:
-    """What an element of ``product(a, b)`` is off by at most, where codes turn and operands are rounded to bfloat16.
+) -> tuple[np.ndarray, np.ndarray]:
+    """What an element of ``product(a, b)`` is off by at most, where codes turn and operands are rounded to bfloat16;
+    and the mean square of what it is off by if all codes turn that may.
 
     Which operands a kernel rounds is its own choice (codes times the scale, or times the largest size, with the rest of
     the scale at the other operand), so what these operands lose says little: all may lose what rounding loses.
@@ -121,12 +122,19 @@ def slack_of(
     size = 2.0 ** np.floor(np.log2(max(float(np.abs(a).max(initial=0.0)), 1e-300)))
     left, right = np.abs(a / size).astype(np.float32), np.abs(b).astype(np.float32)
     found: np.ndarray = ROOM * np.sqrt(2 * LOST * product(left * left, right * right))
-    if steps_a is not None and steps_a.any():
-        found = found + product((steps_a / size).astype(np.float32), right)
-    if steps_b is not None and steps_b.any():
-        found = found + product(left, steps_b.astype(np.float32))
-    return found.astype(np.float64) * size
+    turned = np.zeros_like(found)
+    pairs = [] if steps_a is None else [((steps_a / size).astype(np.float32), right)]
+    pairs += [] if steps_b is None else [(left, steps_b.astype(np.float32))]
+    for one, other in pairs:
+        found, turned = found + product(one, other), turned + product(one * one, other * other)
+    return found.astype(np.float64) * size, turned.astype(np.float64) * size**2
 
+
+GATES: tuple[Gate, ...] = (
+    SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),
+)  # fmt: skip
+INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeated", "faint", "huge")
+"""Of products that quantise an operand on the way."""
 
 ROOM, NEAR = 6.5, 2.0**-21
 """Standard deviations that the largest of millions of errors may be; shares of a code within which it may turn."""

@@ -145,6 +145,7 @@ check broken.py                                   | broken.py is not Python
 program mine.py                                   | names no step
 program mine.py:plain --seconds -4                | must be above 0
 --home mine.py status                             | mine.py is not a readable folder
+--home mine.py/below status                       | mine.py is not a readable folder
 """
 
 
@@ -258,13 +259,12 @@ def test_a_day_at_the_terminal(here):
     assert campaign.budget.evaluations == 2 and (Path(campaign.operator).parent / "operator.py").is_file()
 
 
+PATIENT = {"RAY_raylet_start_wait_time_s": "200", "RAY_gcs_server_request_timeout_seconds": "100"}
 RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "t" * 64,
-    # a busy machine starts a node late
-    "RAY_raylet_start_wait_time_s": "200",
-    "RAY_gcs_server_request_timeout_seconds": "100",
-}
+    **PATIENT,
+}  # a busy machine starts late
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal, in_memory
 from tilewright.evolve.space.genome import Genome
-from tilewright.fitness.evaluation import Evaluation, Verdict
+from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
+from tilewright.fitness.targets import target_text
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import Evaluator
 
@@ -119,6 +120,17 @@ WAIT_SECONDS = 0.25
 def gate_seed(seed: int, epoch: int) -> int:
     """The seed of the gates' inputs in an epoch of a campaign."""
     return int(np.random.default_rng([seed, epoch, 1]).integers(2**31))
+
+
+def failure_text(evaluation: Evaluation) -> str:
+    """Why a seed does not start a campaign."""
+    gated = evaluation.stage is Stage.CHECK
+    how = "fails its own gate" if gated else f"cannot start a campaign on {target_text(evaluation.target)}"
+    reason = evaluation.reason.removesuffix(".")
+    if evaluation.verdict is Verdict.TIMEOUT:
+        limit = "workers.check_seconds" if gated else "workers.measure_seconds"
+        how, reason = "takes too long", f"{reason}; raise {limit}, or start from fewer steps of the grid"
+    return f"{how}: {evaluation.verdict.value} at {evaluation.stage.value}, {reason}"
 
 
 @dataclass

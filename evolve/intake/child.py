@@ -94,7 +94,6 @@ def started_intake(target: str | None) -> Iterator[Intake]:
 def ask(
     path: Path, function: str | None, reference: str, calls: Sequence[str], target: Target, program: str = MAIN,
     intake: Intake | None = None, meanwhile: Callable[[], None] = lambda: None, values: str = "",
-    launch: Mapping[str, str] | None = None,
 ) -> Mapping[str, Any]:  # fmt: skip
     """The child's answer. Raises UserError where it gives none.
 
@@ -109,7 +108,6 @@ def ask(
             request = {
                 "path": str(path.resolve()), "function": function, "reference": reference, "calls": list(calls),
                 "folder": folder, "part": part_of(target), "target": target.name, "values": values,
-                "launch": launch or {},
             }  # fmt: skip
             out, err = process.answer(request, SECONDS, meanwhile)
     except subprocess.TimeoutExpired as error:

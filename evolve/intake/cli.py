@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 Tell = Callable[[Any, argparse.Namespace], int]
 
 
-LAUNCH = ("grid", "block", "shared")  # how a kernel in CUDA C++ is launched
-
-
 def add_commands(commands: Any, tell: Tell) -> None:
     """Add them to the parser's. ``tell`` says how a campaign ended."""
     tune = commands.add_parser("tune", help="tune the kernels that a function launches")
@@ -69,10 +66,6 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         "--call", action="append", default=[], metavar="FILE[:NAME]",
         help="a Python file whose `calls` are lists of arguments, or a function that makes them",
     )  # fmt: skip
-    for name in LAUNCH:
-        parser.add_argument(
-            f"--{name}", metavar="SIZE", help="of a kernel in CUDA C++, as in 'cdiv(n, BLOCK)'"
-        )
     parser.add_argument(
         "--target",
         help="the device to tune for (default: tpu7x for a file of Pallas, this machine's GPU, or the interpreter)",
@@ -122,8 +115,7 @@ def _plan(
             '--args is missing: give the arguments of a call, for example "f32[4096, 1024], dim=1".'
         )
     reference = resolve_reference(options.reference or SELF)
-    launch = {name: getattr(arguments, name) for name in LAUNCH if getattr(arguments, name)}
-    request = Request(path, options.function, reference, options.calls, options.values, launch=launch)
+    request = Request(path, options.function, reference, options.calls, options.values)
     return Plan(request, request.name, {})
 
 
@@ -199,14 +191,20 @@ def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
     from tilewright.evolve.intake.problems import is_problem
     from tilewright.evolve.intake.seed_verdict import seed_failure
-    from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, default_target, target_named
+    from tilewright.evolve.intake.tune import (
+        IntakeRefused,
+        ask_intake,
+        default_target,
+        holds_cuda,
+        target_named,
+    )
     from tilewright.workers.device.warm_device import device_for
 
     target = target_named(arguments.target or default_target(arguments.place))
     with tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder, device_for(target) as device:
         path, options = _options(arguments, Path(folder))
         if not options.function and not is_problem(path, options):
-            if options.calls or options.reference:
+            if options.calls or options.reference or holds_cuda(path):
                 raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
             return _check_file(path, target)
         request = _plan(arguments, target, Path(folder), (path, options)).request

@@ -17,7 +17,7 @@ import yaml
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, inductor
-from tilewright.evolve.intake.tune import Request, resolve_reference, unreadable
+from tilewright.evolve.intake.tune import Request, holds_cuda, resolve_reference, unreadable
 from tilewright.fitness.targets import Target
 from tilewright.workers.intake.calls.dimensions import as_the_first
 from tilewright.workers.intake.judge.self_reference import SELF
@@ -63,14 +63,14 @@ def language_of(path: Path) -> str:
     named = SUFFIXES.get(path.suffix, "")
     if path.suffix == ".py" and path.is_file():
         text = _text_of(path)
-        if re.search(r"\btriton\.jit\b|\bpallas_call\b", text):
+        if holds_cuda(path) or re.search(r"\btriton\.jit\b|\bpallas_call\b", text):
             return ""
         imports = [f"{name}." for name in re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M)]
         named = next((v for k, v in LANGUAGES.items() if any(i.startswith(f"{k}.") for i in imports)), "")
-        named = "CUDA C++" if re.search(r"\bload_inline\b|\bRawKernel\b|__global__", text) else named
+        named = "CUDA C++" if re.search(r"\bRawKernel\b|__global__", text) else named
     ways = {
         "": "",
-        "CUDA C++": "put the kernel into a .cu file, and name it: FILE.cu:KERNEL (docs/cuda.md)",
+        "CUDA C++": "put the kernel into a .cu file with a function that launches it, and name that (docs/cuda.md)",
         "Helion": "name the Triton file that Helion writes (HELION_PRINT_OUTPUT_CODE=1)",
     }
     way = ways.get(named, "tune takes functions that launch Triton or Pallas kernels")

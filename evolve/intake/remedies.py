@@ -27,9 +27,12 @@ _REMEDIES: Sequence[tuple[str, str]] = (
      "it, and give those of a real call: --call FILE"),
     (r"modelled for .*(outside|HLO|from a kernel|calls )", "name the function around the kernel alone, and "
      "compute the rest before or after the call"),
+    (r"is a kernel, and how it is launched is not said in C", "write a host function that launches it below it, and "
+     "name that (docs/cuda.md)"),
     (r"is a kernel, and how it is launched is not said", "name its wrapper: FILE:wrapper"),
     (r"import of|import from|import inside", "import only torch, triton, triton.language; write constants out"),
     (r"device library's function (\S+)", "write it with triton.language (exp, exp2, log2, erf, sqrt, rsqrt, sin, cos)"),
+    (r"^inline assembly", "write it with triton.language, or guard it by a constexpr that is off"),
     (r"inline_asm|device_assert|device_print", "leave it out, or guard it by a constexpr that is off"),
     (r"the name triton\.language\.(random)", "draw the numbers before the call and pass them"),
     (r"the name (\S+) is not defined", "define {1} as a function here, or import it; classes are not taken"),
@@ -62,7 +65,12 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"\*\* in a call", "spell the keyword arguments out"),
     (r"default argument", "use a number, a string or None as the default"),
     (r"annotation", "leave the annotation out, or use tl.constexpr"),
-    (r"CUDA C\+\+|launched|it writes|follows no|takes \w+ as", "say it by --args, --grid, --block (docs/cuda.md)"),
+    (r"host code in C\+\+", "write a host function that launches the kernels plainly, and name that (docs/cuda.md)"),
+    (r"its C\+\+ defines no host", "name one of its host functions"),
+    (r"neither argument nor made by the call", "pass it as an argument; a layer's weight is known by its name and "
+     "shape in the reference"),
+    (r"changes \w+, an argument|a result is an argument", "let the kernels write a tensor that the call makes"),
+    (r"CUDA C\+\+", "give --reference, and --args or --call (docs/cuda.md)"),
     (r"not Python", "correct the syntax"),
 )  # fmt: skip
 
@@ -94,14 +102,8 @@ def remedy(what: str) -> str:
 
 def refused(found: Sequence[Mapping[str, Any]], file: str) -> list[Refused]:
     """Refusals as the child tells them, in the order of lines."""
-    made = [
-        Refused(
-            str(f.get("file") or file),
-            int(f["line"]),
-            str(f["what"]).rstrip("."),
-            remedy(str(f["what"])),
-            str(f.get("code", "")),
-        )
-        for f in found
+    said = [
+        (str(f.get("file") or file), int(f["line"]), str(f["what"]), str(f.get("code", ""))) for f in found
     ]
+    made = [Refused(place, line, what.rstrip("."), remedy(what), code) for place, line, what, code in said]
     return sorted(made, key=lambda r: (r.file, r.line))

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.campaign.loop import gate_seed
+from tilewright.evolve.campaign.loop import failure_text, gate_seed
 from tilewright.evolve.campaign.preparation import pool_settings
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import folder
 from tilewright.evolve.intake.tune import Request, config_of
-from tilewright.evolve.run import failure_text
 from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import Target
 from tilewright.workers.cluster.jobs import Job

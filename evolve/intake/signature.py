@@ -103,7 +103,8 @@ def _tensors(value: Any, text: str) -> Iterator[tuple[TensorArgument, str]]:
 
 def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ()) -> Signature:
     """The signature of a function of a file, of a Class's ``forward``, or of an autograd Function's ``apply``; of a
-    function that the file does not define by a ``def``, ``own``, or as many parameters as a call has arguments."""
+    function that the file does not define by a ``def``, ``own``, or as many parameters as a call has arguments.
+    Keywords of the call that are ``own`` and not named, a layer's weights, are added."""
     nodes: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8") if path.suffix == ".py" else "").body
     found: ast.AST | None = None
     parts, without_ctx = function.split("."), False
@@ -127,6 +128,11 @@ def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ())
         del (given.posonlyargs or given.args)[0]
     given.defaults = [_default(d) for d in given.defaults]
     given.kw_defaults = [d and _default(d) for d in given.kw_defaults]
+    listed_already = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    weights = [name for name in call.keywords if name in own and name not in listed_already]
+    given.kwonlyargs, given.kw_defaults = (
+        [*given.kwonlyargs, *map(ast.arg, weights)], [*given.kw_defaults, *[None for _ in weights]]
+    )  # fmt: skip
     names: dict[str, Any] = {a.arg: Parameter.POSITIONAL_ONLY for a in given.posonlyargs}
     names |= {a.arg: Parameter.POSITIONAL_OR_KEYWORD for a in given.args}
     names |= {given.vararg.arg: Parameter.VAR_POSITIONAL} if given.vararg else {}

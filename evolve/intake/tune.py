@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
 
 MODELLED, COMPILED, CUDA = "tpu7x", "sm_90", ".cu"
+_LOADED, _OTHERS = (
+    re.compile(r"\bload_inline\b|\bcpp_extension\b"),
+    re.compile(r"\btriton\.jit\b|\bpallas_call\b"),
+)
 IN_FLIGHT = (4, 16)
 """Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
@@ -62,9 +66,6 @@ class Request:
     made: str = ""
     """A passing folder of the files that were written for the function; they will lie in the operator's."""
 
-    launch: Mapping[str, str] = field(default_factory=dict)
-    """How a kernel in CUDA C++ is launched: ``grid``, ``block`` and ``shared`` as text."""
-
     @property
     def name(self) -> str:
         """The function's name as a folder and a campaign may have it."""
@@ -82,6 +83,14 @@ def unreadable(path: Path, error: Exception) -> str:
     return f"{path} is not Python: {error}"
 
 
+def holds_cuda(path: Path) -> bool:
+    """Whether a file's kernels are CUDA C++: a ``.cu`` file, or Python that loads such sources."""
+    if path.suffix != ".py" or not path.is_file():
+        return path.suffix == CUDA
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return _LOADED.search(text) is not None and _OTHERS.search(text) is None
+
+
 def parse_place(text: str) -> tuple[Path, str | None]:
     """``FILE:function``, ``FILE``, or a folder. Raises UserError."""
     file, colon, function = text.rpartition(":")
@@ -96,7 +105,7 @@ def parse_place(text: str) -> tuple[Path, str | None]:
         raise UserError(f"{path.name} is {other}.")
     if path.suffix == CUDA and path.is_file():
         if not function:
-            raise UserError(f"which kernel of {path}? Write {path}:KERNEL.")
+            raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
         return path, function
     if path.suffix != ".py":
         raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
@@ -135,7 +144,7 @@ def ask_intake(
 ) -> Mapping[str, Any]:
     """What the child makes of it (see ``child.ask``). Raises IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
-    if request.path.suffix == CUDA:
+    if holds_cuda(request.path):
         program = child.CUDA
         if (
             target.entry == "build"
@@ -152,7 +161,7 @@ def ask_intake(
         )
     answer = child.ask(
         request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile,
-        request.values, request.launch,
+        request.values,
     )  # fmt: skip
     found = refused(answer.get("refusals", ()), request.path.name)
     if found:
@@ -165,9 +174,9 @@ def ask_intake(
 
 
 def default_target(place: str) -> str | None:
-    """``tpu7x`` for a file that imports Pallas and no Triton, ``sm_90`` for a ``.cu`` without a GPU; else None."""
+    """``tpu7x`` for a file that imports Pallas and no Triton, ``sm_90`` for CUDA C++ without a GPU; else None."""
     path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
-    if path.suffix == CUDA:
+    if holds_cuda(path):
         from tilewright.workers.toolchains.triton import gpu_count
 
         return None if gpu_count() else COMPILED
@@ -293,7 +302,7 @@ def export(
     from tilewright.evolve.intake.winner import winner_module
 
     winner = campaign.winner
-    if target.compile_only and request.path.suffix == CUDA:
+    if target.compile_only and holds_cuda(request.path):
         winner = None  # nothing has judged what another configuration computes
     source = winner["source"] if winner else answer["source"]
     params = winner["params"] if winner else answer["defaults"]

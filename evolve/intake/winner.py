@@ -39,21 +39,6 @@ _REFERENCES = (
 """Modules of which a reference may be a function."""
 
 
-def plain_module(
-    source: str, params: Mapping[str, Any], function: str, operands: Sequence[str], note: str
-) -> str:
-    """A kernel module as one that depends on torch and Triton (or JAX) alone, with ``function(*operands)``."""
-    text, entry = _kernels(source, params, function, operands)
-    given = ", ".join(operands)
-    inputs = ", ".join(f'"{name}": {name}' for name in operands)
-    called = (
-        f"    return {'build(PARAMS)' if entry == 'build' else entry}({given})\n"
-        if entry != "launch"
-        else f"    results = launch({{{inputs}}}, PARAMS)\n    return results[0] if len(results) == 1 else results\n"
-    )
-    return f'"""{note}"""\n\n{text}\n\ndef {function}({given}):\n{called}'
-
-
 def _kernels(
     source: str, params: Mapping[str, Any], function: str, operands: Sequence[str]
 ) -> tuple[str, str]:

@@ -25,8 +25,9 @@ def home_folder(option: str | None) -> Path:
 
 def campaigns(home: Path) -> list[Path]:
     """Campaign folders, the one last written to last. Raises UserError for a home that cannot be read."""
-    for folder in (home, home / "campaigns"):
-        if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
+    for folder in (*home.parents, home, home / "campaigns"):
+        wanted = os.X_OK if folder in home.parents else os.R_OK | os.X_OK
+        if folder.exists() and not (folder.is_dir() and os.access(folder, wanted)):
             raise UserError(f"home: {folder} is not a readable folder.")
     folders = [path.parent for path in (home / "campaigns").glob(f"*/{JOURNAL}")]
     return sorted(folders, key=lambda folder: (folder / JOURNAL).stat().st_ctime)

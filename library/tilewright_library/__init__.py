@@ -18,9 +18,9 @@ import importlib
 import re
 
 _EXPORTS = {
-    "FallbackWarning": ".serving",
-    "Service": ".serving",
-    "served": ".serving",
+    "FallbackWarning": ".loaded",
+    "Service": ".loaded",
+    "served": ".loaded",
     "NotServed": ".store",
     "UnsoundLibrary": ".store",
     "operators": ".store",

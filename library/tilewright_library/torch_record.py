@@ -321,24 +321,31 @@ def toolchain() -> dict[str, str]:
     return {"triton": str(triton.__version__)}
 
 
+class TargetDriver:
+    """As much of a Triton driver as compiling for ``target`` (triton.backends.compiler.GPUTarget) asks for; there is no
+    device."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        from triton.backends.nvidia import driver
+
+        return str(driver.ty_to_cpp(kind))
+
+
 def pretend(architecture: int) -> None:
     """Give Triton a target to compile for where there is no device. For processes that do nothing else."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    class Target:
-        """As much of a driver as compiling asks for."""
-
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", architecture, 32)
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, device: int) -> int:
-            return 0
-
-        def map_python_to_cpp_type(self, kind: str) -> str:
-            return kind
-
-    driver.set_active(Target())
+    driver.set_active(TargetDriver(GPUTarget("cuda", architecture, 32)))

@@ -36,16 +36,14 @@ import numpy as np
 
 from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe, suites
 from tilewright.seeds.inlined import inlined
-from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import FAINT, HUGE, integers, slack_of, turned_steps
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
+from tilewright.seeds.shaped import FAINT, GATES, HUGE, INPUT_KINDS, integers, slack_of, turned_steps
 
 FP8_MAX = 448.0
 ABSMAX_FLOOR = 1e-12
 FREE_BLOCK = 128
 """Elements of the free dimension that share one scale of ``rhs``."""
 
-GATES: tuple[Gate, ...] = (SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack"))
-INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeated", "faint", "huge")
 
 _KERNELS = Path(__file__).parent / "kernels"
 _NAMES = {"fwd": ("lhs", "out"), "dlhs": ("grad", "dlhs"), "tgmm": ("lhs", "drhs")}
@@ -210,29 +208,20 @@ class GroupedProduct:
         """Float64 references: ``exact`` over the dequantised operands, ``field`` over the unquantised ones."""
         sizes, name = inputs["sizes"], _NAMES[self.recipe.phase][1]
         operands = [name for name in ("lhs", "grad") if name in inputs]
-        raw = {name: inputs[name].astype(np.float64) for name in operands}
-        rounded = {name: self._rounded(name, inputs[name], workload) for name in operands}
-        if not self.recipe.rows:
-            slack = slack_of(
-                lambda a, b: _over_columns(a, b, sizes),
-                rounded["lhs"],
-                rounded["grad"],
-                self._steps("lhs", inputs["lhs"], workload),
-                self._steps("grad", inputs["grad"], workload),
-            )
-            return {
-                "exact": {name: _over_columns(rounded["lhs"], rounded["grad"], sizes)},
-                "field": {name: _over_columns(raw["lhs"], raw["grad"], sizes)},
-                "slack": {name: slack},
-            }
-        matrices = self._matrices(inputs)
-        (rows,) = operands
-        steps = self._steps(rows, inputs[rows], workload)
-        slack = slack_of(lambda a, b: _over_rows(a, b, sizes), rounded[rows], matrices, steps)
+        first, *others = (self._rounded(name, inputs[name], workload) for name in operands)
+        raw, *fields = (inputs[name].astype(np.float64) for name in operands)
+        second = others[0] if others else self._matrices(inputs)
+        steps = (self._steps(name, inputs[name], workload) for name in operands)
+
+        def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            return _over_rows(a, b, sizes) if self.recipe.rows else _over_columns(a, b, sizes)
+
+        slack, turned = slack_of(product, first, second, *steps)
         return {
+            "exact": {name: product(first, second)},
+            "field": {name: product(raw, fields[0] if fields else second)},
             "slack": {name: slack},
-            "exact": {name: _over_rows(rounded[rows], matrices, sizes)},
-            "field": {name: _over_rows(raw[rows], matrices, sizes)},
+            "turned": {name: turned},
         }
 
     def oracle_at(

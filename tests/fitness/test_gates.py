@@ -113,6 +113,20 @@ def test_the_first_gate_that_failed_is_said():
     assert failure(nan, (low,)) == "gate low on randn: not a number, at least 20 dB needed"
 
 
+@pytest.mark.parametrize(("turned", "db", "bar", "passes"), [
+    (0.0, 44.0, 45.0, False), (0.0, 46.0, 45.0, True), (1e-4, 39.0, 38.8, True), (1e-4, 38.0, 38.8, False),
+])  # fmt: skip
+def test_noise_that_turned_codes_explain_is_not_counted(turned, db, bar, passes):
+    gate = SnrGate("g", "exact", 45.0, slack="slack", turned="turned")
+    wanted = np.full((32, 32), 2.0)
+    error = np.resize((1.0, -1.0), (32, 31)) * 2.0 * 10 ** (-db / 20)
+    output = wanted + np.pad(error, ((0, 0), (0, 1)), mode="wrap")
+    allowed = {"slack": {"c": np.full(wanted.shape, 0.1)}, "turned": {"c": np.full(wanted.shape, 4 * turned)}}
+    (found,) = read_gates((gate,), {"c": output}, {"exact": {"c": wanted}, **allowed}, "x")
+    assert (found.passed, round(found.bar, 1)) == (passes, bar)
+    assert passes or failure([found], (gate,)).endswith(f"{db:.1f} dB, at least {bar:g} dB needed")
+
+
 def test_the_target_s_own_error_is_no_fault():
     wanted = np.ones((32, 32))
     output = wanted.astype(np.float32)

@@ -42,7 +42,7 @@ def commands(page):
 
 
 def python_blocks():
-    """Those that use the library; what the README says of ``import tilewright`` is ``test_api``'s."""
+    """Those that use the library; what the README says of ``import tilewright`` is ``test_end_to_end``'s."""
     return [
         block
         for page in PAGES

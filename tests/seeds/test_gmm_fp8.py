@@ -2,6 +2,7 @@
 
 import functools
 
+import ml_dtypes
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
@@ -11,8 +12,9 @@ from testkit.seeds import pallas_interpreter
 from testkit.seeds.pallas_interpreter import edited
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.gates import read_gates
 from tilewright.fitness.targets import load_target
-from tilewright.seeds.gmm_fp8.operator import operators
+from tilewright.seeds.gmm_fp8.operator import _over_rows, operators
 from tilewright.seeds.operator import KnownOperands, SeedKernel, Suite, Workload
 from tilewright.workers.cascade.modelled import ModelledCascade
 
@@ -53,6 +55,20 @@ def readings(name, params, *, kind="randn", sizes=None, edit=None, workload=None
     found = pallas_interpreter.readings(operator, workload, source, params, kind, inputs=inputs, how=STRICT)
     assert not interpret_pallas_call.races.races_found
     return found
+
+
+@pytest.mark.parametrize(("factor", "passes"), [(2.0**-22, True), (2.0**-8, False)])
+def test_codes_that_turn_near_ties_of_an_outlying_row_are_no_fault(factor, passes):
+    operator, workload = family()["fwd-g128"], shape("fwd", 256, 512, 1024, 3)
+    inputs = operator.make_inputs(workload, 101, "outliers")
+    references = operator.oracle(workload, inputs)
+    rows = inputs["lhs"].astype(np.float32).reshape(256, -1, 128)
+    scale = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(448)
+    codes = (rows / scale * np.float32(1 + factor)).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    made = _over_rows((codes * scale).reshape(256, -1), operator._matrices(inputs), inputs["sizes"])
+    found = read_gates(operator.gates, {"out": made.astype(ml_dtypes.bfloat16)}, references, "outliers")
+    assert all(reading.passed for reading in found) is passes
+    assert found[1].value < 45 and found[1].bar < 40
 
 
 VISITS = {"order": "visits", "bodies": "split"}

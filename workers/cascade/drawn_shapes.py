@@ -18,8 +18,8 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.fitness.evaluation import Stage, Verdict
@@ -30,6 +30,9 @@ from tilewright.workers.cascade.named_sizes import LARGEST, named_sizes
 from tilewright.workers.intake.operator import TakenOperator
 from tilewright.workers.request import Failure, Findings, Request
 
+Wanted = list[tuple[tuple[str, ...], tuple[int, ...]]]
+"""Dimensions, and a size of each."""
+
 PREFIX = "drawn/"
 """Of the ids of drawn workloads."""
 
@@ -38,30 +41,33 @@ UNITS = tuple(2**n for n in range(11))
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
-TURNS = 2
-"""Most lots that are drawn where of the first many are outside."""
+TURNS, ENOUGH = 2, 4
+"""Most lots that are drawn where of the first so many are not inside."""
 
 TRIES = 8
 """For each shape."""
 
-ELSEWHERE, NAMED_ELSEWHERE = 0.3, 0.1
-"""How often a dimension changes beside the one whose turn it is, and beside one that has a size that is named."""
+ELSEWHERE = 0.3
+"""How often a dimension changes beside the one whose turn it is."""
 
 NOT_SERVED = (Verdict.COMPILE_ERROR, Verdict.RESOURCE_ERROR)
 
 
 @dataclass(frozen=True)
 class Lot:
-    """So many ``shapes`` of at most so many elements and so much ``work``, the product of all dimensions; ``named`` of
-    them have sizes that the candidate's comparisons name."""
+    """So many ``shapes``, each of at most so many elements and so much ``work``, the product of all dimensions, and
+    together of at most ``whole`` times that. ``named`` of them have sizes that the candidate's comparisons name."""
 
     shapes: int
     named: int
     elements: int
     work: int
+    whole: int = field(default=8, repr=False)
 
 
-INTERPRETED = Lot(5, 3, 1 << 17, 1 << 23)
+INTERPRETED = Lot(24, 6, 1 << 17, 1 << 22, whole=4)
+"""As many as cost little: of shapes at every hundredth of which a kernel is wrong, few show it seldom."""
+
 MODELLED = Lot(3, 1, 1 << 21, 1 << 30)
 MEASURED = Lot(8, 4, 1 << 22, 1 << 29)
 LARGE = Lot(2, 0, 1 << 26, 1 << 42)
@@ -77,22 +83,26 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
     shapes = [dict(w.dims) for w in listed if list(w.dims) == dims]
     legal = _Legal(request, lot)
     named = named_sizes(request.source, request.params)
-    pool = {
-        name: [n for some in (named.turns, named.few) for n in rng.sample(some, len(some)) if n not in known]
-        for name in rng.sample(dims, len(dims)) for known in ({shape[name] for shape in shapes},)
-    }  # fmt: skip
-    turns, pairs = list(pool), rng.sample(named.pairs, len(named.pairs))
+
+    def wanted(some: Iterable[tuple[int, ...]]) -> Wanted:
+        every = [(names, sizes) for sizes in some for names in itertools.combinations(dims, len(sizes))]
+        new = [one for one in every if all(tuple(shape[n] for n in one[0]) != one[1] for shape in shapes)]
+        return rng.sample(new, len(new))
+
+    singles, pairs = [*wanted(zip(named.turns)), *wanted(zip(named.few))], wanted(named.pairs)
+    turns = rng.sample(dims, len(dims))
     found: dict[str, Workload] = {}
     for turn in range(TRIES * lot.shapes):
-        some = pool if len(found) < lot.named and turn < TRIES * lot.named else {}
-        if some and pairs and (turn % 2 == 0 or not any(pool.values())):
-            made = _paired(shapes, pairs, legal, rng)
+        some = pairs if pairs and (turn % 2 == 0 or not singles) else singles
+        if some and len(found) < lot.named and turn < TRIES * lot.named:
+            made = _named(shapes, some, legal, rng)
         else:
-            made = _drawn(shapes, turns[turn % len(turns)], legal, some, rng)
+            made = _drawn(shapes, turns[turn % len(turns)], legal, rng)
         if made is not None and made not in shapes:
             workload = Workload(drawn_id(made), made)
             found.setdefault(workload.id, workload)
-        if len(found) == lot.shapes:
+        elements, work = map(sum, zip((0, 0), *(legal.cost(w.dims) for w in found.values()), strict=True))
+        if len(found) == lot.shapes or elements > lot.whole * lot.elements or work > lot.whole * lot.work:
             break
     return tuple(found.values())
 
@@ -109,44 +119,35 @@ def drawn_dims(name: str) -> dict[str, int]:
 
 
 def _drawn(
-    shapes: Sequence[Mapping[str, int]],
-    turn: str,
-    legal: _Legal,
-    named: Mapping[str, list[int]],
-    rng: random.Random,
+    shapes: Sequence[Mapping[str, int]], turn: str, legal: _Legal, rng: random.Random
 ) -> dict[str, int] | None:
-    """One shape, in which dimension ``turn`` is a drawn one; None where none was legal and small enough.
-
-    Sizes that are ``named`` for a dimension are taken from there first, each once, and as they are: seldom in several
-    dimensions at once, since a kernel may not serve all of them.
-    """
+    """One shape, in which dimension ``turn`` is a drawn one; None where none was legal and small enough."""
     base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
-    dims = _with(base, turn, shapes, legal, named, rng)
+    dims = _with(base, turn, shapes, legal, rng)
     order = [name for name in rng.sample(list(shapes[0]), len(shapes[0])) if name != turn]
     if dims is None or (dims := _shrunk(dims, order, legal, rng)) is None:
         return None
-    often = NAMED_ELSEWHERE if named else ELSEWHERE
-    for name in (n for n in order if rng.random() < often):
-        made = _with(dims, name, shapes, legal, named, rng)
+    for name in (n for n in order if rng.random() < ELSEWHERE):
+        made = _with(dims, name, shapes, legal, rng)
         if made is not None and legal.small(made):
             dims = made
-        elif made is not None and named:
-            named[name].append(made[name])  # for another shape
     return dims
 
 
-def _paired(
-    shapes: Sequence[Mapping[str, int]], pairs: list[tuple[int, int]], legal: _Legal, rng: random.Random
+def _named(
+    shapes: Sequence[Mapping[str, int]],
+    wanted: Wanted,
+    legal: _Legal,
+    rng: random.Random,
 ) -> dict[str, int] | None:
-    """A shape of the last of two sizes each that some two dimensions may have; it and those after it are gone then."""
+    """A shape of the last of these dimensions' sizes that there is one of; it and those after it are gone then."""
     base = rng.choice(shapes)
-    while pairs:
-        sizes, both = pairs.pop(), list(itertools.combinations(base, 2))
-        for names in rng.sample(both, len(both)):
-            dims = {**base, **dict(zip(names, sizes, strict=True))}
-            others = [name for name in base if name not in names]
-            if legal(dims) and (made := _shrunk(dims, others, legal, rng)) is not None:
-                return made
+    while wanted:
+        names, sizes = wanted.pop()
+        dims = {**base, **dict(zip(names, sizes, strict=True))}
+        others = [name for name in base if name not in names]
+        if legal(dims) and (made := _shrunk(dims, others, legal, rng)) is not None:
+            return made
     return None
 
 
@@ -170,22 +171,11 @@ def _with(
     name: str,
     shapes: Sequence[Mapping[str, int]],
     legal: _Legal,
-    named: Mapping[str, list[int]],
     rng: random.Random,
 ) -> dict[str, int] | None:
     """The shape with another size of one dimension; None where none was legal."""
-    tried = [{**dims, name: size} for size in _legal_ones(named.get(name, []), name, dims, legal)]
     size = _size([shape[name] for shape in shapes], rng)
-    tried += [{**dims, name: -(-size // unit) * unit} for unit in UNITS]
-    return next(filter(legal, tried), None)
-
-
-def _legal_ones(sizes: list[int], name: str, dims: Mapping[str, int], legal: _Legal) -> Iterator[int]:
-    """The last of ``sizes`` for which the shape is legal, if any; it and those after it are gone then."""
-    while sizes:
-        if legal({**dims, name: (size := sizes.pop())}):
-            yield size
-            return
+    return next(filter(legal, ({**dims, name: -(-size // unit) * unit} for unit in UNITS)), None)
 
 
 def _size(listed: Sequence[int], rng: random.Random) -> int:
@@ -222,8 +212,12 @@ class _Legal:
 
     def small(self, dims: Mapping[str, int]) -> bool:
         """Whether the lot allows for it."""
-        elements = sum(map(math.prod, self._specs(Workload(drawn_id(dims), dims))))
-        return elements <= self._lot.elements and math.prod(dims.values()) <= self._lot.work
+        elements, work = self.cost(dims)
+        return elements <= self._lot.elements and work <= self._lot.work
+
+    def cost(self, dims: Mapping[str, int]) -> tuple[int, int]:
+        """Elements and work."""
+        return sum(map(math.prod, self._specs(Workload(drawn_id(dims), dims)))), math.prod(dims.values())
 
     def _specs(self, workload: Workload) -> list[tuple[int, ...]]:
         operator = self._request.operator
@@ -289,7 +283,7 @@ class DrawnStage:
                 shapes = tuple(w for w in shapes if lot is LARGE or _answered(request, w))
                 if shapes and (failure := self._on(request, found, shapes, run)) is not None:
                     return failure
-                if len(found.drawn) - before >= lot.shapes // 2:
+                if len(found.drawn) - before >= min(ENOUGH, lot.shapes // 2):
                     break
         return None
 
@@ -315,7 +309,8 @@ class DrawnStage:
 
     @staticmethod
     def _own_fails(request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> bool:
-        """Whether a seed of the operator that is legal there is wrong there, too."""
+        """Whether a seed of the operator that is legal there is wrong there, too, and right on a listed shape: one that
+        does not run on this target at all excuses nothing."""
         for seed in request.operator.kernels.values():
             if seed.baseline or f"def {request.target.entry}(" not in seed.source:
                 continue
@@ -323,9 +318,11 @@ class DrawnStage:
             own = dataclasses.replace(request, source=seed.source, params=params)
             if not _Legal(own, MEASURED)(shapes[0].dims):
                 continue
-            failure = _tried(own, aside := Findings(), shapes, run)
-            found.spend(aside.device_seconds, aside.device_cpu_seconds)
+            failure, wrong = _tried(own, aside := Findings(), shapes, run), False
             if failure is not None and failure.verdict not in (*NOT_SERVED, Verdict.INFRA_ERROR):
+                wrong = _tried(own, aside, request.checked[:1], run) is None
+            found.spend(aside.device_seconds, aside.device_cpu_seconds)
+            if wrong:
                 return True
         return False
 

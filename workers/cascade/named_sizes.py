@@ -23,7 +23,7 @@ TRIED, BESIDE = 2048, 48
 """Sizes below this are tried in a source's truths, and below that of the second of two unknowns."""
 
 RARE, RUNS, PAIRS = 16, 4, 16
-"""Sizes are few if they are at most one in ``RARE`` of those tried, in at most ``RUNS`` runs; most pairs of a truth."""
+"""Sizes are few if they are at most one in ``RARE`` of those tried; runs of them, and pairs, that count of a truth."""
 
 DEPTH, PARTS, NESTED = 8, 200, 40
 """Most names between a truth and what it is about, most parts of it in terms of that, and how deep these nest."""
@@ -190,23 +190,19 @@ def _unknown(tested: ast.expr) -> list[str]:
 def _pairs(tested: ast.expr, one: str, two: str) -> Iterator[tuple[int, int]]:
     """Sizes of two unknowns, either way, at which a truth is unlike almost everywhere else."""
     sizes, others = _tried(tested)
-    found, places = [], 0
-    for other in others:
-        holds = _holds(tested, {two: other}, one, sizes, False)
-        runs = _rare(holds) if holds is not None else []
-        places += sum(map(len, runs)) if holds is not None else len(sizes)
-        found += [(int(sizes[run[0]]), other) for run in runs]
-        if places > 2 * len(others):
-            return
-    yield from itertools.chain(*(((a, b), (b, a)) for a, b in found[:PAIRS]))
+    held = ((other, _holds(tested, {two: other}, one, sizes, False)) for other in others)
+    found = [(run, other) for other, holds in held if holds is not None for run in _rare(holds)]
+    if sum(len(run) for run, _ in found) <= 2 * len(found):  # and not all sizes below the other
+        pairs = ((int(sizes[run[0]]), other) for run, other in found[:: -(-len(found) // PAIRS) or 1])
+        yield from itertools.chain(*(((a, b), (b, a)) for a, b in pairs))
 
 
 def _rare(holds: np.ndarray) -> list[np.ndarray]:
-    """Runs of places at which a truth is unlike almost all others, if they are few."""
+    """Runs of places at which a truth is unlike almost all others, if they are few; some of many runs."""
     rare = holds if 2 * np.count_nonzero(holds) < len(holds) else ~holds
     at = np.flatnonzero(np.diff(holds.astype(np.int8)))
     runs = [run for run in np.split(np.arange(len(holds)), at + 1) if rare[run[0]]]
-    return runs if len(runs) <= RUNS and RARE * np.count_nonzero(rare) <= len(holds) else []
+    return runs[:: -(-len(runs) // RUNS) or 1] if RARE * np.count_nonzero(rare) <= len(holds) else []
 
 
 def _holds(

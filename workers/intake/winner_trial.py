@@ -145,11 +145,9 @@ def _unlike(found: Sequence[Any], wanted: Sequence[Any], operands: Sequence[Oper
     from tilewright.workers.runners.triton.tensors import to_numpy
 
     def kind(value: Any) -> str:
-        return (
-            f"{value.dtype}{list(value.shape)} strides {value.stride()}"
-            if hasattr(value, "stride")
-            else repr(value)
-        )
+        if not hasattr(value, "stride"):
+            return repr(value)
+        return f"{value.dtype}{list(value.shape)} strides {value.stride()}"
 
     for number, (one, other) in enumerate(zip(found, wanted, strict=False)):
         if kind(one) != kind(other):

@@ -14,7 +14,7 @@ import pytest
 import testkit
 from testkit import ROOT
 from testkit.evaluations import failed
-from testkit.spaces.tables import AtOnce
+from testkit.spaces.tables import PoolAtOnce
 from tilewright.evolve import run
 from tilewright.evolve.campaign.operator_check import check_operator
 from tilewright.evolve.cli import main
@@ -78,19 +78,9 @@ def test_a_configuration_is_refused_in_one_sentence(tmp_path, capsys, change, na
     assert code == 2 and named in said, said
 
 
-class Failing(AtOnce):
-    """A pool whose every answer is wrong."""
-
-    slots, thread_cpu_seconds = 1, 0.0
-
-    def start(self): ...
-
-    def evaluate(self, job):
-        return failed(job.genome)
-
-
 def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run, "make_pool", lambda *_: Failing())
+    monkeypatch.setattr(run, "make_pool", PoolAtOnce)
+    monkeypatch.setattr(PoolAtOnce, "evaluate", lambda pool, job: failed(job.genome))
     code, said = answer(tmp_path, capsys, CAMPAIGN)
     assert code == 2 and "tiled fails its own gate: incorrect at check, 12 dB" in said
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from testkit import FIXTURES, ROOT
+from tilewright import api
 from tilewright.evolve.campaign import preparation
 from tilewright.evolve.campaign.config import (
     BudgetConfig,
@@ -113,6 +114,11 @@ def test_overrides_reach_into_sections(tmp_path):
     assert (config.search.lag, config.budget.evaluations) == (9, 5)
     with pytest.raises(UserError, match="name is not a section"):
         load_config(path, {"name.x": 1})
+
+
+def test_from_python_keys_of_the_file_count_more_than_a_budget():
+    changed = api._changes(api.Budget(), {"budget__evaluations": 3, "search__lag": 2})
+    assert changed == {"budget.evaluations": 3, "budget.wall_seconds": None, "search.lag": 2}
 
 
 def test_a_descriptor_that_nothing_has_is_named():

@@ -44,8 +44,8 @@ def test_without_final_workloads_finalists_are_checked_until_one_passes(failing,
         starts=[SimpleNamespace(name="naive", genome=FINALISTS[0])],
     )
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
-        finals = Finals(resolved, journal, References(checker, journal, 3), notes.append, lambda: False)  # type: ignore[arg-type]
-        found = finals.winner(history)  # type: ignore[arg-type]
+        finals = Finals(resolved, journal, References(checker, journal, 3), notes.append, lambda: False)
+        found = finals.winner(history)
         checks = [job for job in checker.jobs if job.scope is Scope.FINAL]
         assert found == (None if winner is None else FINALISTS[winner])
         assert [job.genome for job in checks] == FINALISTS[:checked]

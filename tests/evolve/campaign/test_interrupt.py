@@ -90,7 +90,7 @@ def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(tmp_pa
     monkeypatch.setattr(_Run, "_search", compare)
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
         journal.set_meta("campaign", "c")
-        run = _Run(resolved, journal, tmp_path, tmp_path, display)  # type: ignore[arg-type]
+        run = _Run(resolved, journal, tmp_path, tmp_path, display)
         outcome = run.go()
         assert outcome.reason is StopReason.INTERRUPTED and pool.ends == ["closed"]
         assert [event.kind for event in journal.events()][-1] == "interrupted"
@@ -104,8 +104,8 @@ def test_an_interrupt_ends_the_wait_for_mlflow():
         press()
         return False
 
-    run = _Run(None, None, Path(), Path(), None)  # type: ignore[arg-type]
+    run = _Run(None, None, Path(), Path(), None)
     with CtrlC(lambda: None) as run._ctrl_c:
         run._settle()
-        assert not run._await_mirror(SimpleNamespace(wait=wait, ended=False))  # type: ignore[arg-type]
+        assert not run._await_mirror(SimpleNamespace(wait=wait, ended=False))
     assert len(waits) == 1 and waits[0] <= 1.0

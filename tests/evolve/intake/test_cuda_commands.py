@@ -1,5 +1,6 @@
-"""The commands of the page on CUDA C++ that take a raw kernel in."""
+"""The commands of the page on CUDA C++ that take people's files in."""
 
+import re
 import shlex
 
 import pytest
@@ -15,36 +16,42 @@ from tilewright.evolve.intake import tune
 from tilewright.evolve.intake.cli import _plan
 from tilewright.fitness.targets import load_target
 
-LINES = [
-    line for line in (ROOT / "docs" / "cuda.md").read_text().splitlines()
-    if line.startswith("tilewright ") and "softmax.cu" in line
-]  # fmt: skip
+LINES = re.findall(r"^tilewright (?:check|tune) examples/.*$", (ROOT / "docs" / "cuda.md").read_text(), re.M)
 SM_90 = load_target("sm_90")
 
 
-def test_the_commands_describe_a_launch(tmp_path, monkeypatch):
+def test_the_commands_describe_a_call(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert [line.split()[1] for line in LINES] == ["check", "tune"]
-    for line in LINES:
-        asked = _plan(cli._parser().parse_args(shlex.split(line)[1:]), SM_90, tmp_path).request
-        assert asked.launch == {"grid": "x.shape[0]", "block": "BLOCK"} and asked.function == "softmax"
-    assert tune.default_target("examples/softmax.cu:softmax") in ("sm_90", None)
-    for name in ("interpreter", "gfx950", "tpu7x"):
-        with pytest.raises(UserError, match=f"target: {name} runs no CUDA C"):
-            tune.ask_intake(asked, load_target(name))
-    with pytest.raises(UserError, match=r"which kernel of examples/softmax.cu\?"):
+    assert [line.split()[1:3] for line in LINES] == [
+        ["check", "examples/softmax.cu:softmax"], ["tune", "examples/softmax.cu:softmax"],
+        ["check", "examples/rms_norm_answer.py:rms_norm"], ["tune", "examples/rms_norm_answer.py:ModelNew"],
+    ]  # fmt: skip
+    asked = [
+        _plan(cli._parser().parse_args(shlex.split(line)[1:]), SM_90, tmp_path).request for line in LINES
+    ]
+    assert asked[0].calls == ("f32[4096, 12672], dim=1",) and asked[3].calls == ("f32[2048, 4096]",)
+    for request in asked:
+        assert tune.default_target(f"{request.path}:{request.function}") in ("sm_90", None)
+        for name in ("interpreter", "gfx950", "tpu7x"):
+            with pytest.raises(UserError, match=f"target: {name} runs no CUDA C"):
+                tune.ask_intake(request, load_target(name))
+    with pytest.raises(UserError, match=r"which function of examples/softmax.cu\?"):
         tune.parse_place("examples/softmax.cu")
+    assert cli.main(["check", "examples/rms_norm_answer.py"]) == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split()[1])
-def test_the_commands_run_where_nothing_can_be_measured(line, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("line", "knob", "written"),
+    [(LINES[0], "BLOCK = 256, values 32 64 128", ()), (LINES[2], "THREADS = 512, values 32 64 128", ()),
+     (LINES[1], "BLOCK = 256", ("def softmax(x):", "PARAMS = {'BLOCK': 256")),
+     (LINES[3], "argument   weight f32", ("def modelnew(x, *, weight):", "PARAMS = {'THREADS': 512"))],
+    ids=["cu", "load_inline", "tune-cu", "tune-kernelbench"],
+)  # fmt: skip
+def test_the_commands_run_where_nothing_can_be_measured(line, knob, written, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     tuned = ["--home", str(tmp_path), "--out", str(tmp_path / "made"), "--evaluations", "2", "--no-mlflow"]
-    assert cli.main([*shlex.split(line)[1:], *tuned * ("tune" in line), "--target", "sm_90"]) == 0
-    shown = capsys.readouterr().out
-    assert "knob       BLOCK = 256, values 32 64 128" in shown
-    if "tune" in line:
-        text = (tmp_path / "made" / "softmax.py").read_text()
-        assert "PARAMS = {'BLOCK': 256" in text and "Gain: unknown: sm_90 gives no times." in text
-        assert "called(globals(), tilewright_own)" in text and "def softmax(x, columns):" in text
+    assert cli.main([*shlex.split(line)[1:], *tuned * bool(written), "--target", "sm_90"]) == 0
+    assert knob in capsys.readouterr().out
+    for text in (*written, "Gain: unknown: sm_90 gives no times.", "called(globals(), tilewright_own)"):
+        assert not written or text in next((tmp_path / "made").glob("[!o]*.py")).read_text()

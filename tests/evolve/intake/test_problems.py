@@ -76,7 +76,7 @@ def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path):
     [
         (
             "k.py",
-            "from torch.utils.cpp_extension import load_inline\nload_inline(1)\n",
+            "import torch\nkernel = torch.cuda.RawKernel(1)\n",
             "CUDA C++: put the kernel into a .cu file",
         ),
         ("k.py", "import tilelang\n", "TileLang: tune takes functions that launch Triton or Pallas"),

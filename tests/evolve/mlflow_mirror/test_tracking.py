@@ -209,7 +209,7 @@ def test_any_single_call_may_fail(home, uri, stride):
         write_sample(path, 2, campaign=path.parent.name)
         with Journal(path) as journal:
             mirror = Mirror(journal, uri, home / mirror_process.ARTIFACTS)
-            client = mirror._client = Unreliable(mirror._client, nth, nth % 2 == 0)  # type: ignore[assignment]
+            client = mirror._client = Unreliable(mirror._client, nth, nth % 2 == 0)
             for _ in range(2):
                 try:
                     while mirror.advance():

@@ -40,7 +40,7 @@ def judged(ours, theirs, *, same_source):
     )
     nomination = SimpleNamespace(resolved=resolved, genome_for=lambda workload: "winner")
     verification = SimpleNamespace(comparison=None, found=found)
-    return judge(nomination, verification, {"winner": "winner"}, {"w": "seed"})  # type: ignore[arg-type]
+    return judge(nomination, verification, {"winner": "winner"}, {"w": "seed"})
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,7 @@ import shutil
 
 import pytest
 
-from testkit.promote_campaign import (
-    CHILD,
-    FAMILY,
-    OPERATOR,
-    one_sentence,
-    run,
-    write_campaign,
-)
+from testkit.promote_campaign import CHILD, FAMILY, OPERATOR, one_sentence, run, write_campaign
 from tilewright.evolve.promote.command import Options
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.verify import Refusal

@@ -6,14 +6,13 @@ import re
 import pytest
 
 from testkit import FIXTURES
-from testkit.evaluations import failed, figures, passed
+from testkit.evaluations import failed
 from testkit.llm_server import Answer, scripted_server
-from testkit.spaces.tables import AtOnce
+from testkit.spaces.tables import PoolAtOnce
 from tilewright.evolve.cli import main
 from tilewright.evolve.proposers.llm.client import OpenAIEndpoint
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.show.summary import closing_lines, status_lines
-from tilewright.seeds.operator import Scope
 
 FAMILY = FIXTURES / "small_gemm"
 SECRET = "sk-never-written-down"
@@ -21,25 +20,21 @@ SPEED = re.compile(r"steps = k // bk(?: \+ (\d+))?")
 WRONG = 66
 
 
-class InlinePool(AtOnce):
-    """Stands in for the workers' pool: fitness is what a candidate adds to its steps; 66 is incorrect."""
+class InlinePool(PoolAtOnce):
+    """Fitness is what a candidate adds to its steps; 66 is incorrect."""
 
-    slots, thread_cpu_seconds = 1, 0.0
-
-    def __init__(self, *arguments):
-        super().__init__()
-
-    def start(self): ...
+    def rate(self, job):
+        return super().rate(job) + 10 * self.added(job)
 
     def evaluate(self, job):
-        common = {"target": "tpu7x", "suite": "tiny"}
-        added = SPEED.search(job.genome.source)[1] if job.baseline is None else None
-        if added == str(WRONG):
-            return failed(job.genome, reason="exact gate reads 12 dB", log="of 66", **common)
-        fitness = 100.0 + 10 * int(added or 0) + len(str(dict(job.genome.params)))
-        shape = "512x512x512" if job.scope is Scope.FINAL else "256x256x512"
-        read = figures(shape, 1 / fitness, diagnosis={"spills": 4711})
-        return passed(job.genome, read, fitness=fitness, **common)
+        if self.added(job) == WRONG:
+            return failed(
+                job.genome, reason="exact gate reads 12 dB", log="of 66", target="tpu7x", suite="tiny"
+            )
+        return super().evaluate(job)
+
+    def added(self, job):
+        return int((SPEED.search(job.genome.source)[1] if job.baseline is None else None) or 0)
 
 
 @pytest.fixture

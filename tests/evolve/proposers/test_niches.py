@@ -14,11 +14,7 @@ from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.campaign.searcher import violations
 from tilewright.evolve.proposers.niches import NAME, RUNGS, NicheSearch, transferred
 from tilewright.evolve.proposers.portfolio import Portfolio
-from tilewright.evolve.proposers.rewrite.proposer import (
-    RewriteProposal,
-    RewriteProposer,
-    Rewrites,
-)
+from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, RewriteProposer, Rewrites
 from tilewright.evolve.proposers.rewrite.registry import openings
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.record.archive import Archive

@@ -110,9 +110,10 @@ def test_hostile_text_is_neither_markup_nor_a_terminal_sequence(journal):
 
 
 def test_importing_it_is_cheap():
-    """Help, status and reports must not wait for MLflow or Ray."""
+    """Help, status and reports must not wait for MLflow or Ray, and the package not for a campaign's parts."""
     code = (
-        "import sys, tilewright.evolve.show.display, tilewright.evolve.report.html, "
+        "import sys, tilewright; assert not any('journal' in name for name in sys.modules); "
+        "import tilewright.evolve.show.display, tilewright.evolve.report.html, "
         "tilewright.evolve.mlflow_mirror.process, tilewright.evolve.mlflow_mirror.ui; "
         "sys.exit(bool({'mlflow', 'ray', 'jax', 'torch', 'sklearn'} & set(sys.modules)))"
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.studies.tpu.choices.steps import Grid, Simulated, anchors, resident
+from experiments.studies.tpu.choices.steps import Grid, Simulated, anchors, fits, resident
 from experiments.studies.tpu.choices.tables import TABLES, Row
 from tilewright.fitness.tpu.events import Kind
 
@@ -38,7 +38,8 @@ def test_a_setting_lies_between_its_anchors(blocks):
     row = Row(TABLES[0], "v6e", tuple(4 * side for side in blocks), blocks)
 
     def simulated(at):
-        wide, deep = -(-at[1] // 256), -(-at[2] // 256)
+        part = 256 if at[0] >= 256 else 128
+        wide, deep = -(-at[1] // part), -(-at[2] // part)
         cycles = 300 + wide * deep * max(40.0, at[0] / 8) + 7 * deep
         return Simulated(dict.fromkeys(KINDS, (cycles, 2.0)), (), 0, (140.0, 20.0))
 
@@ -50,11 +51,11 @@ def test_a_setting_lies_between_its_anchors(blocks):
 
 
 @pytest.mark.parametrize(
-    ("chip", "rows", "block", "there"),
-    [("v6e", 256, 0, False), ("v6e", 1024, 0, True), ("v6e", 16384, 0, False), ("v6e", 1024, 512, False)],
+    ("rows", "block", "there"), [(128, 0, ""), (1024, 0, "x"), (16384, 0, "w"), (1024, 512, "")]
 )
-def test_x_is_read_once_where_it_is_in_vmem_before(chip, rows, block, there):
+def test_what_is_in_vmem_before_is_not_copied_again(rows, block, there):
     table = next(table for table in TABLES if table.block == block)
-    row = Row(table, chip, (rows, 4096, 8192), (256, 512, 8192))
-    found = Simulated.between(dict.fromkeys(anchors(row.winner), PRODUCT), row, row.winner)
-    assert resident(row, row.winner) is (found.reads[1] == 0) is there
+    row = Row(table, "v6e", (rows, 4096, 8192), (256, 512, 8192))
+    w, x, *_ = Simulated.between(dict.fromkeys(anchors(row.winner), PRODUCT), row, row.winner).reads
+    assert resident(row, row.winner) == there and (w == 0, x == 0) == (there == "w", there == "x")
+    assert fits(row, row.winner) and not fits(row, (4096, 4096, 8192))

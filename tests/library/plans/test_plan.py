@@ -309,7 +309,7 @@ def test_a_launch_out_of_bounds_is_refused(one, changes, said):
 )
 def test_a_tensor_map_out_of_bounds_is_refused(two, changes, said):
     turn = two.launches[0]
-    first = dataclasses.replace(turn.arguments[0], **changes)  # type: ignore[type-var]
+    first = dataclasses.replace(turn.arguments[0], **changes)
     with pytest.raises(PlanError, match=said):
         dataclasses.replace(two, steps=(dataclasses.replace(turn, arguments=(first, *turn.arguments[1:])),))
 

@@ -58,7 +58,7 @@ def test_a_seed_is_recorded_without_a_device(compiler, operator, kernel):
     answer = outcome.frames[-1]
     assert answer.kind == "compiled", answer.data
     plan = Plan.from_bytes(answer.blobs["w"])
-    assert plan.launches and described(plan.inputs) == shape["inputs"]  # type: ignore[arg-type]
-    assert described(plan.outputs) == shape["outputs"]  # type: ignore[arg-type]
+    assert plan.launches and described(plan.inputs) == shape["inputs"]
+    assert described(plan.outputs) == shape["outputs"]
     if any(part in kernel.name for part in ("_ws", "skew", "tma")) and "cast8" not in kernel.name:
         assert any(type(a).__name__ == "TensorMap" for launch in plan.launches for a in launch.arguments)

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def test_killed_workers_cost_nothing_but_time(pool):
     for index in (1, 2):
         pool.submit(Job(index, genome(block_k=256 * index), 1, best=math.inf))
     wait_until(lambda: len(evaluator_processes()) == 2)
+    time.sleep(0.5)  # until they have begun
     for process in evaluator_processes():
         os.kill(process, signal.SIGKILL)
     done = drain(pool, 2)

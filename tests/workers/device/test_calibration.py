@@ -49,10 +49,10 @@ def test_a_reference_that_fails_leaves_one_device_and_no_scale():
 
 def test_an_uncalibrated_device_gives_no_figures(monkeypatch):
     scales = {"gpu a": DeviceRatio("gpu a"), "gpu b": DeviceRatio("gpu b", 1.02)}
-    station = RemoteStation(None, scales)  # type: ignore[arg-type]
+    station = RemoteStation(None, scales)
     monkeypatch.setattr(station, "hello", lambda: {"identity": "gpu b"})
     assert station.scale() == scales["gpu b"]
-    assert RemoteStation(None, {}).scale() == DeviceRatio()  # type: ignore[arg-type]
+    assert RemoteStation(None, {}).scale() == DeviceRatio()
     monkeypatch.setattr(station, "hello", lambda: {"identity": "gpu c"})
     with pytest.raises(SessionDied, match="gpu c was never calibrated"):
         station.scale()

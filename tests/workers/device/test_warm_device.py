@@ -38,7 +38,7 @@ class Deaf:
 
 def test_a_station_remembers_the_plans_that_came_with_jobs():
     station = LocalStation(load_target("interpreter").gpu)
-    station._keeper = Deaf()  # type: ignore[assignment]
+    station._keeper = Deaf()
     source, params = "a kernel", {"tile": 64}
     entry = Entry(entry_id(source, params), source, params, plans={"small": b"1", "large": b"2"})
     again = replace(entry, id=f"{entry.id}/again", plans={"small": b"3"})

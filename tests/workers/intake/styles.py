@@ -1,5 +1,7 @@
 """Functions in the styles of public code, one kind of difficulty each. Taken in by ``test_styles``, never imported."""
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -257,3 +259,67 @@ def ranked(x):
 def plain_ranked(x):
     x = torch.nn.functional.logsigmoid(x)
     return torch.frexp(x)[1] - 1 + 0.5 * x
+
+
+def _together(x, factor):
+    if torch.ne(factor, torch.tensor(1.0, device=x.device)):
+        x = x * factor
+    wide, factor = torch.broadcast_tensors(torch.cat([x, x.clamp(min=0)], dim=1), factor)
+    return torch.stack([wide, factor.masked_fill(wide > 0, 2.0)], -1)
+
+
+@functools.cache
+def _half(device, dtype):
+    return torch.full((1,), 0.5, dtype=dtype, device=device)
+
+
+@triton.jit
+def _scaled(x_ptr, by_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * tl.load(by_ptr), mask=at < n)
+
+
+def together(x, factor):
+    both = _together(x, factor)
+    y = torch.empty_like(both)
+    _scaled[(triton.cdiv(both.numel(), 256),)](both, _half("cuda", x.dtype), y, both.numel(), BLOCK=256)
+    return y
+
+
+def plain_together(x, factor):
+    return 0.5 * _together(x, factor)
+
+
+_ELU = tl.constexpr(
+    ".reg .pred p; .reg .f32 t; setp.lt.f32 p, $1, 0.0; mul.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 t, t;"
+    "@p sub.f32 $0, t, 1.; @!p mov.f32 $0, $1;"
+)
+
+
+@triton.jit
+def _by_assembly(x_ptr, y_ptr, n, CLOCK: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    if CLOCK:
+        x = tl.inline_asm_elementwise(
+            "mov.u32 $0, %clock;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    y = tl.inline_asm_elementwise(_ELU, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(y_ptr + at, y, mask=at < n)
+
+
+def by_assembly(x, clock=False):
+    y = torch.empty_like(x)
+    _by_assembly[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), CLOCK=clock, BLOCK=256)
+    return y
+
+
+def plain_by_assembly(x, clock=False):
+    return torch.nn.functional.elu(x)
+
+
+def clocked(x):
+    return by_assembly(x, True)
+
+
+plain_clocked = plain_by_assembly

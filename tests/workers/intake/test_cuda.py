@@ -1,6 +1,4 @@
-"""Raw kernels in CUDA C++: what is read of their text, which numbers are parameters, what is refused."""
-
-from __future__ import annotations
+"""Functions around kernels in CUDA C++: what is read of their texts, which numbers are parameters, what is refused."""
 
 import pytest
 
@@ -11,16 +9,16 @@ pytest.importorskip("cuda.bindings.nvrtc")
 from tilewright.library import cuda_record
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.cuda.device_code import DeviceCode
+from tilewright.workers.intake.cuda.host_function import HostFunction
 from tilewright.workers.intake.cuda.knobs import found_knobs, scheduled
-from tilewright.workers.intake.cuda.program import Intake, launched
-from tilewright.workers.intake.cuda.raw_kernel import RawKernel
+from tilewright.workers.intake.cuda.launch_text import launched
+from tilewright.workers.intake.cuda.program import Intake
 
 KERNEL = """#include <cuda_runtime.h>
 #include <cstdint>
 #define BLOCK 128
 constexpr int ITEMS = 4;
 static const float HALF = 0.5f;
-int launch_it(float *x) { return 1; }
 template <int BY>
 __global__ void __launch_bounds__(BLOCK, 2) scaled(const float *__restrict__ x, float *y, float factor, int64_t n) {
     int at = blockIdx.x * BLOCK * ITEMS + threadIdx.x;
@@ -29,104 +27,263 @@ __global__ void __launch_bounds__(BLOCK, 2) scaled(const float *__restrict__ x, 
         if (at < n) y[at] = x[at] * factor * HALF * BY + (x[at] > FLT_MAX);
 }
 """
-WRITES = "__global__ void k(float *x, float *y, float f, int n) { x[0] = f; y[0] = n; }"
+LAUNCHER = """extern "C" void run(const float *x, float *y, float factor, int64_t n) {
+    scaled<2><<<(n + BLOCK * ITEMS - 1) / (BLOCK * ITEMS), BLOCK>>>(x, y, factor, n);
+}
+"""
 CALL = "f32[96, 200], f32[96, 200], 3.0, 19200"
-LAUNCH = {"grid": "cdiv(n, BLOCK * ITEMS)", "block": "BLOCK"}
-PLAIN = {"grid": "96", "block": "256"}
-REFERENCE = "def ref(x, factor, n):\n    return x * factor\n"
+TENSORS = """torch::Tensor run(torch::Tensor x, double factor) {
+    TORCH_CHECK(x.is_cuda(), "on a GPU");
+    auto y = torch::empty_like(x);
+    const int threads = 256;
+    int64_t n = x.numel();
+    BODY
+    return y;
+}
+"""
+PLAIN = "scaled<2><<<n / 512, threads>>>(x.data_ptr<float>(), y.data_ptr<float>(), factor, n);"
+REFERENCE = "def ref(x, factor, n=0):\n    return x * factor\n"
 
 
-def request(folder, code=KERNEL, call=CALL, launch=None, name="scaled<2>"):
+def request(folder, code=KERNEL + LAUNCHER, call=CALL, name="run"):
     (folder / "k.cu").write_text(code)
     (folder / "ref.py").write_text(REFERENCE)
     part = {"multiprocessors": 132, "smem_bytes": 232448, "capability": 90}
     asked = {"path": f"{folder}/k.cu", "function": name, "reference": f"{folder}/ref.py:ref", "calls": [call]}
-    return {**asked, "launch": LAUNCH if launch is None else launch, "part": part}
+    return {**asked, "part": part}
 
 
-def test_a_raw_kernel_becomes_a_module_that_compiles(tmp_path):
+def with_tensors(folder, body=PLAIN, kernel=KERNEL, call="f32[96, 200], 3.0"):
+    return request(folder, kernel + TENSORS.replace("BODY", body), call)
+
+
+def settled(function):
+    """The launch at the call's own sizes, each axis by a name of its own."""
+    named = [
+        o.__class__(o.name, o.dtype, tuple(f"D{n}" for n in range(len(o.shape)))) for o in function.every
+    ]
+    dims = {f"D{n}": size[0] for n, size in enumerate(function.every[0].shape)}
+    return function.launch(named, [dims]), named, dims
+
+
+def test_a_launcher_with_pointers_becomes_a_module_that_compiles(tmp_path):
     answer = Intake(request(tmp_path)).answer()
-    assert (
-        answer["refusals"] == []
-        and answer["call"] == "x, 3.0, 19200"
-        and answer["calls"] == ["f32[96, 200], 3.0, 19200"]
-    )
+    assert answer["refusals"] == [] and answer["call"] == "x, 3.0, 19200"
+    assert answer["calls"] == ["f32[96, 200], 3.0, 19200"] and answer["parameters"] == ["x", "factor", "n"]
     assert [row[0] for row in (*answer["operands"], *answer["results"])] == ["x", "y"]
     assert set(answer["space"]) == {"BLOCK", "ITEMS", "RESIDENT_0", "UNROLL_1"}
     assert answer["space"]["BLOCK"][0] == 32 and answer["defaults"]["BLOCK"] == 128
     code = answer["source"].partition("CUDA = ")[2]
     assert (
-        "launch_it" not in code
+        "run" not in code
         and "#include" not in code
         and "#define HALF (0.5f)" in code
         and "int ITEMS" not in code
     )
-    scope: dict = {}
+    scope = {}
     exec(answer["source"], scope)
-    inputs, outputs = (
-        [cuda_record.Tensor("x", "float32", (64, 50))],
-        [cuda_record.Tensor("y", "float32", (64, 50))],
-    )
-    plan = cuda_record.record(scope, {**answer["defaults"], "ITEMS": 2}, inputs, outputs, 90)
-    (step,) = plan.steps
-    plain = RawKernel(request(tmp_path))
-    assert plain.launch(plain.every, [{"M": 1, "N": 1}]) and plain.sized  # 19200 is no product of these
+    inputs, outputs = ([cuda_record.Tensor(name, "float32", (64, 50))] for name in "xy")
+    (step,) = cuda_record.record(scope, {**answer["defaults"], "ITEMS": 2}, inputs, outputs, 90).steps
     assert step.grid == (13, 1, 1) and step.warps == 4 and step.arguments[3].bits == 3200
 
 
+HOST = """
+#define CDIV(a, b) (((a) + (b) - 1) / (b))
+#define CHECK_INPUT(x) TORCH_CHECK(x.is_cuda(), "no")
+template <typename T> __global__ void first(const T *x, T *y, int n, float f) { if (threadIdx.x < n) y[0] = x[0] * f; }
+template <typename T, int N> __global__ void second(const T *x, const T *b, float *y) { y[0] = x[0] + N; }
+static int blocks_of(int n, int by) { return n / by; }
+std::vector<torch::Tensor> run(torch::Tensor x, c10::optional<torch::Tensor> bias, int dim = 1) {
+    CHECK_INPUT(x);
+    TORCH_CHECK(x.device().is_cuda() && x.scalar_type() == at::ScalarType::Float, "floats on a GPU");
+    float share = 0;
+    int rounds = 1;
+    { int rounds = 5; rounds += 1; share = rounds; }
+    TORCH_CHECK(rounds++ == 1 && ++rounds == 3 && share / 4 == 1.5, "as C++ counts");
+    dim3 kept(5), changed = kept;
+    changed.x = 6;
+    TORCH_CHECK(kept.x == 5, "a copy");
+    const int rows = x.size(0), columns = x.size(-1);
+    auto options = torch::TensorOptions().dtype(torch::kFloat32).device(x.device());
+    auto sum = torch::zeros({rows, columns / 2}, options);
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape[dim] = 1;
+    auto part = torch::empty(shape, x.options());
+    dim3 block(32, 4);
+    dim3 grid(CDIV(columns, block.x), blocks_of(rows, 4));
+    int shared = 0;
+    for (int k = 0; k < 3; ++k) shared += 4 * sizeof(scalar_of_file);
+    if (columns > 8 && !bias.has_value()) grid.y *= 2; else grid.z = 7;
+    AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), "run", ([&] {
+        first<scalar_t><<<grid, block, shared, at::cuda::getCurrentCUDAStream()>>>(
+            x.data_ptr<scalar_t>(), part.data_ptr<scalar_t>(), (int)(0.75 * columns), 1.0f / columns);
+    }));
+    second<float, 4><<<rows > 3 ? 2 : 1, 64>>>(x.data_ptr<float>() + columns, nullptr, sum.data_ptr<float>());
+    C10_CUDA_CHECK(cudaGetLastError());
+    return {sum, part.view({-1})};
+}
+""".replace("scalar_of_file", "float")  # fmt: skip
+
+
+def test_host_code_is_followed(tmp_path):
+    function = HostFunction(request(tmp_path, HOST, "f32[8, 100], None"))
+    text, named, dims = settled(function)
+    assert [tuple(o.shape) for o in function.every] == [((8,), (100,)), ((8,), (50,)), ((8,),)]
+    zero, one, two = launched(text, function.own(named), dims, function.knobs)["steps"]
+    assert zero == {"zero": "result0"} and function.outputs == ("result0", "result1")
+    assert one["kernel"] == "first<float>" and (one["grid"], one["block"]) == ((4, 4, 1), (32, 4, 1))
+    assert one["shared"] == 48 and one["arguments"][:3] == (("x", 0), ("result1", 0), {"i32": 75})
+    assert one["arguments"][3]["fp32"] == pytest.approx(0.01)
+    assert two["kernel"] == "second<float, 4>" and two["grid"] == (2, 1, 1)
+    assert two["arguments"] == (("x", 400), {"u64": 0}, ("result0", 0))
+    other = launched(text, function.own(named), {"D0": 16, "D1": 64}, function.knobs)["steps"]
+    assert other[1]["grid"] == (2, 8, 1) and other[2]["arguments"][0] == ("x", 256)
+    assert function.unlike_at({"D0": 16, "D1": 64}) == ""
+    assert "launches otherwise" in function.unlike_at({"D0": 2, "D1": 64})  # one block in place of two
+    assert "launches otherwise" in function.unlike_at({"D0": 16, "D1": 4})
+
+
 @pytest.mark.parametrize(
-    ("code", "launch", "name", "why"),
+    ("code", "grid", "name", "why"),
     [
-        (KERNEL, LAUNCH, "BLOCK", ""),
-        (KERNEL.replace("if (at < n)", "if (at < n && k != ITEMS)"), LAUNCH, "ITEMS", "selects a branch by equality"),
-        (KERNEL.replace("static", "const int B = ITEMS * 2;\nstatic"), LAUNCH, "ITEMS", "computed from it"),
-        (KERNEL.replace("float *y", "float (*y)[ITEMS]"), LAUNCH, "ITEMS", "argument's type"),
-        (KERNEL, {**LAUNCH, "grid": "n // 512 * ITEMS"}, "ITEMS", "part of the meaning"),
-        (KERNEL, {"grid": "cdiv(n, THREADS)", "block": "256"}, "THREADS", "do not ask for blockDim"),
-        (KERNEL, PLAIN, "ITEMS", "the grid does not follow it"),
-        (KERNEL.replace("at < n", "at < n && k < 256"), {**PLAIN, "grid": "cdiv(n, THREADS)"}, "THREADS", "same"),
-        (KERNEL.replace("at < n", "at < n + blockDim.x"), PLAIN, "THREADS", "the grid does not follow it"),
+        (KERNEL, "", "BLOCK", ""),
+        (KERNEL.replace("if (at < n)", "if (at < n && k != ITEMS)"), "", "ITEMS", "selects a branch by equality"),
+        (KERNEL.replace("static", "const int B = ITEMS * 2;\nstatic"), "", "ITEMS", "computed from it"),
+        (KERNEL, "n / 512 * ITEMS, BLOCK", "ITEMS", "part of the meaning"),
+        (KERNEL, "(n + threads - 1) / threads, threads", "THREADS", "do not ask for blockDim"),
+        (KERNEL, "96, threads", "ITEMS", "the grid does not follow it"),
+        (KERNEL.replace("at < n", "at < n && k < 256"), "n / threads, threads", "THREADS", "same"),
+        (KERNEL.replace("at < n", "at < n + blockDim.x"), "96, threads", "THREADS", "the grid does not follow it"),
+        (KERNEL, "threads > 300 ? 5 : 6, threads", "THREADS", "absent"),
     ],
 )  # fmt: skip
-def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, launch, name, why):
-    kernel = RawKernel(request(tmp_path, code, launch=launch))
+def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, why):
+    grid = grid or "(n + BLOCK * ITEMS - 1) / (BLOCK * ITEMS), BLOCK"
+    kernel = HostFunction(with_tensors(tmp_path, PLAIN.replace("n / 512, threads", grid), code))
+    text, named, dims = settled(kernel)
     _, certain = scheduled(kernel.code.text, kernel.knobs)
-    knobs, dims = {**kernel.knobs, **certain}, {"M": 96, "N": 200}
-    named = [o.__class__(o.name, o.dtype, ("M", "N")) for o in kernel.every]
-    text = kernel.launch(named, [dims])
+    knobs = {**kernel.knobs, **certain}
     said = lambda changed: launched(text, kernel.own(named), dims, {**knobs, **changed})  # noqa: E731
     space, fixed = found_knobs(knobs, certain, kernel.code, said, lambda *_: True)
-    assert why in next((row["why"] for row in fixed if row["name"] == name), "")
+    assert why in next((row["why"] for row in fixed if row["name"] == name), "absent")
     assert (name in space) == (not why)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("helper(x);", "calls helper, which is not followed"),
+        ("if (x.sum().item<float>() > 0) return x;", "computed from a tensor's values"),
+        ("int m = n / 3 - 7000; int k = m / 2;" + PLAIN, "divides whole numbers that are not positive"),
+        ("int m = n * 1000000;" + PLAIN, "holds 19200000000 as int"),
+        ("float m = n + 16777217;" + PLAIN, "rounds a whole number"),
+        ('TORCH_CHECK(x.size(0) == 95, "odd");' + PLAIN, "refuses the call"),
+        ("CHECK(hidden(x));" + PLAIN, "calls hidden, which is not followed"),
+        ("int m = ~threads;" + PLAIN, "is not followed: ~threads"),
+        ("m = 3;" + PLAIN, "is not followed: m"),
+        ("goto end;", "is not followed: goto end;"),
+        (PLAIN.replace("factor, n", "factor"), "launches scaled with arguments that its text does not take"),
+        (PLAIN.replace("y.data_ptr<float>()", "n"), "something else than float as y"),
+        (PLAIN.replace("y.data_ptr<float>()", "y.data_ptr<double>()"), "takes a tensor of float32 as double"),
+        (PLAIN.replace("scaled<2>", "scaled"), "leaves the template BY open"),
+        (PLAIN.replace("threads>>>", "warps>>>"), "names warps, which it does not define"),
+        (PLAIN + "y = torch::softmax(y, 1);", "torch computes"),
+        (PLAIN.replace("y.data", "x.data"), "a kernel changes x, an argument of the call"),
+        (PLAIN + "y = x;", "a result is an argument of the call"),
+        ("for (int k = 0; k < 1000000; ++k) n += 1;" + PLAIN, "takes too long"),
+        ("return y;", "the call launches no CUDA kernel"),
+    ],
+)
+def test_host_code_that_is_not_followed_is_refused(tmp_path, body, said):
+    with pytest.raises(Refusal, match=said):
+        settled(HostFunction(with_tensors(tmp_path, body)))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"name": "absent"}, "defines no absent, but kernels scaled"),
-        ({"launch": {"grid": "1"}}, "give --grid and --block"),
-        ({"code": WRITES, "name": "k"}, "writes all that it reads"),
-        ({"call": "f32[96, 200], 3.0, 19200"}, "takes 4 arguments, those that it writes among them"),
-        ({"call": "bf16[96, 200], f32[96, 200], 3.0, 19200"}, r"takes x as float, not bfloat16"),
-        ({"launch": {"grid": "size", "block": "BLOCK"}}, "cannot be launched so: NameError: name 'size'"),
-        ({"code": KERNEL.replace("at = b", "at = none + b")}, 'line 9: identifier "none" is undefined'),
+        ({"name": "absent"}, "defines no host function absent, but run, scaled"),
+        ({"name": "scaled"}, "scaled is a kernel, and how it is launched is not said in C"),
+        ({"call": "f32[96, 200], 3.0"}, "run is called without factor"),
+        ({"call": "bf16[96, 200], f32[96, 200], 3.0, 19200"}, "takes a tensor of bfloat16 as float"),
+        (
+            {"code": KERNEL.replace("at = b", "at = none + b") + LAUNCHER},
+            'line 8: identifier "none" is undefined',
+        ),
     ],
 )
-def test_what_is_no_kernel_with_a_launch_is_refused(tmp_path, changes, said):
+def test_what_cannot_be_launched_is_refused(tmp_path, changes, said):
     with pytest.raises(Refusal, match=said):
         Intake(request(tmp_path, **changes)).answer()
 
 
-def test_what_a_kernel_adds_to_is_zeroed_and_headers_are_kept():
+ANSWER = '''import torch
+from torch import nn
+from torch.utils.cpp_extension import load_inline
+made = load_inline(name="m", cpp_sources="""torch::Tensor run(torch::Tensor x, torch::Tensor w);
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("forward", &run); }""", cuda_sources=r"""
+__global__ void scaled(const float *x, const float *w, float *y, int n) { if (threadIdx.x < n) y[0] = x[0] * w[0]; }
+torch::Tensor run(torch::Tensor x, torch::Tensor w) {
+    auto y = torch::empty_like(x);
+    scaled<<<x.size(0), 128>>>(x.data_ptr<float>(), w.data_ptr<float>(), y.data_ptr<float>(), x.size(1));
+    HOST return y;
+}""")
+class ModelNew(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.own, self.other, self.unused = nn.Parameter(torch.rand(n)), nn.Linear(n, n), nn.Linear(n, 2)
+    def forward(self, x):
+        try:
+            return made.forward(x, self.own)
+        except Exception:
+            return x * self.own
+'''
+PROBLEM = """import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.first, self.weight = nn.Linear(3, n, bias=False), nn.Parameter(torch.rand(n))
+    def forward(self, x):
+        return x * self.weight
+def get_init_inputs():
+    return [64]
+"""
+
+
+def answer_of(folder, host=""):
+    (folder / "answer.py").write_text(ANSWER.replace("HOST", host))
+    (folder / "problem.py").write_text(PROBLEM)
+    asked = request(folder, call="f32[32, 64]", name="ModelNew")
+    return {**asked, "path": f"{folder}/answer.py", "reference": f"{folder}/problem.py:Model"}
+
+
+def test_weights_become_arguments_by_the_reference_s_names(tmp_path):
+    function = HostFunction(answer_of(tmp_path))
+    assert function.parameters == ["x", "weight"] and function.texts == ["f32[32, 64], weight=f32[64]"]
+    assert [o.name for o in function.every] == ["x", "weight", "result0"]
+    import numpy as np
+
+    from tilewright.workers.intake.judge.reference import run_reference
+
+    inputs = {"x": np.ones((2, 64), np.float32), "weight": np.arange(64, dtype=np.float32)}
+    (found,) = run_reference(function.site.judge, "x, weight=weight", inputs, "float64")
+    assert (found == np.arange(64)).all()
+
+
+def test_a_file_that_falls_back_to_torch_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="calls unknown, which is not followed"):
+        HostFunction(answer_of(tmp_path, "unknown();"))
+
+
+def test_what_a_kernel_adds_to_is_zeroed_and_headers_are_kept(tmp_path):
+    added = KERNEL.replace("y[at] = ", "y[at] += ") + LAUNCHER
+    assert '{"zero": "y"}' in settled(HostFunction(request(tmp_path, added)))[0]
     code = DeviceCode(
         "#include <cuda_fp16.h>\n#include <torch/extension.h>\n#include <cub/cub.cuh>\nusing namespace std;\n"
         'extern "C" __global__ void k(const __half *x, float *s) { atomicAdd(&s[0], __half2float(x[0])); }\n'
         "torch::Tensor f(torch::Tensor x) { k<<<1, 1>>>(nullptr, nullptr); return x; }\n"
     )
-    assert (
-        code.headers
-        and code.text.startswith("#include <cuda_fp16.h>")
-        and "torch" not in code.text
-        and "cub" not in code.text
-    )
+    assert code.headers and code.text.startswith("#include <cuda_fp16.h>")
+    assert "torch" not in code.text and "cub" not in code.text
     assert [(p.kind, p.const) for p in code.kernels["k"].parameters] == [("__half", True), ("float", False)]

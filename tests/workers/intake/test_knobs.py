@@ -38,5 +38,5 @@ def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name, monkeypa
         def passed_at(self, points, shapes):
             return [[passes(**{**NUMBERS, **point})] for point in points]
 
-    found = knob_evidence._moved_together(seed, Trials(), knobs[0], [SimpleNamespace(dims={})])  # type: ignore[arg-type, list-item]
+    found = knob_evidence._moved_together(seed, Trials(), knobs[0], [SimpleNamespace(dims={})])
     assert found is None if ties is None else found == (ties, values)

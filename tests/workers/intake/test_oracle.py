@@ -32,7 +32,7 @@ def product(folder, body="return a @ b", **changes):
         "work": {LARGE.id: 1 << 40},
         **changes,
     }
-    return SampledOperator(**given)  # type: ignore[arg-type]
+    return SampledOperator(**given)
 
 
 class InProcess:
@@ -47,7 +47,7 @@ class InProcess:
 @pytest.mark.parametrize("independent", [(), ("M", "N")])
 def test_a_device_says_of_a_large_shape_what_the_host_says(tmp_path, independent, kind):
     operator = product(tmp_path, independent=independent)
-    found = Samples(operator, InProcess()).of(LARGE, 5, kind)  # type: ignore[arg-type]
+    found = Samples(operator, InProcess()).of(LARGE, 5, kind)
     here = sampling(operator, LARGE, 5, kind_tables(operator.tables(), kind))
     np.testing.assert_array_equal(found.references["o0"]["o0"], here.references["o0"]["o0"])
     for one, other in zip(found.where["o0"], here.where["o0"], strict=True):
@@ -77,9 +77,9 @@ class Device:
 def test_heavy_samples_come_from_the_device_once_and_else_from_here(tmp_path):
     operator = product(tmp_path)
     answered, silent = Device(sample := sampling(operator, LARGE, 1, operator.tables())), Device(None)
-    samples = Samples(operator, answered)  # type: ignore[arg-type]
+    samples = Samples(operator, answered)
     assert samples.of(LARGE, 1) is sample and samples.of(LARGE, 1) is sample and answered.asked == [1]
-    here = Samples(operator, silent).of(LARGE, 1)  # type: ignore[arg-type]
+    here = Samples(operator, silent).of(LARGE, 1)
     np.testing.assert_array_equal(here.references["o0"]["o0"], sample.references["o0"]["o0"])
     assert silent.asked == [1]
 

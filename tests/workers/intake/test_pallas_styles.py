@@ -14,9 +14,9 @@ import jax.numpy as jnp  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
-from tilewright.evolve.intake.winner import plain_module  # noqa: E402
+from tilewright.evolve.intake.original_winner import original_text  # noqa: E402
 from tilewright.fitness import dialect  # noqa: E402
-from tilewright.fitness.original import is_original  # noqa: E402
+from tilewright.fitness.original import data_of, is_original  # noqa: E402
 from tilewright.fitness.targets import load_target  # noqa: E402
 from tilewright.workers.intake.child_program import Refusal  # noqa: E402
 from tilewright.workers.intake.operator import Operand  # noqa: E402
@@ -94,7 +94,7 @@ def test_an_original_is_data_and_its_winner_is_the_users_file_with_the_sizes_tha
     assert Original.of_source(source) == module
     assert dialect.check(source), "nobody but the operator may bring one"
     sizes = {knob.name: 64 if knob.default == 8 else knob.default for knob in knobs}
-    text = plain_module(source, sizes, "asked", ["x"], "tuned")
+    text = original_text(data_of(source), sizes, "asked", "tuned", ["x"])
     assert "BlockSpec((64, block_cols)" in text
     scope: dict[str, Any] = {"__name__": "winner"}
     sys.modules["winner"] = ModuleType("winner")  # dataclasses look their module up
@@ -103,7 +103,7 @@ def test_an_original_is_data_and_its_winner_is_the_users_file_with_the_sizes_tha
         exec(compile(text, "winner", "exec"), scope)
         shape = jax.ShapeDtypeStruct((64, 512), jnp.float32)
         with on_chip(CHIP):
-            assert jax.eval_shape(scope["asked"], shape).shape == (64, 512)
+            assert jax.eval_shape(scope["tuned"], shape).shape == (64, 512)
     finally:
         del sys.modules["winner"], sys.modules["absent_types"]
 

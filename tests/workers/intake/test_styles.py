@@ -20,7 +20,8 @@ CALLS = {
     "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
     'maker(factor=3)["tripled"]': "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
     "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
-    "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]",
+    "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", "together": "f32[30, 20], f32[]",
+    "by_assembly": "f32[30, 20]", "clocked": "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """
@@ -83,7 +84,7 @@ def answers(tmp_path_factory):
     return json.loads(said.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", [n for n in CALLS if n != "kept_rows"])
+@pytest.mark.parametrize("name", [n for n in CALLS if n not in ("kept_rows", "clocked")])
 def test_it_is_a_module_that_computes_the_same(answers, name):
     assert answers[name]["refusals"] == []
     assert answers[name]["error"] < (
@@ -103,6 +104,11 @@ def test_sizes_and_grids_from_values_are_refused_together(answers):
     said = answers["kept_rows"]["refusals"]
     assert any("takes a size from a tensor's values" in what for what in said)
     assert any("grid is computed from a tensor's values" in what for what in said)
+
+
+def test_assembly_that_the_language_cannot_say_is_refused_once(answers):
+    assert answers["clocked"]["refusals"] == ["inline assembly"]
+    assert "asm" not in answers["by_assembly"]["source"]
 
 
 def test_modules_are_as_the_call_has_them(answers):

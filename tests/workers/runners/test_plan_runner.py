@@ -48,7 +48,7 @@ class Processor:
         def launch(addresses, stream):
             kernel(addresses)
 
-        launch.plan, launch.place = plan, len  # type: ignore[attr-defined]
+        launch.plan, launch.place = plan, len
         return launch
 
     def scrub(self):
@@ -71,7 +71,7 @@ class Runner(plan_runner.Runner):
     def __init__(self, **kernels):
         torch.set_default_device("cpu")
         self.processor = Processor(kernels)
-        self._start("cpu", CpuClock(), self.processor)  # type: ignore[arg-type]
+        self._start("cpu", CpuClock(), self.processor)
 
 
 def described(name):

@@ -310,8 +310,8 @@ def _assignments(
         if (merged or max(size) <= few) and before:
             options = before[:1]
         else:
-            new = [fresh] if not before or (not merged and len(before) < 3) else []
             again = [n for n in before if n not in names]
+            new = [fresh] if not again or (not merged and len(before) < 3) else []
             options = [*new, *again] if place == 0 else [*again, *new]
         for name in options:
             more = known if name in before else {**known, size: [*before, name]}

@@ -10,7 +10,7 @@ from tilewright.workers.intake.child_program import Refusal
 
 _SAME = {
     "float32 fp32": "float", "float64 fp64": "double", "bool u8": "bool", "int32 i32": "int|int32_t|signed",
-    "uint32 u32": "unsigned|unsigned int|uint32_t|uint", "int64 i64": "long|long long|int64_t|long int",
+    "uint32 u32": "unsigned|unsigned int|uint32_t|uint", "int64 i64": "long|long long|int64_t|long int|long long int",
     "uint64 u64": "size_t|unsigned long|unsigned long long|uint64_t", "int16 i16": "short|int16_t",
     "int8 i8": "char|int8_t|signed char", "uint8 u8": "unsigned char|uint8_t", "float16 fp16": "half|__half",
     "bfloat16 bf16": "__nv_bfloat16|nv_bfloat16",
@@ -58,23 +58,24 @@ class Parameter(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel; ``text``: all of it."""
+    """A kernel; ``text``: all of it; ``templates``: names of its template parameters."""
 
     parameters: tuple[Parameter, ...]
     text: str
+    templates: tuple[str, ...] = ()
 
 
-def _within(node: Any, *kinds: str) -> Iterator[Any]:
+def within(node: Any, *kinds: str) -> Iterator[Any]:
     """Nodes of these kinds, the node itself among them, from the outside in."""
     if node.type in kinds:
         yield node
     for part in node.children:
-        yield from _within(part, *kinds)
+        yield from within(part, *kinds)
 
 
 class DeviceCode:
     """A file's device code. ``text``: what NVRTC is given; ``numbers``: whole numbers that it names, by #define,
-    constexpr or const; ``headers``: whether it includes CUDA's."""
+    constexpr or const; ``headers``: whether it includes CUDA's. ``hosts``: the host's functions as syntax trees."""
 
     def __init__(self, source: str) -> None:
         """Raises Refusal where the parser is not installed."""
@@ -83,10 +84,10 @@ class DeviceCode:
             import tree_sitter_cuda
         except ImportError as error:
             raise Refusal("CUDA C++ needs its parser: pip install 'tilewright[cuda]'") from error
-        self.kernels: dict[str, Kernel] = {}
+        self.kernels, self.hosts = dict[str, Kernel](), dict[str, Any]()
         self.headers, data = False, source.encode()
-        parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_cuda.language()))
-        for node, own in reversed([*self._changed(parser.parse(data).root_node)]):
+        self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_cuda.language()))
+        for node, own in reversed([*self._changed(self._parser.parse(data).root_node)]):
             data = data[: node.start_byte] + own.encode() + data[node.end_byte :]
         text = "\n".join(line.rstrip() for line in data.decode().splitlines())
         text = re.sub(_MATHS, "", re.sub(_LIMITS, r"LIMIT_\1", text))
@@ -97,6 +98,31 @@ class DeviceCode:
         rows = re.findall(_DEFINED.format(r"(\w+)", r"(\d+)"), self.text, re.M)
         self.numbers = {n: int(v) for n, v in rows if int(v) and all(v == w for m, w in rows if m == n)}
 
+    def parameters(self, host: str) -> list[str]:
+        """Names of a host function's parameters. Raises Refusal."""
+        if host not in self.hosts:
+            known = ", ".join([*self.hosts, *self.kernels]) or "nothing"
+            raise Refusal(f"its C++ defines no host function {host}, but {known}")
+        parts = next(within(self.hosts[host], "parameter_list")).named_children
+        return [_parameter(part).name for part in parts if "parameter" in part.type]
+
+    def expression(self, text: str) -> Any:
+        """An expression in C++ as a syntax tree."""
+        made = self._parser.parse(f"int v = {text};".encode()).root_node
+        return next(within(made, "init_declarator")).child_by_field_name("value")
+
+    def constant(self, name: str, given: Sequence[str] = ()) -> Any:
+        """What a macro stands for, with arguments ``given``, as a syntax tree; None where the text defines none."""
+        listed = r"\(([^()]*)\)" if given else "()"
+        found = re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}{listed}[ \t]+(.+)$", self.text, re.M)
+        values = dict(zip(re.findall(r"\w+", found[1]), given, strict=False)) if found else {}
+        said = re.sub(
+            r"\w+",
+            lambda word: f"({values[word[0]]})" if word[0] in values else word[0],
+            found[2] if found else "",
+        )
+        return self.expression(said) if said else None
+
     def _changed(self, root: Any) -> Iterator[tuple[Any, str]]:
         """What the device does not compile, with nothing in its place, and constants of the file, which would lie in
         memory, as macros. Kernels are noted."""
@@ -104,32 +130,41 @@ class DeviceCode:
             kind, text, inner = (
                 node.type,
                 node.text.decode(),
-                next(_within(node, "function_definition"), None),
+                next(within(node, "function_definition"), None),
             )
             if kind in ("linkage_specification", "namespace_definition", "declaration_list", "preproc_ifdef"):
-                yield from self._changed(node)
+                changed = [*self._changed(node)]
+                alone = any(part.type == "function_definition" for part in node.children)
+                yield from ((node, ""),) if changed and alone else changed
             elif kind == "preproc_include":
                 vendor = _VENDOR.fullmatch(text.split(None, 1)[-1].strip().strip('<>"')) is not None
                 self.headers |= vendor
                 yield from () if vendor else ((node, ""),)
             elif kind in ("function_definition", "template_declaration") and inner is not None:
-                declarator = next(_within(inner, "function_declarator"), None)
+                declarator = next(within(inner, "function_declarator"), None)
                 words = inner.text.decode().partition("{")[0]
-                if "__global__" in words and declarator is not None:
-                    parts = declarator.child_by_field_name("parameters").named_children
-                    name = declarator.child_by_field_name("declarator").text.decode()
+                name = _declared(declarator)
+                if "__global__" in words and name:
+                    parts = next(within(inner, "parameter_list")).named_children
                     own = tuple(_parameter(part) for part in parts if "parameter" in part.type)
-                    self.kernels[name] = Kernel(own, inner.text.decode())
+                    listed = node.named_children[0].named_children if kind == "template_declaration" else ()
+                    templates = tuple(_parameter(part).name for part in listed if "parameter" in part.type)
+                    self.kernels[name] = Kernel(own, inner.text.decode(), templates)
                 elif not re.search("__device__|constexpr|struct", words):
+                    self.hosts[name] = inner
                     yield node, ""
             elif kind == "declaration" and (constant := _CONSTANT.fullmatch(text)) is not None:
                 rows = [part.partition("=") for part in re.split(r",(?=\s*\w+\s*=)", constant[1])]
                 values = [(name.strip(), " ".join(value.split())) for name, _, value in rows]
                 yield node, "\n".join(f"#define {n} {v if v.isdigit() else f'({v})'}" for n, v in values)
             elif kind in ("using_declaration", "declaration", "expression_statement", "ERROR"):
-                declares = next(_within(node, "function_declarator"), None) is not None
+                declares = next(within(node, "function_declarator"), None) is not None
                 if (declares and "__device__" not in text) or re.search(r"\b(torch|at|c10|std)\b", text):
                     yield node, ""
+
+
+def _declared(declarator: Any) -> str:
+    return str(declarator.child_by_field_name("declarator").text.decode()) if declarator is not None else ""
 
 
 def without_numbers(text: str, names: Sequence[str]) -> str:
@@ -140,7 +175,7 @@ def without_numbers(text: str, names: Sequence[str]) -> str:
 
 
 def _parameter(node: Any) -> Parameter:
-    text, names = node.text.decode().partition("=")[0], [*_within(node, "identifier", "type_identifier")]
+    text, names = node.text.decode().partition("=")[0], [*within(node, "identifier", "type_identifier")]
     name = names[-1].text.decode() if names else ""
     kind = re.sub(r"\b(const|__restrict__|__restrict|volatile)\b", " ", text.partition("*")[0])
     kind = kind if "*" in text else re.sub(rf"\b{name}\b.*", "", kind)

@@ -16,25 +16,19 @@ from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.dtypes import numpy_dtype
 from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, first_line
 from tilewright.workers.intake.cuda.device_code import without_numbers
+from tilewright.workers.intake.cuda.host_function import HostFunction
 from tilewright.workers.intake.cuda.knobs import found_knobs, scheduled
-from tilewright.workers.intake.cuda.raw_kernel import Dims, RawKernel
+from tilewright.workers.intake.cuda.launch_text import launched
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, inputs_of
 from tilewright.workers.intake.judge.inputs import EXTREME, SPECIAL, family
 from tilewright.workers.intake.judge.oracles import Oracle
 from tilewright.workers.intake.judge.reference import run_reference
 from tilewright.workers.intake.judge.self_reference import SELF
-from tilewright.workers.intake.operator import Operand, operand_row
-from tilewright.workers.intake.triton.call_site import CallSite, Seed
+from tilewright.workers.intake.operator import operand_row
+from tilewright.workers.intake.triton.call_site import Seed
 from tilewright.workers.intake.triton.checked_shapes import check_dims, joined_reasons, last_resorts
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work
-
-
-def launched(text: str, operands: Sequence[Operand], dims: Dims, params: Mapping[str, Any]) -> Any:
-    """What a ``launch`` says at some dimensions. Raises whatever it raises."""
-    scope: dict[str, Any] = {}
-    exec(re.sub(r"\$(\w+)\$", lambda found: str(params[found[1]]), text), scope)
-    return scope["launch"]({o.name: Tensor(o.name, o.dtype, o.sizes(dims)) for o in operands}, dict(params))
 
 
 def module_text(
@@ -58,14 +52,12 @@ class Intake:
         """Raises Refusal, Uneven, and what the user's files raise."""
         if request["reference"] == SELF:
             raise Refusal("CUDA C++ runs on a device alone: without --reference nothing says what is right")
-        self._capability, source = int(request["part"]["capability"]), RawKernel(request)
-        found = dimensions.tensor_places(source.calls, source.names)
-        own, places = dimensions.operands(source.calls, found, frozenset())
-        site = CallSite(len, request["path"], source.name, source.calls, request["reference"], own, places)
+        self._capability, source = int(request["part"]["capability"]), HostFunction(request)
+        site = source.site
         self._source, self.site, self.oracle = source, site, Oracle(site.judge, site.reference_calls())
 
         takes = lambda small, named: site.reference_takes(small, source.own(named))  # noqa: E731
-        every, site.dims = dimensions.settle(source.every, len(source.calls), lambda *_: True, surely=takes)
+        every, site.dims = dimensions.settle(source.every, len(source.calls), source.works, surely=takes)
         site.operands, self._results = source.own(every), [o for o in every if o.name in source.outputs]
         self.text = source.launch(every, site.dims)
 
@@ -100,6 +92,8 @@ class Intake:
             if len(found) == 2 or (found and (small in last_resorts(dims) or small == found[0].dims)):
                 continue
             try:
+                if why := self._source.unlike_at(small):
+                    raise Refusal(why)
                 inputs = inputs_of(site.operands, small, "randn", 4)
                 shape = CheckedShape(small, inputs, self.oracle(inputs), self.rounded(inputs))
                 made, given = [r.sizes(small) for r in self._results], [a.shape for a in shape.answers]
@@ -147,10 +141,11 @@ class Intake:
             "results": [[o.name, *[*vars(r).values()][1:]] for o, r in zip(self._results, results, strict=True)],
             "knobs": [{"name": n, "source": "a number of the text"} for n in space], "call": self.oracle.call,
             "orders": [()] * len(site.operands), "precision": self.oracle.precision, "spread": kinds.spread,
-            "check": [s.dims for s in shapes], "small": [shapes[0].dims], "notes": [], "left_out": [],
+            "check": [s.dims for s in shapes], "small": [shapes[0].dims], "notes": [],
+            "left_out": list(dict.fromkeys(source.left_out)),
             "kinds": [k for k in kinds.names if family(k) not in EXTREME and k not in SPECIAL], "wrapper": None,
             "independent": independent_dimensions(seed, shapes[0], results), "work": product_work(seed),
-            "dims": site.dims, "calls": source.texts, "parameters": source.names,
+            "dims": site.dims, "calls": source.texts, "parameters": source.parameters,
             "refusals": [{"line": 0, "what": v.what} for v in dialect.check(text, entry="launch")],
         }  # fmt: skip
 

@@ -73,7 +73,8 @@ class Effort:
     ``draws``: further draws, twice as far apart, on which the reference must stay finite; ``kernel_draws``: those of
     them that the kernel runs, too; ``on_largest``: whether they have the largest checked shape, else the smallest.
     ``blamed_spread``: at this spread an error that the dtypes do not explain is the kernel's own, at larger ones the
-    inputs'. ``seconds``: after these no other kind is tried. ``special``: whether what is no number is tried.
+    inputs'. ``seconds``: after these of ``clock`` no other kind is tried. ``special``: whether what is no number is
+    tried.
     """
 
     draws: int
@@ -82,6 +83,7 @@ class Effort:
     blamed_spread: int
     seconds: float = math.inf
     special: bool = True
+    clock: Callable[[], float] = time.monotonic
 
 
 def inputs_of(
@@ -110,9 +112,9 @@ class InputKinds:
             answers, "to_all", lambda every: [answers(given) for given in every]
         )
         self._factors, self._source = factors, source
-        self._until = time.monotonic() + effort.seconds
-        ordered = sorted(shapes, key=lambda shape: shape.elements)
-        self._smallest, self._probe = ordered[0].dims, ordered[-1 if effort.on_largest else 0].dims
+        self._until = effort.clock() + effort.seconds
+        self._ordered = sorted(shapes, key=lambda shape: shape.elements)
+        self._probe = self._ordered[-1 if effort.on_largest else 0].dims
         self._dtypes = [
             output.dtype.name for output, _ in zip(shapes[0].outputs, shapes[0].answers, strict=False)
         ]
@@ -128,8 +130,9 @@ class InputKinds:
                 if any(self._added(kind, spread) for spread in spreads):
                     break
                 if kind not in QUIET:
-                    late = time.monotonic() > self._until
-                    why = "no time was left to try them" if late else "the original kernel fails on them"
+                    why = (
+                        "no time was left to try them" if self._late else "the original kernel fails on them"
+                    )
                     self.notes.append(f"inputs of kind {kind} are not used: {why}")
         self._one_of(ROWS[SIGNED])
         for name, powers in EXTREME.items():
@@ -137,9 +140,14 @@ class InputKinds:
         for kind in SPECIAL if any(is_float(operand.dtype) for operand in operands) else ():
             if not (effort.special and self._one_of(ROWS[kind])):
                 self.notes.append(f"what it returns for inputs that are {kind} is unspecified")
-        if not set(FEW_VALUES) & set(self._pairs) and time.monotonic() > self._until:
+        if not set(FEW_VALUES) & set(self._pairs) and self._late:
             self._until = math.inf  # these are few runs, and hardly any kernel fails on them
-            self._added("repeated", USUAL_SPREAD)
+            if self._added("repeated", USUAL_SPREAD):
+                self.notes = [note for note in self.notes if not note.startswith("inputs of kind repeated")]
+
+    @property
+    def _late(self) -> bool:
+        return self._effort.clock() > self._until
 
     @property
     def names(self) -> list[str]:
@@ -213,20 +221,21 @@ class InputKinds:
 
     def _outcomes(self, kind: str, spread: int) -> list[tuple[list[np.ndarray], list[np.ndarray]]] | None:
         """The kernel's outputs and the answers at every checked shape; None where one fails."""
-        if time.monotonic() > self._until:
-            return None
-        try:
-            inputs = [(s.dims, inputs_of(self.operands, s.dims, kind, spread)) for s in self._shapes]
-            answers = self._answers_to([given for _, given in inputs])
-        except Exception:  # noqa: BLE001 - inputs that the reference does not take
-            return None
-        if family(kind) not in SPECIAL and not all(_finite(answer) for answer in answers):
+        if self._late:
             return None
         found = []
-        for outputs, answer in zip(self._run_all(inputs), answers, strict=True):
-            if outputs is None or wrong(outputs, answer, self.operands):
+        for shapes in (self._ordered[:1], self._ordered[1:]):  # most that fail fail on the smallest
+            try:
+                inputs = [(s.dims, inputs_of(self.operands, s.dims, kind, spread)) for s in shapes]
+                answers = self._answers_to([given for _, given in inputs])
+            except Exception:  # noqa: BLE001 - inputs that the reference does not take
                 return None
-            found.append((outputs, answer))
+            if family(kind) not in SPECIAL and not all(_finite(answer) for answer in answers):
+                return None
+            for outputs, answer in zip(self._run_all(inputs), answers, strict=True):
+                if outputs is None or wrong(outputs, answer, self.operands):
+                    return None
+                found.append((outputs, answer))
         return found
 
     def _bears_others(self, kind: str, spread: int) -> bool:
@@ -239,20 +248,20 @@ class InputKinds:
 
     def _bears_edges(self, operands: Sequence[Operand]) -> bool:
         """Whether the reference bears the operands' edges on every shape, and the kernel on the smallest."""
-        every = [(shape.dims, seed) for shape in self._shapes for seed in range(EDGE_DRAWS)]
-        own = [next(n for n, (dims, _) in enumerate(every) if dims == self._smallest)]
-        return self._bears(operands, every, "repeated", 4, math.inf, own)
+        count = min(EDGE_DRAWS, self._effort.draws)
+        every = [(shape.dims, seed) for shape in self._ordered for seed in range(count)]
+        return self._bears(operands, every, "repeated", 4, math.inf, [0])
 
     def _bears(
         self, operands: Sequence[Operand], asked: Sequence[tuple[Dims, int]], kind: str, spread: int, most: float,
         own: Collection[int],
     ) -> bool:  # fmt: skip
-        """Of draws at some shapes, with their seeds. The kernel runs those at the places ``own``, all at once."""
+        """Of draws at some shapes, with their seeds: the first alone, since most that fail fail on it. The kernel runs
+        those at the places ``own``, all at once."""
         drawn: list[tuple[Dims, Arrays]] = []
         answers: list[list[np.ndarray]] = []
-        for first in range(0, len(asked), AT_ONCE):
-            some = asked[first : first + AT_ONCE]
-            if time.monotonic() > self._until:
+        for some in (asked[:1], *(asked[n : n + AT_ONCE] for n in range(1, len(asked), AT_ONCE))):
+            if self._late:
                 return False
             try:
                 drawn += [(dims, inputs_of(operands, dims, kind, spread, seed)) for dims, seed in some]

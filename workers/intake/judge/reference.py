@@ -79,16 +79,22 @@ def _definition(path: Path) -> Any:
 
 
 def forward_of(model: Any, given: Sequence[Any]) -> Callable[..., Any]:
-    """A KernelBench ``Model`` as a function of its inputs, with the weights of one seed, in the inputs' precision."""
+    """A KernelBench ``Model`` as a function of its inputs, with the weights of one seed or, by their names with ``_``,
+    given ones, in the inputs' precision. ``weights`` has their shapes."""
     import torch
 
     torch.manual_seed(0)
     keywords = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], dict)
     made = model(*given[0], **given[1]) if keywords else model(*given)
 
-    def reference(*values: Any, **_: Any) -> Any:
+    own = {name.replace(".", "_"): name for name in made.state_dict()}
+
+    def reference(*values: Any, **named: Any) -> Any:
         floats = [v.dtype for v in values if hasattr(v, "is_floating_point") and v.is_floating_point()]
-        return (made.to(floats[0]) if floats else made)(*values)
+        weights = {own[name]: value for name, value in named.items() if name in own}
+        return torch.func.functional_call(made.to(floats[0]) if floats else made, weights, values)
+
+    reference.weights = {name: made.state_dict()[of].shape for name, of in own.items()}  # type: ignore[attr-defined]
 
     return reference
 

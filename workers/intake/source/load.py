@@ -196,6 +196,15 @@ class PackageLoader(MetaPathFinder, Loader):
                     module.__dict__.setdefault(name, MissingName(name, why))
 
 
+def forget(function: Any) -> None:
+    """Empty the caches of what was loaded for a function: a tensor of an earlier recording is none of a later one."""
+    loaded = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    for names in (getattr(function, "__globals__", {}), *(n for n in loaded if HOOKS.keys() <= n.keys())):
+        for value in list(names.values()):
+            if isinstance(value, functools._lru_cache_wrapper):
+                value.cache_clear()
+
+
 def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) -> str:
     """Run a statement of a module; what it raises, empty where it does not."""
     try:

@@ -10,12 +10,8 @@ import torch
 import torch.library
 
 _BESIDE = (
-    "register_fake",
-    "register_kernel",
-    "register_autograd",
-    "register_vmap",
-    "register_torch_dispatch",
-)
+    "register_fake", "register_kernel", "register_autograd", "register_vmap", "register_torch_dispatch",
+)  # fmt: skip
 """What registers something else than the kernel."""
 
 _WITHOUT_DATA = ("META", "FAKE", "AUTOGRAD")

@@ -125,11 +125,8 @@ def call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` of plain numbers, as one that notes ``name(...)`` where an argument is traced."""
 
     def noted(*arguments: Any, **options: Any) -> Any:
-        flat = (
-            tuple(arguments[0])
-            if len(arguments) == 1 and isinstance(arguments[0], list | tuple)
-            else arguments
-        )
+        only = arguments[0] if len(arguments) == 1 else None
+        flat = tuple(only) if isinstance(only, list | tuple) else arguments
         if options or not is_traced(*flat) or not all(isinstance(a, int | float) for a in flat):
             return function(*arguments, **options)
         value = function(*map(plain, flat))

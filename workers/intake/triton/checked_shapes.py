@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -35,8 +34,8 @@ TOO_SLOW, MOST_LATE = "more than", 2
 """Beginning of a reason, and the shapes that may take longer before no further ones are tried."""
 
 SHAPES_SECONDS, SLOW_SECONDS = 60.0, 3.0
-"""Of the clock, after which one shape will do, and of a processor, which runs on the shapes may take together: each is
-run for every kind of inputs."""
+"""Of a processor, after which one shape will do, and which runs on the shapes may take together: each is run for every
+kind of inputs."""
 
 SCALES: Mapping[str, Sequence[int]] = {
     "odd": (7, 70, 37, 19, 11, 5), "even": (16, 128, 64, 32, 16, 16), "large": (32, 256, 128, 64, 32, 16),
@@ -52,22 +51,6 @@ WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
 
 
-def deep_shape(seed: Seed, most: float = RUN_SECONDS) -> CheckedShape | None:
-    """A shape as long in its longest dimension as the call's; None where the kernel does not take it in ``most``
-    seconds, the recording does not hold there, or the default is wrong."""
-    small = check_dims(seed.site.dims[0], "deep", _rank(seed))
-    if seed.site.elements(small) > 1 << 20 or seed.unlike_at(small):
-        return None
-    try:
-        inputs = inputs_of(seed.site.operands, small, "randn", 4)
-        outputs = seed.interpreter.outputs(seed.defaults, inputs, most)
-        answers = seed.reference(inputs)
-    except Exception:  # noqa: BLE001 - a shape that the reference or the kernel does not take
-        return None
-    fine = not wrong(outputs, answers, seed.site.operands)
-    return CheckedShape(small, inputs, answers, outputs) if fine else None
-
-
 def _rank(seed: Seed) -> int:
     return max((len(o.shape) for o in seed.site.operands), default=0)
 
@@ -75,7 +58,8 @@ def _rank(seed: Seed) -> int:
 def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[CheckedShape] | str:
     """Up to three small shapes on which the recording holds and the default is right; or why there is none.
     ``patience``: share of the usual seconds after which one will do."""
-    site, dims, until = seed.site, seed.site.dims[0], time.monotonic() + patience * SHAPES_SECONDS
+    site, dims, clock = seed.site, seed.site.dims[0], seed.interpreter.clock
+    until = clock() + patience * SHAPES_SECONDS
     found: list[CheckedShape] = []
     reasons: dict[str, str] = {}
 
@@ -128,7 +112,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         small = plain if plain in wide else thinned(seed, plain, holds, bool(late))
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
-        slow = time.monotonic() > until or sum(shape.seconds for shape in found) > SLOW_SECONDS
+        slow = clock() > until or sum(shape.seconds for shape in found) > SLOW_SECONDS
         known = label in reasons or any(small == shape.dims for shape in found)
         if known or big or (found and (slow or plain in last)):
             continue

@@ -117,8 +117,8 @@ class _Cut(ast.NodeTransformer):
         text = re.sub(r"\b(\w+)\.value\b", r"\1", ast.unparse(node))  # of a constexpr
         if (
             isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith("constexpr")
             and len(node.args) == 1
+            and ast.unparse(node.func).endswith("constexpr")
         ):
             return self._truth(node.args[0])
         try:

@@ -47,8 +47,12 @@ class Interpreter:
     def __init__(self, module: ModuleType) -> None:
         self._module = module
         self._idle: list[_Process] = []
-        self.seconds = 0.0
-        """Of a processor, that the last run had: a busy machine makes it no more."""
+        self.seconds = self.spent = 0.0
+        """Of a processor, that the last run had, and all: a busy machine makes it no more."""
+
+    def clock(self) -> float:
+        """Seconds of a processor that this process and its runs have had."""
+        return time.process_time() + self.spent
 
     def outputs(
         self, params: Mapping[str, Any], inputs: Mapping[str, np.ndarray], most: float = RUN_SECONDS
@@ -74,6 +78,7 @@ class Interpreter:
             share, process = shares[place % count], processes[place % count]
             found.append(process.answer(most))
             self.seconds = process.seconds
+            self.spent += self.seconds
             del share[0]
             if isinstance(found[-1], Exception):
                 process.end()
@@ -119,7 +124,8 @@ class _Process:
         before, began = _spent(self._pid), time.monotonic()
         try:
             while not self._ours.poll(LOOK_SECONDS):
-                if _spent(self._pid) - before > most or time.monotonic() - began > MOST_SECONDS:
+                self.seconds = _spent(self._pid) - before
+                if self.seconds > most or time.monotonic() - began > MOST_SECONDS:
                     return TooSlow()
             answer, self.seconds = self._ours.recv()
         except (EOFError, ConnectionError):

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -68,15 +68,15 @@ class _Trials(ResultGates):
 
 def tiling_knobs(
     seed: Seed, shapes: Sequence[CheckedShape], results: Sequence[Result], wide: Sequence[CheckedShape],
-    deep: Callable[[], CheckedShape | None], patience: float = 1.0,
+    patience: float = 1.0,
 ) -> tuple[Space, list[dict[str, Any]]]:  # fmt: skip
     """The knobs that only tile, with the values whose answers pass; the others, with why they keep their value.
 
     ``wide``: shapes of several tiles, on which the values next to the default must pass, too; numbers that must change
-    with a knob there become its ties. ``deep``: gives a shape as long in one dimension as the call's, for knobs that
-    change nothing on small ones, such as the largest block.
+    with a knob there become its ties, and knobs that change nothing on small shapes are tried there.
     """
-    began = time.monotonic()
+    clock = seed.interpreter.clock
+    began = clock()
     text, trials = seed.text, _Trials(seed, results)
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
     space: Space = {}
@@ -89,7 +89,7 @@ def tiling_knobs(
             space[knob.name] = tuple(v for v in knob.values if v <= most) or (knob.default,)
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
-        late = time.monotonic() - began > patience * MOST_SECONDS
+        late = clock() - began > patience * MOST_SECONDS
         sides = None if late else _moved_together(seed, trials, knob, wide)
         if sides is None:
             why = NO_TIME if late else SEVERAL_TILES
@@ -101,8 +101,8 @@ def tiling_knobs(
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
-            late = time.monotonic() - began > patience * EVIDENCE_SECONDS
-            tried = [_telling_shapes(seed, knob, v, [smallest] if late else shapes, deep) for v in some]
+            late = clock() - began > patience * EVIDENCE_SECONDS
+            tried = [_telling_shapes(seed, knob, v, [smallest] if late else shapes, wide) for v in some]
             points = [dict.fromkeys((knob.name, *ties), value) for value in some]
             for value, passed in zip(some, trials.passed_at(points, tried), strict=True):
                 kept += [value] if passed and all(passed) else []
@@ -171,19 +171,15 @@ def _distinct_values(seed: Seed, knob: Knob, shapes: Sequence[CheckedShape]) -> 
 
 
 def _telling_shapes(
-    seed: Seed, knob: Knob, value: Any, shapes: Sequence[CheckedShape],
-    deep: Callable[[], CheckedShape | None],
-) -> list[CheckedShape]:  # fmt: skip
-    """Shapes on which a value can show what it does: the small ones where it changes a launch on any, else the deep."""
+    seed: Seed, knob: Knob, value: Any, shapes: Sequence[CheckedShape], wide: Sequence[CheckedShape]
+) -> list[CheckedShape]:
+    """Shapes on which a value can show what it does: the small ones if it changes a launch on any, else a wide one."""
 
     def differs(shape: CheckedShape) -> bool:
         tensors = blanks(seed, shape.dims, "meta")
         return launch_arguments(seed, {knob.name: value}, tensors) != launch_arguments(seed, {}, tensors)
 
-    if any(map(differs, shapes)):
-        return list(shapes)
-    long = deep()
-    return [long] if long is not None and differs(long) else []
+    return list(shapes) if any(map(differs, shapes)) else [*filter(differs, wide)][:1]
 
 
 def blanks(seed: Seed, dims: Mapping[str, int], device: str) -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,9 +43,8 @@ class KnobFinder:
         given = dict(launch.options)
         warps = int(traced_numbers.plain(given.pop("num_warps", 4)))
         texts = [f"num_warps={self._option(f'num_warps{suffix}', warps, WARPS, launch, 'num_warps')}"]
-        loops = any(isinstance(n, ast.For | ast.While) for n in ast.walk(definition(launch.kernel.fn)[0]))
         stages = given.pop("num_stages", None)
-        if "num_stages" not in launch.arguments and (loops or stages is not None):
+        if "num_stages" not in launch.arguments and (_loops(launch.kernel.fn) or stages is not None):
             value = int(traced_numbers.plain(stages if stages is not None else 3))
             texts.append(
                 f"num_stages={self._option(f'num_stages{suffix}', value, STAGES, launch, 'num_stages')}"
@@ -75,12 +75,14 @@ class KnobFinder:
         code = traced_numbers.code_of(value)
         if not constexpr or launch is None:
             return self.resolved(code)
-        if isinstance(value, bool | float | traced_numbers.TracedBool) or not _uses(launch, parameter):
+        if isinstance(value, bool | float | traced_numbers.TracedBool) or parameter not in _used(
+            launch.kernel.fn
+        ):
             return self.resolved(code)
         for atom in sorted(traced_numbers.atoms_of(value)):
             if atom.startswith("C") and atom in self._trace.atoms:
                 self._configured_knob(atom, launch)
-        if code.isdigit() and (selects(launch.kernel.fn, parameter) or isinstance(value, Traced)):
+        if code.isdigit() and (parameter in selecting(launch.kernel.fn) or isinstance(value, Traced)):
             if not isinstance(value, Traced):  # such a one is the caller's
                 self.meant[parameter] = int(code)
             return code
@@ -164,10 +166,16 @@ def _replaced(code: str, name_of: Callable[[int], str]) -> str:
     return ast.unparse(Replace().visit(tree)) if named else code
 
 
-def _uses(launch: Launch, parameter: str) -> bool:
-    """Whether a kernel's body names its parameter."""
-    body = definition(launch.kernel.fn)[0].body
-    return any(isinstance(n, ast.Name) and n.id == parameter for part in body for n in ast.walk(part))
+@functools.cache
+def _loops(function: Any) -> bool:
+    return any(isinstance(n, ast.For | ast.While) for n in ast.walk(definition(function)[0]))
+
+
+@functools.cache
+def _used(function: Any) -> frozenset[str]:
+    """Names in a kernel's body."""
+    body = definition(function)[0].body
+    return frozenset(n.id for part in body for n in ast.walk(part) if isinstance(n, ast.Name))
 
 
 def _configured(launch: Launch, key: str, default: int) -> tuple[int, ...]:
@@ -175,14 +183,15 @@ def _configured(launch: Launch, key: str, default: int) -> tuple[int, ...]:
     return tuple(c[key] if isinstance(c.get(key), int) else default for c in launch.tuned)
 
 
-def selects(function: Any, parameter: str) -> bool:
-    """Whether a kernel compares a parameter, as it is, with a constant for equality."""
+@functools.cache
+def selecting(function: Any) -> frozenset[str]:
+    """Names that a kernel compares, as they are, with a constant for equality."""
+    found: set[str] = set()
     for node in ast.walk(definition(function)[0]):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn):
             sides = (node.left, node.comparators[0])
-            if any(isinstance(s, ast.Name) and s.id == parameter for s in sides) and any(
-                isinstance(s, ast.Constant | ast.Tuple) or (isinstance(s, ast.Name) and s.id.isupper())
-                for s in sides
-            ):
-                return True
-    return False
+            named = {side.id for side in sides if isinstance(side, ast.Name)}
+            constant = any(isinstance(side, ast.Constant | ast.Tuple) for side in sides)
+            if constant or any(name.isupper() for name in named):
+                found |= named
+    return frozenset(found)

@@ -20,7 +20,7 @@ from tilewright.workers.intake.triton.autograd_pair import GRADIENT
 from tilewright.workers.intake.triton.dead_branches import constants_of
 from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
 from tilewright.workers.intake.triton.kernel_text import Kernels, Text, dtype_name, is_jitted
-from tilewright.workers.intake.triton.knob_finder import KnobFinder, selects
+from tilewright.workers.intake.triton.knob_finder import KnobFinder, selecting
 from tilewright.workers.intake.triton.results import forward_results, results_of, root_of
 from tilewright.workers.intake.triton.trace import Launch, Trace, Var, Work
 from tilewright.workers.intake.triton.wrapper_text import wrapper_text
@@ -57,8 +57,7 @@ class _ModuleWriter:
         for launch in launches:
             by_kernel.setdefault(launch.kernel.fn, []).append(launch.arguments)
         for kernel, given in by_kernel.items():
-            selecting = [name for name in given[0] if selects(kernel, name)]
-            self._kernels.given[id(kernel)] = constants_of(given, selecting)
+            self._kernels.given[id(kernel)] = constants_of(given, selecting(kernel))
         results = results_of(self._trace, types, self._origin.keeps_arguments)
         self._kernels.refusals += results.refusals
         body = self._statements(launches, results.chosen, results.replaced)
@@ -178,7 +177,7 @@ class _ModuleWriter:
             if var.name in used:
                 return
             used.add(var.name)
-            if var.foreign or var.kind == "foreign":
+            if var.is_foreign:
                 self._kernels.refusals.append((var.line, f"torch computes {var.foreign} outside a kernel"))
             if var.base is not None:
                 add(var.base)

@@ -7,12 +7,10 @@ small shapes of the same kind, against the reference, and with other values of w
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import inspect
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -45,7 +43,7 @@ from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
-from tilewright.workers.intake.triton.checked_shapes import checked_shapes, deep_shape
+from tilewright.workers.intake.triton.checked_shapes import checked_shapes
 from tilewright.workers.intake.triton.eager_torch import without_dynamo
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
@@ -58,10 +56,10 @@ from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 
 EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0)
-OWN_DRAWS = 8
+OWN_DRAWS = 4
 """Draws where the kernel is its own reference, so that each is a run."""
 
-TRYOUT, QUICK_SECONDS = 0.4, 0.3
+TRYOUT, QUICK_SECONDS = 0.06, 0.3
 """Patience where the interpreter is the target, which promotes nothing, and the slowest run of a shape that is checked
 there."""
 
@@ -71,7 +69,6 @@ _OUTSIDE = re.compile(r"the name u\d+ is not defined")
 
 def answer_to(request: Request) -> Answer:
     """The answer to a request: {source, operator, ...} or {refusals}."""
-    began = time.monotonic()
     if not request.get("function"):
         return _survey(request)
     try:
@@ -86,7 +83,6 @@ def answer_to(request: Request) -> Answer:
     if why and answer.get("pair"):
         answer = _answer(request, False)
         answer["no_backward"] = why
-    answer["seconds"] = time.monotonic() - began
     return answer
 
 
@@ -120,7 +116,7 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
         module, _ = load(path, re.match(r"[\w.]*", request["function"])[0])  # type: ignore[index]
-        function = _function_in(module, request["function"], path.name)
+        function = function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
         site = CallSite(function, str(path), request["function"], calls, request["reference"], part=part)
         names = argument_names(function, calls[0])
@@ -166,7 +162,7 @@ class Unpaired(Exception):
     """Why a Function's backward cannot be taken in beside its forward."""
 
 
-def _function_in(module: ModuleType, name: str, file: str) -> Any:
+def function_in(module: ModuleType, name: str, file: str) -> Any:
     """A function, a method of a new object, what a layer's ``forward`` does, or, of ``name()``, what that returns."""
 
     def value(node: ast.expr) -> Any:
@@ -359,8 +355,9 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape], patience: float = 1.
         made = iter(seed.interpreter.all([(seed.defaults, given) for given in left]))
         return [next(made) if outputs is None else outputs for outputs in known]
 
-    draws = OWN_DRAWS if site.reference == SELF else EFFORT.draws
-    effort = replace(EFFORT, draws=draws, seconds=patience * EFFORT.seconds)
+    effort = replace(EFFORT, seconds=patience * EFFORT.seconds, clock=seed.interpreter.clock)
+    if site.reference == SELF:
+        effort = replace(effort, draws=OWN_DRAWS, on_largest=False)
     return InputKinds(site.operands, shapes, seed.reference, run_seed, effort, factors, kernels, numbers)
 
 
@@ -395,9 +392,8 @@ def _judged(
     if failed:
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
     small = [shape for shape in shapes if not shape.looped] or shapes
-    deep = functools.cache(lambda: deep_shape(seed, patience * RUN_SECONDS))
     wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
-    space, fixed = tiling_knobs(seed, small, results, wide, deep, patience)
+    space, fixed = tiling_knobs(seed, small, results, wide, patience)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
     module = load_module(source)

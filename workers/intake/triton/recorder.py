@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.reference import flat
 from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.source.load import forget
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
 from tilewright.workers.intake.triton.tensor_views import SAID, VIEWS, ViewRecorder, foreign, sizes_of
@@ -80,6 +81,12 @@ class Recording(TorchFunctionMode):
             return 0
         if name == "arange":
             return self._counted(func, args, options)
+        if name in ("tensor", "as_tensor", "scalar_tensor") and isinstance(args[0], bool | int | float):
+            dtype = {"dtype": torch.tensor(args[0]).dtype}
+            return self._made("full", torch.full, ((), args[0]), {**dtype, **options})
+        if name in torch_kernels.TOGETHER and options.keys() <= {"dim"} and self._known(args):
+            with self:
+                return torch_kernels.TOGETHER[name](*args, **options)
         if name not in _FREE and (torch_kernels.known(name) or name in ("max", "min")):
             return self._computed(name, func, args, options)
         result = func(*args, **_meta(options))
@@ -87,7 +94,7 @@ class Recording(TorchFunctionMode):
             foreign(self._trace, name, result)
             if result is None:
                 self._trace.left_out.append(f"line {user_line()}: torch.{name} is not done")
-            elif any(result is a for a in args) and self._var(result) is not None:
+            elif isinstance(result, torch.Tensor) and any(result is a for a in args) and self._var(result):
                 self._trace.refusals.append((user_line(), f"torch computes {name} on a tensor"))
         return result
 
@@ -102,10 +109,13 @@ class Recording(TorchFunctionMode):
                 self._trace.left_out.append(f"line {line}: a condition on a tensor's values is taken as met")
                 return decided
         var = self._var(tensor)
+        if name == "__bool__" and (compared := self._trace.compared(var)):
+            self._trace.left_out.append(f"line {line}: two tensors of one element are taken as different")
+            return compared == "ne"
         plain = name in ("item", "tolist", "__int__", "__float__")
         if not plain or var is None or tensor.numel() != 1 or tensor.dtype == torch.bool:
             raise Refusal(f"the wrapper reads a tensor's values ({name})", line)
-        if var.foreign or var.kind == "foreign":
+        if var.is_foreign:
             raise Refusal(f"torch computes {var.foreign} on a tensor", line)
         known = next((atom for atom, other in self._trace.reads.items() if other is var), None)
         atom = known or f"I{len(self._trace.reads)}_"
@@ -129,6 +139,11 @@ class Recording(TorchFunctionMode):
 
     def _var(self, tensor: torch.Tensor) -> Var | None:
         return self._trace.find(tensor)
+
+    def _known(self, args: Sequence[Any]) -> bool:
+        """Whether all tensors that a function of several is given are made of what kernels can say."""
+        found = [self._var(t) for t in (args[0] if isinstance(args[0], tuple | list) else args)]
+        return all(v is not None and not v.is_foreign for v in found)
 
     def _property(self, name: str, func: Any, args: Sequence[Any]) -> Any:
         value = func(*args)
@@ -191,7 +206,7 @@ class Recording(TorchFunctionMode):
             foreign(self._trace, name, value)
             return value
         if traced_numbers.plain(number) != 0:
-            var = self._work.filled(value, sizes, number, line)
+            var = self._work.new(value, sizes, "fill", "{0}", [number], line)
             if var is not None:
                 return var.tensor
             foreign(self._trace, name, value)
@@ -227,12 +242,8 @@ class Recording(TorchFunctionMode):
         """``target[...] = value``."""
         var = self._var(target)
         given = self._var(value) if isinstance(value, torch.Tensor) else value
-        known = (
-            var is not None
-            and var.kind != "input"
-            and given is not None
-            and not getattr(given, "foreign", "")
-        )
+        known = var is not None and var.kind != "input" and given is not None
+        known = known and not getattr(given, "foreign", "")
         if not known or not self._work.assigned(var, given, user_line()):  # type: ignore[arg-type]
             raise Refusal(f"torch computes {name} on a tensor", user_line())
 
@@ -252,10 +263,10 @@ class Recording(TorchFunctionMode):
             if result is tensor:
                 return tensor
         var = self._var(tensor)
-        if var is None or var.foreign or var.kind == "foreign":
+        if var is None or var.is_foreign:
             foreign(self._trace, name, result)
             return result
-        copy = self._work.copied(var, result.contiguous(), user_line(), "copy")
+        copy = self._work.copied(var, result.contiguous(), user_line())
         if copy is None:
             foreign(self._trace, name, result)
             return result
@@ -273,9 +284,7 @@ class Recording(TorchFunctionMode):
                     return type(result)((found, result[1]))
                 return found
         values = [self._var(a) if isinstance(a, torch.Tensor) else self._unread(a) for a in args]
-        sound = all(
-            v is not None and not (isinstance(v, Var) and (v.foreign or v.kind == "foreign")) for v in values
-        )
+        sound = all(v is not None and not (isinstance(v, Var) and v.is_foreign) for v in values)
         if sound and isinstance(result, torch.Tensor):
             var = self._work.computed(name, values, options, result, user_line())
             if var is not None:
@@ -294,7 +303,9 @@ class Recording(TorchFunctionMode):
         start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
         plain = all(isinstance(n, int) for n in args) and not value.dtype.is_floating_point
         size = args[0] if len(args) == 1 else value.shape[0]
-        var = self._work.counted(value, size, start, step, user_line()) if plain and args else None
+        count = "{0} + {1} * at"
+        known = plain and bool(args)
+        var = self._work.new(value, [size], "arange", count, [start, step], user_line()) if known else None
         if var is None:
             foreign(self._trace, "arange", value)
             return value
@@ -347,6 +358,7 @@ def record(
     views: Sequence[tuple[torch.Tensor, str, str]] = (),
 ) -> Trace:
     """One call. ``views``: of inputs, as (tensor, input, text). Raises Refusal, or whatever the wrapper raises."""
+    forget(function)
     trace = Trace({})
     for name, tensor in inputs.items():
         trace.inputs[name] = trace.add(Var(name, tensor, "input"))

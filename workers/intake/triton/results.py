@@ -53,15 +53,15 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
         found.chosen = _of_pair(trace, candidates, types)
     elif types is not None:
         found.chosen, left = _of_types(candidates, types)
-        found.chosen += [var for var in left if not is_foreign(var)]  # the original kernel judges them
+        found.chosen += [var for var in left if not var.is_foreign]  # the original kernel judges them
         found.left_out += [
-            f"line {v.line}: torch's {v.foreign} is not returned" for v in left if is_foreign(v)
+            f"line {v.line}: torch's {v.foreign} is not returned" for v in left if v.is_foreign
         ]
     if not found.chosen:
         raise Refusal("the call returns no tensor, and its kernels write to none of its arguments")
     found.left_out += _unread(trace, found.chosen)
     for var in found.chosen:
-        if is_foreign(var):
+        if var.is_foreign:
             found.refusals.append((var.line, f"torch computes {var.foreign} after the kernel"))
     return found
 
@@ -103,11 +103,6 @@ def _of_types(
         left = [c for c in left if c[0] is not fits[0][0]]
         chosen.append(fits[0][0])
     return chosen, [var for var, _ in left]
-
-
-def is_foreign(var: Var) -> bool:
-    """Whether torch alone could make it."""
-    return bool(var.foreign) or var.kind == "foreign"
 
 
 def _unread(trace: Trace, chosen: Sequence[Var]) -> list[str]:

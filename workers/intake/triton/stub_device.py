@@ -33,18 +33,13 @@ class _Properties(dict):
 def device_numbers(part: Mapping[str, Any]) -> dict[str, int]:
     """What a wrapper may ask of a device, under the names that CUDA, Triton and torch have for it."""
     return {
-        "multiprocessor_count": part["multiprocessors"],
-        "multi_processor_count": part["multiprocessors"],
-        "max_num_regs": 65536,
-        "regs_per_multiprocessor": 65536,
-        "max_shared_mem": part["smem_bytes"],
-        "shared_memory_per_block_optin": part["smem_bytes"],
+        **dict.fromkeys(("multiprocessor_count", "multi_processor_count"), part["multiprocessors"]),
+        **dict.fromkeys(("max_num_regs", "regs_per_multiprocessor"), 65536),
+        **dict.fromkeys(("max_shared_mem", "shared_memory_per_block_optin"), part["smem_bytes"]),
+        **dict.fromkeys(("warpSize", "warp_size"), 32),
         "shared_memory_per_multiprocessor": part["smem_bytes"] + 1024,
-        "warpSize": 32,
-        "warp_size": 32,
-        "total_memory": 80 << 30,
-        "max_threads_per_multi_processor": 2048,
-    }
+        "total_memory": 80 << 30, "max_threads_per_multi_processor": 2048,
+    }  # fmt: skip
 
 
 def device_properties(part: Mapping[str, Any]) -> _Properties:
@@ -167,7 +162,8 @@ def stub_device(part: Mapping[str, int]) -> Iterator[None]:
     """While open, torch and Triton speak of the target's device, and no kernel runs."""
     properties = lambda *a, **k: device_properties(part)  # noqa: E731
     null = lambda *a, **k: contextlib.nullcontext()  # noqa: E731
-    stream = types.SimpleNamespace(cuda_stream=0, wait_stream=lambda *a: None)
+    waits = ("wait_stream", "wait_event", "record_event", "synchronize", "record")
+    stream = types.SimpleNamespace(cuda_stream=0, **dict.fromkeys(waits, lambda *a: None))
     changes: list[tuple[Any, str, Any]] = [
         (interpreter.InterpretedFunction, "run", _run),
         (jit.JITFunction, "run", _run),
@@ -191,6 +187,8 @@ def stub_device(part: Mapping[str, int]) -> Iterator[None]:
         (torch.cuda, "synchronize", lambda *a: None),
         (torch.cuda, "current_stream", lambda *a: stream),
         (torch.cuda, "stream", null),
+        (torch.cuda, "Stream", lambda *a, **k: stream),
+        (torch.cuda, "Event", lambda *a, **k: stream),
         (torch.cuda, "_lazy_init", lambda: None),
         (torch, "compile", _uncompiled),
         (torch, "_check", _checked),

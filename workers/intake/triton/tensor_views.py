@@ -124,7 +124,7 @@ class ViewRecorder:
         value: torch.Tensor,
     ) -> torch.Tensor:
         """A reshape that torch can only make by a copy: a copy of ours, and a view of that."""
-        known = name == "reshape" and not (var.foreign or var.kind == "foreign")
+        known = name == "reshape" and not var.is_foreign
         packed = self._work.copied(var, args[0].contiguous(), user_line()) if known else None
         if packed is None:
             foreign(self._trace, name, value)

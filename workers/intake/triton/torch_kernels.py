@@ -6,6 +6,8 @@ such step becomes a kernel of the module, found by the search like any other, an
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +27,7 @@ UNARY: Mapping[str, str] = {
     "ceil": "tl.ceil(x0)", "sin": "tl.sin(x0)", "cos": "tl.cos(x0)", "log1p": "tl.log(1.0 + x0)",
     "softplus": "tl.where(x0 > 20.0, x0, tl.log(1.0 + tl.exp(x0)))", "erf": "tl.erf(x0)",
     "log_sigmoid": "tl.minimum(x0, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(x0)))", "expm1": "tl.exp(x0) - 1.0",
+    "isnan": "x0 != x0", "isinf": 'tl.abs(x0) == float("inf")', "isfinite": 'tl.abs(x0) < float("inf")',
 }  # fmt: skip
 """torch's functions of one tensor."""
 
@@ -35,6 +38,8 @@ BINARY: Mapping[str, str] = {
     "logaddexp": "tl.maximum({0}, {1}) + tl.log(1.0 + tl.exp(-tl.abs({0} - {1})))",
     "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)",
     "clamp_min": "tl.maximum({0}, {1})", "clamp_max": "tl.minimum({0}, {1})",
+    "remainder": "(({0} % {1}) + {1}) % {1}", "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}",
+    "floor_divide": "({0} - (({0} % {1}) + {1}) % {1}) // {1}",
 }  # fmt: skip
 """torch's functions of two tensors, or of a tensor and a number."""
 
@@ -43,7 +48,8 @@ SAME_AS: Mapping[str, str] = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "__truediv__": "div",
     "__rtruediv__": "rdiv", "__rdiv__": "rdiv", "__neg__": "neg", "negative": "neg", "absolute": "abs",
     "__iadd__": "add_", "__imul__": "mul_", "__isub__": "sub_", "__itruediv__": "div_", "__idiv__": "div_",
-    "__pow__": "pow", "max": "amax", "min": "amin", "clip": "clamp",
+    "__pow__": "pow", "max": "amax", "min": "amin", "clip": "clamp", "__mod__": "remainder",
+    "__floordiv__": "floor_divide", "__and__": "bitwise_and", "__or__": "bitwise_or",
     "__eq__": "eq", "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
 }  # fmt: skip
 """Other names of the same."""
@@ -267,7 +273,41 @@ def _pow(x: torch.Tensor, power: Any) -> torch.Tensor:
 
 COMPOSED: Mapping[str, Callable[..., torch.Tensor]] = {
     "softmax": _softmax, "logsumexp": _logsumexp, "clamp": _clamp, "pow": _pow,
+    "masked_fill": lambda x, mask, value: torch.where(mask, value, x),
 }  # fmt: skip
+
+
+def joined(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """``torch.cat``: a new tensor, and a copy into each part of it."""
+    dim %= parts[0].dim()
+    sizes = list(parts[0].shape)
+    sizes[dim] = functools.reduce(operator.add, (part.shape[dim] for part in parts))
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    made, start = torch.empty(sizes, dtype=dtype), 0
+    for part in parts:
+        made.narrow(dim, start, part.shape[dim]).copy_(part)
+        start = start + part.shape[dim]
+    return made
+
+
+def stacked(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """``torch.stack``."""
+    return joined([part.unsqueeze(dim) for part in parts], dim)
+
+
+def broadcast(*given: Any) -> tuple[torch.Tensor, ...]:
+    """``torch.broadcast_tensors``, each size that of a tensor that has it."""
+    parts = given[0] if isinstance(given[0], tuple | list) else given
+    places = range(-max(part.dim() for part in parts), 0)
+    known = [[part.shape[n] for part in parts if part.dim() >= -n] for n in places]
+    sizes = [next((size for size in of if size != 1), 1) for of in known]
+    return tuple(part.expand(sizes) for part in parts)
+
+
+TOGETHER: Mapping[str, Callable[..., Any]] = {
+    "cat": joined, "concat": joined, "concatenate": joined, "stack": stacked, "broadcast_tensors": broadcast,
+}  # fmt: skip
+"""Functions of several tensors."""
 
 
 def over_axes(
@@ -297,29 +337,24 @@ class TorchKernels:
     def __init__(self, trace: Trace, make: Make, sizes: Callable[[Var], Sequence[Any]]) -> None:
         self._trace, self._make, self._sizes = trace, make, sizes
 
-    def copied(self, source: Var, value: torch.Tensor, line: int, what: str = "copy") -> Var | None:
+    def copied(self, source: Var, value: torch.Tensor, line: int) -> Var | None:
         """A contiguous copy of ``source``, in the dtype of ``value``."""
         if value.dtype == torch.bool and source.tensor.dtype != torch.bool:
             return None
-        target = self._make(value, self._sizes(source))
-        return target if elementwise(self._trace, what, "x0", [source], target, line) else None
+        return self.new(value, self._sizes(source), "copy", "x0", [source], line)
+
+    def new(
+        self, value: torch.Tensor, sizes: Sequence[Any], what: str, expression: str, given: Sequence[Any], line: int
+    ) -> Var | None:  # fmt: skip
+        """A new tensor like ``value``, of ``expression`` over Vars and numbers; None where no kernel can say it."""
+        target = self._make(value, sizes)
+        return target if elementwise(self._trace, what, expression, given, target, line) else None
 
     def assigned(self, target: Var, value: Any, line: int) -> bool:
         """``target[...] = value``."""
         if isinstance(value, Var):
             return elementwise(self._trace, "copy", "x0", [value], target, line)
         return elementwise(self._trace, "fill", "{0}", [value], target, line)
-
-    def filled(self, value: torch.Tensor, sizes: Sequence[Any], number: Any, line: int) -> Var | None:
-        """A new tensor of one number."""
-        target = self._make(value, sizes)
-        return target if elementwise(self._trace, "fill", "{0}", [number], target, line) else None
-
-    def counted(self, value: torch.Tensor, size: Any, start: Any, step: Any, line: int) -> Var | None:
-        """A new tensor of whole numbers from ``start`` on."""
-        target = self._make(value, [size])
-        count = "{0} + {1} * at"
-        return target if elementwise(self._trace, "arange", count, [start, step], target, line) else None
 
     def computed(
         self, name: str, values: Sequence[Any], options: Mapping[str, Any], result: Any, line: int

@@ -28,6 +28,11 @@ class Var:
     line: int = 0
     foreign: str = ""
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether torch alone could make it."""
+        return bool(self.foreign) or self.kind == "foreign"
+
 
 @dataclass(frozen=True)
 class Work:
@@ -124,6 +129,11 @@ class Trace:
         """A value that an integer tensor of one element may have: of a sum, as many as it was summed over."""
         summed = (s for s in self.steps if isinstance(s, Work) and s.target is var and s.what == "sum")
         return next((int(step.reads[0].tensor.numel()) for step in summed), 1)
+
+    def compared(self, var: Var | None) -> str:
+        """How a tensor was made by a comparison of two for equality, ``eq`` or ``ne``; empty where it was not."""
+        made = (s.what for s in self.steps if isinstance(s, Work) and s.target is var)
+        return next((what for what in made if what in ("eq", "ne")), "")
 
     def add(self, var: Var) -> Var:
         self.vars[id(var.tensor)] = var

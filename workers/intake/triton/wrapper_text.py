@@ -101,11 +101,8 @@ def _value(
     def text(part: Any) -> str:
         if isinstance(part, torch.Tensor):
             return _tensor(part, trace, chosen, writes)
-        if (
-            isinstance(part, traced_numbers.Traced)
-            and not MADE.search(part.code)
-            and "read" not in part.atoms
-        ):
+        known = isinstance(part, traced_numbers.Traced) and "read" not in part.atoms
+        if known and not MADE.search(part.code):
             return plain(part.code)
         if part is None or isinstance(part, str | bool | int | float):
             return traced_numbers.number_text(traced_numbers.plain(part))

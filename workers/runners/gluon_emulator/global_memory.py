@@ -137,10 +137,6 @@ class Descriptor:
         size = int(np.prod(self.block_shape))
         return type("block", (), {"nbytes": size * kind.itemsize, "shape": self.block_shape})
 
-    @property
-    def nbytes_per_cta(self) -> int:
-        return int(np.prod(self.block_shape)) * storage(self.dtype).itemsize
-
     def window(self, coordinates: Sequence[Any]) -> tuple[list[slice], list[slice]]:
         """Where a box lies in the tensor, and which part of the box that is."""
         starts = [int(c) for c in coordinates]

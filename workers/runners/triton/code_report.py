@@ -23,12 +23,12 @@ from triton.runtime import driver as runtime_driver
 from triton.runtime.jit import JITFunction
 
 from tilewright.fitness.dialect import is_cuda
+from tilewright.library.torch_record import TargetDriver
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners import cuda
 from tilewright.workers.runners.failures import error_frame
 from tilewright.workers.runners.triton.candidate import Answer, checked_results, load_module
 from tilewright.workers.runners.triton.launch_guard import LaunchGuard
-from tilewright.workers.runners.triton.recorder import TargetDriver
 from tilewright.workers.runners.triton.tensors import torch_dtype
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

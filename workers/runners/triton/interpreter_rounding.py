@@ -137,6 +137,17 @@ def repair() -> None:
             setattr(tensor, name, _method(name))
 
     interpreter._patch_lang_tensor = patch
+    old_language = interpreter._patch_lang
+
+    def patch_language(function: Any) -> Any:
+        """Once for a launch: of a device function that is called in one it would be most of the time."""
+        known = [one for one in (tl, tl.core) if any(value is one for value in function.__globals__.values())]
+        fresh = (*(one.load for one in known), tl.math.exp, tl.tensor.__add__)
+        return (
+            old_language(function) if any(map(tl.core.is_builtin, fresh)) else interpreter._LangPatchScope()
+        )
+
+    interpreter._patch_lang = patch_language
     old_dot_scaled = interpreter.interpreter_semantic.dot_scaled
 
     def dot_scaled(a: Any, a_scale: Any, a_form: Any, b: Any, b_scale: Any, b_form: Any, *rest: Any) -> Any:

@@ -38,7 +38,7 @@ class Runner(TorchDevice):
     def __init__(self, config: Mapping[str, Any]) -> None:
         torch.set_default_device("cpu")
         # the CPU's allocator gives no memory a second time on demand: fresh memory is filled with NaN instead
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")  # the other function for this imports the compiler: 6 s
         leave_interpreter_unguarded()
         repair_interpreter()
         super().__init__("cpu", CpuClock())

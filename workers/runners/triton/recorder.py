@@ -31,7 +31,7 @@ from tilewright.library.plans.format import (
     TensorMap,
     scalar,
 )
-from tilewright.library.torch_record import RecordedCall
+from tilewright.library.torch_record import RecordedCall, TargetDriver
 from tilewright.workers.runners.triton.candidate import checked_results
 
 SHIFT = 1 << 12
@@ -42,16 +42,9 @@ class _Described:
     """Stands for an encoded tensor map: what Triton asks the driver to encode, without the address."""
 
     def __init__(
-        self,
-        address: int,
-        swizzle: int,
-        size: int,
-        dtype: int,
-        box: Sequence[int],
-        shape: Sequence[int],
-        strides: Sequence[int],
-        fill_nan: int,
-    ) -> None:
+        self, address: int, swizzle: int, size: int, dtype: int, box: Sequence[int], shape: Sequence[int],
+        strides: Sequence[int], fill_nan: int,
+    ) -> None:  # fmt: skip
         self.swizzle, self.dtype, self.fill_nan = swizzle, dtype, bool(fill_nan)
         self.shape, self.box = tuple(map(int, shape)), tuple(map(int, box))
         self.strides = tuple(size * int(stride) for stride in strides[:-1])
@@ -89,25 +82,6 @@ class _Launcher:
         *arguments: Any,
     ) -> None:  # fmt: skip
         self.recorder.launched(self._metadata, self._signature, (x, y, z), function, arguments)
-
-
-class TargetDriver:
-    """As much of a Triton driver as compiling for ``target`` asks for; there is no device."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self.target = target
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def map_python_to_cpp_type(self, kind: str) -> str:
-        return nvidia.ty_to_cpp(kind)
 
 
 class RecordingDriver(TargetDriver):

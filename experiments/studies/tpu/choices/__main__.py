@@ -20,13 +20,13 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.studies.tpu.choices.steps import Grid, Simulated, anchors
+from experiments.studies.tpu.choices.steps import Grid, Simulated, anchors, fits
 from experiments.studies.tpu.choices.tables import TABLES, Blocks, Row, candidates, drawn, rows
 from tilewright.fitness.tpu.events import Events
 from tilewright.fitness.tpu.time_model import CALIBRATIONS, VERSION
@@ -72,8 +72,8 @@ def _compile(of: Sequence[Row], folder: Path, until: float) -> None:
     jobs: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     needed: Counter[str] = Counter()
     for row in of:
-        for setting in candidates(row):
-            small = Grid.of(row.shape, setting).small()
+        for setting in filter(partial(fits, row), candidates(row)):
+            small = Grid.of(row.shape, setting).small(row.table.block)
             for blocks in anchors(setting):
                 if (path := _kept(folder, row, small, blocks)).exists():
                     continue
@@ -106,14 +106,14 @@ def judged(row: Row, folder: Path) -> dict[str, Any] | None:
     """What the model says of a row's set; None where some of it is not compiled yet."""
     times: dict[Blocks, float] = {}
     failures: dict[str, str] = {}
-    whole = candidates(row)
-    for blocks in whole:
+    for blocks in filter(partial(fits, row), candidates(row)):
         grid = Grid.of(row.shape, blocks)
-        paths = {each: _kept(folder, row, grid.small(), each) for each in anchors(blocks)}
+        small = grid.small(row.table.block)
+        paths = {each: _kept(folder, row, small, each) for each in anchors(blocks)}
         if not all(path.exists() for path in paths.values()):
             return None
         try:
-            found = {each: _simulated(path, grid.small()) for each, path in paths.items()}
+            found = {each: _simulated(path, small) for each, path in paths.items()}
             simulated = Simulated.between(found, row, blocks)
             times[blocks] = simulated.seconds(grid, CALIBRATIONS[row.chip].rules)
         except ValueError as error:
@@ -124,6 +124,7 @@ def judged(row: Row, folder: Path) -> dict[str, Any] | None:
         "shape": row.shape,
         "winner": row.winner,
     }
+    fact["misfits"] = sum(not fits(row, blocks) for blocks in candidates(row))
     fact |= {
         "failures": failures,
         "us": {str(blocks): round(1e6 * each, 2) for blocks, each in times.items()},
@@ -156,8 +157,11 @@ def report(facts: Sequence[dict[str, Any]], asked: int) -> str:
     for name, of in groups.items():
         known = [fact for fact in of if "rank" in fact]
         regrets, ranks = (np.array([fact[key] for fact in known] or [np.nan]) for key in ("regret", "rank"))
-        misfits = sum("RESOURCE_EXHAUSTED" in why for fact in of for why in fact["failures"].values())
-        cells = [*name, len(of), len(of) - len(known), int(np.median([len(f["us"]) for f in of])), misfits]
+        sizes = [
+            int(np.median([size(fact) for fact in of]))
+            for size in (lambda f: len(f["us"]), lambda f: f["misfits"])
+        ]
+        cells = [*name, len(of), len(of) - len(known), *sizes]
         shares = [np.mean(ranks <= 5), np.mean(ranks == 1)]
         told = [f"{v:.0%}" for v in shares] + [f"{v:.1%}" for v in np.quantile(regrets, [0.5, 0.9, 1.0])]
         lines.append(f"| {' | '.join(map(str, [*cells, *told]))} |")

@@ -1,9 +1,11 @@
-"""A whole product from a small one with the same blocks: what each kind of step costs, repeated over the whole grid.
+"""A whole product from small ones: what each kind of step costs, repeated over the whole grid.
 
-A grid of thousands of steps takes the simulator minutes, and a set has hundreds of settings. What a step of these
-kernels does depends on where it stands: first, middle or last along the depth, first or later column block. So a
-product of at most six blocks is simulated, its steps are told apart by the waits for their operands, and the whole is
-laid out step by step, with the copies that each block's change brings, and replayed as any kernel's events are.
+A grid of thousands of steps takes the simulator minutes, a block of 1,024 rows takes the compiler eight seconds, and a
+set has hundreds of settings. What a step of these kernels does depends on where it stands: first, middle or last along
+the depth, first or later column block. So small products are simulated and their steps told apart by the waits for
+their operands. A step's cycles are linear in each side of its blocks, so that a setting's follow from those of a few
+``anchors``, which all settings and rows of a table share. The whole is laid out step by step, with the copies that
+each block's change brings, and replayed as any kernel's events are.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ SQUARE = 256
 """Side of a matrix unit."""
 TALL = 1024
 """Rows of a block of x up to which blocks are compiled; a step's cycles are linear in the rows beyond."""
-WALKED = 3000
-"""Steps of a grid up to which each is laid out."""
-RESIDENT = 512
-"""Rows of x from which XLA moves x to VMEM to work out its rows' largest values, so that the kernel finds it there."""
+RESIDENT = {"v6e": 256, "tpu7x": 16}
+"""Rows of x from which XLA has operands in VMEM before the kernel runs, while it works out x's largest values."""
 LIMITS = {"v6e": 96 << 20, "tpu7x": 48 << 20}
 """Bytes of VMEM that these kernels ask for at most."""
+LEFT = {"v6e": 4 << 20, "tpu7x": 12 << 20}
+"""Bytes of VMEM that XLA leaves free."""
 
 
 class Grid(NamedTuple):
@@ -48,12 +50,14 @@ class Grid(NamedTuple):
     def of(cls, shape: Blocks, blocks: Blocks) -> Grid:
         return cls(*(math.ceil(side / block) for side, block in zip(shape, blocks, strict=False)))
 
-    def small(self) -> Grid:
-        """What is simulated: every kind of step occurs, and what is double-buffered in the whole is here too."""
-        columns = min(self.columns, 2)
-        if self.depth == 1:
-            return Grid(min(self.rows, 2), columns, 1)
-        return Grid(1 if columns > 1 else min(self.rows, 2), columns, min(self.depth, 3))
+    def small(self, block: int) -> Grid:
+        """What is simulated in its place: every kind of step of it occurs, and its program is the same.
+
+        With scales in blocks a step is the same for every column block.
+        """
+        if self.depth > 1:
+            return Grid(1, 2, 3)
+        return Grid(1, 2, 1) if self.columns > 1 or block else Grid(min(self.rows, 2), 1, 1)
 
     def steps(self) -> list[Blocks]:
         return list(np.ndindex(*self))
@@ -129,27 +133,30 @@ class Simulated:
         return events
 
     def seconds(self, grid: Grid, rules: Rules) -> float:
-        """Of the kernel of a product of so many blocks; of very many small ones no less than this."""
-        if (steps := math.prod(grid)) > WALKED:
-            cycles = min(sum(parts) for parts in self.steps.values())
-            return steps * max(cycles / rules.clock, self.reads[0] / rules.read + rules.latency)
+        """Of the kernel of a product of so many blocks: beyond a few of an axis each takes as long as the last two
+        differ."""
+        for axis, few in (("rows", 2), ("columns", max(4, 24 // grid.depth))):
+            if (size := getattr(grid, axis)) > few:
+                last, before = (self.seconds(grid._replace(**{axis: n}), rules) for n in (few, few - 1))
+                return last + (size - few) * (last - before)
         return replay(self.whole(grid), rules).seconds
 
 
 def anchors(blocks: Blocks) -> list[Blocks]:
-    """The settings that are compiled for one: two sizes of each side, small ones; of x rows its own up to ``TALL``."""
+    """The settings that are compiled for one: two sizes of each side; of x its own rows up to ``TALL``."""
     rows, _, _, *more = blocks
     square = SQUARE * (more[0] if more else 1)
     tall = (rows,) if rows <= TALL else (TALL // 2, TALL)
-    sides = (1, 2) if rows > SQUARE else (2, 4)
     return [
-        (each, wide * square, 2 * deep * SQUARE, *more) for each in tall for wide in sides for deep in sides
+        (each, wide * square, 2 * deep * SQUARE, *more) for each in tall for wide in (2, 4) for deep in (2, 4)
     ]
 
 
 def _terms(blocks: Blocks, number: int) -> list[float]:
+    """Few rows wait for the squares that are loaded, which half of one does half of; many for those multiplied by."""
     rows, *sides = blocks[:3]
-    wide, deep = (math.ceil(side / SQUARE) for side in sides)
+    part = SQUARE if rows >= SQUARE else SQUARE // 2
+    wide, deep = (math.ceil(side / part) for side in sides)
     flat = [1.0, wide, deep, wide * deep]
     return flat if number == len(flat) else [*flat, *(rows * each for each in flat)]
 
@@ -157,17 +164,36 @@ def _terms(blocks: Blocks, number: int) -> list[float]:
 def _reads(row: Row, blocks: Blocks) -> list[int]:
     """Bytes of a copy of each operand: w, x, the scales, and the largest values of x where the kernel is told them."""
     rows, columns, depth = (1 if row.shape[0] == 1 else blocks[0], *blocks[1:3])
-    block = row.table.block
-    x = 0 if resident(row, blocks) else 2 * rows * depth
+    block, there = row.table.block, resident(row, blocks)
+    w, x = (0 if there == name else size for name, size in (("w", columns * depth), ("x", 2 * rows * depth)))
     scales = 4 * columns * (depth // block if block else 1)
-    return [columns * depth, x, scales] if block else [columns * depth, x, scales, 4 * rows]
+    return [w, x, scales] if block else [w, x, scales, 4 * rows]
 
 
-def resident(row: Row, blocks: Blocks) -> bool:
-    """Whether x is in VMEM before the kernel runs: XLA read it there, and it fits beside what the kernel asks for."""
-    if row.table.block or row.shape[0] < RESIDENT:
-        return False
-    rows, columns, depth = blocks[:3]
-    x, w, out = 2 * rows * depth, columns * depth, 2 * rows * columns
-    asked = min(LIMITS[row.chip], 3 * (x + w + out) + 2 * max(2 * out, x // 2))
-    return asked + 2 * row.shape[0] * row.shape[2] <= CHIPS[row.chip].vmem_bytes
+def resident(row: Row, blocks: Blocks) -> str:
+    """What is in VMEM before the kernel runs: x if it fits beside what the kernel asks for, else w if that does.
+
+    Of 56 products XLA's compiled modules say the same of 42. Of the others 9 are small ones of ``tpu7x``, where XLA
+    moves w beside x; the compiler of the tables did not, by what was chosen on the chip.
+    """
+    if row.table.block or row.shape[0] < RESIDENT[row.chip]:
+        return ""
+    asked = min(LIMITS[row.chip], _held(row, blocks, (2, 3)))
+    left = CHIPS[row.chip].vmem_bytes - LEFT[row.chip] - asked
+    rows, columns, depth = row.shape
+    return "x" if 2 * rows * depth <= left else "w" if columns * depth <= left else ""
+
+
+def fits(row: Row, blocks: Blocks) -> bool:
+    """Whether a setting's blocks, two of each that changes, fit into what the kernel may ask for."""
+    return _held(row, blocks, (1, 2)) <= LIMITS[row.chip]
+
+
+def _held(row: Row, blocks: Blocks, copies: tuple[int, int]) -> int:
+    """Bytes of all blocks: so many copies of one that stays and of one that changes; and of what the kernel keeps."""
+    grid, (rows, columns, depth) = Grid.of(row.shape, blocks), blocks[:3]
+    x = copies[grid.rows * grid.depth > 1] * 2 * rows * depth
+    w = copies[grid.columns * grid.depth > 1] * columns * depth
+    out = copies[grid.rows * grid.columns > 1] * 2 * rows * columns
+    kept = 4 * rows * columns if grid.depth > 1 else rows * depth if grid.columns > 1 else 0
+    return x + w + out + (copies[1] - 1) * kept
