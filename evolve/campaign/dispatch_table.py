@@ -182,10 +182,6 @@ def lines(dispatch: Mapping[str, Any]) -> list[str]:
         speed = figure["rate" if "rate" in figure else "tflops"]
         found.append(
             f"  {entry['workload']['id']:24s} {entry['genome']}  {figure['seconds'] * 1e6:8.1f} us "
-            f"{_three_digits(speed):>6} {unit}  {figure['ratio_to_default']:.3f} x default"
+            f"{speed:>6{'.0f' if speed >= 100 else '.3g'}} {unit}  {figure['ratio_to_default']:.3f} x default"
         )
     return found
-
-
-def _three_digits(rate: float) -> str:
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"

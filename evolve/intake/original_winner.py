@@ -41,29 +41,21 @@ def original_files(before):
 '''
 
 
-_NAMED = """import importlib
+_NAMED = """import functools
+import importlib
 
 
 def named(path):
     \"\"\"What ``package.module.Name`` stands for; of the file that this one is made of, what stands here.\"\"\"
-    for own in {own!r}:
-        if path.startswith(own + "."):
-            found, parts = sys.modules[__name__], path.removeprefix(own + ".").split(".")
-            break
-    else:
-        parts, left = [], path
-        while True:
-            left, _, last = left.rpartition(".")
-            parts.insert(0, last)
-            try:
-                found = importlib.import_module(left)
-                break
-            except ImportError:
-                if "." not in left:
-                    raise
-    for part in parts:
-        found = getattr(found, part)
-    return found
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        name = ".".join(parts[:cut])
+        try:
+            found = sys.modules[__name__] if name in {own!r} else importlib.import_module(name)
+        except ImportError:
+            continue
+        return functools.reduce(getattr, parts[cut:], found)
+    raise LookupError(path)
 
 
 """

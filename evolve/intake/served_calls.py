@@ -79,16 +79,43 @@ def tilewright_mode(torch: Any) -> tuple[Any, ...]:
     return torch.is_grad_enabled(), torch.is_autocast_enabled(TILEWRIGHT_KIND), place
 
 
+def tilewright_is_array(jax: Any, tensors: list[Any]) -> bool:
+    """Whether arrays are plain ones of JAX where its kernels run: on one TPU, or interpreted."""
+    mode: Any = getattr(jax._src.config, "pallas_tpu_interpret_mode_context_manager", None)
+    held = {d for t in tensors if type(t).__name__ == "ArrayImpl" for d in t.devices()}
+    plain = all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer") for t in tensors) and len(held) < 2
+    places = {jax.default_backend(), *(d.platform for d in held)}
+    return plain and (places == {"tpu"} or getattr(mode, "value", None) is not None)
+
+
+def tilewright_differentiable(
+    jax: Any, own: dict[str, Any], run: Callable[..., Any], original: Callable[..., Any], given: Any
+) -> Any:
+    """What ``run`` makes of a call's values, with the derivatives of ``original``. ``own``: the operands among them."""
+    leaves, tree = jax.tree.flatten(given)
+    held = set(map(id, own.values()))
+    places = [n for n, leaf in enumerate(leaves) if id(leaf) in held]
+    if {id(leaves[n]) for n in places} != held:  # some lie within an object that JAX does not know
+        return original(*given)
+
+    def of(function: Callable[..., Any], *arrays: Any) -> Any:
+        new = dict(zip(places, arrays, strict=True))
+        return function(*jax.tree.unflatten(tree, [new.get(n, leaf) for n, leaf in enumerate(leaves)]))
+
+    made = jax.custom_jvp(lambda *arrays: of(run, *arrays))
+    made.defjvp(lambda primals, tangents: jax.jvp(lambda *arrays: of(original, *arrays), primals, tangents))
+    return made(*(leaves[n] for n in places))
+
+
 def tilewright_is_plain(tensors: list[Any], gradients: bool) -> bool:
     """Whether tensors are of no other kind than those that were tuned with, and no gradient is asked for, unless the
     backward was tuned too."""
     torch: Any = TILEWRIGHT_TORCH
-    if torch is None or not isinstance(tensors[0], torch.Tensor):
-        return all(type(t).__name__ in ("ArrayImpl", "DynamicJaxprTracer", "ndarray") for t in tensors)
+    if torch is None or not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
+        return False
     place, mode = tensors[0].device, tilewright_mode(torch)
     return (
-        all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
-        and place.type == TILEWRIGHT_KIND
+        place.type == TILEWRIGHT_KIND
         and len(mode) == 3
         and not mode[1]
         and mode[2] in (None, place.index)
@@ -130,6 +157,8 @@ def tilewright_serves(served: dict[str, Any], given: tuple[Any, ...]) -> bool:
             return False
         if not all(0 < size <= most for size, most in zip(tensor.shape, largest, strict=True)):
             return False
+    if served["jax"]:
+        return tilewright_is_array(sys.modules["jax"], list(found.values())) and served["fits"](**found)
     return tilewright_is_plain(list(found.values()), served["gradients"]) and served["fits"](**found)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import pprint
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
@@ -22,6 +20,7 @@ from tilewright.fitness.dialect_names import DEVICE_CODE
 from tilewright.fitness.original import data_of
 from tilewright.workers.intake.calls.call_text import parse
 from tilewright.workers.intake.calls.sizes import size_code, size_of
+from tilewright.workers.intake.child_program import loaded_module
 
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
@@ -89,6 +88,7 @@ def winner_module(
         ],
         "writes": bool(wrapper.get("writes")),
         "gradients": bool(pair),
+        "jax": entry not in ("launch", "cuda"),
         "original": (str(request.path.resolve()), root, module, request.function),
     }
     turned = [
@@ -99,25 +99,30 @@ def winner_module(
         for row, text, turn in zip(own, settled[0][1], turned, strict=False)
     )
     inner = ", ".join(row[0] for row in own)
-    made = "".join(f"    {line}\n" for line in (*_gradients_made(answer, pair), *wrapper.get("made", ())))
-    conditions = [*_sizes(own), *wrapper.get("conditions", ())]
-    if not wrapper or wrapper["exact"]:
+    gradients = _gradients_made(own, [row for row in answer["operands"] if row not in own])
+    lines = [] if gradients is None else [*gradients, *wrapper.get("made", ())]
+    made = "".join(f"    {line}\n" for line in lines)
+    conditions = _sizes(own) if gradients is None else [*_sizes(own), *wrapper.get("conditions", ())]
+    if not wrapper or wrapper["exact"] or gradients is None:
         known = [tuple(map(tuple, row)) for row in shapes]
         conditions.append(f"({''.join(f'tuple({row[0]}.shape), ' for row in own)}) in {known}")
     fits = "".join(f"        and {text}\n" for text in conditions)
     returned = "".join(f"    {name}.copy_({RESULTS}[{n}])\n" for name, n in wrapper.get("writes", {}).items())
     value = wrapper.get("returned") or f"{RESULTS}[0] if len({RESULTS}) == 1 else {RESULTS}"
-    returned += f"    return {value if entry in ('launch', 'cuda') else RESULTS}\n"
+    returned += f"    return {value}\n"
     if entry == "cuda":
         sizes = [lambda row, d=d: tuple(size_of(n, d) for n in row[2]) for d in answer["dims"]]
         rows = {tuple(map(of, own)): [(*row[:2], of(row)) for row in answer["results"]] for of in sizes}
         kernels += f"RESULTS = {rows!r}\nPLANS = {{}}\n"
-    ways = {"launch": "launch(tilewright_own, PARAMS)", "build": "build(PARAMS)(*tilewright_own.values())"}
-    ways["cuda"] = "called(globals(), tilewright_own)"
-    run = (
-        "tilewright_paired(tilewright_own)" if pair else ways.get(entry, f"{entry}(*tilewright_own.values())")
-    )
+    ways = {"launch": "launch(tilewright_own, PARAMS)", "cuda": "called(globals(), tilewright_own)"}
+    way = "tilewright_paired(tilewright_own)" if pair else ways.get(entry)
+    run = f"tilewright_returned({way}, **tilewright_own)"
     given = ", ".join(signature.names)
+    original = f"tilewright_original(SERVED)({signature.forwarded()})"
+    if served["jax"]:
+        called = f"{'build(PARAMS)' if entry == 'build' else entry}(*tilewright_taken(*given).values())"
+        both = f"lambda *given: {called}, lambda {given}: {original}"
+        run = f"tilewright_differentiable(jax, tilewright_own, {both}, ({given},))"
     doc = f"    {signature.doc!r}\n" if signature.doc else ""
     halves = _halves_text(kernels, pair, [row[0] for row in own]) if pair else ""
     runtime = Path(served_calls.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2]
@@ -154,22 +159,31 @@ def tilewright_returned({RESULTS}, {inner}):
 def {request.name}({signature.text}){signature.returns}:
 {doc}    tilewright_own = tilewright_operands(SERVED, {given})
     if tilewright_own is None:
-        return tilewright_original(SERVED)({signature.forwarded()})
-    return tilewright_returned({run}, **tilewright_own)
+        return {original}
+    return {run}
 '''
 
 
-def _gradients_made(answer: Mapping[str, Any], pair: Mapping[str, Any] | None) -> Iterator[str]:
-    """Assignments of tensors without memory in place of the gradients that a forward's conditions may name."""
-    places = {
+def _places(operands: Sequence[Any]) -> dict[str, str]:
+    """Where the size of each dimension stands among operands, the first place of it."""
+    return {
         size: f"{row[0]}.shape[{axis}]"
-        for row in reversed(answer["operands"]) if pair and row[0] not in pair["given"]
-        for axis, size in enumerate(row[2]) if isinstance(size, str) and size.isidentifier()
+        for row in reversed(operands) for axis, size in reversed([*enumerate(row[2])])
+        if isinstance(size, str) and size.isidentifier()
     }  # fmt: skip
-    for row in answer["operands"]:
-        if pair and row[0] in pair["given"]:
-            sizes = "".join(f"{_code(size, places)}, " for size in row[2])
-            yield f"{row[0]} = torch.empty(({sizes}), dtype=torch.{row[1]}, device='meta')"
+
+
+def _gradients_made(own: Sequence[Any], gradients: Sequence[Any]) -> list[str] | None:
+    """Assignments of tensors without memory in place of the gradients that a forward's conditions may name; None where
+    a size of one is no operand's."""
+    places, found = _places(own), []
+    for row in gradients:
+        sizes = [_code(size, places) for size in row[2]]
+        if any(text.isidentifier() for text in sizes):
+            return None
+        shape = "".join(f"{text}, " for text in sizes)
+        found.append(f"{row[0]} = torch.empty(({shape}), dtype=torch.{row[1]}, device='meta')")
+    return found
 
 
 def _code(size: Any, places: Mapping[str, str]) -> str:
@@ -194,12 +208,19 @@ def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str])
     results = [ast.unparse(part) for part in end.value.elts]
     numbers = [*pair["gradients"].values()]
     back = ast.parse(f"return ({''.join(f'{results[n]}, ' for n in numbers)})").body
-    used = {n.id for s in (*rest[:-1], *back) for n in ast.walk(s) if isinstance(n, ast.Name)}
+    below = [n for s in (*rest[:-1], *back) for n in ast.walk(s)]
+    used = {n.id for n in below if isinstance(n, ast.Name)}
     kept = sorted(used & bound)
+    asked = {
+        id(n.value) for n in below if isinstance(n, ast.Attribute)
+    }  # of its shape, and not for its memory
+    read = {n.id for n in below if isinstance(n, ast.Name) and id(n) not in asked}
     forward = "\n".join(map(ast.unparse, first))
     backward = "\n".join(ast.unparse(_OnDevice(given[0]).visit(s)) for s in (*rest[:-1], *back))
     outputs = "".join(f"{results[n]}, " for n in pair["outputs"])
     taken = "".join(f"{name}, " for name in kept)
+    held = "".join(f"{n}, " if n in read else f"torch.empty_like({n}, device='meta'), " for n in kept)
+    order = sorted(pair["given"].values())
     half_names = {"given": dict(pair["given"]), "gradients": dict(pair["gradients"])}
     once = (
         "        if getattr(ctx, 'ran', False):\n"
@@ -213,7 +234,7 @@ GRADIENTS = {half_names!r}
 
 def tilewright_forward(inputs, params):
 {textwrap.indent(forward, "    ")}
-    return ({outputs}), ({taken})
+    return ({outputs}), ({held})
 
 
 def tilewright_backward(inputs, params, kept):
@@ -236,7 +257,7 @@ class TilewrightPair(torch.autograd.Function):
     def backward(ctx, *gradients):
 {once}        kept = [other if value is None else value for value, other in zip(ctx.saved_tensors, ctx.others)]
         floats = [g.contiguous() for g, wanted in zip(gradients, ctx.outputs) if wanted]
-        given = dict(zip({list(given)!r}, [floats[n] for n in {_float_places(pair)!r}]))
+        given = dict(zip({list(given)!r}, [floats[n] for n in {[order.index(n) for n in pair["given"].values()]!r}]))
         found = tilewright_backward(given, PARAMS, kept)
         named = dict(zip({list(pair["gradients"])!r}, found))
         names = {list(operands)!r}
@@ -251,20 +272,10 @@ def tilewright_paired(own):
 """
 
 
-def _float_places(pair: Mapping[str, Any]) -> list[int]:
-    """For each given gradient its place among the float outputs, in the order of the outputs' numbers."""
-    order = sorted(pair["given"].values())
-    return [order.index(number) for number in pair["given"].values()]
-
-
 def _sizes(operands: Sequence[Any]) -> list[str]:
     """Conditions on the sizes of operands that name dimensions: what is one dimension is of one size."""
-    places: dict[str, str] = {}
-    found = []
+    places, found = _places(operands), []
     axes = [(size, f"{row[0]}.shape[{axis}]") for row in operands for axis, size in enumerate(row[2])]
-    for size, text in axes:
-        if isinstance(size, str) and size.isidentifier():
-            places.setdefault(size, text)
     for size, text in axes:
         code = _code(size, places)
         found += [f"{text} == {code}"] if code != text else []
@@ -352,15 +363,6 @@ def gain_of(campaign: RecordedCampaign) -> float | None:
     seeds = [row["fitness"] for row in campaign.history if row["mutation"] == "seed" and row["fitness"]]
     winner = campaign.winner
     return float(winner["fitness"] / seeds[0]) if seeds and winner else None
-
-
-def loaded_module(path: Path) -> ModuleType:
-    """A winner's module."""
-    spec = importlib.util.spec_from_file_location(f"tilewright_tuned_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # -- from values to text ---------------------------------------------------------------------------

@@ -74,7 +74,8 @@ def convergence_svg(data: CampaignData, axis: Axis = Axis.EVALUATIONS, *, standa
     lines = _references(data)
     area = _area(data, lines, axis)
     best = records(passed)[-1].evaluation.fitness or 0.0
-    labels = [(area.y(best), f"best {best:.4g}", "winner strong"), *_reference_labels(lines, area)]
+    named = [(area.y(line.fitness), f"{line.name} {line.fitness:.4g}", line.role) for line in lines]
+    labels = [(area.y(best), f"best {best:.4g}", "winner strong"), *named]
     parts = [_axes(data, area), _failure_ticks(data, area), _bands(records(passed), lines, area)]
     parts += [_dots(passed, area), *(_dashes(line, area) for line in lines)]
     parts += [_best_line(data, passed, area), _edge_labels(labels)]
@@ -207,10 +208,6 @@ def _band(begin: float, end: float, interval: Interval | None, area: PlotArea, r
     low, high = (min(max(value, area.low_y), area.high_y) for value in interval)
     top, height = area.y(high), area.y(low) - area.y(high)
     return tag("rect", x=begin, y=top, width=end - begin, height=height, class_=f"band {role}".strip())
-
-
-def _reference_labels(lines: Sequence[Reference], area: PlotArea) -> list[tuple[float, str, str]]:
-    return [(area.y(line.fitness), f"{line.name} {line.fitness:.4g}", line.role) for line in lines]
 
 
 def _edge_labels(labels: list[tuple[float, str, str]]) -> str:

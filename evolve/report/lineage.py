@@ -118,16 +118,15 @@ def change_markup(before: Genome, after: Genome, heading: str) -> str:
         parts.append(tag("div", tag("table", rows, class_="changes"), class_="scroll"))
     diff = source_diff(before, after)
     if diff:
-        shown = "".join(_diff_line(line) for line in diff[:DIFF_LINES])
+        kinds = {"+": "add", "-": "cut", "@": "hunk"}
+        shown = "".join(
+            tag("span", clean(line) + "\n", class_=kinds.get(line[:1])) for line in diff[:DIFF_LINES]
+        )
         cut = f"\n… {len(diff) - DIFF_LINES} more lines" if len(diff) > DIFF_LINES else ""
         parts.append(tag("pre", shown + cut, class_="diff"))
     if not parameters and not diff:
         parts.append(tag("p", "same parameters and source", class_="quiet small"))
     return "".join(parts)
-
-
-def _diff_line(line: str) -> str:
-    return tag("span", clean(line) + "\n", class_={"+": "add", "-": "cut", "@": "hunk"}.get(line[:1]))
 
 
 def _lanes(rows: Sequence[Candidate], main: Sequence[Candidate]) -> dict[str, int]:

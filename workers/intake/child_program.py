@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 Request = Mapping[str, Any]
@@ -25,6 +27,15 @@ class Refusal(Exception):
 def refused(what: str, line: int = 0, **more: object) -> Answer:
     """The answer that holds one refusal."""
     return {"refusals": [{"line": line, "what": what, **more}]}
+
+
+def loaded_module(path: Path) -> ModuleType:
+    """A winner's module."""
+    spec = importlib.util.spec_from_file_location(f"tilewright_tuned_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def first_line(error: BaseException) -> str:

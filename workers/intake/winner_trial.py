@@ -6,8 +6,8 @@ that agree but for rounding.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright.workers.intake.calls.call_text import Call, accepted_keywords, parse, python_value
 from tilewright.workers.intake.calls.dimensions import tensor_places
-from tilewright.workers.intake.child_program import Answer, Request, answer_request, first_line
+from tilewright.workers.intake.child_program import Answer, Request, answer_request, first_line, loaded_module
 from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.operator import Operand
@@ -39,20 +39,23 @@ def answer_to(request: Request) -> Answer:
     of = Path(request["of"])
     if of.suffix == ".py" and (package := package_of(of)) is not None:
         sys.meta_path.insert(0, package)
-    spec = importlib.util.spec_from_file_location("tilewright_winner", request["path"])
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded_module(Path(request["path"]))
     original = vars(module)["tilewright_original"]
     sys.path.append(module.SERVED["original"][1])  # objects among the arguments are of classes there
     vars(module)["tilewright_original"] = _refuse
     operands = [Operand(row[0], row[1], tuple(row[2]), *row[3:]) for row in request["operands"]]
     calls = [parse(text) for text in request["calls"]]
     made: list[str] = []
+    judged: Any = contextlib.nullcontext
+    if os.environ.get("TRITON_INTERPRET") == "1" and not request["chip"]:
+        from tilewright.workers.runners.triton.live_launch import (
+            interpreted as judged,
+        )  # plain, it takes no floats
     asked = [(calls[min(n, len(calls) - 1)], dims) for n, dims in enumerate(request["dims"])]
     for call, dims in asked:
         try:
-            why = _tried(module, request["function"], call, operands, dims, request["chip"], original)
+            with judged():
+                why = _tried(module, request["function"], call, operands, dims, request["chip"], original)
         except _NotServed:
             continue
         except Exception as error:  # noqa: BLE001 - whatever the module raises
@@ -175,11 +178,11 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _arguments(call: Call, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """A call's arguments and keywords, with these tensors in the order of its own."""
+    """A call's arguments and keywords, with these tensors in the order of its own; a pair's gradients come after."""
     places = [place for _, place in tensor_places([call], [""] * len(call.arguments))]
     at = {
         place: tensor.permute(known.order) if known.order else tensor
-        for place, known, tensor in zip(places, call.tensors(), tensors, strict=True)
+        for place, known, tensor in zip(places, call.tensors(), tensors, strict=False)
     }
     listed = tuple if type(tensors[0]).__module__.startswith("jax") else list
     given = [python_value(v, (n,), at, listed) for n, v in enumerate(call.arguments)]

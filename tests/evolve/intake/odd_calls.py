@@ -1,7 +1,7 @@
 """Wrappers whose winners are compared with them on odd calls, and the program that compares.
 
-``python odd_calls.py make FOLDER`` writes the winners' modules, ``python odd_calls.py compare FOLDER`` prints a row for
-each function and call: what differs, and whether the winner served it.
+``python odd_calls.py FOLDER`` writes the winners' modules and prints a row for each function and call: what differs,
+and whether the winner served it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
+
+from testkit.odd_calls import compared, odd_calls
+from testkit.winners import triton_winner
+from tilewright.workers.intake.calls.call_text import parse
+from tilewright.workers.intake.child_program import loaded_module
+from tilewright.workers.intake.winner_trial import _tried
 
 
 @triton.jit
@@ -35,7 +41,7 @@ def scale_kernel(x, y, n, factor, BLOCK: tl.constexpr):
 
 
 def _scaled(x, y, factor):
-    scale_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), factor, BLOCK=64)
+    scale_kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), factor, BLOCK=256)
     return y
 
 
@@ -58,6 +64,7 @@ def scale_(x, factor=2.0):
 
 
 def into(x, out, factor=3.0):
+    assert x.shape == out.shape
     _scaled(x, out, factor)
 
 
@@ -117,7 +124,7 @@ def product_back_kernel(dy, a, b, n, BLOCK: tl.constexpr):
 
 
 def _parts(n):
-    return (triton.cdiv(n, 64),)
+    return (triton.cdiv(n, 256),)
 
 
 class Product(torch.autograd.Function):
@@ -125,8 +132,9 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, a, b):
+        assert a.shape == b.shape
         y, m = torch.empty_like(a), torch.empty(a.shape, dtype=torch.bool, device=a.device)
-        product_kernel[_parts(a.numel())](a, b, y, m, a.numel(), BLOCK=64)
+        product_kernel[_parts(a.numel())](a, b, y, m, a.numel(), BLOCK=256)
         ctx.mark_non_differentiable(m)
         ctx.save_for_backward(a, b)
         return y, m
@@ -135,7 +143,7 @@ class Product(torch.autograd.Function):
     def backward(ctx, dy, _):
         a, b = ctx.saved_tensors
         a, b = a.clone(), b.clone()
-        product_back_kernel[_parts(a.numel())](dy.contiguous(), a, b, a.numel(), BLOCK=64)
+        product_back_kernel[_parts(a.numel())](dy.contiguous(), a, b, a.numel(), BLOCK=256)
         return a, b
 
 
@@ -160,7 +168,7 @@ class Twisted(torch.autograd.Function):
         else:
             dx = torch.zeros(dy.shape[1], dy.shape[0])
         dw = torch.empty_like(z)
-        product_kernel[_parts(z.numel())](dz.contiguous(), z, dw, torch.empty_like(z), z.numel(), BLOCK=64)
+        product_kernel[_parts(z.numel())](dz.contiguous(), z, dw, torch.empty_like(z), z.numel(), BLOCK=256)
         return dx, dw, None
 
 
@@ -177,7 +185,7 @@ class Overwriting(torch.autograd.Function):
     def backward(ctx, dy):
         (kept,) = ctx.saved_tensors
         product_back_kernel[_parts(kept.numel())](
-            dy.contiguous(), kept, torch.ones_like(kept), kept.numel(), BLOCK=64
+            dy.contiguous(), kept, torch.ones_like(kept), kept.numel(), BLOCK=256
         )
         return kept
 
@@ -196,7 +204,7 @@ class Lonely(torch.autograd.Function):
 
 
 CALLS = {
-    "rows": "f32[24, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
+    "rows": "f32[8, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
     "described": "f32[24, 30], f32[8]", "turned": "f32[24, 30]", "summed": "[f32[12], f32[12, 3]]",
     "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",
     "Product.apply": "f32[24, 30], f32[24, 30]", "Twisted.apply": "f32[24, 30], f32[24]", "Lonely.apply": "f32[24, 30]",
@@ -204,146 +212,27 @@ CALLS = {
 }  # fmt: skip
 
 
-def _odd(arguments):
-    """Calls beside the recorded one, as (name, positional arguments, keywords)."""
-
-    def each(change):
-        return [[change(t) for t in a] if isinstance(a, list) else change(a) for a in arguments]
-
-    first = [a[:7] if not isinstance(a, list) else [t[:7] for t in a] for a in arguments]
-    yield "as recorded", each(torch.clone), {}
-    yield "smaller", first, {}
-    yield "other dtype", each(torch.Tensor.double), {}
-    yield "half", each(torch.Tensor.half), {}
-    yield "rank", each(lambda t: t[None]), {}
-    yield "empty", each(lambda t: t[:0]), {}
-    yield "larger", each(lambda t: torch.cat([t, t])), {}
-    yield "with gaps", each(lambda t: torch.stack([t, t], -1)[..., 0]), {}
-    yield "needs a gradient", each(lambda t: t.clone().requires_grad_()), {}
-    yield "gradient of a view", each(lambda t: t.clone().requires_grad_().view(t.shape)), {}
-    yield "other device", each(lambda t: t.to("meta")), {}
-    yield "other option", each(torch.clone), {"factor": 5.0}
-    yield "unknown option", each(torch.clone), {"nobody": 1}
-    yield "too few", [], {}
-    yield "no tensor", [None, *arguments[1:]], {}
-    yield "parameter", each(lambda t: torch.nn.Parameter(t.clone(), requires_grad=False)), {}
-    yield "one storage", [arguments[0]] * len(arguments), {}
-    yield "one gradient", [t.clone().requires_grad_() if n == 0 and not isinstance(t, list) else t
-                           for n, t in enumerate(arguments)], {}  # fmt: skip
-    yield "a leaf", each(lambda t: t.clone().requires_grad_()), {"_backward": "twice"}
-    yield "half in use", each(lambda t: t.clone().requires_grad_()), {"_backward": "last"}
-
-
-def _outcome(function, arguments, keywords):
-    """All that a caller can see of a call: what is returned, with gradients, and what became of the arguments."""
-    leaves = [
-        t for a in arguments for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)
-    ]
-    way = keywords.pop("_backward", "once")
-    try:
-        returned = function(*arguments, **keywords)
-        seen = _seen(returned)
-        outs = [t for t in _tensors(returned) if t.requires_grad and t.device.type != "meta"]
-        for turn in range(2 if way == "twice" else 1) if outs else ():
-            used = outs[-1:] if way == "last" else outs
-            loss = sum((n + 1) * (t.double() ** 2).sum() for n, t in enumerate(used))
-            torch.autograd.backward(loss, retain_graph=turn == 0)
-        grads = [None if not t.is_leaf or t.grad is None else t.grad.tolist() for t in leaves]
-        same = [[t is leaf for leaf in leaves] for t in _tensors(returned)]
-    except Exception as error:  # noqa: BLE001 - both sides must raise the same
-        return [type(error).__name__, [] if isinstance(error, TypeError) else str(error).splitlines()[:1]]
-    return [seen, grads, same, [_seen(t) for t in leaves]]
-
-
-def _tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [t for part in parts for t in _tensors(part)]
-
-
-def _seen(value):
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().double().flatten() if value.device.type != "meta" else torch.empty(0)
-        said = [str(value.dtype), list(value.shape), value.stride(), value.requires_grad, str(value.device)]
-        return [*said, [round(v, 4) for v in plain.tolist()]]
-    if isinstance(value, dict):
-        return {key: _seen(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [type(value).__name__, *map(_seen, value)]
-    return repr(value)
-
-
-def make(folder: Path) -> None:
-    from dataclasses import asdict
-
-    from tilewright.evolve.intake import tune, winner
-    from tilewright.evolve.intake.child import part_of
-    from tilewright.fitness.targets import load_target
-    from tilewright.workers.intake.calls.dimensions import argument_at
-    from tilewright.workers.intake.judge.self_reference import SELF
-    from tilewright.workers.intake.operator import operand_row
-    from tilewright.workers.intake.triton import program
-
-    part, facts = part_of(load_target("interpreter")), {}
+def main(folder: Path) -> None:
+    facts, found = {}, []
     for name, call in CALLS.items():
-        request = tune.Request(Path(__file__), name, SELF, (call,))
-        asked = {"path": __file__, "function": name, "reference": SELF, "calls": [call], "part": part}
-        try:
-            site, text = program.recorded(asked)
-            paired = site.pair is not None and not program.violations(text, __file__)
-        except program.Unpaired:
-            paired = False
-        if name.endswith(".apply") and not paired:
-            site, text = program.recorded(asked, paired=False)
-        answer = {
-            "operands": [operand_row(o) for o in site.operands], "wrapper": asdict(text.wrapper),
-            "orders": [argument_at(site.calls[0], place).order for place in site.places],
-        }  # fmt: skip
-        defaults = {knob.name: knob.default for knob in text.knobs}
-        module = winner.winner_module(text.with_space({}, {}), defaults, request, answer, "A winner.")
-        (folder / f"{request.name}.py").write_text(module)
-        facts[name] = {"knobs": sorted(defaults), "left_out": text.left_out, "pair": paired}
-    sys.stdout.write(json.dumps(facts))
-
-
-class Random:
-    """``Random()[4, 8]`` is a tensor of that shape."""
-
-    def __getitem__(self, shape):
-        return torch.randn(shape)
-
-
-def compare(folder: Path) -> None:
-    from tilewright.evolve.intake.winner import loaded_module
-
-    found = []
-    for name, call in CALLS.items():
+        text, own_name, made, facts[name] = triton_winner(Path(__file__), name, call)
+        path = folder / f"{own_name}.py"
+        path.write_text(text)
         original = globals()[name.removesuffix(".apply")]
         original = original.apply if name.endswith(".apply") else original
-        path = folder / f"{name.lower().removesuffix('.apply').strip('_')}.py"
-        module = loaded_module(path)
-        gone = []
-        vars(module)["tilewright_original"] = lambda served, original=original, gone=gone: (
-            gone.append(1) or original
+        called = (
+            parse(call),
+            facts[name]["operands"],
+            facts[name]["dims"],
+            None,
+            lambda served, of=original: of,
         )
-        function = getattr(module, path.stem)
-        torch.manual_seed(0)
-        shapes = eval(call.replace("f32[", "random["), {"random": Random()})
-        shapes = list(shapes) if isinstance(shapes, tuple) else [shapes]
-        for number in range(len(list(_odd(shapes)))):
-            gone.clear()
-            sides = []
-            # the last one finds what was decided of the call before
-            for side in (original, function, function):
-                torch.manual_seed(1)
-                case, arguments, keywords = list(_odd([[t.clone() for t in a] if isinstance(a, list) else a.clone()
-                                                       for a in shapes]))[number]  # fmt: skip
-                sides.append(_outcome(side, arguments, keywords))
-            alike = sides == sides[:1] * 3
-            found.append([name, case, [] if alike else sides, not gone and len(sides[0]) > 2])
-    sys.stdout.write(json.dumps(found))
+        module = loaded_module(path)
+        facts[name]["why"] = _tried(module, own_name, *called)
+        cases = odd_calls(original, made)
+        found += [[name, *row] for row in compared(module, own_name, original, cases)]
+    sys.stdout.write(json.dumps([facts, found], default=repr))
 
 
 if __name__ == "__main__":
-    {"make": make, "compare": compare}[sys.argv[1]](Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

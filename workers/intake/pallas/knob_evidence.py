@@ -36,10 +36,10 @@ def legal_values(
     pads less; and of a knob's parts what divides none of the shape's sizes, pads, or covers more than it must."""
     found: dict[str, dict[str, list[int]]] = {}
     telling: set[str] = set()
-    began, plain = time.monotonic(), ""
+    began, plain = time.process_time(), ""
     for place, dims in enumerate(shapes):
         label = label_of(dims)
-        if label in found or time.monotonic() - began > LEGAL_SECONDS * (place + 1):
+        if label in found or time.process_time() - began > LEGAL_SECONDS * (place + 1):
             continue
         found[label] = {}
         for base in (defaults, *({**defaults, k.name: v} for k in knobs for v in _nearest(k))):
@@ -96,7 +96,7 @@ def tiling_knobs(
 ) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:
     """Which knobs only tile, which keep their value and why, which may not be above which, and which are equal to
     another one: both are one size, and only work as such. ``outputs_of``: of parameters and inputs."""
-    began = time.monotonic()
+    began = time.process_time()
     gates = ResultGates((), results)
     space: dict[str, tuple[int, ...]] = {}
     fixed: list[dict[str, Any]] = []
@@ -104,7 +104,7 @@ def tiling_knobs(
     tied: dict[str, str] = {}
 
     def late() -> bool:
-        return time.monotonic() - began > EVIDENCE_SECONDS
+        return time.process_time() - began > EVIDENCE_SECONDS
 
     def good(params: Mapping[str, int]) -> bool:
         try:
@@ -136,8 +136,7 @@ def tiling_knobs(
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
         tried = not late()
-        # an untried value is judged by the campaign's gates
-        kept = [v for v in _nearest(knob) if v == knob.default or late() or works(knob, v)]
+        kept = [v for v in _nearest(knob) if v == knob.default or (not late() and works(knob, v))]
         kept += [v for v in knob.parts if len(kept) == 1 and not late() and works(knob, v)]
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
@@ -154,8 +153,8 @@ def tiling_knobs(
         else:
             why = MEANING if tried else "no time was left to try other values"
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
-    for knob in (k for k in knobs if k.name in space):  # an untried value is judged by the campaign's gates
-        further = [v for v in knob.parts if late() or works(knob, v)]
+    for knob in (k for k in knobs if k.name in space):
+        further = [v for v in knob.parts if not late() and works(knob, v)]
         space[knob.name] = tuple(sorted({*space[knob.name], *further}))
     for name, other in [pair for pair in below if pair[::-1] in below and pair[0] < pair[1]]:
         if name in space and other in space:  # two places of one size

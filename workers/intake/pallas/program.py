@@ -186,9 +186,9 @@ def _resolved(function: Any, calls: Sequence[Call]) -> list[Call]:
             return text_of(_run(function, one)())
         return ""
 
-    until, plain = time.monotonic() + RESOLVE_SECONDS, does(call) if asked else ""
+    until, plain = time.process_time() + RESOLVE_SECONDS, does(call) if asked else ""
     for name, value in itertools.product(asked if plain else (), AUTOMATIC):
-        if name not in call.keywords and time.monotonic() < until:
+        if name not in call.keywords and time.process_time() < until:
             tried = replace(call, keywords={**call.keywords, name: value})
             call = tried if does(tried) == plain else call
     sizes = {name: call.keywords[name] for name in asked if name in call.keywords}

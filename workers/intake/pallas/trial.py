@@ -87,12 +87,12 @@ def judge(
 
     # with the caller's own integers the call's shape is the one that is checked
     own = bool(request.get("values")) and any("int" in operand.dtype for operand in operands)
-    until = time.monotonic() + (0.0 if own else NAMES_SECONDS)
+    until = time.process_time() + (0.0 if own else NAMES_SECONDS)
 
     def takes(dims: Mapping[str, int], named: Sequence[Operand]) -> bool:
         if isinstance(oracle, Oracle):
             return _takes(oracle, dims, named)
-        if time.monotonic() > until:
+        if time.process_time() > until:
             return False
         free = [size for size in dims.values() if size > KEPT]
         turned = iter(reversed(free))
@@ -206,10 +206,10 @@ def _add_timed(
     defaults: Mapping[str, int],
 ) -> None:  # fmt: skip
     """Readings of the seed at timed shapes, as the campaign's gates take them: bounds must hold there, too."""
-    began = time.monotonic()
+    began = time.process_time()
     for dims in timed:
         for kind in kinds.names:
-            if time.monotonic() - began > TIMED_SECONDS:
+            if time.process_time() - began > TIMED_SECONDS:
                 return
             inputs = inputs_of(seed.operands, dims, kind, kinds.spread)
             if sum(array.nbytes for array in inputs.values()) > MOST_BYTES:
@@ -279,7 +279,7 @@ def _checked_shapes(
 ) -> list[CheckedShape]:
     """Two small shapes on which the default is right: multiples of blocks, then the call's own if it is small. Raises
     Refusal where there is none."""
-    began, largest = time.monotonic(), max([128, *(v for v in defaults.values() if v <= 1024)])
+    began, largest = time.process_time(), max([128, *(v for v in defaults.values() if v <= 1024)])
     # the first takes the largest blocks that are worth trying
     rows = (
         (1024,),
@@ -296,7 +296,7 @@ def _checked_shapes(
     found: list[CheckedShape] = []
     reasons = []
     for small in (*tries, dict(dims)):
-        late = bool(found) and time.monotonic() - began > SLOW_SECONDS
+        late = bool(found) and time.process_time() - began > SLOW_SECONDS
         if len(found) == 2 or late or any(shape.dims == small for shape in found):
             continue
         elements = sum(math.prod(o.sizes(small)) for o in seed.operands)
@@ -347,11 +347,11 @@ def _accesses(jaxpr: Any) -> int:
 def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int]) -> dict[str, int]:
     """The shape with one size after the other so much smaller, where the function can still be traced; dimensions of
     one size may have to be equal."""
-    found, began = dict(dims), time.monotonic()
+    found, began = dict(dims), time.process_time()
     for whole in dict.fromkeys(dims.values()):
         tried = {n: max(LEAST, whole // SHRUNK) if dims[n] == whole else size for n, size in found.items()}
         with contextlib.suppress(Exception):  # whatever the user's code raises
-            if tried != found and time.monotonic() - began < SLOW_SECONDS and seed.traced(tried, defaults):
+            if tried != found and time.process_time() - began < SLOW_SECONDS and seed.traced(tried, defaults):
                 found = tried
     return found
 
