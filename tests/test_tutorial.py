@@ -73,6 +73,6 @@ def test_the_tutorial_runs_as_printed(tmp_path):
     gain, *_ = re.findall(r"gain +×([\d.]+) over the best seed", printed)
     (error,) = re.findall(r"largest error (\S+)", printed)
     assert float(gain) > 2 and float(error) < 1e-3
-    assert "winner: {'block_rows':" in printed and "softmax-001 None" in printed
+    assert "winner: {'block_rows':" in printed and "softmax-001 None" in printed, printed
     assert re.search(r"^0001 .* ok \d+\.\d", printed, re.M), "a candidate's rate in MLflow"
     assert printed.endswith("left: 0\n")

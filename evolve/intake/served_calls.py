@@ -107,9 +107,9 @@ def tilewright_differentiable(
     return made(*(leaves[n] for n in places))
 
 
-def tilewright_is_plain(tensors: list[Any], gradients: bool) -> bool:
+def tilewright_is_plain(tensors: list[Any], gradients: bool, asks: bool) -> bool:
     """Whether tensors are of no other kind than those that were tuned with, and no gradient is asked for, unless the
-    backward was tuned too."""
+    backward was tuned too. ``asks``: the original's file asks tensors for ``requires_grad``, which it may act upon."""
     torch: Any = TILEWRIGHT_TORCH
     if torch is None or not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return False
@@ -120,7 +120,7 @@ def tilewright_is_plain(tensors: list[Any], gradients: bool) -> bool:
         and not mode[1]
         and mode[2] in (None, place.index)
         and all(t.device == place and t.layout == torch.strided and t.is_contiguous() for t in tensors)
-        and (gradients or not (mode[0] and any(t.requires_grad for t in tensors)))
+        and (gradients or not ((asks or mode[0]) and any(t.requires_grad for t in tensors)))
     )
 
 
@@ -159,7 +159,7 @@ def tilewright_serves(served: dict[str, Any], given: tuple[Any, ...]) -> bool:
             return False
     if served["jax"]:
         return tilewright_is_array(sys.modules["jax"], list(found.values())) and served["fits"](**found)
-    return tilewright_is_plain(list(found.values()), served["gradients"]) and served["fits"](**found)
+    return tilewright_is_plain(list(found.values()), *served["gradients"]) and served["fits"](**found)
 
 
 def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:

@@ -87,7 +87,10 @@ def winner_module(
             for row, of in zip(own, list(zip(*shapes, strict=True))[: len(own)], strict=True)
         ],
         "writes": bool(wrapper.get("writes")),
-        "gradients": bool(pair),
+        "gradients": (
+            bool(pair),
+            "requires_grad" in request.path.read_text(encoding="utf-8", errors="replace"),
+        ),
         "jax": entry not in ("launch", "cuda"),
         "original": (str(request.path.resolve()), root, module, request.function),
     }

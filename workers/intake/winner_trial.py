@@ -100,7 +100,7 @@ def _tried(
     from tilewright.workers.runners.triton.tensors import to_torch
 
     place = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-    if module.SERVED["gradients"]:
+    if module.SERVED["gradients"][0]:
         own = {o.name: to_torch(array, place) for o, array in zip(operands, arrays, strict=True)}
         if why := _unlike_halves(module, function, call, own):
             return why

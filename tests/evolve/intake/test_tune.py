@@ -125,7 +125,7 @@ def test_a_winner_of_a_package_with_absent_parts_is_tried_on_the_tpu_that_it_ask
     winner = tmp_path / "double.py"
     winner.write_text(
         "from mypkg_of_kernels.sizes import ROWS\nfrom jax.experimental.pallas import tpu as pltpu\n\n"
-        f"SERVED = {{'original': ('', {str(tmp_path)!r}, '', ''), 'gradients': False}}\n"
+        f"SERVED = {{'original': ('', {str(tmp_path)!r}, '', ''), 'gradients': (False, False)}}\n"
         "tilewright_original = None\n\n\n"
         "def double(x):\n    assert (pltpu.get_tpu_info().generation, ROWS) == (7, 8)\n    return x * 2\n"
     )

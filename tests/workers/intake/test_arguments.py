@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tilewright.workers.intake import winner_trial
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import BadCall, Literal, TensorArgument, parse
 from tilewright.workers.intake.calls.sizes import size_of, size_text
@@ -95,3 +96,8 @@ def test_bounds_of_integers_follow_their_dimension():
 def test_sizes_of_results_follow_from_dimensions(seen, text):
     assert size_text(seen) == text
     assert all(size_of(text, dims) == size for dims, size in seen)
+
+
+def test_a_winner_is_given_its_own_tensors_without_the_gradients_of_a_pair():
+    x, gradient = np.zeros(2), np.ones(2)
+    assert winner_trial._arguments(parse("f32[2], dim=1"), [x, gradient]) == ([x], {"dim": 1})
