@@ -109,7 +109,7 @@ std::vector<torch::Tensor> run(torch::Tensor x, c10::optional<torch::Tensor> bia
     std::vector<int64_t> shape = x.sizes().vec();
     shape[dim] = 1;
     auto part = torch::empty(shape, x.options());
-    dim3 block(32, 4);
+    dim3 block = dim3{32, std::vector<int64_t>{4, 5}[0]};
     dim3 grid(CDIV(columns, block.x), blocks_of(rows, 4));
     int shared = 0;
     for (int k = 0; k < 3; ++k) shared += 4 * sizeof(scalar_of_file);
@@ -274,6 +274,32 @@ def test_weights_become_arguments_by_the_reference_s_names(tmp_path):
 def test_a_file_that_falls_back_to_torch_is_refused(tmp_path):
     with pytest.raises(Refusal, match="calls unknown, which is not followed"):
         HostFunction(answer_of(tmp_path, "unknown();"))
+
+
+@pytest.mark.parametrize(
+    ("added", "within", "said"),
+    [
+        ("__device__ int calls;", "calls++;", "global memory"),
+        ("", "static int calls; calls++;", "global memory"),
+        ("__constant__ float table[2] = {1.f, 2.f};", "y[0] = table[n & 1];", "constant memory"),
+        ("", "int *kept = (int *)malloc(64); kept[0] = n; y[0] = kept[n & 3];", "malloc"),
+        ("extern __device__ float answer(float);", "y[0] = answer(x[0]);", "answer"),
+        ("__device__ int counted(int n) { return n + 1; }", "y[0] = counted(n);", ""),
+        ("", "const float table[2] = {1.f, 2.f}; y[0] = table[n & 1];", ""),
+    ],
+)
+def test_state_and_foreign_code_in_a_file_are_refused_and_their_honest_twins_are_not(
+    tmp_path, added, within, said
+):
+    code = f"{added}\n{KERNEL.replace('#pragma', within + chr(10) + '#pragma')}{LAUNCHER}"
+    intake = Intake(request(tmp_path, code))
+    device, certain = scheduled(intake._source.code.text, intake._source.knobs)
+    knobs = {**intake._source.knobs, **certain}
+    if said:
+        with pytest.raises(Refusal, match=said):
+            intake.compiled(device, {}, knobs)
+    else:
+        assert "def launch" in intake.compiled(device, {}, knobs)
 
 
 def test_what_a_kernel_adds_to_is_zeroed_and_headers_are_kept(tmp_path):

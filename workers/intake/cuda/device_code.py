@@ -141,9 +141,9 @@ class DeviceCode:
                 self.headers |= vendor
                 yield from () if vendor else ((node, ""),)
             elif kind in ("function_definition", "template_declaration") and inner is not None:
-                declarator = next(within(inner, "function_declarator"), None)
+                declarator = next(within(inner, "function_declarator"), inner)
                 words = inner.text.decode().partition("{")[0]
-                name = _declared(declarator)
+                name = str(declarator.child_by_field_name("declarator").text.decode())
                 if "__global__" in words and name:
                     parts = next(within(inner, "parameter_list")).named_children
                     own = tuple(_parameter(part) for part in parts if "parameter" in part.type)
@@ -161,10 +161,6 @@ class DeviceCode:
                 declares = next(within(node, "function_declarator"), None) is not None
                 if (declares and "__device__" not in text) or re.search(r"\b(torch|at|c10|std)\b", text):
                     yield node, ""
-
-
-def _declared(declarator: Any) -> str:
-    return str(declarator.child_by_field_name("declarator").text.decode()) if declarator is not None else ""
 
 
 def without_numbers(text: str, names: Sequence[str]) -> str:

@@ -277,6 +277,9 @@ class HostCode:
             return self._values(node.named_children, scope)[-1]
         if kind == "initializer_list":
             return self._values(node.named_children, scope)
+        if kind == "compound_literal_expression":
+            given, made = self._values(part("value").named_children, scope), part("type").text.decode()
+            return given if "vector" in made else self._made(made, given, node)
         if kind in ("identifier", "qualified_identifier"):
             return self._word(text.rpartition("::")[2], node, scope)
         if kind == "sizeof_expression":
