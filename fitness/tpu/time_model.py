@@ -7,8 +7,6 @@ were not fitted is in ``experiments/records/tpu_truth``. A change of formula or 
 of different versions are not comparable, and every modelled figure says which it is of.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

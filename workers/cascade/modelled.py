@@ -13,8 +13,6 @@ best so far, by one whose kernel does other kinds of operations there than on th
 A finalist passes them on all kinds of inputs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """The dimensions of a call: names for the sizes of its tensors, one name for sizes that must be equal."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sizes of tensors as text over the dimensions of a call: ``M*N``, ``N/128``, ``8*N``, ``M/128*128``, ``M+N``."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 

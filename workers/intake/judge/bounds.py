@@ -1,7 +1,5 @@
 """Bounds on a result: from the data types, widened by the original kernel's measured error."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ Each such number is tried; what it changes in the jaxpr says whether it is the s
 for the evidence on answers to say.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import time

@@ -1,7 +1,5 @@
 """Evidence for the parameters of a ``build``: values that a shape takes, values that change no answer."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

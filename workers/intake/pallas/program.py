@@ -5,8 +5,6 @@ files and arguments are sizes of blocks. Where a text in the dialect traces to t
 elsewhere the function itself is the candidate, with other sizes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import itertools

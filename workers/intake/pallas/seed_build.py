@@ -3,8 +3,6 @@
 The seed is lowered here as every candidate is, so that problems are reported before a campaign begins.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

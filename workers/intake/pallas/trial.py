@@ -1,7 +1,5 @@
 """The judge of a Pallas function: checked shapes, bounds and parameters, by the interpreter that gates use."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

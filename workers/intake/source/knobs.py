@@ -1,7 +1,5 @@
 """Parameters of the search that the intake finds: what each replaces in the user's text, and which values to try."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
