@@ -2,7 +2,7 @@
 
 How likely an improvement is falls with the number of evaluations and with what a model of the space still expects of
 the most promising points; how long a search was silent adds nothing to these two. What comes then is often large, since
-nobody saw it coming. All three are fitted to searches of made-up spaces (``experiments.studies.search.convergence``);
+nobody saw it coming. All are fitted to searches of made-up spaces (experiments/records/search/search_converged.md);
 what the floors leave to gain bounds the last.
 """
 

@@ -1,7 +1,5 @@
 """Writes the operator folder of a user's kernel: the user owns it from then on."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Inductor keeps kernels as texts, and chooses their blocks and grid when it runs.
 first ones that its tuner would try; everything else stays as it was written.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 

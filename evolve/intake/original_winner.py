@@ -1,7 +1,5 @@
 """The winner of a function that runs as it stands: the user's own file, with the sizes that won in their places."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Mapping, Sequence

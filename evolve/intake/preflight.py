@@ -1,7 +1,5 @@
 """The screen that ``check`` and ``tune`` show before a campaign: arguments, results, judge, parameters, space."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import textwrap

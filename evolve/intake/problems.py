@@ -5,8 +5,6 @@ A KernelBench problem holds a ``Model`` and its inputs, an answer a ``ModelNew``
 benchmarks and the other files that it needs. Inductor's ``output_code.py`` holds a ``call`` and its benchmark.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping

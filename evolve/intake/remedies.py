@@ -1,7 +1,5 @@
 """What to do about a refusal, by what it says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a campaign will say of its seed, asked beforehand: by the same operator, suite, gates, inputs and target."""
 
-from __future__ import annotations
-
 import math
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """A function's parameters as its file writes them, and the values that a call's text gives them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Stages of modelled and of measured cascades alike: the first wall, the order of stages, dealt inputs."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence

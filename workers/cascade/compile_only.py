@@ -4,8 +4,6 @@ Nothing is ranked: every candidate that compiles for the target and answers righ
 (registers, spills, matrix instructions, widths of stores) describes it and places it in the archive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The child compiles and hands over the assembler's text; it is read here, in the 
 child with it, which is a verdict on the kernel, and the next child takes its place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

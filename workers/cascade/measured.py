@@ -8,8 +8,6 @@ time as control. Only a paired interval that excludes "no faster" makes a new ch
 confirmed never exceeds the champion's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

@@ -3,8 +3,6 @@
 Children say what they saw; the verdicts are made here, in the parent, which alone holds the oracle's answers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

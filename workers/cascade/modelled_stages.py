@@ -1,7 +1,5 @@
 """The stages of the modelled-TPU cascade, in the order they run: trace and check, compile, measure."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ a value before, and from parameters of the module's functions to the arguments o
 (``x.shape[1]``) counts as one unknown, by its text; truths of one or two unknowns are tried.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

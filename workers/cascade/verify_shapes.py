@@ -5,8 +5,6 @@ columns of each output, the last ones always, for which the check child runs the
 others (``workers.runners.pallas.sampled_grid``).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """What the intake's programs share: one request as JSON on stdin, one answer as JSON on stdout."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

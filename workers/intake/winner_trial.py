@@ -4,8 +4,6 @@ Where the original can be called as well, both must return the same structure, d
 that agree but for rounding.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

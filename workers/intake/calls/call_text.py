@@ -9,8 +9,6 @@ floats between these, ``f32[8] >= 0`` floats without their signs, ``f32[4, 64].s
 ``package.module.Config(block=128)`` is an object, of which tensors may be parts.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import inspect

@@ -1,7 +1,5 @@
 """A call's values as the text that ``arguments.parse`` reads."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Names of dtypes, as torch and ml_dtypes spell them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -10,8 +10,6 @@ of tuples of arguments, of which the last may be a dictionary of keywords; one s
 are made on the host.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import runpy

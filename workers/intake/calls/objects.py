@@ -4,8 +4,6 @@ A call's text says ``package.module.Config(block=128)`` or ``object(package.modu
 makes an object without its ``__init__`` and gives it these attributes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools

@@ -1,7 +1,5 @@
 """CUDA C++ as it stands in people's files: its kernels, and its device code without the host's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

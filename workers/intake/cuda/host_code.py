@@ -4,8 +4,6 @@ Followed are declarations, arithmetic, branches and loops on known numbers, torc
 AT_DISPATCH, and calls of other host functions. Anything else is refused.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import re

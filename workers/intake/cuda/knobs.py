@@ -1,7 +1,5 @@
 """Which numbers of CUDA C++ only tile or schedule, by what launch and kernel do with them; values that compile."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -1,7 +1,5 @@
 """The function ``launch`` of a recorded call of kernels in CUDA C++, as text over the shapes of its inputs."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence

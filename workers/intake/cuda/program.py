@@ -1,7 +1,5 @@
 """The program that reads kernels in CUDA C++ in, compiled and not run: a reference's error stands for the kernel's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

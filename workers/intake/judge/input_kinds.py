@@ -1,7 +1,5 @@
 """The kinds of inputs that a kernel is judged on: those that the original kernel and its reference bear."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import time

@@ -1,7 +1,5 @@
 """What answers beside a kernel while it is read in: its reference, or the kernel itself."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The reference: the function that states what a kernel must compute, and its results as arrays."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

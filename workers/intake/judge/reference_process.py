@@ -6,8 +6,6 @@ candidates cannot see into its memory. Frames in, frames out: ``sample`` {operat
 ``failed`` {why}. A reference is believed on the device once it says there what it says on the host, of a small shape.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

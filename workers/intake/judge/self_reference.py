@@ -4,8 +4,6 @@ Triton's interpreter is chosen before Triton is first imported, so such a refere
 with the one that asks. This module is its program: it answers a frame of inputs by a frame of results.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kernels under decorators of somebody's own: launchers that cache, tuners that keep tables."""
 
-from __future__ import annotations
-
 import ast
 import re
 import types

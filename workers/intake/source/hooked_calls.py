@@ -1,7 +1,5 @@
 """Calls in a user's file that would forget where a number comes from, as ones that note it."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import math

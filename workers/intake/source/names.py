@@ -1,7 +1,5 @@
 """Names in a user's function: the objects that they stand for, and their places in its file."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import keyword

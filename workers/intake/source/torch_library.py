@@ -1,7 +1,5 @@
 """Functions that are registered as operations of torch stay functions, so that their launches are seen."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

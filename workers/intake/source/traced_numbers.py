@@ -5,8 +5,6 @@ and carry, beside the value, the expression that made it, so that a grid ``trito
 and not as 13.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 """The two halves of a ``torch.autograd.Function`` as one call: what its forward returns, and the gradients that its
 backward makes of gradients of that."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The user's function with its calls: recorded at any sizes, and its reference asked beside it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

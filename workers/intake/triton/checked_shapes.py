@@ -1,7 +1,5 @@
 """Small shapes that a kernel module is checked on: of the same kind as the call's, and several tiles long."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

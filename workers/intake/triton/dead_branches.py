@@ -3,8 +3,6 @@
 What stands there is never compiled, so it may name what is not defined, or what no candidate may use.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import types

@@ -1,7 +1,5 @@
 """Torch without its compiler: what is read in runs eagerly, and importing the compiler takes seconds."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

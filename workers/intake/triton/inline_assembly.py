@@ -4,8 +4,6 @@ Text of the assembler may do anything, and so no candidate may hold it. A list o
 of a softplus with the fast exponential, can be said in the language; whatever else is in a text leaves it refused.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 

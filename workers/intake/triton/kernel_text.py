@@ -4,8 +4,6 @@ Mechanical changes are made (underscores, type annotations, library functions un
 as it is, and the dialect refuses what it does not allow.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import functools

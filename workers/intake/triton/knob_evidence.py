@@ -1,7 +1,5 @@
 """Evidence from runs: which numbers only tile, and along which dimensions the reference treats elements alone."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Numbers of a recorded call as text, and the knobs that numbers and configurations among them become."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

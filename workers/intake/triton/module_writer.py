@@ -1,7 +1,5 @@
 """Writes a recorded call as a kernel module: its kernels, ``launch``, and the knobs between them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Collection, Mapping, Sequence

@@ -4,8 +4,6 @@ It runs the user's own file, recorded, and then only the module that was written
 small shapes of the same kind, against the reference, and with other values of what may be a parameter of the search.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

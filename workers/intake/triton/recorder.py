@@ -3,8 +3,6 @@
 Tensors have shapes and no memory (torch's meta device) and say that they lie on a GPU; kernels are noted and not run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The results of a recorded call: tensors that it returns, and arguments that its kernels write."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A candidate's ``launch`` may not read a tensor's values: it is recorded on tenso
 from a tensor and only goes on to kernels is loaded by them; where it decides a size or a branch, the call is refused.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 import re

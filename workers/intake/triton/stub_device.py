@@ -1,7 +1,5 @@
 """The device a wrapper is recorded on: its figures, a driver, and launches that are noted and not run."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import subprocess

@@ -1,7 +1,5 @@
 """How a wrapper looks at its tensors: views of a recorded call as text, and copies where torch needs one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

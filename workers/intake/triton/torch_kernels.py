@@ -4,8 +4,6 @@ A candidate may only launch kernels, and wrappers add up partial sums, scale a l
 such step becomes a kernel of the module, found by the search like any other, and its time counts.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence

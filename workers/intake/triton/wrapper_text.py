@@ -1,7 +1,5 @@
 """What a wrapper does around its kernels, as text: what it decides by sizes, and what it returns."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
