@@ -138,12 +138,7 @@ def _read_agreement(
     shown = bar if gate.allowance else None
     fault = _unlike_rounding(gate, outputs, reference, counted, least) if value >= bar else ""
     return GateReading(
-        gate=gate.name,
-        inputs=kind,
-        value=value,
-        passed=value >= bar and not fault,
-        bar=shown,
-        detail=fault,
+        gate=gate.name, inputs=kind, value=value, passed=value >= bar and not fault, bar=shown, detail=fault
     )
 
 

@@ -98,10 +98,7 @@ def floors(operator: Operator, workload: Workload, chip: Chip | Gpu) -> dict[str
     transcendental unit) also for operators that state their ``lane_work``.
     """
     kind = matrix_kind(operator, operator.inputs(workload))
-    result = {
-        "mxu": operator.flops(workload) / chip.peak(kind),
-        "hbm": operator.bytes(workload) / chip.hbm,
-    }
+    result = {"mxu": operator.flops(workload) / chip.peak(kind), "hbm": operator.bytes(workload) / chip.hbm}
     group = operator.constants.get("group")
     if isinstance(chip, Chip) and group and all(name in workload.dims for name in "MNK"):
         dims = workload.dims

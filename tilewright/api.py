@@ -40,10 +40,7 @@ LIBRARY = "tilewright_library"
 
 
 def run(
-    campaign: str | Path | Mapping[str, Any],
-    *,
-    home: str | Path | None = None,
-    **overrides: Any,
+    campaign: str | Path | Mapping[str, Any], *, home: str | Path | None = None, **overrides: Any
 ) -> RecordedCampaign:
     """Run a campaign to its end.
 
@@ -72,10 +69,7 @@ def run(
 
 
 def start(
-    campaign: str | Path | Mapping[str, Any],
-    *,
-    home: str | Path | None = None,
-    **overrides: Any,
+    campaign: str | Path | Mapping[str, Any], *, home: str | Path | None = None, **overrides: Any
 ) -> RunningCampaign:
     """Start a campaign in a thread of this process and watch it.
 

@@ -131,11 +131,7 @@ def table(
             kind = matrix_kind(operator, operator.inputs(workload))
             figure["share"] = roofline_seconds(flops, size, device, kind) / choice.seconds
         entries.append(
-            {
-                "workload": {"id": workload.id, **workload.dims},
-                "genome": choice.genome,
-                "figure": figure,
-            }
+            {"workload": {"id": workload.id, **workload.dims}, "genome": choice.genome, "figure": figure}
         )
     used = list(dict.fromkeys(choice.genome for choice in choices.values()))
     seconds = {g: [comparison.seconds(w.id, g) for w in workloads] for g in comparison.genomes}

@@ -38,6 +38,11 @@ def add_commands(commands: Any, tell: Tell) -> None:
     tune.add_argument("--evaluations", type=int, default=64, help="budget of evaluations (default: 64)")
     tune.add_argument("--seconds", type=float, help="budget of seconds")
     tune.add_argument("--seed", type=int, default=0, help="seed of every random choice")
+    tune.add_argument(
+        "--table", type=Path, metavar="FILE",
+        help="tune every --args in a campaign of its own, and write a row for each: sizes, parameters, modelled time",
+    )  # fmt: skip
+    tune.add_argument("--row", metavar="TEXT", help="form of a row of --table, as '({M}): ({bm}),'")
     tune.add_argument("--no-mlflow", action="store_true", help="record in the journal alone")
     tune.set_defaults(run=lambda arguments: _tune(arguments, tell))
     check = commands.add_parser(
@@ -131,7 +136,7 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
 
 def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Target, plan: Plan) -> int:
     import tilewright
-    from tilewright.evolve.intake import child
+    from tilewright.evolve.intake import child, table
     from tilewright.evolve.intake.problems import write_files
     from tilewright.evolve.intake.tune import config_of, export, output_folder, prepare
     from tilewright.evolve.record.home import home_folder, require_writable
@@ -146,7 +151,13 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     if arguments.no_mlflow:
         overrides["mlflow.enabled"] = False
     config_of(request, target, where, overrides)  # reports bad numbers before anything is done
-    for folder, key in ((where, "--out"), (home, "home")):
+    places = {"--out": where, "home": home}
+    if arguments.table is not None:
+        table.require_table(arguments.table, target, arguments.overwrite)
+        places["--table"] = arguments.table.absolute().parent
+    elif arguments.row is not None:
+        raise UserError("--row: it is the form of a row of --table; add --table FILE.")
+    for key, folder in places.items():
         require_writable(folder, key)
     with child.started_trial(target) as trial:
         with device_for(target) as device:
@@ -155,6 +166,13 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
             from tilewright.evolve.run import run
             from tilewright.evolve.show.display import make_display
 
+            if arguments.table is not None:
+                row = table.row_format(arguments.row, answer)
+                lost = table.tune_shapes(arguments.table, row, answer, home, lambda suite: run(
+                    config_of(request, target, where, {**overrides, "suite": suite}), home, make_display()
+                ), _say)  # fmt: skip
+                _say(f"table: {arguments.table}" + (f"; it lacks a shape: {lost.value}" if lost else ""))
+                return 2 if lost else 0
             config = config_of(request, target, where, overrides)
             outcome = run(config, home, make_display(), device)
         code = tell(outcome, arguments)

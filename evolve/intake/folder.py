@@ -33,7 +33,7 @@ def write_campaign(folder: Path, data: Mapping[str, Any]) -> None:
     """The campaign's file, for ``tilewright run``. Raises OSError."""
     head = "# Written by `tilewright tune`; after a change of the operator: tilewright run campaign.yaml\n"
     operator = {"operator": f"../{folder.resolve().name}/{RECIPE}"}
-    _put(folder / CAMPAIGN, head + yaml.safe_dump({**operator, **data}, sort_keys=False))
+    put(folder / CAMPAIGN, head + yaml.safe_dump({**operator, **data}, sort_keys=False))
 
 
 def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any], values: str = "") -> None:
@@ -44,18 +44,19 @@ def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any], v
     if any(row[VALUES] for row in answer["operands"]):
         labels = [label_of(dims) for dims in answer["dims"]]
         renamed(Path(values), folder / FILE, labels, [row[0] for row in answer["operands"]])
-    _put(kernels / f"{SEED}.py", str(answer["source"]))
+    put(kernels / f"{SEED}.py", str(answer["source"]))
     own = kernels.resolve() / f"{SELF}.py"
     if reference == SELF or answer.get("rest"):
-        _put(own, str(answer["source"]))
+        put(own, str(answer["source"]))
     if reference == SELF:
         reference = f"{SELF}:{own}"
     elif answer.get("rest"):
         answer = {**answer, "rest": (f"{SELF}:{own}", *answer["rest"])}
-    _put(folder / "operator.py", operator_text(folder.name, title, reference, answer))
+    put(folder / "operator.py", operator_text(folder.name, title, reference, answer))
 
 
-def _put(path: Path, text: str) -> None:
+def put(path: Path, text: str) -> None:
+    """Write a file as a whole. Raises OSError."""
     part = path.with_suffix(".part")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
@@ -75,6 +76,7 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     beside += f"    moved={answer['moved']!r},\n" if answer.get("moved") else ""
     beside += f"    rest={tuple(answer['rest'])!r},\n" if answer.get("rest") else ""
     beside += f"    left_out={tuple(answer['left_out'])!r},\n" if answer.get("left_out") else ""
+    each = "**{call.id: Suite(call.id, workloads=(call,), check=CHECK) for call in CALLS},\n    "
     points = ", points=POINTS" if answer.get("points") else ""
     kept = f'VALUES = str(Path(__file__).with_name("{FILE}"))\n' if ", values=VALUES" in operands else ""
     return f'''"""{title}, compared with {reference}. Written by `tilewright tune`; edit it as you like.
@@ -110,7 +112,7 @@ OPERATOR = {kind}(
 {beside}    suites={{
         "{CALLS}": Suite("{CALLS}", workloads=CALLS, check=CHECK),
         "{SMALL}": Suite("{SMALL}", workloads={few}, check=CHECK),
-    }},
+    {each if len(answer["dims"]) > 1 else ""}}},
     kernels={{"{SEED}": SeedKernel("{SEED}", (KERNELS / "{SEED}.py").read_text(){points})}},
 )
 

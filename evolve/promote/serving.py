@@ -48,10 +48,7 @@ def nominees(nomination: Nomination, names: Mapping[str, str]) -> list[Contender
 
 
 def incumbents(
-    nomination: Nomination,
-    table: store.Table | None,
-    against: str | None,
-    names: Mapping[str, str],
+    nomination: Nomination, table: store.Table | None, against: str | None, names: Mapping[str, str]
 ) -> tuple[dict[str, str], list[Contender]]:
     """(workload id to the name of what serves it now, those that are not nominated themselves).
 

@@ -68,11 +68,7 @@ def warm_library(
 
 
 def add_plans(
-    writer: LibraryWriter,
-    operator: str,
-    name: str,
-    data: bytes,
-    verified: Mapping[str, Any] | None = None,
+    writer: LibraryWriter, operator: str, name: str, data: bytes, verified: Mapping[str, Any] | None = None
 ) -> str:
     """A new version of an operator with the plans of a pack beside those it has; its id. Raises LibraryError.
 

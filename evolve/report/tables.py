@@ -197,9 +197,7 @@ def diagnosis_section(data: CampaignData) -> str:
     return table(f"Diagnosis of {workload} on {data.target_text}, {data.kind}", head, body)
 
 
-def _seed_and_winner(
-    data: CampaignData,
-) -> tuple[str, tuple[str, WorkloadFigures], WorkloadFigures] | None:
+def _seed_and_winner(data: CampaignData) -> tuple[str, tuple[str, WorkloadFigures], WorkloadFigures] | None:
     """(workload, (seed name, its figures), winner's figures) of one workload both passed, a final one first."""
     for scope in (Scope.FINAL, Scope.SUITE):
         rows = data.ranking(scope)

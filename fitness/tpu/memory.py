@@ -6,8 +6,6 @@ fixed time, and is ready a latency later. The core works as many cycles as it di
 waits for a copy that is not ready. Overlap, bursts, pipelines that run dry and copies written by hand follow from that.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

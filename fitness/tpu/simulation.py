@@ -148,13 +148,7 @@ def lower_bounds(executed: Executed, chip: Chip) -> dict[str, float]:
 
 
 def implausible(
-    run: StaticRun,
-    chip: Chip,
-    *,
-    flops: int,
-    products: int,
-    compulsory_bytes: int,
-    time: float,
+    run: StaticRun, chip: Chip, *, flops: int, products: int, compulsory_bytes: int, time: float
 ) -> str | None:
     """Why these figures cannot be those of the operator, in one line; None when they can.
 

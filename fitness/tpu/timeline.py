@@ -43,12 +43,7 @@ _MXU = re.compile(rb"mxu([0-9])")
 
 
 def read_diagnosis(
-    bundles: bytes,
-    path: CriticalPath,
-    cycles: int,
-    chip: Chip,
-    *,
-    opcodes: Sequence[bytes] | None = None,
+    bundles: bytes, path: CriticalPath, cycles: int, chip: Chip, *, opcodes: Sequence[bytes] | None = None
 ) -> dict[str, Any]:
     """``overlap`` and ``critical_path`` of one operation.
 

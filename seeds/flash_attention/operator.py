@@ -129,9 +129,7 @@ class FlashAttention(Shaped):
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         """The float64 reference ``exact``."""
         del workload
-        return {
-            "exact": {"out": attention(inputs["q"], inputs["k"], inputs["v"], causal=self.causal)},
-        }
+        return {"exact": {"out": attention(inputs["q"], inputs["k"], inputs["v"], causal=self.causal)}}
 
     def visible(self, workload: Workload) -> int:
         """Scores of one head that count: pairs of a query and a key that it sees."""

@@ -45,15 +45,7 @@ from tilewright.seeds.gemm_fp8_blockwise.shapes import (
     wgrad_suites,
 )
 from tilewright.seeds.inlined import inlined
-from tilewright.seeds.operator import (
-    Arrays,
-    BitExactGate,
-    Gate,
-    SeedKernel,
-    Suite,
-    TensorSpec,
-    Workload,
-)
+from tilewright.seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, members, normal_table, spread_picks
 from tilewright.seeds.shaped import Product, Shaped
 
@@ -220,16 +212,10 @@ def operators() -> dict[str, Operators]:
     family = "gemm_fp8_blockwise"
     products = {
         "gemm_nt": BlockwiseGemm(
-            f"{family}/gemm_nt",
-            0,
-            gemm_suites(),
-            _seeds("pointer", "gluon_skew", "fp8_block"),
+            f"{family}/gemm_nt", 0, gemm_suites(), _seeds("pointer", "gluon_skew", "fp8_block")
         ),
         "gemm_nt_rows": BlockwiseGemm(
-            f"{family}/gemm_nt_rows",
-            1,
-            wgrad_suites(),
-            _seeds("gluon_skew", "pointer"),
+            f"{family}/gemm_nt_rows", 1, wgrad_suites(), _seeds("gluon_skew", "pointer")
         ),
     }
     quantisers = {

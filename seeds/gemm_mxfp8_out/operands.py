@@ -129,10 +129,7 @@ def quantised(product: np.ndarray) -> Arrays:
     """``d`` and ``d_s`` of a float64 product [..., N], rounded to float32 first."""
     codes, e = cast_rows(product.reshape(-1, product.shape[-1]).astype(np.float32), Rule.RCEIL, E4M3)
     leading = product.shape[:-1]
-    return {
-        "d": codes.view(ml_dtypes.float8_e4m3fn).reshape(product.shape),
-        "d_s": e.reshape(*leading, -1),
-    }
+    return {"d": codes.view(ml_dtypes.float8_e4m3fn).reshape(product.shape), "d_s": e.reshape(*leading, -1)}
 
 
 def results(*leading: int, columns: int) -> tuple[TensorSpec, ...]:

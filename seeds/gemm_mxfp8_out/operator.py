@@ -141,10 +141,7 @@ def operators() -> dict[str, MxOutGemm | MaskedGemm | KGroupedGemm]:
 
 
 def _seeds(grouped: int) -> Mapping[str, SeedKernel]:
-    return {
-        **_pair("fused", "unfused", grouped=grouped),
-        **_pair("fused_ws", "unfused_ws", grouped=grouped),
-    }
+    return {**_pair("fused", "unfused", grouped=grouped), **_pair("fused_ws", "unfused_ws", grouped=grouped)}
 
 
 def _pair(file: str, baseline: str = "unfused", **fixed: int) -> Mapping[str, SeedKernel]:

@@ -191,11 +191,7 @@ class GridGemm(Product):
         return Sample({"c": (rows, columns)}, {"exact": {"c": parts[0] @ parts[1].T}})
 
 
-MATRICES = (
-    *((n, n) for n in (2048, 4096, 8192, 16384, 32768)),
-    (6656, 16384),
-    (16384, 13312),
-)
+MATRICES = (*((n, n) for n in (2048, 4096, 8192, 16384, 32768)), (6656, 16384), (16384, 13312))
 """Published shapes of the quantiser."""
 
 FEW_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)

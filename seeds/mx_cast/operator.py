@@ -103,10 +103,7 @@ class MxCast(Shaped):
             return (TensorSpec("q", (m, k // 2), "uint8"), TensorSpec("s", (m, k // block), "uint8"))
         s = (formats.swizzled_size(m, k // BLOCK),) if self.layout == "swizzled" else (m, k // BLOCK)
         along = (TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", s, "uint8"))
-        turned = (
-            TensorSpec("q_t", (k, m), "float8_e4m3fn"),
-            TensorSpec("s_t", (k, m // BLOCK), "uint8"),
-        )
+        turned = (TensorSpec("q_t", (k, m), "float8_e4m3fn"), TensorSpec("s_t", (k, m // BLOCK), "uint8"))
         return {"columns": turned, "both": (*along, *turned)}.get(self.layout, along)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:

@@ -135,10 +135,7 @@ def _drawn(
 
 
 def _named(
-    shapes: Sequence[Mapping[str, int]],
-    wanted: Wanted,
-    legal: _Legal,
-    rng: random.Random,
+    shapes: Sequence[Mapping[str, int]], wanted: Wanted, legal: _Legal, rng: random.Random
 ) -> dict[str, int] | None:
     """A shape of the last of these dimensions' sizes that there is one of; it and those after it are gone then."""
     base = rng.choice(shapes)
@@ -167,11 +164,7 @@ def _shrunk(
 
 
 def _with(
-    dims: Mapping[str, int],
-    name: str,
-    shapes: Sequence[Mapping[str, int]],
-    legal: _Legal,
-    rng: random.Random,
+    dims: Mapping[str, int], name: str, shapes: Sequence[Mapping[str, int]], legal: _Legal, rng: random.Random
 ) -> dict[str, int] | None:
     """The shape with another size of one dimension; None where none was legal."""
     size = _size([shape[name] for shape in shapes], rng)

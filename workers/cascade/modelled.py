@@ -144,7 +144,7 @@ class ModelledCascade(Cascade):
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
         fitness = geometric_mean(f.rate for f in found.figures)
         kinds = [figures.diagnosis["error_class"] for figures in found.figures]
-        low, high = time_model.relative_error(kinds, self._target.chip.name)
+        low, high = time_model.relative_error(kinds)
         return fitness, (fitness * math.exp(-high), fitness * math.exp(-low)), _descriptors(found)
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:

@@ -106,10 +106,7 @@ class Evaluator:
         descriptors = self._settings["descriptors"]
         named = {name: str(job["params"][name]) for name in descriptors if name in job["params"]}
         scheduled = describe(evaluation.workloads, descriptors)
-        changes = {
-            "worker": self._name,
-            "descriptors": {**evaluation.descriptors, **scheduled, **named},
-        }
+        changes = {"worker": self._name, "descriptors": {**evaluation.descriptors, **scheduled, **named}}
         return evaluation.model_copy(update=changes).model_dump_json().encode()
 
     def close(self) -> None:

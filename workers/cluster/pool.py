@@ -80,9 +80,7 @@ class Pool(Evaluator, Protocol):
 
 
 def make_pool(
-    settings: PoolSettings,
-    device: WarmDevice | None = None,
-    on_note: Callable[[str], None] | None = None,
+    settings: PoolSettings, device: WarmDevice | None = None, on_note: Callable[[str], None] | None = None
 ) -> Pool:
     """A pool for these settings, not started; Ray is imported only where the pool needs it.
 

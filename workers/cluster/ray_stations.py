@@ -206,11 +206,7 @@ def calibrate(
 
 
 def ask_comparison(
-    station: ActorHandle,
-    operator: str,
-    workloads: Sequence[Workload],
-    entries: Sequence[Entry],
-    seed: int,
+    station: ActorHandle, operator: str, workloads: Sequence[Workload], entries: Sequence[Entry], seed: int
 ) -> Comparison:
     """Compare entries on a station. Raises SessionDied."""
     try:

@@ -65,10 +65,7 @@ def report_pictures(report: Path, out: Path) -> None:
 
 
 def mlflow_pictures(home: Path, uri: str, data: CampaignData, out: Path) -> None:
-    with (
-        mlflow_server(home, uri) as base,
-        browser_page(WIDTH, 900, storage=PLAIN_PAGE) as browser,
-    ):
+    with mlflow_server(home, uri) as base, browser_page(WIDTH, 900, storage=PLAIN_PAGE) as browser:
         pages = MlflowPages(browser, base, uri, data)
         pages.run(pages.campaign)
         pages.await_text("Verdicts")

@@ -60,20 +60,12 @@ EQUAL: dict[str, dict[str, str]] = {
         ),
     },
     "fitness/tpu/simulation.py": {
-        "if moved <= 0.95 * compulsory_bytes:": "a number of bytes that equals its bound to the last bit",
+        "if moved <= 0.95 * compulsory_bytes:": "a number of bytes that equals its bound to the last bit"
     },
-    "fitness/dialect.py": {
-        'if entry < "launch":': "of two entries it is the last",
-    },
-    "fitness/score.py": {
-        'name = "vector" if unit is "valu" else unit': INTERNED,
-    },
-    "fitness/targets.py": {
-        "return self.kind <= FigureKind.COMPILED": "no kind comes before it",
-    },
-    "workers/cascade/base.py": {
-        "final=scope <= Scope.FINAL,": "of two scopes no other comes before it",
-    },
+    "fitness/dialect.py": {'if entry < "launch":': "of two entries it is the last"},
+    "fitness/score.py": {'name = "vector" if unit is "valu" else unit': INTERNED},
+    "fitness/targets.py": {"return self.kind <= FigureKind.COMPILED": "no kind comes before it"},
+    "workers/cascade/base.py": {"final=scope <= Scope.FINAL,": "of two scopes no other comes before it"},
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",
@@ -85,7 +77,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "if host != 0:": "a time is not negative",
     },
     "workers/cascade/drawn_shapes.py": {
-        'return dataclasses.replace(failure, reason=f"{shapes[ -1].id}: {failure.reason}")': "there is one shape",
+        'return dataclasses.replace(failure, reason=f"{shapes[ -1].id}: {failure.reason}")': "there is one shape"
     },
     "workers/cascade/measured_stages.py": {
         "return intervals.Ratio(math.exp(value), -1.0, math.inf), off": "below every bound, as 0 is",
@@ -100,9 +92,7 @@ EQUAL: dict[str, dict[str, str]] = {
         'tail = name.rsplit("store_", 1)[1]': "a store has its word once",
         'tail = name.rsplit("store_", 2)[-1]': "a store has its word once",
     },
-    "workers/cascade/modelled_stages.py": {
-        "return refused[ -1]": "the first refusal ends the child",
-    },
+    "workers/cascade/modelled_stages.py": {"return refused[ -1]": "the first refusal ends the child"},
     "workers/cascade/verify_shapes.py": {
         "kept, left = [], CARRIED_FLOPS if request.final else 1": "no shape is of one FLOP",
         "kept, left = [], CARRIED_FLOPS if request.final else -1": "no shape is of no FLOP",

@@ -98,7 +98,7 @@ def _noise_lines(runs: Sequence[Run], setting: Setting) -> list[str]:
     handed = np.array([run.handed for run in runs])
     return [
         f"Noise {setting.noise:.0%} on every reading. True score of the best configuration evaluated: mean "
-        f"{best.mean():.4f}; of the best reading, which is what a user is handed: {handed.mean():.4f}.",
+        f"{best.mean():.4f}; of the best reading, which is what a user is handed: {handed.mean():.4f}."
     ]
 
 

@@ -32,7 +32,7 @@ CONSTRAINTS = {}
 def build(params):
     return None
 """
-KIND = sorted(time_model.CALIBRATIONS["tpu7x"].errors)[0]
+KIND = sorted(time_model.ERRORS)[0]
 WRONG = Failure(Verdict.INCORRECT, "wrong")
 
 
@@ -202,10 +202,10 @@ def test_a_missing_part_is_no_fault_of_the_genome(monkeypatch):
 
 
 def test_a_fitness_has_the_interval_of_the_model(monkeypatch):
-    for kind in time_model.CALIBRATIONS["tpu7x"].errors:
+    for kind in time_model.ERRORS:
         Notes(monkeypatch, kind=kind)
         found = judged()
-        low, high = time_model.relative_error([kind, kind], "tpu7x")
+        low, high = time_model.relative_error([kind, kind])
         assert found.fitness == pytest.approx(2.0)
         assert found.interval == pytest.approx((2 * math.exp(-high), 2 * math.exp(-low)))
         assert found.descriptors == {"vmem": "0-8MiB"} and "libtpu" in found.toolchain

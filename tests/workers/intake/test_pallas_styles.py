@@ -189,7 +189,7 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
     chip = load_target("tpu7x").chip
     seed = SeedBuild(chip, lambda params: lambda *given: list(read(*given)), operands)
     assert picked(seed.closed({}, {})) == ({2}, {1})
-    _, _, reasons = seed.lowered({}, ["o0", "o1"], None, {"one": {}})
+    _, _, reasons = seed.lowered({"one": {}}, ["o0", "o1"], None, {"one": {}})
     assert reasons == [], "a stated grid keeps the alias"
 
 

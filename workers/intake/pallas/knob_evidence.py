@@ -1,8 +1,10 @@
 """Evidence for the parameters of a ``build``: values that a shape takes, values that change no answer."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,54 +18,71 @@ from tilewright.workers.intake.source.knobs import MEANING, Knob
 EVIDENCE_SECONDS = 20.0
 LEGAL_SECONDS = 10.0
 
+Dims = Mapping[str, int]
 Below = tuple[str, str]
 """Two knobs of which the first may not be above the second: a block of a block."""
 
 
 def legal_values(
-    space: Mapping[str, Sequence[int]],
-    defaults: Mapping[str, int],
-    shapes: Sequence[Mapping[str, int]],
-    traced: Callable[[Mapping[str, int], Mapping[str, int]], str],
-) -> tuple[dict[str, dict[str, list[int]]], set[str]]:
+    knobs: Sequence[Knob], defaults: Dims, shapes: Sequence[Dims], timed: Sequence[Dims],
+    traced: Callable[[Dims, Dims], str], elements: Callable[[Dims, Dims], tuple[int, int]],
+) -> tuple[dict[str, dict[str, list[int]]], set[str]]:  # fmt: skip
     """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
     if those are smaller, at that value (a block of a block), or those of the same default too (square blocks).
-    And the knobs of which no value changes anything."""
+    And the knobs of which no value changes anything. ``elements``: of what the kernels then read and write, and of the
+    blocks that cover it. At a ``timed`` shape a value that pads is left out beside one of at least half its size that
+    pads less; and of a knob's parts what divides none of the shape's sizes, pads, or covers more than it must."""
     found: dict[str, dict[str, list[int]]] = {}
     telling: set[str] = set()
-    began = time.process_time()
-    for dims in shapes:
+    began, plain = time.process_time(), ""
+    for place, dims in enumerate(shapes):
         label = label_of(dims)
-        if label in found or time.process_time() - began > LEGAL_SECONDS:
+        if label in found or time.process_time() - began > LEGAL_SECONDS * (place + 1):
             continue
         found[label] = {}
-        plain = traced(dims, defaults)
-        for name, values in space.items():
-            kept = []
-            for value in values:
-                others = {n: max(v, value) for n, v in defaults.items()}
-                alike = {n: value if v == defaults[name] else v for n, v in defaults.items()}
-                for params in ({**defaults, name: value}, {**others, name: value}, alike):
+        for base in (defaults, *({**defaults, k.name: v} for k in knobs for v in _nearest(k))):
+            with contextlib.suppress(Exception):  # a shape need not take the defaults
+                plain = traced(dims, base)
+                break
+        for knob in knobs:
+            name, sizes = knob.name, dict[int, tuple[int, int]]()
+            whole = (v for v in knob.parts if dims not in timed or any(n % v == 0 for n in dims.values()))
+            for value in (*knob.values, *whole):
+                others = {n: max(v, value) for n, v in base.items()}
+                alike = {n: value if v == base[name] else v for n, v in base.items()}
+                for params in ({**base, name: value}, {**others, name: value}, alike):
                     try:
                         text = traced(dims, params)
                     except Exception:  # noqa: BLE001 - a value that this shape does not take
                         telling.add(name)
                         continue
-                    kept.append(value)
+                    sizes[value] = elements(dims, params) if dims in timed else (0, 0)
                     telling |= {name} if text != plain else set()
                     break
-            found[label][name] = kept
-    return found, set(space) - telling if found else set()
+            least = min((covered for _, covered in sizes.values()), default=0)
+            found[label][name] = [
+                v for v, (size, covered) in sizes.items()
+                if (all(sizes[u][0] >= size for u in sizes if 2 * u >= v) if v in knob.values else covered == least)
+            ]  # fmt: skip
+    return found, {k.name for k in knobs} - telling if found else set()
+
+
+def _nearest(knob: Knob) -> list[int]:
+    """A knob's values, those near its default first."""
+    return sorted(knob.values, key=lambda v: abs(math.log2(v / knob.default)))
 
 
 def values_taken(
-    knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]], checked: Sequence[str]
-) -> tuple[int, ...]:
-    """A knob's values that some shape takes, and every shape at which answers are ``checked``."""
-    taken = {v for by_knob in legal.values() for v in by_knob.get(knob.name, knob.values)}
+    knob: Knob, legal: Mapping[str, Mapping[str, Sequence[int]]], timed: Sequence[str], checked: Sequence[str]
+) -> Knob:
+    """A knob with the values that a ``timed`` shape takes, and every shape at which answers are ``checked``."""
+    every = (*knob.values, *knob.parts)
+    taken = {v for label in timed for v in legal.get(label, {}).get(knob.name, every)} if legal else {*every}
     for label in checked:
-        taken &= set(legal.get(label, {}).get(knob.name, knob.values))
-    return tuple(v for v in knob.values if v in taken or v == knob.default) if legal else knob.values
+        taken &= {*legal.get(label, {}).get(knob.name, every)}
+    taken.add(knob.default)
+    values, parts = (tuple(v for v in of if v in taken) for of in (knob.values, knob.parts))
+    return replace(knob, values=values, parts=parts)
 
 
 def tiling_knobs(
@@ -115,8 +134,8 @@ def tiling_knobs(
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
         tried = not late()
-        others = sorted(knob.values, key=lambda v, own=knob.default: abs(math.log2(v / own)))  # type: ignore[misc]
-        kept = [v for v in others if v == knob.default or (not late() and works(knob, v))]
+        kept = [v for v in _nearest(knob) if v == knob.default or (not late() and works(knob, v))]
+        kept += [v for v in knob.parts if len(kept) == 1 and not late() and works(knob, v)]
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
             continue
@@ -132,6 +151,9 @@ def tiling_knobs(
         else:
             why = MEANING if tried else "no time was left to try other values"
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
+    for knob in (k for k in knobs if k.name in space):
+        further = [v for v in knob.parts if not late() and works(knob, v)]
+        space[knob.name] = tuple(sorted({*space[knob.name], *further}))
     for name, other in [pair for pair in below if pair[::-1] in below and pair[0] < pair[1]]:
         if name in space and other in space:  # two places of one size
             both = space.pop(other)

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ import jax.numpy as jnp
 
 from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
-from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import Call, parse, python_text, python_value
+from tilewright.workers.intake.calls import call_text, dimensions
+from tilewright.workers.intake.calls.call_text import Call, ObjectArgument, parse, python_text, python_value
 from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refusal_of
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas.block_sizes import AUTOMATIC, launches, names_block, sizes_within
@@ -31,7 +31,7 @@ from tilewright.workers.intake.pallas.function_text import RESERVED, followed_te
 from tilewright.workers.intake.pallas.original import Original, function_in, on_chip
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
 from tilewright.workers.intake.pallas.trial import Module, judge
-from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
+from tilewright.workers.intake.source.knobs import LANES, MOST_SIZE, Knob, block_values, is_size
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
 from tilewright.workers.runners.pallas.trace import unwrapped
@@ -72,6 +72,8 @@ def answer_to(request: Request) -> Answer:
     parameters = list(inspect.signature(plain_function(function)).parameters)
     operands, said, places = _operands(calls, parameters)
     knobs = _argument_knobs(calls[0], function, said)
+    names = dict(zip(places, (o.name for o in operands), strict=True))
+    knobs += _object_knobs(calls[0], said, names, {*parameters, *RESERVED, *(k.name for k in knobs)})
     files = loader.files(path)
     root = Path(str(path).removesuffix(loader.place(path)))
     original = Original(
@@ -88,7 +90,11 @@ def answer_to(request: Request) -> Answer:
         raise Refusal(f"{request['function']} launches no Pallas kernel in this call")
     places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
     original, inner = sizes_within(original, places_used, launched, {*parameters, *defaults, *RESERVED})
+    sizes = {min(n, MOST_SIZE) for call in calls for tensor in call.tensors() for n in tensor.shape}
+    parts = {n for size in sizes for n in range(LANES, size + 1, LANES) if size % n == 0}
     knobs += inner
+    for knob in (k for k in knobs if is_size(k.default)):
+        knob.parts = tuple(sorted(parts - {*knob.values}))
 
     def traced(module: Module, params: Mapping[str, int]) -> str:
         with contextlib.suppress(Exception):  # a size that this shape does not take
@@ -239,6 +245,24 @@ def _argument_knobs(call: Any, function: Any, said: dict[Any, str]) -> list[Knob
         key = place if place < len(call.arguments) else name
         said[key] = f"({text},)" if isinstance(value, tuple) else text
     return found
+
+
+def _object_knobs(
+    call: Call, said: dict[Any, str], operands: Mapping[call_text.Place, str], taken: set[str]
+) -> Iterator[Knob]:
+    """Sizes that an object among the arguments is made of, as ``Tiles(rows=64)``, by keyword or position; ``said`` gets
+    their parameters. ``operands``: names by place. ``taken``: names of other parameters."""
+    for key, value in (*enumerate(call.arguments), *call.keywords.items()):
+        if not isinstance(value, ObjectArgument):
+            continue
+        texts = dict(operands)
+        for part, size in call_text.parts_of(value):
+            name = f"{value.name.rpartition('.')[2].lower()}_{part}" if isinstance(part, int) else part
+            if is_size(size) and name not in taken:
+                taken.add(name)
+                texts[key, part] = f'params["{name}"]'
+                yield Knob(name, size, block_values(size), f"{value.name} of the call")
+        said[key] = python_text(value, (key,), texts, "()")
 
 
 # -- the text ------------------------------------------------------------------------------------------------------

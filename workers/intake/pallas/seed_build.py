@@ -4,6 +4,7 @@ The seed is lowered here as every candidate is, so that problems are reported be
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,8 +39,8 @@ Build = Callable[[dict[str, int]], Callable[..., Any]]
 UNREAD = "an operand that nothing reads"
 """Stands among the work beside kernels of a function that does not use all that it is given."""
 
-KEPT = 4
-"""Runs whose outputs are kept."""
+KEPT, KEPT_TRACES = 4, 256
+"""Runs whose outputs are kept, and jaxprs."""
 
 
 def shaped(operands: Sequence[Operand], dims: Dims) -> list[jax.ShapeDtypeStruct]:
@@ -71,6 +72,8 @@ class SeedBuild:
         if key not in self.made:
             with on_chip({"kind": self.chip.device_kind, "cores": self.chip.cores}):
                 self.made[key] = plain_jaxpr(closed_of(self.build(dict(params)), specs))
+            if len(self.made) > KEPT_TRACES:
+                del self.made[next(iter(self.made))]
         return self.made[key]
 
     def interpreted(self, params: Params, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -113,6 +116,14 @@ class SeedBuild:
             program = Program(closed, [inputs[o.name] for o in self.operands])
             return program.run(dict(enumerate(where)), settings_of(closed)), where
 
+    def elements(self, dims: Dims, params: Params) -> tuple[int, int]:
+        """Of what the kernels read and write, and of the blocks that cover it."""
+        kernels = kernels_in(self.closed(dims, params).jaxpr)
+        blocks = [block for kernel in kernels for block in kernel.params["grid_mapping"].block_mappings]
+        sizes = [(b.array_aval.shape, [getattr(n, "block_size", 1) for n in b.block_shape]) for b in blocks]
+        covered = sum(math.prod(-(-n // step) * step for n, step in zip(*of, strict=True)) for of in sizes)
+        return sum(math.prod(shape) for shape, _ in sizes), covered
+
     def result_shapes(self, dims: Dims, params: Params) -> list[tuple[int, ...]]:
         return [tuple(aval.shape) for aval in self.closed(dims, params).out_avals]
 
@@ -134,7 +145,7 @@ class SeedBuild:
 
     def lowered(
         self,
-        params: Params,
+        params: Mapping[str, Params],
         results: Sequence[str],
         work: Mapping[str, int] | None,
         shapes: Mapping[str, Dims],
@@ -142,8 +153,8 @@ class SeedBuild:
         """Operations beside the kernels at these shapes; FLOP of the products that any candidate must do, by shape;
         and why no time can be modelled, if so.
 
-        ``work``: FLOP of the products in the reference, which may do more than it must: all of a masked square, every
-        matrix for every row. What the function itself does is enough. None: the function is its own reference.
+        ``params``: by shape. ``work``: FLOP of the products in the reference, which may do more than it must, as all of
+        a masked square; what the function itself does is enough. None: the function is its own reference.
         """
         from tilewright.workers.runners.mosaic.facts import module_facts
         from tilewright.workers.runners.mosaic.known_operands import bind
@@ -155,7 +166,7 @@ class SeedBuild:
             specs = [{"name": o.name, "shape": list(o.sizes(dims)), "dtype": o.dtype} for o in self.operands]
             try:
                 with self.mesh():
-                    closed = self.closed(dims, params)
+                    closed = self.closed(dims, params[label])
                     made = closed.out_avals
                     outputs = [
                         {"name": f"o{n}", "shape": list(m.shape), "dtype": m.dtype.name}

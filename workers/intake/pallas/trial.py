@@ -138,15 +138,23 @@ def judge(
             raise Refusal("its results have other shapes")
         return seed.traced(dims, params)
 
-    checked = [label_of(shape.dims) for shape in shapes]
-    legal, idle = legal_values({k.name: k.values for k in knobs}, defaults, every, traced)
-    knobs = [replace(k, values=values_taken(k, legal, checked)) for k in knobs]
-    telling = [k for k in knobs if k.name not in idle and len(k.values) > 1]
+    checked, labels = ([label_of(dims) for dims in of] for of in ([s.dims for s in shapes], all_dims))
+    legal, idle = legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
+    knobs = [values_taken(k, legal, labels, checked) for k in knobs]
+    telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
     space, fixed, held, tied = tiling_knobs(telling, defaults, shapes[-1], results, seed.interpreted)
     whys = {k.name: IDLE if k.name in idle else ALONE for k in knobs if k not in telling}
     fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
-    constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
     chosen = {name: defaults[name] for name in space}
+    constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
+    starts = dict.fromkeys(labels, chosen)
+    for dims, label in zip(all_dims, labels, strict=True) if len(all_dims) > 1 else ():
+        elsewhere, values = " or ".join(f"{n} != {size}" for n, size in dims.items()), legal.get(label, space)
+        for name, kept in ((n, tuple(v for v in space[n] if v in values[n])) for n in space):
+            if kept and kept != space[name]:
+                constraints[f"{elsewhere} or {name} in {kept}"] = f"{label} takes no other {name}"
+                near = min(kept, key=lambda v, own=chosen[name]: (abs(math.log2(v / own)), v))  # type: ignore[misc]
+                starts[label] = {**starts[label], name: near}
     replaced = {
         k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default)
         for k in knobs
@@ -157,8 +165,8 @@ def judge(
     made = SeedBuild(chip, module.build(folder), operands)
     timed = {label_of(dims): dims for dims in all_dims}
     work = _product_work(oracle, operands, timed) if isinstance(oracle, Oracle) else None
-    moved = {label: _moved(made, dims, chosen) for label, dims in timed.items()}
-    beside, work, reasons = made.lowered(chosen, [r.name for r in results], work, timed)
+    moved = {label: _moved(made, dims, starts[label]) for label, dims in timed.items()}
+    beside, work, reasons = made.lowered(starts, [r.name for r in results], work, timed)
     if reasons:
         return {"refusals": [{"line": 0, "what": what} for what in reasons]}
     if beside:

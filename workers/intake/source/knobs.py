@@ -15,8 +15,8 @@ IDLE = "other values change nothing on these shapes"
 ALONE = "no other value fits every checked shape"
 """Why a number is not a parameter of the search."""
 
-MOST_SIZE = 1 << 16
-"""Largest number of a Pallas function that is taken for the size of a block."""
+LANES, MOST_SIZE = 128, 1 << 16
+"""Lanes of a TPU's vectors; the largest number of a Pallas function that is taken for the size of a block."""
 
 
 @dataclass
@@ -37,6 +37,8 @@ class Knob:
     echo: bool = False
     """A number outside compile-time arguments that has a knob's value, as of a grid that says 64 beside BLOCK=64: no
     knob, and to be tied to one if that is what it repeats."""
+    parts: tuple[int, ...] = ()
+    """Further values, to be tried after the others: whole lanes that divide a size of a call."""
 
 
 def is_size(value: object) -> TypeGuard[int]:

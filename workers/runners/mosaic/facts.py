@@ -222,13 +222,7 @@ class _Taint:
             self._loop(op)
         elif name == "scf.while":
             self._while(op)
-        elif name in (
-            "cf.br",
-            "cf.cond_br",
-            "scf.execute_region",
-            "func.call",
-            "scf.index_switch",
-        ):
+        elif name in ("cf.br", "cf.cond_br", "scf.execute_region", "func.call", "scf.index_switch"):
             self.while_loops += 1
             for inner in read.walk(op):
                 self._operation(inner)

@@ -83,9 +83,7 @@ def _compile(workload: Mapping[str, Any], module: bytes, device: Any) -> Any:
     layout = Format(Layout.AUTO, sharding)
     exported = _as_exported(described, module, inputs)
     jitted = jax.jit(
-        lambda *operands: exported.call(*operands),
-        in_shardings=(layout,) * len(inputs),
-        out_shardings=layout,
+        lambda *operands: exported.call(*operands), in_shardings=(layout,) * len(inputs), out_shardings=layout
     )
     return jitted.trace(*inputs).lower(lowering_platforms=("tpu",)).compile()
 

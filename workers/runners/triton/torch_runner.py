@@ -33,13 +33,7 @@ from tilewright.workers.runners.triton.tensors import (
     to_torch,
 )
 
-_SPOILING = (
-    "CUDA error",
-    "device-side assert",
-    "out of memory",
-    "illegal",
-    "launch failure",
-)
+_SPOILING = ("CUDA error", "device-side assert", "out of memory", "illegal", "launch failure")
 
 
 class Call(Protocol):

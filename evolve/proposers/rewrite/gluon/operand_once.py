@@ -137,12 +137,7 @@ def _idle(kernel: TritonKernel, found: Computed) -> list[cst.CSTNode]:
 
 
 def _computed(
-    kernel: TritonKernel,
-    side: int,
-    call: cst.Call,
-    loop: cst.For,
-    body: Sequence[cst.CSTNode],
-    place: int,
+    kernel: TritonKernel, side: int, call: cst.Call, loop: cst.For, body: Sequence[cst.CSTNode], place: int
 ) -> Computed | None:
     node, other = call.args[side].value, call.args[1 - side].value
     try:

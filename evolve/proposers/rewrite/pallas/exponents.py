@@ -57,12 +57,7 @@ class BaseTwoSoftmax(CallRule[ScaledPowers]):
             if powers:
                 yield f"{name} in base two, {len(powers)} exponentials", (group, powers)
 
-    def change(
-        self,
-        edit: Edit,
-        view: PallasCall,
-        payload: ScaledPowers,
-    ) -> None:
+    def change(self, edit: Edit, view: PallasCall, payload: ScaledPowers) -> None:
         kernel = view.kernel
         group, powers = payload
         numpy = edit.ensure_import("jax.numpy", "jnp")

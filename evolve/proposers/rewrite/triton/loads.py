@@ -42,12 +42,7 @@ class StrengthReducePointer(NodeRule[PointerStep]):
                 if split and not inside_if:
                     yield f"advance {short(kernel.source, call.args[0].value)}", (loop, call, split, bounds)
 
-    def change(
-        self,
-        edit: Edit,
-        kernel: TritonKernel,
-        payload: PointerStep,
-    ) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: PointerStep) -> None:
         loop, call, (base, factor), (start, _, step) = payload
         name = kernel.source.fresh("running")
         first = base if start == "0" else f"{base} + ({start}) * {factor}"

@@ -112,12 +112,7 @@ class RangeOption(NodeRule[LoopOption]):
                 if option not in given:
                     yield f"{option} of loop {number}", (call, option, values, default)
 
-    def change(
-        self,
-        edit: Edit,
-        kernel: TritonKernel,
-        payload: LoopOption,
-    ) -> None:
+    def change(self, edit: Edit, kernel: TritonKernel, payload: LoopOption) -> None:
         call, option, values, default = payload
         name = kernel.add_tunable(edit, option if option != "num_stages" else "loop_stages", values, default)
         edit.replace(call.func, f"{kernel.tl}.range")

@@ -23,10 +23,11 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments.studies.tpu.truth.fit import class_of
+from experiments.studies.tpu.truth.intervals import held_left_out, table
 from experiments.studies.tpu.truth.rows import Row, read_rows
 from experiments.studies.tpu.truth.simulated import Run, cached
 from tilewright.fitness.tpu.memory import replay
-from tilewright.fitness.tpu.time_model import CALIBRATIONS, VERSION, interval
+from tilewright.fitness.tpu.time_model import CALIBRATIONS, VERSION
 from tilewright.workers.toolchains.libtpu_simulator import toolchain
 
 OUT = Path(__file__).resolve().parents[3] / "records" / "tpu_truth"
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str]) -> None:
             untried.append(_told(row))
         else:
             facts.append(_fact(row, done))
+    facts = [{**fact, "held": held_left_out(fact, facts)} for fact in facts]
     OUT.mkdir(parents=True, exist_ok=True)
     data = {"time_model": VERSION, "toolchain": toolchain(), "rows": facts, "not_modelled": refused}
     (OUT / "rows.json").write_text(json.dumps(data, indent=1) + "\n")
@@ -85,16 +87,13 @@ def _fact(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
     run = runs[-1]
     main_op = run.longest
     passed = replay(row.events(run) if row.grouped else main_op.events, rules)
-    kind = class_of(row, runs)
-    low, high = interval(seconds, row.chip, kind)
     return {
         **_told(row),
         "modelled_ms": seconds * 1e3,
         "device_ms": row.seconds * 1e3,
         "error": seconds / row.seconds - 1,
         "memory_share": passed.memory / passed.seconds,
-        "class": kind,
-        "held": bool(low <= row.seconds <= high),
+        "class": class_of(row, runs),
         "apart": run.apart,
         "cut": "steps" in row.spec,
         "core_cycles": int(main_op.events.work.sum()),
@@ -104,11 +103,12 @@ def _fact(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
 _INTRODUCTION = """Time model {version}; made by `python -m experiments.studies.tpu.truth FOLDER`. Measured times are
 of others: `ucb-bar/autocomp` at `dd26a56` (one v6e; the host's 0.107 ms is taken off) and `openxla/tokamax` at
 `783ea95` (autotuning records of v5e, v6e and tpu7x, device times). A hash of the row halves them: *fitted* rows give
-the intervals, and the constants of tpu7x and v6e; those of v5e were fitted before the split, to all rows then.
+the constants of tpu7x and v6e; those of v5e were fitted before the split, to all rows then.
 Error: modelled over measured, less 1. *Class*: what bounds the kernel, which decides its interval. *With memory's
-share*: correlation of the error with the copies' part of the time. *Held*: by the 90 % interval. *Apart*: rows whose
-kernels were simulated alone, XLA's operations around them by their bytes and matrix products. *Cut*: of these kernels a
-part of the grid was simulated, outer axes cut, and its time repeated. Pairs: those that differ by over 2 %."""
+share*: correlation of the error with the copies' part of the time. *Held*: by the 90 % interval that the rows of all
+*other* families give (a family: one kind of kernels on one chip), so nothing of its own. *Apart*: rows whose kernels
+were simulated alone, XLA's operations around them by their bytes and matrix products. *Cut*: of these kernels a part of
+the grid was simulated, outer axes cut, and its time repeated. Pairs: those that differ by over 2 %."""
 
 
 def _head(*columns: str) -> list[str]:
@@ -148,6 +148,7 @@ def report(
             f"| {'' if fitted else 'not '}fitted | {np.median(abs(errors)):.1%} "
             f"| {max(errors, key=abs):+.1%} | {errors.mean():+.1%} | {trend} | {held:.0%} |"
         )
+    lines += ["", "## Intervals, each family left out in turn", "", *table(facts)]
     lines += ["", "## Order within a lineage", ""]
     columns = ("rows", "Spearman", "pairs ordered right")
     lines += _head("lineage", *columns, *(f"not fitted: {name}" for name in columns), "error left in a step")

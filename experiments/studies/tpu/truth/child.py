@@ -221,9 +221,7 @@ def compile_for(spec: dict[str, Any], exported: Any, module: bytes, shapes: list
         layout = Format(Layout.AUTO, layout)
     replaced = dataclasses.replace(exported, mlir_module_serialized=module)
     jitted = jax.jit(
-        lambda *operands: replaced.call(*operands),
-        in_shardings=(layout,) * len(shapes),
-        out_shardings=layout,
+        lambda *operands: replaced.call(*operands), in_shardings=(layout,) * len(shapes), out_shardings=layout
     )
     return jitted.trace(*shapes).lower(lowering_platforms=("tpu",)).compile()
 

@@ -3,8 +3,8 @@
     python -m experiments.studies.tpu.truth.fit FOLDER [--cache FOLDER] [--chip v6e]
 
 Prints the clock, rates (in the ratio of those in use) and latency that fit those rows best, the errors they leave there
-and on the rest, the same for the constants in use, and what these leave in each class of kernel. Every lineage weighs
-the same: its sources differ little, some compile to the same code. Nothing is compiled and nothing is written.
+and on the rest, and the same for the constants in use. Every lineage weighs the same: its sources differ little, some
+compile to the same code. Nothing is compiled and nothing is written.
 """
 
 from __future__ import annotations
@@ -43,13 +43,6 @@ def main(arguments: Sequence[str]) -> None:
         fitted = [(row, runs) for row, runs in known if row.chip == chip and row.fitted]
         rest = [(row, runs) for row, runs in known if row.chip == chip and not row.fitted]
         used = CALIBRATIONS[chip].rules
-        for kind in sorted({class_of(*measured) for measured in fitted + rest}):
-            of_class = [[m for m in rows if class_of(*m) == kind] for rows in (fitted, rest)]
-            told = [
-                _told(name, residuals(rows, used))
-                for name, rows in zip(("fitted rows", "the rest"), of_class, strict=True)
-            ]
-            sys.stdout.write(f"{chip} {kind}: {'; '.join(told)}\n")
         for name, rules in (("in use", used), ("fitted", best_rules(fitted, used))):
             sys.stdout.write(
                 f"{chip} {name}: clock {rules.clock / 1e9:.3f} GHz, read {rules.read / 1e12:.3f} TB/s, write "

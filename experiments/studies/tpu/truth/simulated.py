@@ -277,8 +277,7 @@ def _load(path: Path) -> Run:
         told = json.loads(str(kept["told"]))
         operations = tuple(
             Operation(
-                **entry,
-                events=Events(*(kept[f"{n}.{f}"] for f in ("work", "kinds", "sizes", "ready"))),
+                **entry, events=Events(*(kept[f"{n}.{f}"] for f in ("work", "kinds", "sizes", "ready")))
             )
             for n, entry in enumerate(told["operations"])
         )

@@ -17,7 +17,7 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
 room in the registers, else two."""
 
 CONSTRAINTS: Mapping[str, str] = {
-    "rows * columns <= 16384": "scores and weights live in the registers of one group of warps",
+    "rows * columns <= 16384": "scores and weights live in the registers of one group of warps"
 }
 
 STEPS = '''

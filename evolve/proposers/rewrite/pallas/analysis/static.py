@@ -23,11 +23,7 @@ _PLAIN_NODES = (
     cst.IfExp,
     cst.Tuple,
 )
-_LOGICAL = {
-    "jax.numpy.logical_or": "or",
-    "jax.numpy.logical_and": "and",
-    "jax.numpy.logical_not": "not",
-}
+_LOGICAL = {"jax.numpy.logical_or": "or", "jax.numpy.logical_and": "and", "jax.numpy.logical_not": "not"}
 
 
 @dataclass
