@@ -33,8 +33,8 @@ _BEST = {
 POINTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bf16": ("bf16", {}),
     "naive": ("naive", {"block_m": 1024, "block_n": 256, "block_k": 2048}),
-    "fused, grid": ("fused", _BEST),
-    "fused, copies": ("streamed", {**_BEST, "copies": "kernel", "first_rows": 256}),
+    "fused": ("fused", _BEST),
+    "streamed": ("streamed", {**_BEST, "copies": "kernel", "first_rows": 256}),
 }
 """By name kernel and parameters: the baseline; e4m3 dots of one group; operands scaled to bf16, twice."""
 
