@@ -114,12 +114,12 @@ class DeviceCode:
         listed = r"\(([^()]*)\)" if given else "()"
         found = re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}{listed}[ \t]+(.+)$", self.text, re.M)
         values = dict(zip(re.findall(r"\w+", found[1]), given, strict=False)) if found else {}
-        said = re.sub(
+        number = re.sub(
             r"\w+",
             lambda word: f"({values[word[0]]})" if word[0] in values else word[0],
             found[2] if found else "",
         )
-        return self.expression(said) if said else None
+        return self.expression(number) if number else None
 
     def _changed(self, root: Any) -> Iterator[tuple[Any, str]]:
         """What the device does not compile, with nothing in its place, and constants of the file, which would lie in

@@ -340,10 +340,10 @@ class HostCode:
             return self._numbers.named(text, self._code.numbers[text])
         if text in _DTYPES or _NOTHING.fullmatch(text):
             return _DTYPES.get(text)
-        said = self._code.constant(text)
-        if said is None:
+        constant = self._code.constant(text)
+        if constant is None:
             raise self._refusal(node, f"names {text}, which it does not define")
-        return self._value(said, scope)
+        return self._value(constant, scope)
 
     def _size(self, kind: str, node: Any) -> int:
         if kind not in TYPES:
@@ -443,8 +443,8 @@ class HostCode:
             return _MATHS[short](*given)
         if re.match(r"(torch|at)::", text) and hasattr(torch, name):
             return _of_torch(getattr(torch, name), given)
-        if (said := self._code.constant(name, [n.text.decode() for n in parts])) is not None:
-            return self._value(said, scope)
+        if (constant := self._code.constant(name, [n.text.decode() for n in parts])) is not None:
+            return self._value(constant, scope)
         raise self._refusal(node, f"calls {name}, which is not followed")
 
     def _method(self, held: Any, name: str, asked: str, given: list[Any], node: Any) -> Any:
@@ -502,11 +502,11 @@ class HostCode:
         kernel, trace = self._code.kernels.get(name), current()
         if kernel is None or trace is None or len(given) != len(kernel.parameters):
             raise self._refusal(node, f"launches {name} with arguments that its text does not take")
-        said = [text.strip() for text in templates.split(",") if text.strip()]
+        kinds = [text.strip() for text in templates.split(",") if text.strip()]
         bound: dict[str, Any] = {}
         for own in kernel.templates:
-            if said:
-                word = self._kind(said.pop(0), scope)
+            if kinds:
+                word = self._kind(kinds.pop(0), scope)
                 bound[own] = self._word(word, node, scope) if word in self._code.numbers else word
                 continue
             pairs = zip(kernel.parameters, given, strict=True)  # as its pointers are given

@@ -73,11 +73,11 @@ class HostFunction:
             function = self._found(path, reference)
         names, layer = argument_names(function, given[0]), getattr(function, "__self__", None)
         weights = dict(layer.state_dict()) if isinstance(layer, torch.nn.Module) else {}
-        said = {name: name.replace(".", "_") for name in weights}
+        keywords = {name: name.replace(".", "_") for name in weights}
         for again in (
             (True, False) if weights else (False,)
         ):  # with all of them, then with those that kernels are given
-            taken, calls = _with_weights(function, {said[n]: (n, weights[n]) for n in said}, given)
+            taken, calls = _with_weights(function, {keywords[n]: (n, weights[n]) for n in keywords}, given)
             own, places = operands(calls, tensor_places(calls, names), frozenset())
             self._recorded = CallSite(
                 taken, str(path), self.name, calls, reference, own, places, part=self._part
@@ -86,7 +86,9 @@ class HostFunction:
             if again:
                 found = [traces[0].find(pointer.tensor) for pointer in pointers(traces[0])]
                 used = {root_of(var).name for var in found if var is not None}
-                said = _named_alike({n: t.shape for n, t in weights.items() if said[n] in used}, reference)
+                keywords = _named_alike(
+                    {n: t.shape for n, t in weights.items() if keywords[n] in used}, reference
+                )
         self.outputs = tuple(f"result{n}" for n in range(len(traces[0].results))) or written(traces[0])
         self._writes, self.knobs, self.sized, self._text = not traces[0].results, dict[str, int](), False, ""
         full = [
@@ -95,8 +97,11 @@ class HostFunction:
         rows = tensor_places(full, [*names, *self.outputs])
         self.every, _ = operands(full, sorted(rows, key=lambda row: row[0] in self.outputs), frozenset())
         kept = [n for n in range(len(given[0].arguments)) if names[n] not in self.outputs]
-        self.names, self.parameters = [names[n] for n in kept], [*(names[n] for n in kept), *said.values()]
-        types = {name: calls[0].keywords[name] for name in said.values()}
+        self.names, self.parameters = (
+            [names[n] for n in kept],
+            [*(names[n] for n in kept), *keywords.values()],
+        )
+        types = {name: calls[0].keywords[name] for name in keywords.values()}
         shown = [f"{n}={SHORT[t.dtype]}[{', '.join(map(str, t.shape))}]" for n, t in types.items()]
         self.texts = [", ".join([*_arguments(text, kept, function), *shown]) for text in request["calls"]]
         self.calls = [Call(tuple(c.arguments[n] for n in kept), c.keywords) for c in calls]
@@ -241,15 +246,15 @@ def _named_alike(shapes: Mapping[str, Any], reference: str) -> dict[str, str]:
 
 
 def _with_weights(
-    function: Any, said: Mapping[str, tuple[str, torch.Tensor]], calls: Sequence[Call]
+    function: Any, weights: Mapping[str, tuple[str, torch.Tensor]], calls: Sequence[Call]
 ) -> tuple[Callable[..., Any], list[Call]]:
     """A layer as a function that is given weights by other names, and the calls with them as keywords."""
-    if not said:
+    if not weights:
         return function, list(calls)
-    made = {known: TensorArgument(str(t.dtype)[6:], tuple(t.shape)) for known, (_, t) in said.items()}
+    made = {known: TensorArgument(str(t.dtype)[6:], tuple(t.shape)) for known, (_, t) in weights.items()}
 
     def forward(*given: Any, **named: Any) -> Any:
-        own = {name: named.pop(known) for known, (name, _) in said.items()}
+        own = {name: named.pop(known) for known, (name, _) in weights.items()}
         return torch.func.functional_call(function.__self__, own, given, named)
 
     return forward, [Call(call.arguments, {**call.keywords, **made}) for call in calls]

@@ -92,12 +92,12 @@ class LaunchWriter:
             elif isinstance(step, Launch):
                 steps.append(self._launch(step))
         parts = f'"steps": ({", ".join(steps)},), "scratch": {{{", ".join(scratch)}}}{self._options}'
-        told = f"{{{parts}}}"
-        taken = [name for name in self._trace.inputs if re.search(rf"\b{name}\.shape", told)]
+        plan = f"{{{parts}}}"
+        taken = [name for name in self._trace.inputs if re.search(rf"\b{name}\.shape", plan)]
         lines = "".join(f'    {name} = inputs["{name}"]\n' for name in taken)
         return (
-            "import math\n\n\n" * ("math." in told)
-            + f"def launch(inputs, params):\n{lines}    return {told}\n"
+            "import math\n\n\n" * ("math." in plan)
+            + f"def launch(inputs, params):\n{lines}    return {plan}\n"
         )
 
     def _root(self, tensor: Any, where: str) -> Var:
