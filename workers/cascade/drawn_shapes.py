@@ -98,10 +98,11 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
             made = _named(shapes, some, legal, rng)
         else:
             made = _drawn(shapes, turns[turn % len(turns)], legal, rng)
-        if made is not None and made not in shapes:
-            workload = Workload(drawn_id(made), made)
-            found.setdefault(workload.id, workload)
-        elements, work = map(sum, zip((0, 0), *(legal.cost(w.dims) for w in found.values()), strict=True))
+        if made is None or made in shapes:
+            continue
+        workload = Workload(drawn_id(made), made)
+        found.setdefault(workload.id, workload)
+        elements, work = map(sum, zip(*(legal.cost(w.dims) for w in found.values()), strict=True))
         if len(found) == lot.shapes or elements > lot.whole * lot.elements or work > lot.whole * lot.work:
             break
     return tuple(found.values())
