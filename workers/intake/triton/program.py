@@ -355,7 +355,7 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape], patience: float = 1.
 
     effort = replace(EFFORT, seconds=patience * EFFORT.seconds, clock=seed.interpreter.clock)
     if site.reference == SELF:
-        effort = replace(effort, draws=OWN_DRAWS, on_largest=False)
+        effort = replace(effort, draws=OWN_DRAWS, on_largest=False, blamed_spread=0)
     return InputKinds(site.operands, shapes, seed.reference, run_seed, effort, factors, kernels, numbers)
 
 
