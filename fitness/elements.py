@@ -153,7 +153,9 @@ def _objection(
         if (place := _first(flipped)) is not None:
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
-        if allowed.rounded and (db := excess_noise(found, wanted, rounded, unit, around, allowed.worst, output)):
+        if allowed.rounded and (
+            db := excess_noise(found, wanted, rounded, unit, around, allowed.worst, output)
+        ):
             return f"{db:.1f} dB more noise than rounding makes"
     return None
 

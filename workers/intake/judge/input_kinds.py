@@ -247,7 +247,9 @@ class InputKinds:
         runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else self._effort.kernel_draws
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
         pairs = self._bears(self.operands, asked, kind, spread, most, own)
-        self._pairs[kind] += pairs or []  # the more draws, the nearer is the largest error to what a campaign sees
+        self._pairs[kind] += (
+            pairs or []
+        )  # the more draws, the nearer is the largest error to what a campaign sees
         return pairs is not None
 
     def _bears_edges(self, operands: Sequence[Operand]) -> bool:
@@ -276,7 +278,9 @@ class InputKinds:
             if family(kind) not in SPECIAL and not fine:
                 return None
         pairs: list[Pair] = []
-        for outputs, due in zip(self._run_all([drawn[n] for n in own]), (answers[n] for n in own), strict=True):
+        for outputs, due in zip(
+            self._run_all([drawn[n] for n in own]), (answers[n] for n in own), strict=True
+        ):
             if outputs is None or wrong(outputs, due, operands):
                 return None
             pairs.append((outputs, due))
