@@ -33,7 +33,7 @@ _DTYPES = {
     for word in names.split() for name in (word, f"k{word}")
 }  # fmt: skip
 _OWN = {"Half": "__half", "BFloat16": "__nv_bfloat16"}
-_NOTHING = re.compile(r"nullptr|NULL|nullopt|kCUDA|kStrided|cuda[A-Z]\w+")
+_NOTHING = re.compile(r"nullptr|NULL|nullopt|kCUDA|kStrided|Contiguous|Preserve|cuda[A-Z]\w+")
 _IGNORED = re.compile(
     r"cuda(GetLastError|PeekAtLastError|DeviceSynchronize|StreamSynchronize|FuncSetAttribute|"
     r"FuncSetCacheConfig|GetErrorString|SetDevice|GetDevice)|f?printf|get(Current|Default)CUDAStream|device_of"
