@@ -22,7 +22,6 @@ from tilewright.workers.intake.child_program import Refusal, Request
 from tilewright.workers.intake.cuda.host_code import Numbers
 from tilewright.workers.intake.cuda.host_function import (
     found_function,
-    named_alike,
     read_extensions,
     weights_of,
     with_weights,
@@ -210,9 +209,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def layer(path: Path, name: str, reference: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A function of a file that is given the weights that it has, by the reference's names for them; their rows."""
     function = found_function(path, name, reference)
-    weights = weights_of(function)
-    alike = named_alike({n: t.shape for n, t in weights.items()}, reference)
-    own = {alike.get(n, n).replace(".", "_"): (n, t) for n, t in weights.items()}
+    own = weights_of(function, reference)
     return with_weights(function, own, [])[0], {
         n: (str(t.dtype)[6:], tuple(t.shape)) for n, (_, t) in own.items()
     }

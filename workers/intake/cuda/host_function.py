@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,21 @@ def found_function(path: Path, function: str, reference: str) -> Callable[..., A
     return function_in(module, function, path.name)
 
 
-def weights_of(function: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    """The weights of a layer whose ``forward`` it is."""
+def weights_of(
+    function: Callable[..., Any], reference: str, used: Collection[str] | None = None
+) -> dict[str, tuple[str, torch.Tensor]]:
+    """The weights of a layer whose ``forward`` it is, of ``used`` alone, with their names there, by what the reference
+    calls those of their names and shapes or, where both have as many of a shape left, those in their order."""
     layer = getattr(function, "__self__", None)
-    return dict(layer.state_dict()) if isinstance(layer, torch.nn.Module) else {}
+    weights = dict(layer.state_dict()) if isinstance(layer, torch.nn.Module) else {}
+    weights = {n: t for n, t in weights.items() if used is None or n in used}
+    known = dict(getattr(function_of(reference), "weights", {})) if weights else {}
+    found = {n: name for n, t in weights.items() if known.get(name := n.replace(".", "_")) == t.shape}
+    for shape in {t.shape for n, t in weights.items() if n not in found}:
+        own = [n for n, t in weights.items() if n not in found and t.shape == shape]
+        theirs = [n for n in known if n not in found.values() and known[n] == shape]
+        found |= dict(zip(own, theirs, strict=True)) if len(own) == len(theirs) else {}
+    return {found.get(n, n.replace(".", "_")): (n, t) for n, t in weights.items()}
 
 
 class HostFunction:
@@ -112,12 +123,11 @@ class HostFunction:
         read_extensions(path.parent, self._numbers, self._used)
         with stub_device(self._part):
             function = found_function(path, self.name, reference)
-        names, weights = argument_names(function, given[0]), weights_of(function)
-        keywords = {name: name.replace(".", "_") for name in weights}
+        names, weights = argument_names(function, given[0]), weights_of(function, reference)
         for again in (
             (True, False) if weights else (False,)
-        ):  # with all of them, then with those that kernels are given
-            taken, calls = with_weights(function, {keywords[n]: (n, weights[n]) for n in keywords}, given)
+        ):  # with all, then with those that kernels are given
+            taken, calls = with_weights(function, weights, given)
             own, places = operands(calls, tensor_places(calls, names), frozenset())
             self._recorded = CallSite(
                 taken, str(path), self.name, calls, reference, own, places, part=self._part
@@ -126,9 +136,8 @@ class HostFunction:
             if again:
                 found = [traces[0].find(pointer.tensor) for pointer in pointers(traces[0])]
                 used = {root_of(var).name for var in found if var is not None}
-                keywords = named_alike(
-                    {n: t.shape for n, t in weights.items() if keywords[n] in used}, reference
-                )
+                asked = [n for known, (n, _) in weights.items() if known in used]
+                weights = weights_of(function, reference, asked)
         self.outputs = tuple(f"result{n}" for n in range(len(traces[0].results))) or written(traces[0])
         self._writes, self.knobs, self.sized, self._text = not traces[0].results, dict[str, int](), False, ""
         full = [
@@ -139,9 +148,9 @@ class HostFunction:
         kept = [n for n in range(len(given[0].arguments)) if names[n] not in self.outputs]
         self.names, self.parameters = (
             [names[n] for n in kept],
-            [*(names[n] for n in kept), *keywords.values()],
+            [*(names[n] for n in kept), *weights],
         )
-        types = {name: calls[0].keywords[name] for name in keywords.values()}
+        types = {name: calls[0].keywords[name] for name in weights}
         shown = [f"{n}={SHORT[t.dtype]}[{', '.join(map(str, t.shape))}]" for n, t in types.items()]
         self.texts = [", ".join([*_arguments(text, kept, function), *shown]) for text in request["calls"]]
         self.calls = [Call(tuple(c.arguments[n] for n in kept), c.keywords) for c in calls]
@@ -243,18 +252,6 @@ def _arguments(text: str, kept: Sequence[int], function: Callable[..., Any]) -> 
     node: Any = ast.parse(f"f({text.replace('[]', '[()]')})", mode="eval").body
     own = accepted_keywords(function, {keyword.arg: keyword for keyword in node.keywords})
     return [*(ast.unparse(node.args[n]) for n in kept), *map(ast.unparse, own.values())]
-
-
-def named_alike(shapes: Mapping[str, Any], reference: str) -> dict[str, str]:
-    """Weights by what the reference calls those of their names and shapes or, where both have as many of a shape left,
-    those in their order."""
-    known = dict(getattr(function_of(reference), "weights", {}))
-    found = {n: name for n, shape in shapes.items() if known.get(name := n.replace(".", "_")) == shape}
-    for shape in {shape for n, shape in shapes.items() if n not in found}:
-        own = [n for n in shapes if n not in found and shapes[n] == shape]
-        theirs = [n for n in known if n not in found.values() and known[n] == shape]
-        found |= dict(zip(own, theirs, strict=True)) if len(own) == len(theirs) else {}
-    return found
 
 
 def with_weights(
