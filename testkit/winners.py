@@ -36,7 +36,12 @@ def triton_winner(path, name, call):
         site, text = program.recorded(asked, paired=False)
     wrapper = asdict(text.wrapper)
     orders = [argument_at(site.calls[0], place).order for place in site.places]
-    answer = {"operands": [operand_row(o) for o in site.operands], "wrapper": wrapper, "orders": orders}
+    answer = {
+        "operands": [operand_row(o) for o in site.operands],
+        "wrapper": wrapper,
+        "orders": orders,
+        "settings": site.settings,
+    }
     defaults = {knob.name: knob.default for knob in text.knobs}
     gradients = (wrapper["pair"] or {}).get("given", ())
     own = [o for o in site.operands if o.name not in gradients]

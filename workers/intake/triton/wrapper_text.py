@@ -38,7 +38,7 @@ def wrapper_text(
         left_out.append(f"the call returns {unknown}; the winner returns its results as a tuple")
         returned = ""
     pair = _pair(trace, results) if paired else None
-    return WrapperText(tuple(conditions), tuple(made), returned, writes, exact, pair)
+    return WrapperText(tuple(conditions), tuple(made), returned, writes, exact, pair, trace.asks_gradients)
 
 
 def _pair(trace: Trace, results: Results) -> PairText:
