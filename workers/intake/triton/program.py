@@ -426,7 +426,19 @@ def _judged(
         "left_out": seed.text.left_out,
         "wrapper": asdict(seed.text.wrapper) if seed.text.wrapper is not None else None,
         "settings": site.settings,
+        "parameters": made_parameters(site) if "(" in site.name else [],
     }
+
+
+def made_parameters(site: CallSite) -> list[str]:
+    """Those of a function that another one makes, with their defaults; none where they are not plain."""
+    try:
+        given = inspect.signature(site.function).parameters.values()
+        texts = [str(p.replace(annotation=p.empty)) for p in given]
+        ast.parse(f"def made({', '.join(texts)}): pass")
+    except (TypeError, ValueError, SyntaxError):
+        return []
+    return texts if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given) else []
 
 
 def _rest(seed: Seed) -> list[str]:
