@@ -64,19 +64,21 @@ class Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features] in bfloat16."""
-        bias = self._parameters["bias"] if "bias" in self._parameters else self.bias
-        y = None if torch.compiler.is_compiling() else self._straight(input, bias)
+        y = None if torch.compiler.is_compiling() else self._straight(input)
         if y is not None:
             return y
-        y = multiply(input, self.weight, self)
+        y, bias = multiply(input, self.weight, self), self.bias
         return y if bias is None else y + bias.to(y.dtype)
 
-    def _straight(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+    def _straight(self, x: torch.Tensor) -> torch.Tensor | None:
         """What ``forward`` gives, for a shape it has served; None where anything else is at stake.
 
         A call costs the host little more than a result and its launches.
         """
-        weight = self._parameters.get("weight")
+        try:
+            weight, bias = self._parameters["weight"], self._parameters["bias"]
+        except KeyError:  # computed at each call
+            return None
         if weight is None or not unwatched(x, weight):
             return None
         if x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:

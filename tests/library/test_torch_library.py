@@ -107,7 +107,9 @@ def test_modules_under_autocast_checkpointing_and_accumulation(answers):
         ("narrow", 0, 3, ""),
     ],
 )
-def test_odd_models_are_converted_or_left_with_a_sentence_and_never_wrong(answers, kind, converted, left, said):
+def test_odd_models_are_converted_or_left_with_a_sentence_and_never_wrong(
+    answers, kind, converted, left, said
+):
     found = answers["odd_models"][kind]
     assert (found["converted"], found["left"], found["same"]) == (converted, left, True)
     assert [text for text in found["said"] if "stay" in text] == (
