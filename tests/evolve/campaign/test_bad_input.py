@@ -265,7 +265,9 @@ def test_a_report_for_which_there_is_no_room_replaces_nothing(tmp_path):
         made.mkdir(parents=True)
     shutil.copy(FIXTURES / "journals/stopped-001.sqlite", folder / "journal.sqlite")
     page.write_text("of before")
-    told = f"{sys.executable} -m tilewright.evolve.cli --home {tmp_path}/home report stopped-001 --output {page}"
+    told = (
+        f"{sys.executable} -m tilewright.evolve.cli --home {tmp_path}/home report stopped-001 --output {page}"
+    )
     done = subprocess.run(
         ["bash", "-c", f"trap '' XFSZ; ulimit -f 2; {told}"],
         capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
