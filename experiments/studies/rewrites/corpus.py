@@ -95,12 +95,6 @@ its own, which writes the operand to memory. The product then loads it and can b
   types without a `.to(...)`; loops that do not step through K from 0; bounds that the host does not know;
   products in a loop over tiles.
 
-## Pallas: pipelines
-
-`deep_pipeline` runs the grid as a pipeline inside the kernel, with two to four buffers of each input; with two
-it takes as long as the grid's own ([table](../experiments/records/tpu/transfers.md), tpu7x, modelled). It
-refuses inputs whose number of buffers the launch sets, and block specifications that an output shares.
-
 ## Pallas: attention
 
 * `unroll_grid_axis` turns the fastest grid axis into a Python loop inside the step. The order of steps stays,
