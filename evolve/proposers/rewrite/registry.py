@@ -24,6 +24,7 @@ def pallas_rules() -> tuple[Rule, ...]:
         caching.PinCachedInput(),
         dots.ChunkRows(),
         dots.ChunkColumns(),
+        dots.ScaleBeforeDot(),
         dots.ReassociateScale(),
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),

@@ -1,11 +1,12 @@
-"""Rules on the matrix product and its scales: chunks of rows or columns, another order of the scales."""
+"""Rules on the matrix product and its scales: chunks of rows or columns, another order of the scales, operands that
+are scaled before one long dot."""
 
 from collections.abc import Iterator
 
 import libcst as cst
 import libcst.matchers as m
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource
+from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
     Accumulate,
@@ -145,6 +146,64 @@ class ChunkColumns(_Chunk):
         "Column chunks of the matrix unit's width interleave its work with the vector work on the previous chunk and "
         "shorten the life of the partial product."
     )
+
+
+class ScaleBeforeDot(CallRule[Accumulate]):
+    """Scale both operands in bfloat16 before the dot instead of the float32 partial after it, all groups in one dot."""
+
+    name = "pallas_scale_before_dot"
+    why = (
+        "Scaling the [rows, columns] partial of every group of the depth costs vector work that grows with the tile. "
+        "Scaled operands cost less when groups are short, and all groups share one dot, which fills the matrix units."
+    )
+
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Accumulate]]:
+        kernel = view.kernel
+        for item in accumulates(view):
+            split, loop = scaled_dot(kernel, expanded(view, item)), item.loop
+            if split is None or not split[1] or split[0].transposed or loop is None or not item.is_whole:
+                continue
+            sum_name = item.ref or _text(item.target)
+            reads = [n for n in walk(loop) if isinstance(n, cst.Name) and n.value == sum_name]
+            of_its_own = [n for n in walk(item.statement) if isinstance(n, cst.Name) and n.value == sum_name]
+            if len(reads) == len(of_its_own) and item.statement in loop.body.body:
+                yield f"scale the operands of the dots added to {_text(item.target)}", item
+
+    def change(self, edit: Edit, view: PallasCall, item: Accumulate) -> None:
+        kernel, loop = view.kernel, item.loop
+        split = scaled_dot(kernel, expanded(view, item))
+        assert split is not None and loop is not None
+        numpy = edit.ensure_import("jax.numpy", "jnp")
+        scaled, left, right = map(kernel.fresh, ("scaled", "left", "right"))
+        edit.before(
+            kernel.statement(view.function),
+            f"\n\ndef {scaled}(x, axis, scales):\n"
+            f'    """x times the scales that vary along axis only (single numbers with axis 0), in bfloat16."""\n'
+            f"    y = x.astype({numpy}.float32)\n"
+            f"    for scale in scales:\n"
+            f"        if scale.shape[axis] == scale.size and (scale.size > 1 or axis == 0):\n"
+            f"            y = y * scale\n"
+            f"    return y.astype({numpy}.bfloat16)",
+        )
+        dot, scales = split
+        told = f"({', '.join(map(_text, scales))},)"
+        edit.before(loop, f"{left}, {right} = [], []")
+        pieces = [
+            f"{name}.append({scaled}({_text(side)}, {axis}, {told}))"
+            for axis, (name, side) in enumerate(((left, dot.lhs), (right, dot.rhs)))
+        ]
+        edit.replace_statement(item.statement, "\n".join(pieces))
+        joined = "\n".join(
+            f"{name} = {numpy}.concatenate({name}, axis={1 - axis})"
+            for axis, name in enumerate((left, right))
+        )
+        target, whole = (
+            _text(item.target),
+            f"{numpy}.dot({left}, {right}, preferred_element_type={numpy}.float32)",
+        )
+        edit.after(loop, f"{joined}\n{target} = {target} + {whole}")
+        for statement in absorbed(view, item):
+            edit.remove(statement)
 
 
 class ReassociateScale(CallRule[Accumulate]):
