@@ -124,7 +124,7 @@ library verify no/such                            | nothing is promoted
 library recheck                                   | --target
 library rollback no/such                          | nothing is promoted
 library gc --keep 0                               | --keep
-library build-wheel --library nowhere             | nothing is promoted
+library warm --library nowhere                    | nothing is promoted
 tune                                              | FILE:FUNCTION
 tune nofile.py:f                                  | nofile.py does not exist
 tune mine.py                                      | names no function

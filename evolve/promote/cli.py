@@ -71,10 +71,7 @@ def add_commands(commands: Commands, register: Register) -> None:
     warm.add_argument("--shapes", type=Path, help="file of shapes (default: the verified ones)")
     warm.add_argument("--device", default="cuda:9.0", help="what to compile for (default: cuda:9.0)")
     warm.set_defaults(run=_warm)
-    wheel = actions.add_parser("build-wheel", help="pack the library as a wheel")
-    wheel.add_argument("--out", type=Path, default=Path("dist"), help="folder (default: ./dist)")
-    wheel.set_defaults(run=_build_wheel)
-    for action in (listing, verify, recheck, rollback, collect, warm, wheel):
+    for action in (listing, verify, recheck, rollback, collect, warm):
         _library_options(action)
 
 
@@ -204,13 +201,6 @@ def _warm(arguments: argparse.Namespace) -> int:
     changed, whole = warm_library(_writer(arguments), arguments.shapes, arguments.device, _say)
     _say(f"{len(changed)} operators have plans for {arguments.device}")
     return 0 if whole else 2
-
-
-def _build_wheel(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.promote.warming import build_wheel
-
-    _say(f"wrote {build_wheel(_writer(arguments), arguments.out)}")
-    return 0
 
 
 def _say(line: str) -> None:

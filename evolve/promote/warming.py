@@ -1,26 +1,21 @@
-"""``tilewright library warm`` and ``build-wheel``: launch plans made ahead, kept in versions, shipped as a wheel.
+"""``tilewright library warm``: launch plans made ahead, kept in versions.
 
 Plans are made by the library's own ``warm`` in a child process that sees the library alone. They become part of a new
 version of their operator: its receipt vouches for them, and a rollback takes them back. Sources, table and figures are
 those of the version before.
 """
 
-import base64
-import hashlib
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.library_writer import LibraryWriter
-from tilewright.evolve.record.system import version
-from tilewright.library import plan_shelf, store, warm
+from tilewright.library import plan_shelf, warm
 
 WARM_SECONDS = 3600
 
@@ -92,61 +87,3 @@ def add_plans(
         kept = {key: value for key, value in receipt.items() if key != "files"}
         note = {"action": "warm", "plans": len(plans), "target": next(iter(dispatch["targets"]))}
         return writer.add(operator, files, {**kept, "plans": told}, note)
-
-
-# -- the wheel ---------------------------------------------------------------------------------------
-
-
-def build_wheel(writer: LibraryWriter, folder: Path) -> Path:
-    """A pure wheel of the package, with the current versions only; its path. Raises UserError.
-
-    The same library gives the same bytes. ``pip install`` of it needs no build and no network.
-    """
-    if not writer.operators():
-        raise UserError(f"--library: nothing is promoted in {writer.root}.")
-    files: dict[str, bytes] = {}
-    for path in sorted(writer.root.rglob("*.py")):
-        if path.is_relative_to(writer.kernels) or "__pycache__" in path.parts:
-            continue
-        files[f"{writer.package}/{path.relative_to(writer.root).as_posix()}"] = path.read_bytes()
-    identity = hashlib.sha256()
-    for operator in writer.operators():
-        index = writer.index(operator)
-        if index["current"] is None:
-            continue
-        current, receipt, _ = writer.version(operator)
-        identity.update(current.encode())
-        base = f"{writer.package}/kernels/{operator}"
-        slim = {"format": store.FORMAT, "current": current, "history": []}
-        files[f"{base}/{store.INDEX}"] = json.dumps(slim, indent=1).encode()
-        inside = f"{base}/versions/{current}"
-        for name, sha256 in receipt["files"].items():
-            files[f"{inside}/{name}"] = writer.file(operator, current, name, sha256)
-        place = writer.place(operator) / "versions" / current
-        files[f"{inside}/{store.RECEIPT}"] = (place / store.RECEIPT).read_bytes()
-    number = f"{version()}+{identity.hexdigest()[:12]}"
-    info = f"{writer.package}-{number}.dist-info"
-    files[f"{info}/METADATA"] = (
-        f"Metadata-Version: 2.1\nName: {writer.package.replace('_', '-')}\nVersion: {number}\n"
-        "Summary: Kernels that earned promotion, with their receipts.\nRequires-Python: >=3.11\n"
-    ).encode()
-    files[f"{info}/WHEEL"] = (
-        b"Wheel-Version: 1.0\nGenerator: tilewright\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    )
-    rows = [f"{name},sha256={_urlsafe(data)},{len(data)}" for name, data in sorted(files.items())]
-    files[f"{info}/RECORD"] = ("\n".join([*rows, f"{info}/RECORD,,"]) + "\n").encode()
-    path = folder / f"{writer.package}-{number}-py3-none-any.whl"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in sorted(files.items()):
-                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-        part.replace(path)
-    except OSError as error:
-        raise UserError(f"--out: cannot write to {folder}: {error.strerror}.") from error
-    return path
-
-
-def _urlsafe(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -1,10 +1,9 @@
 """RMSNorm and SwiGLU fused with 1 x 128 quantisation: bf16 activations become an operand of the FP8 product after.
 
-``rmsnorm_*``: x [M, K], g [K] bf16; y = bf16(x / sqrt(mean(x^2 over the row) + 1e-6) * g).
-``swiglu_*``: x [M, 2K] bf16, the gate's columns first; y = bf16(silu(gate) * up).
+``rmsnorm_1x128``: x [M, K], g [K] bf16; y = bf16(x / sqrt(mean(x^2 over the row) + 1e-6) * g).
+``swiglu_1x128``: x [M, 2K] bf16, the gate's columns first; y = bf16(silu(gate) * up).
 Within, all is float32 and rounded once, to bf16: the number an unfused program hands to its quantiser. Then q [M, K]
-e4m3 and s [K/128, M] float32 as ``gemm_fp8_blockwise/quant_1x128`` makes them of y. ``*_1x128`` are for GPUs, ``*_tpu``
-for TPUs: the same arithmetic and other seeds.
+e4m3 and s [K/128, M] float32 as ``gemm_fp8_blockwise/quant_1x128`` makes them of y.
 
 Gates: at least 99.9 % of codes have the bits that float64 gives, for a sum in another order may turn the rounding of y,
 which is rare, and moves a code to its neighbour; scales are those of float64 within 45 dB, none off by 2 %, for one
@@ -138,18 +137,15 @@ LAYERS = {"rmsnorm": (3584, 4096, 5120, 7168, 8192), "swiglu": (2048, 7168, 1100
 """K of published layers: hidden sizes, and widths of the gated part."""
 
 
-def _suites(kind: str, tpu: bool) -> Mapping[str, Suite]:
-    check = ((128, 1024), (256, 512)) if tpu else ((72, 384), (33, 640))
+def _suites(kind: str) -> Mapping[str, Suite]:
+    check = ((72, 384), (33, 640))
     wide = 4096 if kind == "rmsnorm" else 14336
-    # a TPU stores scales in whole rows of eight
-    widths = [k for k in LAYERS[kind] if not tpu or kind == "rmsnorm" or k % (8 * BLOCK) == 0]
     lists = {
-        "layers": [matrix(m, k) for k in widths for m in (2048, 8192)],
+        "layers": [matrix(m, k) for k in LAYERS[kind] for m in (2048, 8192)],
         "llama3.1-8b": [matrix(2048, wide), matrix(8192, wide)],
         "tiny": [matrix(256, 1024)],
+        "few-rows": [matrix(m, wide) for m in (1, 8, 64, 256)],
     }
-    if not tpu:
-        lists["few-rows"] = [matrix(m, wide) for m in (1, 8, 64, 256)]
     return suites_of(lists, tuple(matrix(*shape, "check/") for shape in check))
 
 
@@ -157,13 +153,10 @@ def operators() -> dict[str, FusedQuant]:
     """The family's operators by recipe name."""
     found = {}
     for kind in ("rmsnorm", "swiglu"):
-        for recipe, tpu in ((f"{kind}_1x128", False), (f"{kind}_tpu", True)):
-            kernels = (
-                [_seed(f"{kind}_tpu")] if tpu else [_seed(kind), _seed(f"{kind}_unfused", baseline=True)]
-            )
-            seeds = MappingProxyType({kernel.name: kernel for kernel in kernels})
-            name = f"fused_quant/{recipe}"
-            found[recipe] = FusedQuant(name, kind == "swiglu", _suites(kind, tpu), seeds)
+        kernels = (_seed(kind), _seed(f"{kind}_unfused", baseline=True))
+        seeds = MappingProxyType({kernel.name: kernel for kernel in kernels})
+        recipe = f"{kind}_1x128"
+        found[recipe] = FusedQuant(f"fused_quant/{recipe}", kind == "swiglu", _suites(kind), seeds)
     return found
 
 

@@ -229,7 +229,7 @@ def operators() -> dict[str, Operators]:
             ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual_plain", "quant_blocks_dual")),
         )
     }
-    experts = groups(family, _seeds("grouped", "grouped_plain"), _seeds("k_grouped"))
+    experts = groups(family, _seeds("grouped"), _seeds("k_grouped"))
     layers = serving(family, _seeds("fp8_rows", "fp8_tiles"))
     return {**products, **quantisers, **layers, **experts}
 

@@ -113,8 +113,7 @@ refuses inputs whose number of buffers the launch sets, and block specifications
 * `normalise_once` keeps U of a running U / l. It refuses an average that is read before it is complete.
 * `base_two_softmax` multiplies scores by log2(e). It refuses scores or maxima that are used other than in
   comparisons and in exponentials of a difference.
-* `narrow_exponent` and `row_sums_in_dot` round to bfloat16. The gates decide whether the error is small
-  enough.
+* `row_sums_in_dot` rounds to bfloat16. The gates decide whether the error is small enough.
 
 ## All rules"""
 

@@ -1,11 +1,11 @@
-"""Rules on the exponentials of a softmax: base two, and narrow exponents."""
+"""The exponentials of a softmax in base two."""
 
 import ast
 from collections.abc import Iterator
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
+from tilewright.evolve.proposers.rewrite.base import walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, resolve, small, statements
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import dot_of, full_index
@@ -18,7 +18,6 @@ HUGE = 1e20
 """A mask's value at or above this stays one in base two."""
 
 _EXP = ("jax.numpy.exp", "jax.lax.exp")
-_EXP2 = ("jax.numpy.exp2", "jax.lax.exp2")
 _KEEPS_UNIT = (
     "jax.numpy.max",
     "jax.numpy.amax",
@@ -37,9 +36,6 @@ _KEEPS_UNIT = (
 
 ScaledPowers = tuple[dict[cst.CSTNode, cst.BaseExpression], list[cst.Call]]
 """Factors of scores by statement, and the exponentials of their differences."""
-
-NarrowPowers = tuple[str, list[tuple[cst.FunctionDef, cst.Call]]]
-"""A name, and the exponentials bound to it by function."""
 
 
 class BaseTwoSoftmax(CallRule[ScaledPowers]):
@@ -275,79 +271,3 @@ def _header(statement: cst.CSTNode) -> cst.CSTNode | None:
     if isinstance(statement, cst.If | cst.While):
         return statement.test
     return statement.iter if isinstance(statement, cst.For) else None
-
-
-class NarrowExponent(CallRule[NarrowPowers]):
-    """Raise in bfloat16 where the result is rounded to bfloat16 before a dot."""
-
-    name = "pallas_narrow_exponent"
-    why = (
-        "Weights are rounded to bfloat16 before they meet the values. Raised in bfloat16 they take half the registers, "
-        "and half the work of the unit that raises; gates say whether the exponents' rounding can be afforded."
-    )
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, NarrowPowers]]:
-        for name, calls in _weights(view).items():
-            yield f"raise {name} in bfloat16", (name, calls)
-
-    def change(self, edit: Edit, view: PallasCall, payload: NarrowPowers) -> None:
-        kernel = view.kernel
-        name, calls = payload
-        numpy = edit.ensure_import("jax.numpy", "jnp")
-        for function, call in calls:
-            edit.replace(call.args[0].value, f"({kernel.code(call.args[0].value)}).astype({numpy}.bfloat16)")
-            for node in _reads(kernel, function, name):
-                narrow = _narrow_cast(kernel, node)
-                if narrow is not None:
-                    edit.replace(narrow, name)
-                else:
-                    edit.replace(node, f"{name}.astype({numpy}.float32)")
-
-
-def _weights(view: PallasCall) -> dict[str, list[tuple[cst.FunctionDef, cst.Call]]]:
-    """Exponentials in float32 that are rounded to bfloat16 somewhere: by name, with the function that binds it."""
-    kernel = view.kernel
-    found: dict[str, list[tuple[cst.FunctionDef, cst.Call]]] = {}
-    for function in (n for n in walk(view.function) if isinstance(n, cst.FunctionDef)):
-        for name, places in definitions(function).items():
-            values = [v for n, v in pairs(places[0]) if n == name] if len(places) == 1 else []
-            if not values or kernel.enclosing(places[0], cst.FunctionDef) is not function:
-                continue
-            call = values[0]
-            if not isinstance(call, cst.Call) or kernel.qualified(call.func) not in (*_EXP, *_EXP2):
-                continue
-            if "bfloat16" in kernel.code(call):
-                continue
-            if any(_narrow_cast(kernel, node) is not None for node in _reads(kernel, function, name)):
-                found.setdefault(name, []).append((function, call))
-    return found
-
-
-def _reads(kernel: KernelSource, function: cst.FunctionDef, name: str) -> list[cst.Name]:
-    """Reads of a name that a function binds."""
-    found = []
-    for node in walk(function.body):
-        parent = kernel.parents.get(node)
-        if not (isinstance(node, cst.Name) and node.value == name) or isinstance(parent, cst.AssignTarget):
-            continue
-        if isinstance(parent, cst.Arg) and parent.keyword is node:
-            continue
-        if isinstance(parent, cst.Attribute) and (
-            parent.attr is node or parent.attr.value in ("shape", "dtype")
-        ):
-            continue
-        found.append(node)
-    return found
-
-
-def _narrow_cast(kernel: KernelSource, node: cst.CSTNode) -> cst.Call | None:
-    """``node.astype(bfloat16)`` around a name, if that is how it is read."""
-    attribute = kernel.parents.get(node)
-    if not isinstance(attribute, cst.Attribute) or attribute.attr.value != "astype":
-        return None
-    call = kernel.parents.get(attribute)
-    if isinstance(call, cst.Call) and call.func is attribute:
-        text = kernel.code(call.args[0].value)
-        wide = kernel.qualified(call.args[0].value) == "jax.numpy.bfloat16"
-        return call if wide or text.endswith(".dtype") else None
-    return None

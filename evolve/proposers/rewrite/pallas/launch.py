@@ -1,4 +1,4 @@
-"""Rules on a launch: its memory limit, the ranges of its parameters, a pipeline with more buffers than the grid's."""
+"""Rules on a launch: the ranges of its parameters, a pipeline with more buffers than the grid's."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -6,50 +6,11 @@ from functools import partial
 import libcst as cst
 import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword, without_keyword
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule, pallas_calls
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall
-
-
-class VmemLimit(CallRule[None]):
-    """Make the kernel's VMEM limit a parameter."""
-
-    name = "pallas_vmem_limit"
-    why = "The default limit rejects blocks the chip could hold; a higher one leaves less for the compiler's own use."
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, None]]:
-        if not self._is_parameter(view):
-            yield "choose the VMEM limit", None
-
-    def _is_parameter(self, view: PallasCall) -> bool:
-        node = self._limit_of(view)
-        return node is not None and "[" in view.kernel.code(node)
-
-    def _limit_of(self, view: PallasCall) -> cst.BaseExpression | None:
-        argument = view.args.get("compiler_params")
-        for node in walk(resolve(view.kernel, argument.value)) if argument else ():
-            if isinstance(node, cst.Arg) and node.keyword and node.keyword.value == "vmem_limit_bytes":
-                return node.value
-        return None
-
-    def change(self, edit: Edit, view: PallasCall, payload: None) -> None:
-        kernel = view.kernel
-        parameter = edit.add_parameter("vmem_limit_mib", (32, 40, 48, 56, 60), 56)
-        text = f"{parameter_access(kernel, view.call, parameter)} * 1048576"
-        given = self._limit_of(view)
-        argument = view.args.get("compiler_params")
-        if given is not None:
-            edit.replace(given, text)
-        elif argument is None:
-            tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
-            view.add_launch_argument(
-                edit, "compiler_params", f"{tpu}.CompilerParams(vmem_limit_bytes={text})"
-            )
-        else:
-            value = resolve(kernel, argument.value)
-            edit.transform(value, partial(with_keyword, keyword="vmem_limit_bytes", text=text))
 
 
 class WidenSpace:

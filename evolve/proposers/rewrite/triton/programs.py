@@ -1,4 +1,4 @@
-"""Rules on how programs map to tiles and loops: a persistent grid, options of loops and launches."""
+"""Rules on how programs map to tiles and loops: a persistent grid, options of launches."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -9,10 +9,7 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import Language, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions, parameter_access, parameters, small
 from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
-from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel, device_calls, range_of
-
-LoopOption = tuple[cst.Call, str, tuple[int | bool, ...], int | bool]
-"""An option of a loop: the call of ``range``, its keyword, values and default."""
+from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel, device_calls
 
 
 class PersistentGrid(NodeRule[cst.BaseExpression]):
@@ -81,42 +78,6 @@ def _in_loop(block: cst.IndentedBlock, header: str, own: Mapping[str, str]) -> c
     return block.with_changes(
         body=[*docs, loop.with_changes(body=loop.body.with_changes(body=[*begin, *renamed]))]
     )
-
-
-_OPTIONS: tuple[tuple[str, tuple[int | bool, ...], int | bool], ...] = (
-    ("num_stages", (1, 2, 3, 4, 5), 3),
-    ("loop_unroll_factor", (1, 2, 4), 2),
-    ("disallow_acc_multi_buffer", (False, True), True),
-    ("flatten", (False, True), True),
-    ("warp_specialize", (False, True), True),
-)
-
-
-class RangeOption(NodeRule[LoopOption]):
-    """Give a loop one of ``tl.range``'s options as a parameter."""
-
-    name = "triton_range_option"
-    launched = True
-    why = (
-        "The depth of a loop's pipeline, its unrolling, flattening, accumulator buffering and warp specialisation are "
-        "the compiler's choice unless the loop says otherwise."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, LoopOption]]:
-        for number, loop in enumerate(kernel.loops):
-            call = loop.iter
-            if range_of(kernel.source, loop) is None or not isinstance(call, cst.Call):
-                continue
-            given = {a.keyword.value for a in call.args if a.keyword is not None}
-            for option, values, default in _OPTIONS:
-                if option not in given:
-                    yield f"{option} of loop {number}", (call, option, values, default)
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: LoopOption) -> None:
-        call, option, values, default = payload
-        name = kernel.add_tunable(edit, option if option != "num_stages" else "loop_stages", values, default)
-        edit.replace(call.func, f"{kernel.tl}.range")
-        edit.transform(call, partial(with_keyword, keyword=option, text=name))
 
 
 class LaunchOption(NodeRule[tuple[str, tuple[int, ...], int]]):

@@ -11,7 +11,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     definitions,
     loop_bounds,
-    parameter_access,
     parameters,
     reads,
     resolve,
@@ -172,16 +171,6 @@ class TritonKernel:
         annotation = f"{self.tl}.constexpr" if constexpr else None
         edit.transform(self.function.params, partial(_with_parameter, name=name, annotation=annotation))
         edit.transform(self.launch(), partial(with_keyword, keyword=name, text=text))
-
-    def add_tunable(
-        self, edit: Edit, wanted: str, values: Sequence[int | bool | str], default: int | bool | str
-    ) -> str:
-        """A parameter of the space that reaches the kernel as a constexpr of the returned name."""
-        parameter = edit.add_parameter(wanted, values, default)
-        access = parameter_access(self.source, self.launch(), parameter)
-        name = self.source.fresh(parameter.upper())
-        self.add_argument(edit, name, access, constexpr=True)
-        return name
 
 
 def _with_parameter(node: cst.Parameters, name: str, annotation: str | None) -> cst.Parameters:

@@ -17,11 +17,11 @@ CASES = {case.name.split("/")[1]: case for case in load_cases(["pallas/attention
 AVERAGE = CASES["attention_average.py"]
 
 STRAIGHT_LINE = (
-    "unroll_grid_axis", "skip_masked_tiles", "normalise_once", "base_two_softmax", "narrow_exponent",
+    "unroll_grid_axis", "skip_masked_tiles", "normalise_once", "base_two_softmax",
     "row_sums_in_dot",
 )  # fmt: skip
 IN_BLOCKS = (
-    "normalise_once", "skip_masked_tiles", "base_two_softmax", "narrow_exponent",
+    "normalise_once", "skip_masked_tiles", "base_two_softmax",
 )  # fmt: skip
 
 
