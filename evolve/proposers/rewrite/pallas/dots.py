@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import libcst as cst
 import libcst.matchers as m
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
     Accumulate,
@@ -158,50 +158,41 @@ class ScaleBeforeDot(CallRule[Accumulate]):
     )
 
     def find(self, view: PallasCall) -> Iterator[tuple[str, Accumulate]]:
-        kernel = view.kernel
         for item in accumulates(view):
-            split, loop = scaled_dot(kernel, expanded(view, item)), item.loop
+            split, loop = scaled_dot(view.kernel, expanded(view, item)), item.loop
             if split is None or not split[1] or split[0].transposed or loop is None or not item.is_whole:
                 continue
-            sum_name = item.ref or _text(item.target)
-            reads = [n for n in walk(loop) if isinstance(n, cst.Name) and n.value == sum_name]
-            of_its_own = [n for n in walk(item.statement) if isinstance(n, cst.Name) and n.value == sum_name]
-            if len(reads) == len(of_its_own) and item.statement in loop.body.body:
+            uses = [
+                m.findall(node, m.Name(item.ref or _text(item.target))) for node in (loop, item.statement)
+            ]
+            if len(uses[0]) == len(uses[1]) and item.statement in loop.body.body:
                 yield f"scale the operands of the dots added to {_text(item.target)}", item
 
     def change(self, edit: Edit, view: PallasCall, item: Accumulate) -> None:
-        kernel, loop = view.kernel, item.loop
-        split = scaled_dot(kernel, expanded(view, item))
-        assert split is not None and loop is not None
-        numpy = edit.ensure_import("jax.numpy", "jnp")
+        split, kernel = scaled_dot(view.kernel, expanded(view, item)), view.kernel
+        assert split is not None and item.loop is not None
+        numpy, target = edit.ensure_import("jax.numpy", "jnp"), _text(item.target)
         scaled, left, right = map(kernel.fresh, ("scaled", "left", "right"))
         edit.before(
             kernel.statement(view.function),
             f"\n\ndef {scaled}(x, axis, scales):\n"
             f'    """x times the scales that vary along axis only (single numbers with axis 0), in bfloat16."""\n'
-            f"    y = x.astype({numpy}.float32)\n"
-            f"    for scale in scales:\n"
+            f"    y = x.astype({numpy}.float32)\n    for scale in scales:\n"
             f"        if scale.shape[axis] == scale.size and (scale.size > 1 or axis == 0):\n"
-            f"            y = y * scale\n"
-            f"    return y.astype({numpy}.bfloat16)",
+            f"            y = y * scale\n    return y.astype({numpy}.bfloat16)",
         )
-        dot, scales = split
-        told = f"({', '.join(map(_text, scales))},)"
-        edit.before(loop, f"{left}, {right} = [], []")
-        pieces = [
-            f"{name}.append({scaled}({_text(side)}, {axis}, {told}))"
-            for axis, (name, side) in enumerate(((left, dot.lhs), (right, dot.rhs)))
-        ]
+        dot, scales = split[0], f"({', '.join(map(_text, split[1]))},)"
+        edit.before(item.loop, f"{left}, {right} = [], []")
+        pieces = (
+            f"{left}.append({scaled}({_text(dot.lhs)}, 0, {scales}))",
+            f"{right}.append({scaled}({_text(dot.rhs)}, 1, {scales}))",
+        )
         edit.replace_statement(item.statement, "\n".join(pieces))
-        joined = "\n".join(
-            f"{name} = {numpy}.concatenate({name}, axis={1 - axis})"
-            for axis, name in enumerate((left, right))
+        edit.after(
+            item.loop,
+            f"{left} = {numpy}.concatenate({left}, axis=1)\n{right} = {numpy}.concatenate({right}, axis=0)\n"
+            f"{target} = {target} + {numpy}.dot({left}, {right}, preferred_element_type={numpy}.float32)",
         )
-        target, whole = (
-            _text(item.target),
-            f"{numpy}.dot({left}, {right}, preferred_element_type={numpy}.float32)",
-        )
-        edit.after(loop, f"{joined}\n{target} = {target} + {whole}")
         for statement in absorbed(view, item):
             edit.remove(statement)
 
