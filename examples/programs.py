@@ -42,7 +42,8 @@ def _llama(words):
         "num_hidden_layers": LAYERS,
         "vocab_size": words,
     }
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=16, num_key_value_heads=4))
+    with torch.device(DEVICE):  # where a billion random numbers take no time
+        return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=16, num_key_value_heads=4))
 
 
 def llama():
@@ -68,7 +69,9 @@ def gla():
         "num_heads": 4,
         "vocab_size": WORDS // 4,
     }
-    return _training(GLAForCausalLM(GLAConfig(**sizes)), WORDS // 4)
+    with torch.device(DEVICE):
+        model = GLAForCausalLM(GLAConfig(**sizes))
+    return _training(model, WORDS // 4)
 
 
 class Decoder(torch.nn.Module):

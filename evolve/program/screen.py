@@ -67,7 +67,8 @@ def ceiling(record: Mapping[str, Any]) -> Ceiling:
         note = "the step with them, measured; changes numerics"
         sources.append(Source(FP8, wall, wall / record["fp8"]["gain"], note))
     if busy and not record["graph"]:
-        sources.append(Source(GAPS, max(0.0, wall - busy), 0.0, "a CUDA graph of the step could remove them"))
+        note = f"a CUDA graph of the step could remove them; the host issues a step in {_ms(record['host_seconds'])}"
+        sources.append(Source(GAPS, max(0.0, wall - busy), 0.0, note))
     sources.sort(key=lambda s: -s.saving)
     return Ceiling(wall, busy, sources, dict(sorted(shares.items(), key=lambda s: -s[1])), kernels)
 

@@ -17,8 +17,8 @@ from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.scout import limited
 from tilewright.workers.program.search import Outcomes
 
-FACTORS = (4, 2, 8, 16)
-"""Times the default: the first is tried of every option, the others where it pays."""
+FACTORS = ((4, 2, 8, 16), (1 / 4, 1 / 2, 1 / 8, 1 / 16))
+"""Times the default, upwards and downwards: the first is tried of every option, the others where it pays."""
 
 LEAST_GAIN, LEAST_SECONDS = 1.01, 60.0
 
@@ -55,11 +55,14 @@ def search_options(
 
 def _best(candidate: Option, recorded: Recorded) -> tuple[int, float]:
     gains = {candidate.value: 1.0}
-    for factor in FACTORS:
-        value = candidate.value * factor
-        gains[value] = recorded.turns.gain(Installation([replace(candidate, value=value)]), 1)
-        if factor == FACTORS[0] and gains[value] < LEAST_GAIN:
-            break
+    for factors in FACTORS:
+        for factor in factors:
+            value = int(candidate.value * factor)
+            if value < 1 or value != candidate.value * factor:
+                continue
+            gains[value] = recorded.turns.gain(Installation([replace(candidate, value=value)]), 1)
+            if factor == factors[0] and gains[value] < LEAST_GAIN:
+                break
     best = max(gains, key=lambda value: gains[value])
     return (best, gains[best]) if gains[best] > LEAST_GAIN else (candidate.value, 1.0)
 

@@ -4,6 +4,7 @@ import random
 import re
 import statistics
 import sys
+import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 from tilewright.library.launch_replacement import Installation
 from tilewright.workers.program.launches import Launch, LaunchRecorder
 from tilewright.workers.program.scout import limited
-from tilewright.workers.program.step import BadStep, Program, results
+from tilewright.workers.program.step import BadStep, Program, results, synchronise
 from tilewright.workers.program.turns import Turns, burst_seconds, burst_steps
 
 WARM_STEPS, TIMED_BURSTS = 3, 3
@@ -36,6 +37,9 @@ UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS, SILENT)
 
 LEAST_SECONDS = 1.5e-6
 """Least that a kernel takes on a current GPU."""
+
+ANNOTATIONS = ("gpu_user", "ProfilerStep", "## Call", "Optimizer.")
+"""Beginnings of names of ranges that the profiler draws on the device's time."""
 
 COPY_BYTES, COPIES, FP8_ROUNDS = 1 << 30, 7, 3
 
@@ -88,8 +92,7 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
     faults = list(_faults(step))
     count = burst_steps(burst_seconds(step, 2))
     walls = [burst_seconds(step, count) for _ in range(TIMED_BURSTS if torch.cuda.is_available() else 1)]
-    with recorder:
-        kernels = _profiled(step)
+    kernels = _profiled(step, recorder, count)
     launches, events = recorder.launches, recorder.events
     graph = not events and any(event.captured for event in setting_up)
     if graph:
@@ -105,6 +108,7 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
             row["left"] = row["left"] or "no values of it were kept: they are too many, or hold addresses"
     data = {
         "name": program.name, "device": device, "first_step_seconds": first, "tuning": tuners, "wall_seconds": wall,
+        "host_seconds": _host_seconds(step),
         "graph": graph, "faults": faults, "busy_seconds": sum(k.seconds for k in kernels), "rows": rows,
         "fp8": fp8_layers(ahead.get("linears", []), graph, turns),
         "launches": [{
@@ -145,23 +149,43 @@ class Kernel:
     stream: int
 
 
-def _profiled(step: Callable[[], Any]) -> list[Kernel]:
-    """Kernels of one step in order."""
+def _profiled(step: Callable[[], Any], recorder: LaunchRecorder, count: int) -> list[Kernel]:
+    """Kernels of the last of ``count`` steps without a wait, in order: the clocks are those of steps in a row. Only
+    its launches are recorded."""
     if not torch.cuda.is_available():
-        step()
+        with recorder:
+            step()
         return []
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
-        step()
+        for _ in range(count - 1):
+            step()
+        with recorder:
+            step()
         torch.cuda.synchronize()
     raw = trace.profiler.kineto_results.events()
     on_device = [e for e in raw if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0]
-    on_device = [e for e in on_device if not e.name().startswith(("gpu_user", "ProfilerStep", "## Call"))]
+    kernels = [e for e in on_device if not (e.is_user_annotation() or e.name().startswith(ANNOTATIONS))]
+    if len(kernels) % count:  # the steps differ, and nothing says where the last one begins
+        recorder.events = []
+        return _profiled(step, recorder, 1)
     return [
         Kernel(e.name(), e.duration_ns() * 1e-9, e.device_resource_id())
-        for e in sorted(on_device, key=lambda e: e.start_ns())
+        for e in sorted(kernels, key=lambda e: e.start_ns())[-(len(kernels) // count) :]
     ]
+
+
+def _host_seconds(step: Callable[[], Any]) -> float:
+    """Seconds that the host takes to issue a step to an idle device."""
+    found = []
+    for _ in range(TIMED_BURSTS):
+        synchronise()
+        begun = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - begun)
+    synchronise()
+    return statistics.median(found)
 
 
 def _rows(
@@ -269,6 +293,6 @@ def _faults(step: Callable[[], Any]) -> Iterator[str]:
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [w for w in caught if "synchroniz" in str(w.message)]
+    waits = [w for w in caught if "called a synchroniz" in str(w.message)]  # the mode itself warns once, too
     if waits:
         yield f"waits for the device ({len(waits)} times a step)"

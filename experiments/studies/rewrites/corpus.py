@@ -65,8 +65,8 @@ The rule writes a loop of two products, the second of what is made of the first 
 * **It keeps** the work of each old program (a new one computes `consumers` of them side by side), the order of
   steps and every statement. A statement that only a mask changes runs without it where the mask hides nothing in
   the whole tile: such steps come first, in a loop of their own. In `exp(x * factor - y)`, where `y`
-  is the row's largest score and the host knows that the factor is above zero, the unscaled difference is taken first
-  and multiplied by the factor; a sum over a row's number becomes its product
+  is the row's largest score and the host knows that the factor is above zero, and in `exp(y - z)` of two such rows,
+  the unscaled difference is taken first and multiplied by the factor; a sum over a row's number becomes its product
   with the inverse. The old kernel stays for tensors that no descriptor describes and factors below zero.
 * **It lowers** causal and full attention, shared heads of keys, windows, caps and biases; pointers that a loop
   advances; several such loops one after the other.

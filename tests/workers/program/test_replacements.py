@@ -70,6 +70,54 @@ def test_a_launch_that_was_not_recorded_goes_to_the_original(module: Any, what: 
         assert (original.calls, winner.calls) == (1, 1)
 
 
+class Compiled:
+    """What a launch returns that Triton has compiled."""
+
+    packed_metadata = ()
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args: self.launched.append((grid, args[2:]))
+
+
+class Ready(Kernel):
+    """A kernel whose launches are compiled. ``used_global_vals``: what its text reads of its module."""
+
+    def __init__(self, used_global_vals: dict[str, Any]) -> None:
+        super().__init__(nothing)
+        self.pre_run_hooks: list[Any] = []
+        self.used_global_vals, self.compiled, self.arg_names = used_global_vals, Compiled(), list(ARGS)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        super().run(*args, **kwargs)
+        return self.compiled
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_launch_like_an_earlier_one_goes_to_the_compiled_kernel(module: Any, what: str) -> None:
+    original, winner = module.kernel, Ready({})
+    with Installation([replacement(winner)]).installed():
+        for grid in ((4,), lambda named: (named["BLOCK"], named["n"])):
+            module.kernel[grid](**ARGS)
+            module.kernel[grid](**ARGS)
+        assert (winner.calls, original.calls) == (1, 0)
+        assert winner.compiled.launched == [((4, 1, 1), (4, 1e-5, 32)), *[((32, 4, 1), (4, 1e-5, 32))] * 2]
+        known = module.kernel
+        known[(1,)](**{**ARGS, **OTHER[what]})
+    known[(1,)](**ARGS)  # somebody still has it
+    assert (original.calls, winner.calls, len(winner.compiled.launched)) == (2, 1, 3)
+
+
+def test_a_kernel_that_reads_global_values_is_launched_by_triton(module: Any) -> None:
+    winner = Ready({"EPS": (1e-5, {})})
+    with Installation([replacement(winner)]).installed():
+        for _ in range(3):
+            module.kernel[(1,)](**ARGS)
+    assert (winner.calls, winner.compiled.launched) == (3, [])
+
+
 def test_every_name_is_restored_whatever_came_between(module: Any) -> None:
     original, ours, theirs = module.kernel, replacement(), replacement()
     first, second = Installation([ours]), Installation([theirs])  # two steps in one process

@@ -102,7 +102,10 @@ def _is_all(propagate_nan: Any) -> bool:
 
 
 def fma(x: Any, y: Any, z: Any) -> Tensor:
-    return lift(x) * y + z
+    """Of float32 with one rounding, but where that of float64 in between decides it."""
+    whole = [lift(n).to(tl.float64) if lift(n).dtype == tl.float32 else lift(n) for n in (x, y, z)]
+    made = whole[0] * whole[1] + whole[2]
+    return made.to(tl.float32) if made.dtype == tl.float64 else made
 
 
 def fdiv(x: Any, y: Any, **_: Any) -> Tensor:

@@ -80,6 +80,9 @@ WRITTEN = {
         ("        m_i = m_ij\n", "        last = raw\n        m_i = m_ij\n"),
     ],
     "scores of which a rounding is more than an exponent": [("q.shape[2] ** -0.5", "q.shape[2] ** -0.5 * 1.7e17")],
+    "a row's largest score that is read behind the loop": [
+        ("acc = acc / l_i[:, None]", "acc = acc / l_i[:, None] + 0.1 * (m_i + tl.log(l_i))[:, None]"),
+    ],
     "weights above one": [("p = tl.exp(qk - m_ij[:, None])", "p = tl.exp(qk - (m_ij - 3.0)[:, None])")],
     "rows that are below their largest": [
         ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = tl.maximum(m_i, tl.max(qk, 1) - 3.0)"),
@@ -116,7 +119,7 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning():
     assert "whole = min(whole, max(1 + BLOCK_M * program_0" in source, (
         "tiles below the diagonal are not masked"
     )
-    assert "exp2((qk - m_ij_unscaled[:, None]) * (sm_scale *" in source
+    assert "exp2((m_i_unscaled - m_ij_unscaled) * (sm_scale *" in source
     assert "tma.async_copy_shared_to_global(o_desc" in source
     cases, trials = [CASE], [trial(str(point), source, **point) for point in POINTS]
     for name, pairs in WRITTEN.items():

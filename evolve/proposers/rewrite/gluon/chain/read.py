@@ -6,7 +6,7 @@ to, which the first does not need.
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
@@ -60,9 +60,6 @@ class Chain:
     positive: str = ""
     """What the host must find true of that factor."""
 
-    unscaled_rows: Mapping[str, str] = field(default_factory=dict)
-    """Rows of largest scores, and what the same is called without the factor."""
-
     @property
     def body(self) -> tuple[Statement, ...]:
         return (*self.early, self.first, *self.middle, *self.late)
@@ -110,19 +107,6 @@ class Chains:
     def width(self) -> str:
         """Columns of the sums."""
         return self.loops[0].value.columns
-
-    @property
-    def scale(self) -> str:
-        return self.loops[0].scale
-
-    @property
-    def scores(self) -> frozenset[str]:
-        """Names of what the first product gives, in every loop."""
-        return frozenset.intersection(*(frozenset(loop.first.writes) for loop in self.loops))
-
-    @property
-    def unscaled_rows(self) -> Mapping[str, str]:
-        return self.loops[0].unscaled_rows
 
     @property
     def everything(self) -> list[Statement]:

@@ -26,11 +26,15 @@ def unscaled(
     kernel: TritonKernel,
     bound: Mapping[str, ast.expr],
 ) -> tuple[list[Chain], list[tuple[Statement, ...]]]:
-    """The loops, and the statements before each and behind the last, with the scores' factor put where it is used.
+    """The loops, and the statements before each and behind the last, with the scores' factor in their exponents.
 
-    Everything as it is unless each exponent's row is known without the factor, too: only a difference of unscaled
-    numbers comes to zero for a row's largest score, however large that is. A fused product and difference comes to the
-    rounding of a number of that size, which for scores of 2 ** 80 is 2 ** 56 or its negative.
+    ``exp(score * factor - row)`` and ``exp(row - row)`` become ``exp2((left - right) * factor)`` of numbers without the
+    factor. Only such a difference comes to zero for a row's largest score, however large that is: a compiler fuses the
+    product and the difference of scaled numbers, which comes to the rounding of a number of that size, and for scores
+    of 2 ** 80 that is 2 ** 56 or its negative.
+
+    Everything as it is unless each exponent's row is a largest score, and is read nowhere else in a loop than in
+    exponents and in differences of two such rows.
     """
     names = {n for part in outside for s in part for n in s.reads}
     found = [_found(loop, kernel, bound, names) for loop in loops]
@@ -40,8 +44,11 @@ def unscaled(
         return unchanged
     scaled = made[0][1]
     exponents = [e for chain, of_loop in made for e in of_loop.exponents(chain)]
-    rows = _Rows(scaled, [s for chain, _ in made for s in chain.body], [s for part in outside for s in part])
-    if None in exponents or not all(rows.add(str(row)) for row in exponents):
+    inside = [s for chain, _ in made for s in chain.body]
+    rows = _Rows(scaled, inside, [s for part in outside for s in part])
+    if not exponents or None in exponents or not all(rows.add(str(row)) for row in exponents):
+        return unchanged
+    if not rows.close():
         return unchanged
     chains = [
         replace(
@@ -49,7 +56,6 @@ def unscaled(
             early=rows.of(chain.early),
             middle=rows.of(chain.middle),
             late=rows.of(chain.late),
-            unscaled_rows=rows.names,
         )
         for chain, _ in made
     ]
@@ -94,47 +100,39 @@ def _found(
     return replace(chain, first=first, middle=tuple(made), late=late, scale=scale, positive=positive), scaled
 
 
-def exponent_of(node: ast.AST, tl: str) -> tuple[ast.expr, ast.expr, ast.expr] | None:
-    """(score, factor, row) of ``exp(score * factor - row)`` and of ``exp2``; the row may be expanded."""
-    if (
-        device_call(node, tl) in ("exp", "exp2")
-        and isinstance(node, ast.Call)
-        and len(node.args) == 1
-        and isinstance(node.args[0], ast.BinOp)
-        and isinstance(node.args[0].op, ast.Sub)
-        and isinstance(node.args[0].left, ast.BinOp)
-        and isinstance(node.args[0].left.op, ast.Mult)
-    ):
-        product = node.args[0].left
-        return product.left, product.right, node.args[0].right
+def _difference(node: ast.AST, tl: str) -> tuple[ast.expr, ast.expr] | None:
+    """(left, right) of ``exp(left - right)`` and of ``exp2``."""
+    if device_call(node, tl) in ("exp", "exp2") and isinstance(node, ast.Call) and len(node.args) == 1:
+        inner = node.args[0]
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
+            return inner.left, inner.right
     return None
 
 
-def row_name(row: ast.expr) -> str:
+def _row(row: ast.expr) -> str:
     """What ``row`` or ``row[:, None]`` is called; empty where it is computed."""
     value = row.value if isinstance(row, ast.Subscript) and expanded(row) is not None else row
     return value.id if isinstance(value, ast.Name) else ""
 
 
 class _Rows:
-    """Rows of largest scores that are kept without the factor, too, under names of their own.
+    """Rows of largest scores that are kept without the factor, under names of their own.
 
     Rounding keeps an order: the largest of products is the product of the largest, to the last bit.
     """
 
     def __init__(self, scaled: _Scaled, inside: Sequence[Statement], outside: Sequence[Statement]) -> None:
         self.scaled, self.inside, self.outside = scaled, inside, outside
-        self.names: dict[str, str] = {}
-        """What each is called without the factor."""
+        self.names = set[str]()
 
     def add(self, name: str) -> bool:
         """Take in a row and those it is computed of; False where one is something else than a largest score."""
         if not name or name in self.names:
             return bool(name)
         writers = [s for s in (*self.inside, *self.outside) if name in s.writes]
-        self.names[name] = f"{name}_unscaled"
+        self.names.add(name)
         taken = {n for s in (*self.inside, *self.outside) for n in s.reads | s.writes}
-        if not writers or self.names[name] in taken:
+        if not writers or _bare(name) in taken:
             return False
         for statement in writers:
             node = statement.node
@@ -147,26 +145,48 @@ class _Rows:
                 return False
         return True
 
+    def close(self) -> bool:
+        """Take in what rows are compared with; whether rows are read in a loop as ``of`` rewrites them alone."""
+        while True:
+            known = set(self.names)
+            found = [_Exponents(self, s) for s in self.inside]
+            if not all(self.add(name) for each in found for name in each.others):
+                return False
+            if known == self.names:
+                return not any(each.left & known for each in found)
+
     def of(self, statements: Iterable[Statement]) -> tuple[Statement, ...]:
-        """The statements with the unscaled rows in front of those that are computed of them."""
+        """The statements in words of unscaled rows; the others remain for what reads them around the loops."""
         made = list[Statement]()
         for statement in statements:
             node = statement.node
             (name,) = statement.writes if len(statement.writes) == 1 else ("",)
             if name not in self.names or not isinstance(node, ast.Assign):
-                made.append(statement)
+                made.append(_Exponents(self, statement).made)
                 continue
-            value, new = ast.parse(ast.unparse(node.value), mode="eval").body, self.names[name]
-            made.append(Statement(ast.parse(f"{new} = {ast.unparse(self._without_factor(value))}").body[0]))
-            if not isinstance(value, ast.Name) and not _is_lowest(node.value, self.scaled.tl):
-                statement = Statement(ast.parse(f"{name} = {new} * {self._factor}").body[0])
-            made.append(statement)
+            value = ast.parse(ast.unparse(node.value), mode="eval").body
+            bare = ast.unparse(self._without_factor(value))
+            made.append(Statement(ast.parse(f"{_bare(name)} = {bare}").body[0]))
+            if name in self._read:
+                own = f"{_bare(name)} * {self._factor}"
+                own = ast.unparse(node.value) if _is_lowest(node.value, self.scaled.tl) else own
+                made.append(Statement(ast.parse(f"{name} = {own}").body[0]))
         return tuple(made)
+
+    @property
+    def _read(self) -> set[str]:
+        """Names that are read around the loops."""
+        return set[str]().union(*(_Exponents(self, s).left for s in self.outside))
 
     @property
     def _factor(self) -> str:
         text = ast.unparse(self.scaled.factor)
         return text if text.isidentifier() else f"({text})"
+
+    def exponent(self, name: str, left: str, right: str) -> str:
+        """``name``, a base's function, of a difference of numbers without the factor."""
+        factor = f"({self._factor} * 1.4426950408889634)" if name == "exp" else self._factor
+        return f"{self.scaled.tl}.exp2(({left} - {right}) * {factor})"
 
     def _leaves(self, value: ast.expr) -> list[str] | None:
         """The rows that a largest score is computed of; None for anything else."""
@@ -191,7 +211,7 @@ class _Rows:
 
     def _without_factor(self, value: ast.expr) -> ast.expr:
         if isinstance(value, ast.Name):
-            return ast.Name(self.names[value.id], ast.Load())
+            return ast.Name(_bare(value.id), ast.Load())
         if self._is_largest(value) and isinstance(value, ast.BinOp):
             return value.left
         if device_call(value, self.scaled.tl) == "maximum" and isinstance(value, ast.Call):
@@ -213,6 +233,39 @@ def _is_lowest(value: ast.expr, tl: str) -> bool:
     )
 
 
+def _bare(row: str) -> str:
+    return f"{row}_unscaled"
+
+
+class _Exponents(ast.NodeTransformer):
+    """A statement with its exponents in words of unscaled ``rows``. ``left``: names that it reads otherwise;
+    ``others``: rows of a difference of which one is known."""
+
+    def __init__(self, rows: _Rows, statement: Statement) -> None:
+        self.rows, self.tl, self.others = rows, rows.scaled.tl, set[str]()
+        made = ast.fix_missing_locations(self.visit(ast.parse(statement.text).body[0]))
+        self.made = Statement(ast.parse(ast.unparse(made)).body[0])
+        self.left = set[str]() if statement.writes & rows.names else set(self.made.reads)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        sides, names = _difference(node, self.tl), self.rows.names
+        if sides is None:
+            return self.generic_visit(node)
+        left, right = (ast.unparse(side) for side in sides)
+        rows = {row for side in sides if (row := _row(side))}
+        if left == self.rows.scaled.text:
+            rows, left = {_row(sides[1])}, self.rows.scaled.name
+        elif len(rows) < 2 or not rows <= names:
+            self.others |= rows - names if rows & names else set()
+            return self.generic_visit(node)
+        else:
+            left = left.replace(_row(sides[0]), _bare(_row(sides[0])), 1)
+        if not rows <= names:
+            return self.generic_visit(node)
+        right = right.replace(_row(sides[1]), _bare(_row(sides[1])), 1)
+        return ast.parse(self.rows.exponent(device_call(node, self.tl), left, right), mode="eval").body
+
+
 def _hides(node: ast.stmt, name: str, tl: str) -> bool:
     """Whether a statement only puts minus infinity, which is its own multiple, in place of some scores."""
     if not isinstance(node, ast.Assign) or [ast.unparse(t) for t in node.targets] != [name]:
@@ -229,6 +282,7 @@ class _Scaled(ast.NodeTransformer):
 
     def __init__(self, tl: str, name: str, factor: ast.expr) -> None:
         self.tl, self.name, self.factor = tl, name, factor
+        self.text = f"{name} * {ast.unparse(factor)}"
 
     def of(self, statement: Statement) -> Statement:
         node = ast.parse(statement.text).body[0]
@@ -240,17 +294,16 @@ class _Scaled(ast.NodeTransformer):
 
     def exponents(self, chain: Chain) -> list[str | None]:
         """Names of the rows below which scores are exponents; None where scores are subtracted from otherwise."""
-        text = f"{self.name} * {ast.unparse(self.factor)}"
         found = list[str | None]()
         for statement in (*chain.middle, *chain.late):
             known = set[ast.AST]()
             for node in ast.walk(statement.node):
-                parts = exponent_of(node, self.tl)
-                if parts is not None and ast.unparse(ast.BinOp(parts[0], ast.Mult(), parts[1])) == text:
-                    found.append(row_name(parts[2]) or None)
+                sides = _difference(node, self.tl)
+                if sides is not None and ast.unparse(sides[0]) == self.text:
+                    found.append(_row(sides[1]) or None)
                     known.add(node.args[0])  # type: ignore[attr-defined]
                 elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and node not in known:
-                    found += [None] * (text in (ast.unparse(node.left), ast.unparse(node.right)))
+                    found += [None] * (self.text in (ast.unparse(node.left), ast.unparse(node.right)))
         return found
 
     def visit_Call(self, node: ast.Call) -> ast.AST:

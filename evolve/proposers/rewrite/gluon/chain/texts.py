@@ -11,7 +11,7 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "consumers": ((0, 1, 2), 0),
     "stages": ((2, 3, 4), 2),
     "overlap": ((False, True), True),
-    "laps": ((1, 2, 4), 2),
+    "laps": ((1, 2, 4), 1),
 }
 """What a lowered chain can be tuned by: values and default. With 0, three ``consumers`` where their accumulators leave
 room in the registers, else two."""

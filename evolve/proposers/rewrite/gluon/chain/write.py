@@ -14,7 +14,6 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.chain import texts
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader, described
 from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, program, read
-from tilewright.evolve.proposers.rewrite.gluon.chain.scale import exponent_of, row_name
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.gluon.chain.texts import CONSTRAINTS, SPACE
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
@@ -109,21 +108,6 @@ class ChainCarrier(Carrier):
     def of(self, statement: Statement, sums: bool, foreign: Collection[str]) -> str:
         self.sums, self.foreign = sums, foreign
         return self.carry(statement)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        parts = exponent_of(node, self.tl)
-        if parts is not None:
-            score, factor, row = parts
-            name = self.chains.unscaled_rows.get(row_name(row))
-            if name and ast.unparse(score) in self.chains.scores and ast.unparse(factor) == self.chains.scale:
-                unscaled = ast.parse(name + ast.unparse(row)[len(row_name(row)) :], mode="eval").body
-                difference = ast.BinOp(self.visit(score), ast.Sub(), self.visit(unscaled))
-                base = 1.4426950408889634 if device_call(node, self.tl) == "exp" else 1.0
-                scale = ast.BinOp(self.visit(factor), ast.Mult(), ast.Constant(base))
-                return ast.parse(
-                    f"gl.exp2(({ast.unparse(difference)}) * ({ast.unparse(scale)}))", mode="eval"
-                ).body
-        return super().visit_Call(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         """Sums over a row's number as their product with its inverse: one division a row in place of one an element."""
@@ -425,7 +409,8 @@ class ChainText:
         later = {n for s in self.chains.after for n in s.reads} | {
             n for part in self.chains.between for s in part for n in s.reads
         }
-        roots = self._reads((), loop.operand) | {loop.sums} | (loop.carried & (later | loop.carried))
+        written = {n for s in loop.body for n in s.writes}
+        roots = self._reads((), loop.operand) | {loop.sums} | loop.carried | (written & later)
         bare = Statement(with_product(loop.first, "0", tl).node)
         body = [*loop.early, bare, *loop.middle, *loop.late]
         needed = {body[i] for i in sliced(body, roots, ())}
