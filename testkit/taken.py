@@ -9,7 +9,7 @@ from tilewright.seeds.operator import SeedKernel, Suite, Workload
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 HERE = Path(taken_kernels.__file__)
-KINDS = ("randn", "far", "shifted", "signed-rows", "faint-118", "huge-115", "infinite-rows", "nan")
+KINDS = ("randn", "far", "shifted", "signed-rows", "faint-118", "huge-125", "infinite-rows", "nan")
 """Those that a softmax bears. An attention does not bear ``far``: products far from zero are scores of thousands, and
 what their last place is worth is more than a weight's; nor scores beyond float32."""
 
@@ -25,7 +25,7 @@ def attention() -> TakenOperator:
     """Queries [M, N], keys and values [K, N], float32."""
     shapes = _shapes([(12, 16, 75), (12, 16, 80), (7, 16, 37)], "MNK")
     operands = tuple(Operand(n, "float32", (rows, "N")) for n, rows in (("q", "M"), ("k", "K"), ("v", "K")))
-    kinds = tuple(kind.replace("115", "40") for kind in KINDS if kind != "far")
+    kinds = (*(kind.replace("125", "40") for kind in KINDS if kind != "far"), "lone-100")
     return _taken("attention", f"{HERE}:plain_attention", "q, k, v", operands, shapes, kinds)
 
 

@@ -180,6 +180,8 @@ class Request(KernelRequest):
     """By the id of a shape among ``checked``, where its outputs are looked at; the others are computed whole."""
     whole_axes: frozenset[str] = frozenset()
     """Those that run all steps of a kernel's grid along axes that are not declared parallel."""
+    every_kind: frozenset[str] = frozenset()
+    """Those that meet all kinds of inputs where others meet some."""
     unmeasured: tuple[Workload, ...] = ()
     """Shapes of the suite that the kernel is to be right on as well, and legal for."""
     thorough: bool = False

@@ -115,7 +115,7 @@ def _plan(
             '--args is missing: give the arguments of a call, for example "f32[4096, 1024], dim=1".'
         )
     reference = resolve_reference(options.reference or SELF)
-    request = Request(path, options.function, reference, options.calls, options.values)
+    request = Request(path, options.function, reference, options.calls, options.values, str(folder))
     return Plan(request, request.name, {})
 
 
@@ -179,7 +179,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
         if code == 0:
             campaign = tilewright.open_campaign(outcome.campaign, home=home)
             module = export(campaign, request, answer, where, target, trial)
-            _say(f"winner: {module} (a plain module: {request.name})")
+            _say(f"winner: {module} (a plain module: {answer.get('asked', request).name})")
             if target.gpu_interpreter:
                 _say(
                     f"next, with an NVIDIA GPU: tilewright run {where}/campaign.yaml --target cuda --set suite=calls"
@@ -220,7 +220,8 @@ def _check(arguments: argparse.Namespace) -> int:
             )
             return 2
         _say(f"{arguments.place} can be tuned: it passes as a campaign's seed")
-        for line in preflight.screen(answer, request.reference, target.label):
+        asked = answer.get("asked", request)
+        for line in preflight.screen(answer, asked.reference, target.label):
             _say(line)
     return 0
 

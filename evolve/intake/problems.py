@@ -114,7 +114,7 @@ def plan(path: Path, options: Options, target: Target, folder: Path) -> Plan:
         calls = tuple(child.calls_of_files([f"{problem}:get_inputs"], problem))
     reference = resolve_reference(options.reference) if options.reference else ""
     name = _name(path.stem if options.function in (MODEL, ANSWER) else options.function)
-    return Plan(Request(path, options.function, reference, calls), name, {})
+    return Plan(Request(path, options.function, reference, calls, made=str(folder)), name, {})
 
 
 def _plan_of_task(task: Path, options: Options, folder: Path) -> Plan:

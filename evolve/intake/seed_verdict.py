@@ -29,6 +29,7 @@ def seed_failure(
 ) -> str:
     """Why a campaign refuses the function that was read in; empty where it starts."""
     with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
+        request = answer.get("asked", request)
         where = Path(home) / f"{request.name}_tuned"
         folder.write(where, request.function, request.reference, answer, request.values)
         try:

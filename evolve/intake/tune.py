@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +142,8 @@ def ask_intake(
     intake: child.Intake | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Mapping[str, Any]:
-    """What the child makes of it (see ``child.ask``). Raises IntakeRefused, UserError."""
+    """What the child makes of it (see ``child.ask``); of a part alone, with the request ``asked`` for that. Raises
+    IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
     if holds_cuda(request.path):
         program = child.CUDA
@@ -170,6 +171,20 @@ def ask_intake(
             f"{request.path.name}:{request.function} cannot be tuned, for {len(found)} reason(s):\n{listed}",
             found,
         )
+    if part := answer.get("cut"):
+        if not request.made:
+            raise UserError(f"{request.path.name}:{request.function} cannot be tuned: {part['why']}.")
+        path = Path(request.made) / f"{part['function']}.py"
+        folder.put(path, part["text"])
+        asked = replace(
+            request,
+            path=path,
+            function=part["function"],
+            reference=f"{path}:reference",
+            calls=(part["call"],),
+        )
+        answer = ask_intake(asked, target)
+        return {**answer, "asked": asked, "notes": [part["note"], *answer["notes"]]}
     return answer
 
 
@@ -273,6 +288,7 @@ def prepare(
     say(
         f"{request.path.name}:{request.function} -> {where}/: operator.py, kernels/{folder.SEED}.py, {folder.CAMPAIGN}"
     )
+    request = answer.get("asked", request)
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
     if target.gpu_interpreter:
@@ -283,6 +299,11 @@ def prepare(
         reference = request.reference
         if request.made:
             reference = reference.replace(request.made, str(where.resolve()))
+        if "asked" in answer:
+            where.mkdir(parents=True, exist_ok=True)
+            folder.put(where / request.path.name, request.path.read_text(encoding="utf-8"))
+            asked = replace(request, path=where.resolve() / request.path.name, reference=reference)
+            answer = {**answer, "asked": asked}
         folder.write(where, title, reference, answer, request.values)
         folder.write_campaign(where, config_data(request, target, overrides))
     except OSError as error:
@@ -301,12 +322,12 @@ def export(
     recorded calls in the process ``trial``; its path. Raises UserError where a call fails."""
     from tilewright.evolve.intake.winner import winner_module
 
-    winner = campaign.winner
+    request, winner = answer.get("asked", request), campaign.winner
     if target.compile_only and holds_cuda(request.path):
         winner = None  # nothing has judged what another configuration computes
     source = winner["source"] if winner else answer["source"]
     params = winner["params"] if winner else answer["defaults"]
-    path = where / f"{request.name}.py"
+    path = where / f"{request.name}{'_tuned' * ('asked' in answer)}.py"
     part = path.with_suffix(".part.py")
     text = winner_module(source, params, request, answer, note_of(campaign, request, answer, target))
     try:

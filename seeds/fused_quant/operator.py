@@ -54,7 +54,8 @@ def rmsnorm(x: np.ndarray, g: np.ndarray) -> np.ndarray:
 def swiglu(x: np.ndarray) -> np.ndarray:
     """x [R, 2K] bf16 -> bf16 [R, K], from float64."""
     gate, up = np.split(x.astype(np.float64), 2, axis=1)
-    sigmoid = 0.5 * (1.0 + np.tanh(0.5 * gate))
+    with np.errstate(over="ignore"):
+        sigmoid = 1.0 / (1.0 + np.exp(-gate))
     return (gate * sigmoid * up).astype(np.float32).astype(ml_dtypes.bfloat16)
 
 
@@ -89,7 +90,7 @@ class FusedQuant(Shaped):
         return TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", (k // BLOCK, m), "float32")
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
-        """Fresh operands; the norm's weights lie around one."""
+        """Fresh operands; the norm's weights lie around one, of ``spread`` around powers of two."""
         m, k = self.dims(workload)
         rng = generator(seed, kind)
         wide = 2 * k if self.gated else k
@@ -100,7 +101,9 @@ class FusedQuant(Shaped):
             x = draw(rng, m, wide, kind)
         if self.gated:
             return {"x": x}
-        return {"x": x, "g": (1.0 + 0.25 * rng.standard_normal(k)).astype(ml_dtypes.bfloat16)}
+        g = 1.0 + 0.25 * rng.standard_normal(k)
+        g *= np.exp2(rng.integers(-3, 4, k)) if kind == "spread" else 1.0
+        return {"x": x, "g": g.astype(ml_dtypes.bfloat16)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
         """``codes`` and ``scales``."""

@@ -29,10 +29,13 @@ AMAX_FLOOR = np.float32(1e-4)
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
 PRODUCT_KINDS = (*INPUT_KINDS, "repeated", "integers", "scaled")
-QUANTISER_KINDS = (*INPUT_KINDS, "extreme")
+QUANTISER_KINDS = (*INPUT_KINDS, "repeated", "extreme")
 """Kinds of inputs of products, and of quantisers. NaN and infinities are unspecified."""
 
 PRODUCT_GATES = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0, usual="usual"))
+
+_FEW = np.array([(0.5, 1.0, 1.75), (128.0, 256.0, 448.0), (4.25, 8.5, 17.0)], np.float32)
+"""Of ``repeated``: scales that are powers of two, scales of one, and squares that bfloat16 rounds one way."""
 
 _MIDPOINTS = np.arange(17, 32, 2, dtype=np.float32) / 16
 """Half way between e4m3 numbers."""
@@ -91,10 +94,10 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
     ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
     128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
     index shows. ``zero_blocks``: half of the blocks are zero, and every other time the others 2^40 times larger.
-    ``repeated``: three values, rows of one sign and of different size. ``scaled``: all by 2^40 or by 2^-12, where the
-    floor is near. ``extreme``: every block has its own
-    magnitude in 2^-134 .. 2^118, in a quarter of them all but the largest lie half way between two codes, and some are
-    negative zeros. Raises ValueError for another kind; see ``factors`` for ``integers``.
+    ``repeated``: three values, rows of one sign and of different size, some of one value.
+    ``scaled``: all by 2^40 or by 2^-12, where the floor is near. ``extreme``: every block has its own magnitude in
+    2^-134 .. 2^118, in a quarter of them all but the largest lie half way between two codes, and some are negative
+    zeros. Raises ValueError for another kind; see ``factors`` for ``integers``.
     """
     x = rng.standard_normal((rows, cols), dtype=np.float32)
     grid = (-(-rows // BLOCK), -(-cols // BLOCK))
@@ -113,7 +116,8 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
         x *= blow_up(rng.random(grid) < 0.5) * np.float32(2.0 ** rng.choice((0, 40)))
     elif kind == "repeated":
         signs = rng.choice(np.array([-1, 1], np.float32), (rows, 1)) * _steps(rng, rows)
-        x = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (rows, cols)) * signs
+        few = rng.choice(_FEW)
+        x = np.where(rng.random((rows, 1)) < 1 / 8, few[2], rng.choice(few, (rows, cols))) * signs
     elif kind == "scaled":
         x *= np.float32(2.0 ** rng.choice((-12, 40)))
     elif kind == "extreme":

@@ -37,7 +37,8 @@ _KERNELS = Path(__file__).parent / "kernels"
 
 
 def edge_matrix(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
-    """Blocks whose maxima sit where rules differ, beside NaN, infinities, zeros and subnormals: bf16 [rows, cols]."""
+    """Blocks whose maxima sit where rules differ, beside NaN, infinities, zeros and subnormals, and a row
+    of one value: bf16 [rows, cols]."""
     power = rng.integers(-120, 110, (rows, -(-cols // BLOCK))).astype(np.float64)
     x = rng.uniform(-1, 1, (rows, cols)) * np.exp2(np.repeat(power, BLOCK, axis=1)[:, :cols])
     around = np.array([1.0, 1.75, 1.875, 1.5, 1.9921875, 448 / 256, 449 / 256, 447 / 256])
@@ -51,6 +52,7 @@ def edge_matrix(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
     flat[some] = np.array([*odd, *odd], dtype=ml_dtypes.bfloat16)
     x[: rows // 4, :BLOCK] = 0
     x[rows // 4 : rows // 2, -BLOCK:] = np.array(9.2e-41, dtype=ml_dtypes.bfloat16)
+    x[-1] = x[-1, 0]
     return x
 
 

@@ -22,7 +22,7 @@ from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, 
 from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
 from tilewright.seeds.shaped import Product
 
-INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks")
+INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "far")
 STEP, SAMPLED = 128, 64
 
 NV_LARGEST = np.float32(448.0 * 6.0)
@@ -110,7 +110,10 @@ class MxGemm(Product):
         """Fresh operands, cast as the definitions say."""
         m, n, k = self.dims(workload)
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
-        made = {"a": self.form.cast(draw(rng, m, k, kind)), "b": self.form.cast(draw(rng, n, k, kind))}
+        size = np.float32(2.0 ** rng.choice((-50, 40))) if kind == "far" else np.float32(1.0)
+        drawn = (draw(rng, rows, k, "randn" if kind == "far" else kind) for rows in (m, n))
+        cast = (self.form.cast((x.astype(np.float32) * size).astype(x.dtype)) for x in drawn)
+        made = dict(zip("ab", cast, strict=True))
         found = {f"{name}_{part}": array for name, parts in made.items() for part, array in parts.items()}
         return {spec.name: found[spec.name] for spec in self.operands(m, n, k)}
 

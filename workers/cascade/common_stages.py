@@ -92,8 +92,9 @@ class RaceStage:
 
 
 def drawn_kinds(request: Request, workload: Workload, most: int) -> Sequence[str]:
-    """So many kinds of inputs for a shape, as the request's seed draws them."""
+    """So many kinds of inputs for a shape, as the request's seed draws them; all for some."""
     kinds = request.operator.input_kinds
+    most = len(kinds) if workload.id in request.every_kind else most
     return random.Random(f"{request.seed} {workload.id}").sample(kinds, min(most, len(kinds)))
 
 

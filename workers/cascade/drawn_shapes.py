@@ -275,7 +275,8 @@ class DrawnStage:
             for turn in range(TURNS):
                 shapes = drawn(request, lot, f"{lot} {turn}")
                 shapes = tuple(w for w in shapes if lot is LARGE or _answered(request, w))
-                if shapes and (failure := self._on(request, found, shapes, run)) is not None:
+                asked = dataclasses.replace(request, every_kind=_ends(shapes, -(-lot.shapes // 3)))
+                if shapes and (failure := self._on(asked, found, shapes, run)) is not None:
                     return failure
                 if len(found.drawn) - before >= min(ENOUGH, lot.shapes // 2):
                     break
@@ -319,6 +320,13 @@ class DrawnStage:
             if wrong:
                 return True
         return False
+
+
+def _ends(shapes: Sequence[Workload], most: int) -> frozenset[str]:
+    """At most so many of the shapes: the widest in each dimension, then the narrowest."""
+    names = shapes[0].dims if shapes else ()
+    ends = [end(shapes, key=lambda w: w.dims[name]) for end in (max, min) for name in names]
+    return frozenset(list(dict.fromkeys(w.id for w in ends))[:most])
 
 
 def _tried(request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> Failure | None:

@@ -27,6 +27,9 @@ from tilewright.workers.request import Failure, Findings, KernelRequest, duplica
 TIMES_USUAL, LEAST_SECONDS = 6.0, 10.0
 """A candidate may take so many times what is usual to compile, and no less than so many seconds."""
 
+SLOWEST = 3.0
+"""Or so many times what the slowest took."""
+
 MOST_NOTES = 8
 """Warnings of a compiler that are kept."""
 
@@ -43,7 +46,8 @@ _COMPLAINTS = (
 class CompilePace:
     """How long the candidates of a campaign take to compile, and so how long one may; for several threads.
 
-    Tiles that are far too large for their threads take minutes, and never win.
+    Tiles that are far too large for their threads take minutes, and never win. Another structure takes several times
+    what is usual, and often does.
     """
 
     def __init__(self, times: float = TIMES_USUAL) -> None:
@@ -59,7 +63,7 @@ class CompilePace:
         known = list(self._seconds)
         if len(known) < LEAST_PACED:
             return most
-        return min(most, max(LEAST_SECONDS, self._times * statistics.median(known)))
+        return min(most, max(LEAST_SECONDS, self._times * statistics.median(known), SLOWEST * max(known)))
 
 
 class PlanStage:

@@ -278,15 +278,24 @@ class Proof:
 
     def _measured(self, seconds: float) -> tuple[dict[str, Ratio], Ratio, float, float]:
         """By label what it gives to the step beside all others; what all give; seconds before and after."""
-        arms: dict[str, Installation | None] = {"": None, "*": self._installation(self.kept, self.layers)}
-        kept, layers = self.kept, self.layers
-        arms |= {r.label: self._installation([o for o in kept if o is not r], layers) for r in kept}
+        everything, turns = self._installation(self.kept, self.layers), self.recorded.turns
+        arms: dict[str, Installation | None] = {"": None, "*": everything}
+        # a program in a graph holds its kernels: each set of them is captured again
+        single = {r.label: r for r in self.kept if isinstance(r, Replacement) and not turns.graph}
+        for r in self.kept:
+            if r.label not in single:
+                arms[r.label] = self._installation([o for o in self.kept if o is not r], self.layers)
         if self.layers is not None:
             arms[self.layers.label] = self._installation(self.kept, None)
-        rounds = self.recorded.turns.beside("*", arms, seconds)
+        share = len(arms) / (len(arms) + len(single))
+        rounds = turns.beside("*", arms, seconds * share)
         parts = {name: ratio(found, name, "*") for name, found in rounds.items()}
+        whole = parts.pop("")
         before, after = (statistics.median(t for r in rounds[""][name] for t in r) for name in ("", "*"))
-        return parts, parts.pop(""), before, after
+        if single:
+            found = turns.without(everything, single, seconds * (1 - share))
+            parts |= {name: ratio(found, name, "") for name in single}
+        return parts, whole, before, after
 
     # -- what stays ------------------------------------------------------------------------------
 

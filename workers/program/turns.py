@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from tilewright.fitness.intervals import Ratio, paired_ratio
-from tilewright.library.launch_replacement import Installation
+from tilewright.library.launch_replacement import Installation, Replacement
 from tilewright.workers.program.step import Program, synchronise
 
 BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
 LEAST_ROUNDS, MOST_ROUNDS = 5, 40
+REPEATS = 3
+"""Steps of an arm in a round of single steps, of which the median counts."""
 
 Rounds = dict[str, list[list[float]]]
 """Seconds of a step by arm and round."""
@@ -61,7 +63,7 @@ class Turns:
     """The started step of a program, or one of each installation where the launches lie in a CUDA graph (``graph``)."""
 
     def __init__(self, program: Program, step: Callable[[], Any], graph: bool, seconds: float) -> None:
-        self._program, self._own, self._graph = program, step, graph
+        self._program, self._own, self.graph = program, step, graph
         self._count = burst_steps(seconds)
 
     def rounds(self, arms: Installations, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
@@ -74,10 +76,38 @@ class Turns:
         """By arm, its rounds and those of ``base``. Captured programs take turns two at a time: each holds memory."""
         others = [name for name in arms if name != base]
         found: dict[str, Rounds] = {}
-        for group in [[name] for name in others] if self._graph else [others]:
+        for group in [[name] for name in others] if self.graph else [others]:
             two = {name: arms[name] for name in (base, *group)}
             rounds = self.rounds(two, seconds * len(group) / len(others))
             found |= {name: {base: rounds[base], name: rounds[name]} for name in group}
+        return found
+
+    def without(self, everything: Installation, parts: Mapping[str, Replacement], seconds: float) -> Rounds:
+        """Seconds of single steps in a row with everything installed (``""``), and with all but one part, by its label.
+
+        No step waits for another, so that all have the clocks of a row, and a round is short: bursts that take turns
+        do not tell a tenth of a percent.
+        """
+        names, turns, stamps = ["", *parts], list[tuple[str, int]](), list[Any]()
+        deadline, count = time.monotonic() + seconds, 0
+        with everything.installed():
+            self._own()
+            stamps.append(_stamp())
+            while count < LEAST_ROUNDS or (count < MOST_ROUNDS and time.monotonic() < deadline):
+                for n in range(REPEATS):
+                    for name in names if (count + n) % 2 else reversed(names):
+                        if name:
+                            parts[name].installed = False
+                        self._own()
+                        if name:
+                            parts[name].installed = True
+                        stamps.append(_stamp())
+                        turns.append((name, count))
+                count += 1
+            synchronise()
+        found: Rounds = {name: [[] for _ in range(count)] for name in names}
+        for (name, n), begun, ended in zip(turns, stamps, stamps[1:], strict=False):
+            found[name][n].append(_between(begun, ended))
         return found
 
     def gain(self, installation: Installation, rounds: int) -> float:
@@ -92,7 +122,7 @@ class Turns:
         return sum(map(sum, found[""])) / sum(map(sum, found["*"]))
 
     def _step(self, installation: Installation | None) -> Callable[[], Any]:
-        if not self._graph:
+        if not self.graph:
             return self._own
         with (installation or Installation([])).installed():
             return self._program.started()
@@ -101,6 +131,19 @@ class Turns:
         with (installation or Installation([])).installed():
             step()
             return [burst_seconds(step, self._count)]
+
+
+def _stamp() -> Any:
+    """A time on the device, or of the processor where there is none."""
+    if not torch.cuda.is_available():
+        return time.process_time()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(begun: Any, ended: Any) -> float:
+    return float(ended - begun if isinstance(ended, float) else begun.elapsed_time(ended) * 1e-3)
 
 
 def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:

@@ -14,6 +14,7 @@ from tilewright.library.dispatch_rule import Legality
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator
 from tilewright.workers.cascade import drawn_shapes as lot
+from tilewright.workers.cascade.common_stages import drawn_kinds
 from tilewright.workers.cascade.named_sizes import named_sizes
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
@@ -180,6 +181,19 @@ def test_all_shapes_pass_together_and_are_noted():
     assert _stage(lambda request, w: None, asked).run(_request(softmax()), found) is None
     assert len(asked) == 1 and asked[0].split(lot.PREFIX)[1:] and len(found.drawn) == SMALL.shapes
     assert len(found.gates) == 1 and not found.outside
+
+
+def test_the_widest_shapes_meet_every_kind_and_others_some():
+    met, every = {}, set(softmax().input_kinds)
+
+    def run(request, found):
+        met.update({w.id: (w.dims, set(drawn_kinds(request, w, 2))) for w in request.checked})
+
+    assert lot.DrawnStage((SMALL, run)).run(_request(softmax()), Findings()) is None
+    whole = [dims for dims, kinds in met.values() if kinds == every]
+    assert len(whole) == 2 and all(len(kinds) in (2, len(every)) for _, kinds in met.values())
+    for name in "MN":
+        assert max(dims[name] for dims in whole) == max(dims[name] for dims, _ in met.values())
 
 
 @pytest.mark.parametrize(

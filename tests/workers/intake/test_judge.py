@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import math
+import time
 
 import ml_dtypes
 import numpy as np
@@ -257,6 +259,25 @@ def test_values_at_the_edges_of_a_type(dtype, kind, least, most):
             assert (sizes < 2.0**-126).any() and (sizes > 2.0**-126).any()
 
 
+def test_rows_below_zero_are_huge_and_one_of_several_operands_is_alone():
+    dims, pair = {"M": 40, "N": 60}, [ROWS, dataclasses.replace(ROWS, name="y")]
+    huge = draw(ROWS, dims, "huge-100", 4, np.random.default_rng(1))
+    assert 2 <= (huge < 0).all(axis=1).sum() <= 25 and (huge > 0).any()
+    alone = [draws(pair, dims, "lone-54", 4, np.random.default_rng(seed)) for seed in range(12)]
+    sizes = [{name: np.abs(values).max() > 1e6 for name, values in made.items()} for made in alone]
+    assert {tuple(one.values()) for one in sizes} == {(True, False), (False, True)}
+
+
+def test_a_busy_machine_takes_no_kind_away():
+    def waits(x):
+        time.sleep(0.1)
+        return x + x
+
+    began = time.monotonic()
+    assert KERNELS["doubled"][2] <= set(_kinds(waits, waits, seconds=1.0).names)
+    assert time.monotonic() - began > 1.0
+
+
 def test_one_sign_and_what_is_no_number_are_drawn():
     dims = {"M": 40, "N": 60}
     signs = set()
@@ -282,14 +303,15 @@ def test_one_sign_and_what_is_no_number_are_drawn():
     assert np.isfinite(flat).all(), "a weight that is no number leaves no answer that is one"
 
 
-def _kinds(kernel, reference):
+def _kinds(kernel, reference, seconds=math.inf):
     dims = {"M": 16, "N": 40}
     given = inputs_of([ROWS], dims, "randn", 4)
     shape = CheckedShape(dims, given, [reference(given["x"].astype(np.float64))], [kernel(given["x"])])
     with np.errstate(all="ignore"):
         return InputKinds(
             [ROWS], [shape], lambda inputs: [reference(inputs["x"].astype(np.float64))],
-            lambda asked: [[kernel(inputs["x"])] for _, inputs in asked], Effort(2, (0,), False, 4), "", "", (),
+            lambda asked: [[kernel(inputs["x"])] for _, inputs in asked],
+            Effort(2, (0,), False, 4, seconds), "", "", (),
         )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ _DTYPES = {
     for word in names.split() for name in (word, f"k{word}")
 }  # fmt: skip
 _OWN = {"Half": "__half", "BFloat16": "__nv_bfloat16"}
-_NOTHING = re.compile(r"nullptr|NULL|nullopt|kCUDA|kStrided|cuda[A-Z]\w+")
+_NOTHING = re.compile(r"nullptr|NULL|nullopt|kCUDA|kStrided|Contiguous|Preserve|cuda[A-Z]\w+")
 _IGNORED = re.compile(
     r"cuda(GetLastError|PeekAtLastError|DeviceSynchronize|StreamSynchronize|FuncSetAttribute|"
     r"FuncSetCacheConfig|GetErrorString|SetDevice|GetDevice)|f?printf|get(Current|Default)CUDAStream|device_of"
@@ -200,10 +200,8 @@ class HostCode:
             else:
                 pointer = "*" * (part.children[0].type == "pointer_declarator")
                 self._hold(name, kind + pointer, self._value(value, scope), node, scope)
-                plain = value.type == "number_literal" and type(scope[name]) is int and scope[name] > 1
-                scope[name] = (
-                    self._numbers.named(self._free(name.upper()), scope[name]) if plain else scope[name]
-                )
+                if value.type == "number_literal" and type(scope[name]) is int and scope[name] > 1:
+                    scope[name] = self._numbers.named(self._free(name.upper()), scope[name])
 
     def _hold(self, name: str, kind: str, value: Any, node: Any, scope: Scope) -> None:
         """Make a variable."""
@@ -287,19 +285,15 @@ class HostCode:
                 return not self._truth(part("argument"), scope)
             if text[0] == "~":
                 raise self._refusal(node)
-            return (
-                -self._value(part("argument"), scope)
-                if text[0] == "-"
-                else self._value(part("argument"), scope)
-            )
+            value = self._value(part("argument"), scope)
+            return -value if text[0] == "-" else value
         if kind == "binary_expression":
             sign = part("operator").text.decode()
             if sign in ("&&", "||"):
                 first = self._truth(part("left"), scope)
                 return self._truth(part("right"), scope) if first == (sign == "&&") else first
-            return self._combined(
-                sign, self._value(part("left"), scope), self._value(part("right"), scope), node
-            )
+            one, two = (self._value(part(side), scope) for side in ("left", "right"))
+            return self._combined(sign, one, two, node)
         if kind == "conditional_expression":
             chosen = "consequence" if self._truth(part("condition"), scope) else "alternative"
             return self._value(part(chosen), scope)
@@ -315,13 +309,10 @@ class HostCode:
             return after if text[0] in "+-" else before
         if kind == "call_expression":
             return self._call(node, scope)
-        held = (
-            self._value(part("argument"), scope)
-            if kind in ("subscript_expression", "field_expression")
-            else None
-        )
-        if isinstance(held, list):
-            return held[self._place(node, scope)]
+        if kind in ("subscript_expression", "field_expression"):
+            held = self._value(part("argument"), scope)
+            if isinstance(held, list):
+                return held[self._place(node, scope)]
         raise self._refusal(node)
 
     def _place(self, node: Any, scope: Scope) -> int:
@@ -358,11 +349,9 @@ class HostCode:
 
     def _cast(self, kind: str, node: Any, scope: Scope) -> Any:
         value = self._value(node, scope)
-        return (
-            replace(value, kind=self._kind(kind, scope))
-            if isinstance(value, Pointer)
-            else self._as(kind, value, node)
-        )
+        if isinstance(value, Pointer):
+            return replace(value, kind=self._kind(kind, scope))
+        return self._as(kind, value, node)
 
     def _combined(self, sign: str, one: Any, two: Any, node: Any) -> Any:
         if isinstance(one, Pointer) and sign in "+-" and isinstance(two, int):
@@ -401,10 +390,8 @@ class HostCode:
     # -- calls -----------------------------------------------------------------------------------
 
     def _call(self, node: Any, scope: Scope) -> Any:
-        function, parts = (
-            node.child_by_field_name("function"),
-            node.child_by_field_name("arguments").named_children,
-        )
+        function, parts = (node.child_by_field_name(f) for f in ("function", "arguments"))
+        parts = parts.named_children
         text = function.text.decode()
         templates = (re.search(r"<(.*)>$", text.rpartition(".")[2], re.S) or ["", ""])[1]
         name = _name(function)
@@ -422,9 +409,8 @@ class HostCode:
         given = self._values(parts, scope)
         sizes = next((n for n in node.named_children if n.type == "kernel_call_syntax"), None)
         if sizes is not None:
-            return self._launch(
-                name, templates, self._values(sizes.named_children, scope), given, scope, node
-            )
+            asked = self._values(sizes.named_children, scope)
+            return self._launch(name, templates, asked, given, scope, node)
         if function.type == "field_expression":
             held = self._value(function.child_by_field_name("argument"), scope)
             return self._method(held, name, self._kind(templates, scope), given, node)
@@ -486,9 +472,8 @@ class HostCode:
     def _dispatch(self, parts: Sequence[Any], scope: Scope, node: Any) -> None:
         """AT_DISPATCH: its function once, for the type that it is given."""
         body = next((n for p in parts for n in within(p, "lambda_expression")), None)
-        asked = self._values(
-            [p for p in parts if not [*within(p, "lambda_expression", "string_literal")]], scope
-        )
+        plain = [p for p in parts if not [*within(p, "lambda_expression", "string_literal")]]
+        asked = self._values(plain, scope)
         if body is None or not isinstance(asked[-1], torch.dtype):
             raise self._refusal(node)
         try:
@@ -514,12 +499,10 @@ class HostCode:
             if not kinds:
                 raise self._refusal(node, f"leaves the template {own} open")
             bound[own] = kinds[0]
-        parameters = [
-            p._replace(kind=self._kind(str(bound.get(p.kind, p.kind)), {})) for p in kernel.parameters
-        ]
-        arguments = [
-            v if p.pointer else self._as(p.kind, v, node) for p, v in zip(parameters, given, strict=True)
-        ]
+        kept = kernel.parameters
+        parameters = [p._replace(kind=self._kind(str(bound.get(p.kind, p.kind)), {})) for p in kept]
+        pairs = zip(parameters, given, strict=True)
+        arguments = [v if p.pointer else self._as(p.kind, v, node) for p, v in pairs]
         for one, value in zip(parameters, arguments, strict=True):
             types = {TYPES.get(k, [k])[0] for k in (one.kind, getattr(value, "kind", one.kind))} - {"void"}
             addressed = isinstance(value, Pointer) or value is None
@@ -527,9 +510,8 @@ class HostCode:
                 raise self._refusal(node, f"gives {name} something else than {one.kind} as {one.name}")
         grid, block = ([*(v if isinstance(v, list) else [v]), 1, 1][:3] for v in sizes[:2])
         shared = sizes[2] if sizes[2:] else 0
-        trace.steps.append(
-            Launch(name, [*bound.values()], parameters, kernel.text, grid, block, shared, arguments)
-        )
+        made = Launch(name, [*bound.values()], parameters, kernel.text, grid, block, shared, arguments)
+        trace.steps.append(made)
 
 
 def _of_torch(function: Any, given: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,57 @@ class Extension:
         return called
 
 
+def read_extensions(folder: Path, numbers: Numbers, used: list[Extension]) -> None:
+    """From now on extensions are read and not compiled; ``used`` gets those that are called. ``folder``: where files
+    without a folder lie."""
+
+    def inline(name: Any, cpp_sources: Any, cuda_sources: Any = (), *_: Any, **__: Any) -> Extension:
+        given = [[some] if isinstance(some, str) else some or () for some in (cuda_sources, cpp_sources)]
+        return Extension("\n".join(text for some in given for text in some), numbers, used)
+
+    def of_files(name: Any, sources: Any, *_: Any, **__: Any) -> Extension:
+        files = [folder / file for file in ([sources] if isinstance(sources, str) else sources)]
+        return inline(name, [file.read_text(encoding="utf-8") for file in files])
+
+    vars(cpp_extension).update(load_inline=inline, load=of_files)
+
+
+def found_function(path: Path, function: str, reference: str) -> Callable[..., Any]:
+    """The function, of a file whose extensions are read. Raises Refusal."""
+    if path.suffix == ".cu":
+        made: Any = cpp_extension.load("", str(path))
+        code, known = DeviceCode(made.source), inspect.Parameter.POSITIONAL_OR_KEYWORD
+        if function in code.kernels:
+            raise Refusal(f"{function} is a kernel, and how it is launched is not said in C++")
+        found: Callable[..., Any] = getattr(made, function)
+        named = [inspect.Parameter(own, known) for own in code.parameters(function)]
+        found.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+        return found
+    module, _ = load(path, None)
+    if not hasattr(module, "get_init_inputs"):  # an answer of KernelBench, made as its problem says
+        with contextlib.suppress(OSError, AttributeError, SyntaxError):
+            problem, _ = load(Path(reference.rpartition(":")[0]), None, traced=False)
+            vars(module)["get_init_inputs"] = problem.get_init_inputs
+    return function_in(module, function, path.name)
+
+
+def weights_of(
+    function: Callable[..., Any], reference: str, used: Collection[str] | None = None
+) -> dict[str, tuple[str, torch.Tensor]]:
+    """The weights of a layer whose ``forward`` it is, of ``used`` alone, with their names there, by what the reference
+    calls those of their names and shapes or, where both have as many of a shape left, those in their order."""
+    layer = getattr(function, "__self__", None)
+    weights = dict(layer.state_dict()) if isinstance(layer, torch.nn.Module) else {}
+    weights = {n: t for n, t in weights.items() if used is None or n in used}
+    known = dict(getattr(function_of(reference), "weights", {})) if weights else {}
+    found = {n: name for n, t in weights.items() if known.get(name := n.replace(".", "_")) == t.shape}
+    for shape in {t.shape for n, t in weights.items() if n not in found}:
+        own = [n for n, t in weights.items() if n not in found and t.shape == shape]
+        theirs = [n for n in known if n not in found.values() and known[n] == shape]
+        found |= dict(zip(own, theirs, strict=True)) if len(own) == len(theirs) else {}
+    return {found.get(n, n.replace(".", "_")): (n, t) for n, t in weights.items()}
+
+
 class HostFunction:
     """``outputs``: names of what it returns or, where it returns nothing, of the arguments that its kernels write;
     ``every`` has operands for them and all others. ``texts`` and ``calls`` are without outputs, with a layer's weights.
@@ -69,15 +120,14 @@ class HostFunction:
         path, self.name = Path(request["path"]), str(request["function"])
         self._part, self._numbers, self._used = request["part"], Numbers(), list[Extension]()
         given, reference = [parse(text) for text in request["calls"]], request["reference"]
+        read_extensions(path.parent, self._numbers, self._used)
         with stub_device(self._part):
-            function = self._found(path, reference)
-        names, layer = argument_names(function, given[0]), getattr(function, "__self__", None)
-        weights = dict(layer.state_dict()) if isinstance(layer, torch.nn.Module) else {}
-        keywords = {name: name.replace(".", "_") for name in weights}
+            function = found_function(path, self.name, reference)
+        names, weights = argument_names(function, given[0]), weights_of(function, reference)
         for again in (
             (True, False) if weights else (False,)
-        ):  # with all of them, then with those that kernels are given
-            taken, calls = _with_weights(function, {keywords[n]: (n, weights[n]) for n in keywords}, given)
+        ):  # with all, then with those that kernels are given
+            taken, calls = with_weights(function, weights, given)
             own, places = operands(calls, tensor_places(calls, names), frozenset())
             self._recorded = CallSite(
                 taken, str(path), self.name, calls, reference, own, places, part=self._part
@@ -86,9 +136,8 @@ class HostFunction:
             if again:
                 found = [traces[0].find(pointer.tensor) for pointer in pointers(traces[0])]
                 used = {root_of(var).name for var in found if var is not None}
-                keywords = _named_alike(
-                    {n: t.shape for n, t in weights.items() if keywords[n] in used}, reference
-                )
+                asked = [n for known, (n, _) in weights.items() if known in used]
+                weights = weights_of(function, reference, asked)
         self.outputs = tuple(f"result{n}" for n in range(len(traces[0].results))) or written(traces[0])
         self._writes, self.knobs, self.sized, self._text = not traces[0].results, dict[str, int](), False, ""
         full = [
@@ -99,43 +148,15 @@ class HostFunction:
         kept = [n for n in range(len(given[0].arguments)) if names[n] not in self.outputs]
         self.names, self.parameters = (
             [names[n] for n in kept],
-            [*(names[n] for n in kept), *keywords.values()],
+            [*(names[n] for n in kept), *weights],
         )
-        types = {name: calls[0].keywords[name] for name in keywords.values()}
+        types = {name: calls[0].keywords[name] for name in weights}
         shown = [f"{n}={SHORT[t.dtype]}[{', '.join(map(str, t.shape))}]" for n, t in types.items()]
         self.texts = [", ".join([*_arguments(text, kept, function), *shown]) for text in request["calls"]]
         self.calls = [Call(tuple(c.arguments[n] for n in kept), c.keywords) for c in calls]
         own, places = operands(self.calls, tensor_places(self.calls, self.names), frozenset())
         self.site = CallSite(taken, str(path), self.name, self.calls, reference, own, places, part=self._part)
         self.code = DeviceCode("\n".join(one.source for one in self._used))
-
-    def _found(self, path: Path, reference: str) -> Callable[..., Any]:
-        """The function, of a file whose extensions are read and not compiled."""
-
-        def inline(name: Any, cpp_sources: Any, cuda_sources: Any = (), *_: Any, **__: Any) -> Extension:
-            given = [[some] if isinstance(some, str) else some or () for some in (cuda_sources, cpp_sources)]
-            return Extension("\n".join(text for some in given for text in some), self._numbers, self._used)
-
-        def of_files(name: Any, sources: Any, *_: Any, **__: Any) -> Extension:
-            files = [path.parent / file for file in ([sources] if isinstance(sources, str) else sources)]
-            return inline(name, [file.read_text(encoding="utf-8") for file in files])
-
-        if path.suffix == ".cu":
-            made = of_files("", path.name)
-            code, known = DeviceCode(made.source), inspect.Parameter.POSITIONAL_OR_KEYWORD
-            if self.name in code.kernels:
-                raise Refusal(f"{self.name} is a kernel, and how it is launched is not said in C++")
-            function: Callable[..., Any] = getattr(made, self.name)
-            named = [inspect.Parameter(name, known) for name in code.parameters(self.name)]
-            function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-            return function
-        cpp_extension.load_inline, cpp_extension.load = inline, of_files
-        module, _ = load(path, None)
-        if not hasattr(module, "get_init_inputs"):  # an answer of KernelBench, made as its problem says
-            with contextlib.suppress(OSError, AttributeError, SyntaxError):
-                problem, _ = load(Path(reference.rpartition(":")[0]), None, traced=False)
-                vars(module)["get_init_inputs"] = problem.get_init_inputs
-        return function_in(module, self.name, path.name)
 
     def _traced(self, dims: Dims, shapes: Sequence[Any] = ()) -> Trace:
         """The first call at some dimensions, or shapes. Raises Refusal, and what the function raises."""
@@ -233,19 +254,7 @@ def _arguments(text: str, kept: Sequence[int], function: Callable[..., Any]) -> 
     return [*(ast.unparse(node.args[n]) for n in kept), *map(ast.unparse, own.values())]
 
 
-def _named_alike(shapes: Mapping[str, Any], reference: str) -> dict[str, str]:
-    """Weights by what the reference calls those of their names and shapes or, where both have as many of a shape left,
-    those in their order."""
-    known = dict(getattr(function_of(reference), "weights", {}))
-    found = {n: name for n, shape in shapes.items() if known.get(name := n.replace(".", "_")) == shape}
-    for shape in {shape for n, shape in shapes.items() if n not in found}:
-        own = [n for n in shapes if n not in found and shapes[n] == shape]
-        theirs = [n for n in known if n not in found.values() and known[n] == shape]
-        found |= dict(zip(own, theirs, strict=True)) if len(own) == len(theirs) else {}
-    return found
-
-
-def _with_weights(
+def with_weights(
     function: Any, weights: Mapping[str, tuple[str, torch.Tensor]], calls: Sequence[Call]
 ) -> tuple[Callable[..., Any], list[Call]]:
     """A layer as a function that is given weights by other names, and the calls with them as keywords."""

@@ -13,6 +13,7 @@ from tilewright.seeds.inlined import with_device_code
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.dtypes import numpy_dtype
 from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, first_line
+from tilewright.workers.intake.cuda.cut import cut
 from tilewright.workers.intake.cuda.device_code import without_numbers
 from tilewright.workers.intake.cuda.host_function import HostFunction
 from tilewright.workers.intake.cuda.knobs import found_knobs, scheduled
@@ -148,5 +149,15 @@ class Intake:
         }  # fmt: skip
 
 
+def _answered(request: Request) -> Answer:
+    """Where torch computes before or after the kernels, the files of the part between. Raises Refusal."""
+    try:
+        return Intake(request).answer()
+    except Refusal as why:
+        if "torch computes" not in why.what:
+            raise
+        return {"cut": {**cut(request, why), "why": why.what}}
+
+
 if __name__ == "__main__":
-    answer_request(lambda request: Intake(request).answer())
+    answer_request(_answered)

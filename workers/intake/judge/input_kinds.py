@@ -81,7 +81,8 @@ class Effort:
     blamed_spread: int
     seconds: float = math.inf
     special: bool = True
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.process_time
+    """In seconds of a processor: which kinds there are does not depend on how busy a machine is."""
 
 
 def inputs_of(
@@ -133,9 +134,11 @@ class InputKinds:
                     )
                     self.notes.append(f"inputs of kind {kind} are not used: {why}")
         self._one_of(ROWS[SIGNED])
+        floats = sum(is_float(operand.dtype) for operand in operands)
         for name, powers in EXTREME.items():
-            self._one_of([f"{name}-{power}" for power in powers])
-        for kind in SPECIAL if any(is_float(operand.dtype) for operand in operands) else ():
+            if name != "lone" or floats > 1:  # else it is as huge
+                self._one_of([f"{name}-{power}" for power in powers])
+        for kind in SPECIAL if floats else ():
             if not (effort.special and self._one_of(ROWS[kind])):
                 self.notes.append(f"what it returns for inputs that are {kind} is unspecified")
         if not set(FEW_VALUES) & set(self._pairs) and self._late:

@@ -54,12 +54,14 @@ MOST_ANSWER = 1e30
 SET_APART = ("far", "spread", "apart")
 """Kinds with outliers, the most telling first: a kernel is given the first of them that it bears."""
 
-EXTREME: Mapping[str, Sequence[int]] = {"faint": (118, 60, 20), "huge": (115, 100, 54, 40, 20)}
+EXTREME: Mapping[str, Sequence[int]] = {
+    "faint": (118, 60, 20), "huge": (125, 115, 100, 54, 40, 20), "lone": (100, 54, 40),
+}  # fmt: skip
 """Kinds, with a power of two after a dash, whose values are all so much smaller or larger; each is given the first of
 these that it bears: of 54, sums of thousands of squares are numbers. One of eight ``faint`` ones is smaller again,
-below what is normal in float32."""
+below what is normal in float32; a quarter of the ``huge`` rows is below zero; ``lone``: one operand is huge."""
 
-NARROW_EXTREME = {"faint": 11, "huge": 11}
+NARROW_EXTREME = {"faint": 11, "huge": 11, "lone": 11}
 """The powers for float16."""
 
 DENORMAL = 2.0**-16
@@ -105,12 +107,14 @@ def draws(
     zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
     outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
-    ``shifted``: with some farther from zero; ``faint``, ``huge``, ``infinite``, ``nan``: see above; ``signed``: each
-    operand of one sign and far from zero; ``-rows``: rows of one value, too; ``given``: the caller's own where they
-    are of this shape. Integers are as the call bounds them (``bound_of``); offsets of the same total, as of queries and
-    keys, are the same ones. Raises LookupError for an operand that has the caller's own values alone, elsewhere."""
+    ``shifted``: with some farther from zero; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above;
+    ``signed``: each operand of one sign and far from zero; ``-rows``: rows of one value, too; ``given``: the caller's
+    own where they are of this shape. Integers are as the call bounds them (``bound_of``); offsets of the same total,
+    as of queries and keys, are the same ones. Raises LookupError for an operand that has the caller's own values
+    alone, elsewhere."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
+    lone = rng.choice([o.name for o in operands if is_float(o.dtype)]) if family(kind) == "lone" else ""
     for operand in operands:
         if operand.values and GIVEN in (kind, operand.form):
             own = given(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
@@ -132,8 +136,11 @@ def draws(
             np.round(values * 2, out=values)
             values /= 2
             _one_sided(operand, values, FEW_VALUES[kind], rng)
-        if family(kind) in EXTREME:
+        if family(kind) in EXTREME and lone in ("", operand.name):
             values *= _factor(operand, kind, spread, values.shape, rng)
+            if family(kind) == "huge" and values.ndim > 1:
+                low = rng.random((*values.shape[:-1], 1)) < 1 / 4
+                values[...] = np.where(low, -np.abs(values), values)
         elif family(kind) == SIGNED:
             values[...] = (np.abs(values) + ONE_SIDE) * rng.choice((-1.0, 1.0))
             if kind != SIGNED and values.ndim > 1:
@@ -167,7 +174,7 @@ def _factor(
     far = rng.integers(max(1, most - 8), most + 1) + 8 * max(0, spread - USUAL_SPREAD)
     if is_narrow(operand.dtype):
         return np.ones(shape)
-    if name == "huge":
+    if name != "faint":
         return np.full(shape, 2.0**far)
     return np.where(rng.random(shape) < 1 / 8, DENORMAL, 1.0) * 2.0**-far
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from tilewright.workers.child.launch import waiting_seconds
 from tilewright.workers.intake.child_program import first_line
 from tilewright.workers.runners.triton.launch_guard import POISON, Canaries, LaunchGuard
 from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
@@ -23,7 +24,8 @@ RUN_SECONDS = 12
 """Seconds of a processor that one run in the interpreter may take."""
 
 MOST_SECONDS = 60
-"""Seconds after which it is ended however few of a processor it had."""
+"""Seconds after which it is ended however few of a processor it had; those that it waited for one count beyond four
+times as many."""
 
 LOOK_SECONDS = 0.5
 
@@ -107,7 +109,7 @@ class _Process:
     """A forked process that runs a kernel module. It ends with this one."""
 
     def __init__(self, module: ModuleType) -> None:
-        self.seconds = 0.0
+        self.seconds, self._born = 0.0, time.monotonic()
         self._ours, theirs = multiprocessing.Pipe()
         sys.stdout.flush()
         self._pid = os.fork()
@@ -121,16 +123,21 @@ class _Process:
 
     def answer(self, most: float) -> list[np.ndarray] | Exception:
         """Of the next run that it was given: its outputs, or why there are none."""
-        before, began = _spent(self._pid), time.monotonic()
+        before, waited, began = _spent(self._pid), self._waited(), time.monotonic()
         try:
             while not self._ours.poll(LOOK_SECONDS):
                 self.seconds = _spent(self._pid) - before
-                if self.seconds > most or time.monotonic() - began > MOST_SECONDS:
+                waiting = min(self._waited() - waited, 3 * MOST_SECONDS)
+                if self.seconds > most or time.monotonic() - began - waiting > MOST_SECONDS:
                     return TooSlow()
             answer, self.seconds = self._ours.recv()
         except (EOFError, ConnectionError):
             return Crashed("its process ended: a kernel reads or writes outside its tensors")
         return answer
+
+    def _waited(self) -> float:
+        """Seconds that it has waited for a processor so far."""
+        return waiting_seconds(self._pid, time.monotonic() - self._born)
 
     def end(self) -> None:
         self._ours.close()

@@ -21,7 +21,7 @@ from tilewright.workers.intake.triton.tensor_views import SAID, VIEWS, ViewRecor
 from tilewright.workers.intake.triton.trace import Trace, Var, caller, opened, user_line
 
 _FREE = {"detach", "requires_grad_", "is_contiguous", "data_ptr", "dim", "ndimension", "element_size",
-         "is_floating_point",
+         "is_floating_point", "_set_grad_enabled",
          "storage_offset", "get_device", "is_complex", "__repr__", "__format__", "__hash__", "__len__", "is_pinned",
          "untyped_storage", "storage", "is_set_to", "record_stream", "__deepcopy__", "register_hook", "is_signed",
          "is_inference", "is_same_size", "type", "__bool__", "__index__", "__int__", "__float__"}  # fmt: skip

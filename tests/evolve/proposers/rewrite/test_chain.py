@@ -134,6 +134,20 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning():
     cases.append(Case("triton/scores far from zero", CASE.source, CASE.params, near))
     trials.append(trial("scores far from zero", source, columns=32))
     trials[-1].kernel = cases[-1].name
+    one = [
+        [entry[0], [entry[1][0], 1, entry[1][2]] if entry[0] in "kv" else entry[1], *entry[2:]]
+        for entry in CASE.inputs
+    ]
+    products = changed(
+        ("k.stride(1)", "k.shape[0] * 0 + k.shape[2]"), ("k.stride(0)", "k.shape[1] * k.shape[2]")
+    )
+    for name, parent in (
+        ("one head of keys", CASE.source),
+        ("one head of keys, strides as products", products),
+    ):
+        cases.append(Case(f"triton/{name}", parent, CASE.params, one))
+        trials.append(trial(name, lowered(parent)))
+        trials[-1].kernel = cases[-1].name
     run_checks(cases, trials)
     assert [(t.rule, t.reason) for t in trials if not t.ok] == []
 

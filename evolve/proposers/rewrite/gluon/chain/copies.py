@@ -1,14 +1,15 @@
 """Tiles that a chain's products multiply, as what a copy by TMA needs: sides, strides, where a box begins."""
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader, conjuncts, constant
 from tilewright.evolve.proposers.rewrite.gluon.statements import names_in
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
-from tilewright.evolve.proposers.rewrite.triton.descriptors import is_unit
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 
@@ -138,8 +139,10 @@ class BoxReader:
     def _is_unit(self, stride: Sum) -> bool:
         if stride.parts == {(): 1}:
             return True
-        named = stride.single and list(stride.parts.values()) == [1] and len(next(iter(stride.parts))) == 1
-        return named and is_unit(self.kernel, next(iter(stride.parts))[0])
+        (name,) = stride.factors if len(stride.factors) == 1 else ("",)
+        given = self.kernel.given(name) if stride.parts == {(name,): 1} else None
+        text = "" if given is None else self.kernel.source.code(given)
+        return text == "1" or text.endswith(".stride(-1)")
 
     def _moves(self, address: Sum, stride: Sum, limit: tuple[Sum, str] | None) -> bool:
         """Whether the loop, or the program where there is none, moves a tile along the axis of ``stride``."""
@@ -222,12 +225,31 @@ class BoxReader:
 
 def described(box: Box, extents: Sequence[str], layout: str) -> str:
     """The descriptor of a box of ``extents``, as the host makes it."""
-    tensor = box.tensor
-    outer = [
-        (f"max(n for n, s in zip({tensor}.shape, {tensor}.stride()) if s == {t})", t) for _, t in box.outer
-    ]
-    whole = box.bound or f"max([n for n, s in zip({tensor}.shape, {tensor}.stride()) if s == {box.stride}])"
-    shape = ", ".join([*(n for n, _ in outer), whole, box.width])
+    outer = [(_extent(box, text), text) for _, text in box.outer]
+    shape = ", ".join([*(n for n, _ in outer), box.bound or _extent(box, box.stride), box.width])
     strides = ", ".join([*(s for _, s in outer), box.stride, "1"])
     ones = "1, " * len(outer)
-    return f"TensorDescriptor({tensor}, [{shape}], [{strides}], [{ones}{', '.join(extents)}], {layout})"
+    return f"TensorDescriptor({box.tensor}, [{shape}], [{strides}], [{ones}{', '.join(extents)}], {layout})"
+
+
+def _extent(box: Box, stride: str) -> str:
+    """Of the dimension that has a stride, as the host says it. Of several with one stride, one alone has more than one
+    element: the rows', where it is theirs, else ``apart`` does not hold."""
+    if found := _dimension(box, stride):
+        return f"{box.tensor}.shape[{found}]"
+    longest = f"max(n for n, s in zip({box.tensor}.shape, {box.tensor}.stride()) if s == {stride})"
+    return longest if stride == box.stride else f"({longest} if ({stride}) != ({box.stride}) else 1)"
+
+
+def _dimension(box: Box, stride: str) -> str:
+    found = re.fullmatch(rf"\(?{re.escape(box.tensor)}\.stride\((\d+)\)\)?", stride)
+    return found[1] if found else ""
+
+
+def apart(box: Box) -> list[str]:
+    """What the host must find true for the dimensions of a box to be told apart by their strides."""
+    texts = [t for _, t in box.outer if not _dimension(box, t)]
+    longest = f"max(n for n, s in zip({box.tensor}.shape, {box.tensor}.stride()) if s == {box.stride})"
+    same = f" or {longest} == ({box.bound})" if box.bound else ""
+    found = [f"(({t}) != ({box.stride}){same})" for t in texts]
+    return [*found, *(f"({a}) != ({b})" for a, b in combinations(texts, 2))]

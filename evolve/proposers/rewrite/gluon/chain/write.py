@@ -12,7 +12,7 @@ from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.chain import texts
-from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader, described
+from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader, apart, described
 from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, program, read
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.gluon.chain.texts import CONSTRAINTS, SPACE
@@ -557,7 +557,7 @@ class ChainText:
         fits += [each.positive for each in chains.loops if each.positive]
         for box in self.boxes.values():
             fits += [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
-            fits += box.conditions
+            fits += [*box.conditions, *apart(box)]
             if not box.bound:
                 fits.append(f"{box.stride} in {box.tensor}.stride()")
         others = [a for a in range(len(self.grid)) if a != chains.axis]

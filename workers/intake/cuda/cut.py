@@ -1,0 +1,301 @@
+"""A function cut where torch computes before and after its kernels, and its reference cut at the same operations.
+
+What torch makes before the kernels becomes an argument, what it makes of their results is left out, on both sides. Two
+operations are the same if they are one of ATen's, with the same numbers, of the same arguments and weights.
+"""
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import cpp_extension
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tilewright.workers.intake.calls.call_text import SHORT, TensorArgument, parse
+from tilewright.workers.intake.child_program import Refusal, Request
+from tilewright.workers.intake.cuda.host_code import Numbers
+from tilewright.workers.intake.cuda.host_function import (
+    found_function,
+    read_extensions,
+    weights_of,
+    with_weights,
+)
+from tilewright.workers.intake.cuda.launch_text import pointers
+from tilewright.workers.intake.judge.reference import flat, function_of
+from tilewright.workers.intake.triton.call_site import argument_names
+from tilewright.workers.intake.triton.recorder import record
+from tilewright.workers.intake.triton.results import root_of
+from tilewright.workers.intake.triton.stub_device import stub_device
+
+_MADE = ("empty", "zeros", "ones", "full", "new_")
+_VALUES = {f"aten.{name}.default" for name in ("detach", "alias", "clone", "lift_fresh")}
+Place = tuple[int, int]
+"""An operation's number among the call's, of those on tensors, and the number of a tensor there."""
+
+
+class _Done(BaseException):
+    """All that is asked for has been met; files catch every Exception."""
+
+
+class _Aten(TorchDispatchMode):
+    """Names each result by ATen's operation and what it was given."""
+
+    def __init__(self, notes: "_Notes") -> None:
+        super().__init__()
+        self._notes = notes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = [parameter.name for parameter in func._schema.arguments]
+        values = {p.name: p.default_value for p in func._schema.arguments if p.has_default_value()}
+        values |= {**dict(zip(names, args, strict=False)), **(kwargs or {}), "device": None}
+        if not values.get("stride", True):  # of a pooling, which then steps by its size
+            values["stride"] = values.get("kernel_size")
+        given, result = self._notes.named(values), func(*args, **(kwargs or {}))
+        copied = str(func) == "aten._to_copy.default" and result.dtype == args[0].dtype
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            for number, tensor in enumerate(flat(result)):
+                same = self._notes.named(args[0])[1] if copied or str(func) in _VALUES else ""
+                self._notes.name(tensor, same or self._notes.node((str(func), number, given)))
+        return result
+
+
+class _Notes(TorchFunctionMode):
+    """Names a call's tensors while it runs without memory. ``nodes``: operations by the name of their result; ``own``:
+    where a tensor was made; ``places``: where a result was first made, and by what; ``made``: where one that torch has
+    not made is first used. ``kernels``: whether new memory is a kernel's to write."""
+
+    def __init__(self, leaves: Mapping[str, torch.Tensor], kernels: bool) -> None:
+        super().__init__()
+        self.nodes, self.made, self._kernels, self._number = dict[str, Any](), dict[str, Place](), kernels, 0
+        self.known: dict[int, tuple[torch.Tensor, int, str]] = {}
+        self.own, self.places = dict[int, Place](), dict[str, tuple[Place, str]]()
+        for name, tensor in leaves.items():
+            self.name(tensor, name)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, options, given = getattr(func, "__name__", ""), dict(kwargs or {}), _tensors((args, kwargs))
+        self._number += bool(given)
+        unknown = [t for t in given if not self.found(t)]
+        result = func(*args, **options)
+        stores = {t.untyped_storage()._cdata for t in unknown}
+        viewed = any(t.untyped_storage()._cdata in stores for t in flat(result))  # what a kernel makes
+        if viewed or not flat(result) or (self._kernels and name.startswith(_MADE)):
+            return result
+        for place, tensor in enumerate(given):
+            if any(tensor is one for one in unknown):
+                self.made[self.named(tensor)[1]] = (self._number, place)
+        with contextlib.suppress(Exception), torch._C.DisableTorchFunction(), _Aten(self):
+            again = flat(func(*args, **{k: v for k, v in options.items() if k != "device"}))
+            for place, (one, two) in enumerate(zip(flat(result), again, strict=True)):
+                self.name(one, self.named(two)[1])
+                self.own[id(one)] = (self._number, place)
+                self.places.setdefault(self.found(one), ((self._number, place), name))
+        return result
+
+    def name(self, tensor: torch.Tensor, name: str) -> None:
+        self.known[id(tensor)] = (tensor, tensor._version, name)
+
+    def node(self, row: Any) -> str:
+        name = hashlib.sha1(repr(row).encode()).hexdigest()
+        self.nodes[name] = row
+        return name
+
+    def found(self, tensor: torch.Tensor) -> str:
+        """Its name; empty where it has none, or was written since."""
+        kept, version, name = self.known.get(id(tensor), (None, 0, ""))
+        return name if kept is tensor and version == tensor._version else ""
+
+    def named(self, value: Any) -> Any:
+        """A value with names in place of tensors."""
+        if isinstance(value, torch.Tensor):
+            if not self.found(value):
+                self.name(value, f"made {self._kernels} {len(self.known)} {self._number}")
+            return ("tensor", self.found(value))
+        if isinstance(value, dict):
+            return tuple((key, self.named(part)) for key, part in sorted(value.items()))
+        return tuple(map(self.named, value)) if isinstance(value, list | tuple) else repr(value)
+
+
+class Part(TorchFunctionMode):
+    """The part of a function between torch's operations. ``place``: the function's file and name, empty for the
+    reference's part, and the reference. ``inputs`` and ``weights``: the name of an argument, dtype and shape of what
+    is not needed, or a value alone; ``given``: arguments in place of what operations make; ``wanted``: what is
+    returned, of the function what operations are given, of the reference what they make."""
+
+    def __init__(
+        self, place: tuple[str, str, str], inputs: Sequence[Any], weights: Mapping[str, Any],
+        given: Mapping[Place, str], wanted: Sequence[Place],
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._place, self._inputs, self._weights, self._given, self._wanted = (
+            place,
+            inputs,
+            weights,
+            given,
+            wanted,
+        )
+
+    @functools.cached_property
+    def _function(self) -> Callable[..., Any]:
+        path, name, reference = self._place
+        if path and cpp_extension.load_inline.__module__ == cpp_extension.__name__:
+            raise RuntimeError(
+                f"the kernels of {name} alone serve the calls that were tuned; call {name} for others"
+            )
+        return layer(Path(path), name, reference)[0] if path else function_of(reference)
+
+    def __call__(self, **operands: torch.Tensor) -> Any:
+        """Raises Refusal where it does not do what it did."""
+        function, self._number, self._found, self._operands = self._function, 0, dict[Place, Any](), operands
+        wide = any(t.dtype == torch.float64 for t in operands.values())
+
+        def value(known: Any) -> Any:
+            if isinstance(known, str) or len(known) == 1:
+                return operands[known] if isinstance(known, str) else known[0]
+            dtype = getattr(torch, known[0])
+            dtype = torch.float64 if wide and dtype.is_floating_point else dtype
+            return torch.empty(known[1], dtype=dtype, device="meta")
+
+        arguments, weights = (
+            [*map(value, self._inputs)],
+            {n: value(known) for n, known in self._weights.items()},
+        )
+        with contextlib.suppress(_Done), self:
+            returned = function(*arguments, **weights)
+            self._keep(0, flat(returned))
+        made = [self._found.get(place) for place in self._wanted]
+        if any(t is None or t.is_meta is not next(iter(operands.values())).is_meta for t in made):
+            raise Refusal("what torch computes before the kernels is needed after them, too")
+        return tuple(made) if made[1:] else made[0]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, name, options = _tensors((args, kwargs)), getattr(func, "__name__", ""), dict(kwargs or {})
+        self._number += bool(given)
+        if self._place[0]:
+            self._keep(self._number, given)
+        if len({t.is_meta for t in given}) == 2:  # what is not needed stays without memory
+            if name.startswith("__i") or (name.endswith("_") and not name.endswith("__")):
+                raise Refusal("what torch computes before the kernels is changed in place")
+            args, options = tree_map(
+                lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, options)
+            )
+        result = func(*args, **options)
+        places = {
+            place: known for (number, place), known in self._given.items() if number == self._number and given
+        }
+        if places:
+            parts = [self._operands[places[n]] if n in places else t for n, t in enumerate(flat(result))]
+            result = parts[0] if isinstance(result, torch.Tensor) else type(result)(parts)
+        if not self._place[0]:
+            self._keep(self._number, flat(result))
+        return result
+
+    def _keep(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
+        self._found |= {(number, n): t for n, t in enumerate(tensors)}
+        if all(place in self._found for place in self._wanted):
+            raise _Done
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def layer(path: Path, name: str, reference: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A function of a file that is given the weights that it has, by the reference's names for them; their rows."""
+    function = found_function(path, name, reference)
+    own = weights_of(function, reference)
+    return with_weights(function, own, [])[0], {
+        n: (str(t.dtype)[6:], tuple(t.shape)) for n, (_, t) in own.items()
+    }
+
+
+def _same(one: _Notes, two: _Notes, bound: dict[str, str], first: Any, second: Any) -> bool:
+    """Whether what torch makes of kernels' results is what the reference makes of tensors that ``bound`` then holds."""
+    if isinstance(first, str) and first in one.made:
+        return bound.setdefault(first, second) == second
+    if isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second):
+        return all(_same(one, two, bound, a, b) for a, b in zip(first, second, strict=True))
+    known = isinstance(first, str) and first in one.nodes and second in two.nodes
+    return bool(first == second or (known and _same(one, two, bound, one.nodes[first], two.nodes[second])))
+
+
+def cut(request: Request, why: Refusal) -> dict[str, str]:
+    """The text of a file with both parts as functions, the name of the kernels', and its call. Raises ``why`` where the
+    reference has no such part."""
+    path, name, reference = (str(request[key]) for key in ("path", "function", "reference"))
+    call, judge = parse(request["calls"][0]), function_of(reference)
+    if call.keywords or request["calls"][1:] or any(isinstance(v, tuple | dict) for v in call.arguments):
+        raise why
+    read_extensions(Path(path).parent, Numbers(), [])
+    with stub_device(request["part"]):
+        function, rows = layer(Path(path), name, reference)
+    names, own = argument_names(function, call), [*rows]
+    known, given = dict(getattr(judge, "weights", {})), dict(zip(names, call.arguments, strict=True))
+    rows |= {n: ("float32", tuple(shape)) for n, shape in known.items() if n not in rows}
+    rows |= {n: (v.dtype, v.shape) for n, v in given.items() if isinstance(v, TensorArgument)}
+    tensors = {n: torch.empty(row[1], dtype=getattr(torch, row[0]), device="meta") for n, row in rows.items()}
+    one, two = _Notes(tensors, True), _Notes(tensors, False)
+
+    def noted(notes: _Notes, called: Callable[..., Any], named: Iterable[str]) -> Any:
+        with torch.no_grad(), notes:
+            return called(*(tensors.get(n, v) for n, v in given.items()), **{n: tensors[n] for n in named})
+
+    with stub_device(request["part"]):
+        trace = record(lambda: noted(one, function, own), (), {}, tensors, [path])
+    with torch.device("meta"):
+        wanted, bound = [two.named(t)[1] for t in flat(noted(two, judge, known))], dict[str, str]()
+    found = [one.named(t)[1] for t in trace.results]
+    one.made |= {n: (0, at) for at, n in enumerate(found) if n.startswith("made") and n not in one.made}
+    operands, before, there = dict[str, torch.Tensor](), dict[Place, str](), dict[Place, str]()
+    for pointer in pointers(trace):
+        var = trace.find(pointer.tensor)
+        root = root_of(var) if var is not None else None
+        if root is None or (id(root.tensor) in one.own and one.found(root.tensor) not in two.places):
+            raise why
+        if id(root.tensor) in one.own:
+            place, by = two.places[one.found(root.tensor)]
+            own_name = before.setdefault(one.own[id(root.tensor)], f"{by}{len(before) + 1}")
+            there[place], operands[own_name] = own_name, root.tensor
+        elif root.kind == "input":
+            operands[root.name] = root.tensor
+    alike = len(found) == len(wanted) and _same(one, two, bound, tuple(found), tuple(wanted))
+    if not alike or not bound or any(n not in two.places for n in bound.values()):
+        raise why
+    listed, passed = ", ".join(operands), ", ".join(f"{n}={n}" for n in operands)
+
+    def text(
+        of: tuple[str, str, str], by: Mapping[Place, str], named: Iterable[str], out: Sequence[Place]
+    ) -> str:
+        value = {n: n if n in operands else rows.get(n, (given.get(n),)) for n in (*given, *named)}
+        return f"Part({of}, {[value[n] for n in given]}, { {n: value[n] for n in named} }, {by}, {out})"
+
+    alone = f"{name.lower()}_kernels"
+    shapes = [f"{SHORT[str(t.dtype)[6:]]}[{', '.join(map(str, t.shape))}]" for t in operands.values()]
+    return {
+        "function": alone, "call": ", ".join(shapes),
+        "note": f"{why.what}: tuned is the part between, {alone}({listed}), beside the same part of the reference",
+        "text": f'''"""The kernels of {name} in {Path(path).name} (``load_inline``), and the same part of the reference.
+
+Written by `tilewright tune`: torch computes before or after them, in both files alike.
+"""
+
+from tilewright.workers.intake.cuda.cut import Part
+
+KERNELS = {text((path, name, reference), before, own, [one.made[n] for n in bound])}
+REFERENCE = {text(("", "", reference), there, known, [two.places[n][0] for n in bound.values()])}
+
+
+def {alone}({listed}):
+    return KERNELS({passed})
+
+
+def reference({listed}):
+    return REFERENCE({passed})
+''',
+    }  # fmt: skip
