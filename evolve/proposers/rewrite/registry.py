@@ -24,7 +24,6 @@ def pallas_rules() -> tuple[Rule, ...]:
         caching.PinCachedInput(),
         dots.ChunkRows(),
         dots.ChunkColumns(),
-        dots.ScaleBeforeDot(),
         dots.ReassociateScale(),
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),
