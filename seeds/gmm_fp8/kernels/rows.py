@@ -104,13 +104,12 @@ ABSMAX_FLOOR = 1e-12
 
 
 def quantise(x, plan):
-    """x [m,g] bf16 -> e4m3 codes [m,g] and what rows carry, [m,1]: f32 scales or maxima, or bf16."""
+    """x [m,g] bf16 -> e4m3 codes [m,g] and what rows carry, f32 [m,1]: scales or maxima."""
     wide = x.astype(jnp.float32)
     if plan["arithmetic"] == "bf16":
-        largest = jnp.max(jnp.abs(x), axis=1, keepdims=True)
-        absmax = jnp.maximum(largest.astype(jnp.float32), ABSMAX_FLOOR)  # a bf16 floor turns 2 % of its codes
-        kept = absmax if plan["pairs"] else jnp.maximum(largest, jnp.bfloat16(ABSMAX_FLOOR))
-        return (wide * (F8_MAX / absmax)).astype(jnp.float8_e4m3fn), kept
+        largest = jnp.max(jnp.abs(x), axis=1, keepdims=True).astype(jnp.float32)
+        absmax = jnp.maximum(largest, ABSMAX_FLOOR)  # in f32: the bf16 next to 1e-12 turns 2 % of such codes
+        return (wide * (F8_MAX / absmax)).astype(jnp.float8_e4m3fn), absmax
     absmax = jnp.maximum(jnp.max(jnp.abs(wide), axis=1, keepdims=True), ABSMAX_FLOOR)
     if BF16_SCALES:
         scale = (absmax * (1.0 / F8_MAX)).astype(jnp.bfloat16).astype(jnp.float32)
