@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import math
 import random
@@ -95,11 +96,11 @@ def rows(folder: Path, chip: str) -> list[Row]:
 def candidates(row: Row) -> Iterator[Blocks]:
     """The script's set: tilings of rows, depth and columns."""
     m, k, n = row.shape
-    for rows_of in sorted({m, *(size for size in (128, 256) if m % size == 0)}):
-        for depth in (128, *(256 * size for size in SIZES)):
-            for columns in (128, *(256 * size for size in SIZES)):
-                if rows_of <= 256 and k % depth == 0 and n % columns == 0:
-                    yield rows_of, depth, columns
+    sides = (128, *(256 * size for size in SIZES))
+    tall = sorted({m, *(size for size in (128, 256) if m % size == 0)})
+    for rows_of, depth, columns in itertools.product(tall, sides, sides):
+        if rows_of <= 256 and k % depth == 0 and n % columns == 0:
+            yield rows_of, depth, columns
 
 
 def fits(row: Row, tiling: Blocks) -> bool:
@@ -107,31 +108,23 @@ def fits(row: Row, tiling: Blocks) -> bool:
     tall, deep, wide = tiling
     x, w, out = (BYTES[kind] for kind in (*row.types, _RESULT[row.chip]))
     tall = max(tall, 8)
-    return (
-        2 * (tall * deep * x + deep * wide * w + 8 * wide * 4 + tall * wide * out) + 4 * tall * wide <= LIMIT
-    )
+    return 2 * (tall * deep * x + deep * wide * w + 32 * wide + tall * wide * out) + 4 * tall * wide <= LIMIT
 
 
 def anchors(row: Row, tiling: Blocks, folder: Path) -> dict[Blocks, dict[str, Any]]:
     """The tilings that are compiled for one, each with what the child does: two groups of one tile, one column block,
     three blocks of the depth or, where all of it is in one, that."""
-    depth = _blocks_deep(row, tiling)
-    found = {}
-    for deep in (512, 1024):
-        for wide in (512, 1024):
-            blocks = (tiling[0], deep, wide)
-            told = {
-                "module": str((folder / _MODULES[row.chip]).resolve()),
-                "grouped": True,
-                "types": [*row.types, _RESULT[row.chip]],
-                "shape": (2 * tiling[0], deep * depth, wide),
-                "blocks": blocks,
-            }
-            found[blocks] = {"key": key_of([told, row.chip, recipe.toolchain()["libtpu"]]), **told}
+    types, found = [*row.types, _RESULT[row.chip]], {}
+    for deep, wide in itertools.product((512, 1024), repeat=2):
+        tall = tiling[0] if tiling[0] % 8 else 2 * tiling[0]  # a block of few rows must be all of x
+        shape, blocks = (tall, deep * _deep(row, tiling), wide), (tiling[0], deep, wide)
+        told: dict[str, Any] = {"module": str((folder / _MODULES[row.chip]).resolve()), "grouped": True}
+        told |= {"types": types, "shape": shape, "blocks": blocks}
+        found[blocks] = {"key": key_of([told, row.chip, recipe.toolchain()["libtpu"]]), **told}
     return found
 
 
-def _blocks_deep(row: Row, tiling: Blocks) -> int:
+def _deep(row: Row, tiling: Blocks) -> int:
     return 3 if row.shape[1] > tiling[1] else 1
 
 
@@ -146,7 +139,7 @@ def judged(row: Row, folder: Path) -> dict[str, Any] | None:
         if not all(path.exists() for path in paths):
             return None
         try:
-            found = [_simulated(path, Grid(1, 2, _blocks_deep(row, tiling))) for path in paths]
+            found = [_simulated(path, Grid(1, 2, _deep(row, tiling))) for path in paths]
             cycles = _cycles(list(jobs), tiling, found)
             times[tiling] = _seconds(row, tiling, cycles, CALIBRATIONS[row.chip].rules)
         except ValueError as error:
@@ -160,20 +153,15 @@ def _simulated(path: Path, small: Grid) -> Simulated:
     """Without the copies of the groups' tables, which come before the pipeline."""
     told = events_of(path)
     first = told.kinds.tolist().index(Kind.WAIT) + 1
-    ready = np.where(told.ready >= first, told.ready - first, -1)
-    return Simulated.of(
-        Events(told.work[first:], told.kinds[first:], told.sizes[first:], ready[first:]), small
-    )
+    ready = np.where(told.ready >= first, told.ready - first, -1)[first:]
+    return Simulated.of(Events(told.work[first:], told.kinds[first:], told.sizes[first:], ready), small)
 
 
 def _cycles(compiled: Sequence[Blocks], tiling: Blocks, found: Sequence[Simulated]) -> dict[int, float]:
     """Core cycles of a tiling's step that is first (-1), in the middle or last along the depth."""
     shares = np.linalg.solve(np.array([_terms(blocks) for blocks in compiled]).T, np.array(_terms(tiling)))
     places = [kind for kind in found[0].steps if not kind[0]]
-    return {
-        kind[1]: float(sum(share * sum(each.steps[kind]) for share, each in zip(shares, found, strict=True)))
-        for kind in places
-    }
+    return {kind[1]: float(shares @ [sum(each.steps[kind]) for each in found]) for kind in places}
 
 
 def _terms(tiling: Blocks) -> list[float]:
@@ -186,12 +174,9 @@ def _seconds(row: Row, tiling: Blocks, cycles: dict[int, float], rules: Rules) -
     blocks = math.ceil(row.shape[2] / tiling[2])
 
     def of(groups: int, columns: int) -> float:
-        if groups > FEW:
-            last, before = of(FEW, columns), of(FEW - 1, columns)
-            return last + (groups - FEW) * (last - before)
-        if columns > FEW:
-            last, before = of(groups, FEW), of(groups, FEW - 1)
-            return last + (columns - FEW) * (last - before)
+        for number, few in ((groups, lambda n: of(n, columns)), (columns, lambda n: of(groups, n))):
+            if number > FEW:
+                return few(FEW) + (number - FEW) * (few(FEW) - few(FEW - 1))
         return replay(_events(row, tiling, cycles, groups, columns), rules).seconds
 
     return of(row.groups, blocks)
@@ -206,16 +191,11 @@ def _events(row: Row, tiling: Blocks, cycles: dict[int, float], groups: int, col
         for group, tile in visits([row.rows_each] * groups, tall, empty=False)
         for i in range(depth)
     ]
-    blocks: list[list[object]] = [
-        [(tile, i) for _, tile, _, i in walk],
-        [(group, j, i) for group, _, j, i in walk],
-        [(group, j) for group, _, j, _ in walk],
-    ]
-    place = [(i == depth - 1) - (i == 0 and depth > 1) for *_, i in walk]
-    return pipeline(
-        blocks, (x * tall * deep, w * deep * wide, 4 * wide), [(tile, j) for _, tile, j, _ in walk],
-        BYTES[_RESULT[row.chip]] * tall * wide, [2] * 3, [cycles[each] for each in place], in_turn=True,
-    )  # fmt: skip
+    blocks: list[Any] = [[(tile, i) for _, tile, _, i in walk], [(group, j, i) for group, _, j, i in walk]]
+    blocks.append([(group, j) for group, _, j, _ in walk])
+    sizes, write = (x * tall * deep, w * deep * wide, 4 * wide), BYTES[_RESULT[row.chip]] * tall * wide
+    spent = [cycles[(i == depth - 1) - (i == 0 and depth > 1)] for *_, i in walk]
+    return pipeline(blocks, sizes, [(t, j) for _, t, j, _ in walk], write, [2] * 3, spent, in_turn=True)
 
 
 def main(arguments: Sequence[str]) -> None:
