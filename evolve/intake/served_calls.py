@@ -151,11 +151,10 @@ def tilewright_operands(served: dict[str, Any], *given: Any) -> dict[str, Any] |
 
 def tilewright_unchanged(served: dict[str, Any]) -> bool:
     """Whether what the original reads beside its arguments is as it was when its kernels were recorded."""
-    for names, file, values in served["globals"]:
-        for module in filter(None, map(sys.modules.get, names)):
-            if getattr(module, "__file__", None) == file and any(
-                vars(module).get(name) != value for name, value in values.items()
-            ):
+    for modules, file, names, values in served["globals"]:
+        for module in filter(None, map(sys.modules.get, modules)):
+            held = module.__dict__.get
+            if held("__file__") == file and tuple(map(held, names)) != values:
                 return False
     return bool(served["read"]() == served["was"])
 

@@ -176,7 +176,7 @@ def _modules_values(path: Path, module: str, settings: Mapping[str, Any]) -> lis
     file may be a program, or what ``tilewright_imported`` loads."""
     own, names = str(path.resolve()), (module, "__main__", f"{module}_original")
     return [
-        (names if file == own else (name,), file, values)
+        (names if file == own else (name,), file, tuple(values), tuple(values.values()))
         for name, file, values in settings.get("globals", ())
     ]
 
