@@ -7,6 +7,7 @@ operations are the same if they are one of ATen's, with the same numbers, of the
 import contextlib
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import cpp_extension
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tilewright.workers.intake.calls.call_text import SHORT, TensorArgument, parse
@@ -32,12 +33,17 @@ from tilewright.workers.intake.triton.call_site import argument_names
 from tilewright.workers.intake.triton.recorder import record
 from tilewright.workers.intake.triton.results import root_of
 from tilewright.workers.intake.triton.stub_device import stub_device
+from tilewright.workers.intake.triton.trace import Var, current
 
+_ASKS = ("__get__", "__set__")  # hooks ask, too
 _MADE = ("empty", "zeros", "ones", "full", "new_")
 _VALUES = {f"aten.{name}.default" for name in ("detach", "alias", "clone", "lift_fresh")}
 Place = tuple[int, int, str]
 """An operation's number among the call's, of those on tensors, the number of a tensor there, and its name; 0 for what
 the call returns."""
+
+
+_LEFT = "what the part is given instead"
 
 
 class _Done(BaseException):
@@ -81,7 +87,9 @@ class _Notes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, options, given = getattr(func, "__name__", ""), dict(kwargs or {}), _tensors((args, kwargs))
-        self._number += bool(given)
+        if func is torch.nn.functional.linear and len(given) == 3:
+            return _linear(self, *given)
+        self._number += bool(given) and name not in _ASKS
         unknown = [t for t in given if not self.found(t)]
         result = func(*args, **options)
         stores = {t.untyped_storage()._cdata for t in unknown}
@@ -163,40 +171,54 @@ class Part(TorchFunctionMode):
             dtype = torch.float64 if wide and dtype.is_floating_point else dtype
             return torch.empty(known[1], dtype=dtype, device="meta")
 
-        arguments, weights = (
-            [*map(value, self._inputs)],
-            {n: value(known) for n, known in self._weights.items()},
-        )
+        arguments, weights = [value(n) for n in self._inputs], {n: value(v) for n, v in self._weights.items()}
+        self._left = {
+            id(v): v for v in (*arguments, *weights.values()) if id(v) not in set(map(id, operands.values()))
+        }
+        for tensor in arguments:
+            if (
+                id(tensor) in self._left
+                and isinstance(tensor, torch.Tensor)
+                and (trace := current()) is not None
+            ):
+                trace.add(
+                    Var(trace.fresh_name("left"), tensor, "foreign", foreign=_LEFT)
+                )  # a launch may say its sizes
         with contextlib.suppress(_Done), self:
             returned = function(*arguments, **weights)
             self._number = 0
             self._keep("", flat(returned))
         kept = [self._found.get(place, (None, 0)) for place in self._wanted]
-        made = [t for t, version in kept if t is not None and t._version == version]
-        if len(made) < len(kept) or any(t.is_meta is not next(iter(operands.values())).is_meta for t in made):
-            raise Refusal(
-                "what torch computes before the kernels is needed after them, too, or is something else"
-            )
+        made = [
+            t for t, version in kept if t is not None and t._version == version and id(t) not in self._left
+        ]
+        if len(made) < len(kept):
+            raise Refusal(f"torch computes {_LEFT}, or something else at other sizes")
         return tuple(made) if made[1:] else made[0]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given, name, options = _tensors((args, kwargs)), getattr(func, "__name__", ""), dict(kwargs or {})
-        self._number += bool(given)
+        if func is torch.nn.functional.linear and len(given) == 3:
+            return _linear(self, *given)
+        self._number += bool(given) and name not in _ASKS
         if self._place[0]:
             self._keep(name, given)
-        if len({t.is_meta for t in given}) == 2:  # what is not needed stays without memory
-            if name.startswith("__i") or (name.endswith("_") and not name.endswith("__")):
-                raise Refusal("what torch computes before the kernels is changed in place")
+        left = [t for t in given if id(t) in self._left]
+        if left and len(left) < len(given) and (name.startswith("__i") or re.search(r"[a-z]_$", name)):
+            raise Refusal(f"torch computes {_LEFT}, in place")
+        if left:  # it has no memory, and its products are nobody's work
             args, options = tree_map(
                 lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, options)
             )
-        result = func(*args, **options)
+        with _disable_current_modes() if left else contextlib.nullcontext():
+            result = func(*args, **options)
         places = {
-            place[1]: known for place, known in self._given.items() if place[::2] == (self._number, name)
+            place[1]: n for place, n in self._given.items() if given and place[::2] == (self._number, name)
         }
-        if places and given:
-            parts = [self._operands[places[n]] if n in places else t for n, t in enumerate(flat(result))]
+        parts = [self._operands[places[n]] if n in places else t for n, t in enumerate(flat(result))]
+        if places and parts:
             result = parts[0] if isinstance(result, torch.Tensor) else type(result)(parts)
+        self._left |= {id(t): t for n, t in enumerate(parts) if left and n not in places}
         if not self._place[0]:
             self._keep(name, flat(result))
         return result
@@ -205,6 +227,14 @@ class Part(TorchFunctionMode):
         self._found |= {(self._number, n, name): (t, t._version) for n, t in enumerate(tensors)}
         if all(place in self._found for place in self._wanted):
             raise _Done
+
+
+def _linear(
+    mode: TorchFunctionMode, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """As a product and a sum, of which files leave the sum to a kernel."""
+    with mode:
+        return torch.matmul(x, weight.t()) + bias
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -157,8 +157,6 @@ class HostFunction:
         own, places = operands(self.calls, tensor_places(self.calls, self.names), frozenset())
         self.site = CallSite(taken, str(path), self.name, self.calls, reference, own, places, part=self._part)
         self.code = DeviceCode("\n".join(one.source for one in self._used))
-        text = path.read_text(encoding="utf-8")
-        self.baked = text if "cut import Part" in text else ""  # sizes of what a part does without
 
     def _traced(self, dims: Dims, shapes: Sequence[Any] = ()) -> Trace:
         """The first call at some dimensions, or shapes. Raises Refusal, and what the function raises."""
