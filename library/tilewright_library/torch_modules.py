@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -63,19 +64,21 @@ class Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features] in bfloat16."""
-        bias = self._parameters["bias"]
-        y = None if torch.compiler.is_compiling() else self._straight(input, bias)
+        y = None if torch.compiler.is_compiling() else self._straight(input)
         if y is not None:
             return y
-        y = multiply(input, self.weight, self)
+        y, bias = multiply(input, self.weight, self), self.bias
         return y if bias is None else y + bias.to(y.dtype)
 
-    def _straight(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+    def _straight(self, x: torch.Tensor) -> torch.Tensor | None:
         """What ``forward`` gives, for a shape it has served; None where anything else is at stake.
 
         A call costs the host little more than a result and its launches.
         """
-        weight = self._parameters["weight"]
+        try:
+            weight, bias = self._parameters["weight"], self._parameters["bias"]
+        except KeyError:  # computed at each call
+            return None
         if weight is None or not unwatched(x, weight):
             return None
         if x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
@@ -238,31 +241,36 @@ def takes(linear: nn.Linear) -> bool:
 
 
 def convert(model: nn.Module, filter: Filter | None = None, only_faster: bool = True) -> nn.Module:
-    """Replace, in place, every ``nn.Linear`` whose sizes the recipe takes and for which ``filter(name, module)`` holds.
+    """Turn, in place, every ``nn.Linear`` whose sizes the recipe takes and for which ``filter(name, module)`` holds.
 
-    The root itself is returned converted when it is a linear layer. Subclasses of ``nn.Linear`` are left alone. A
-    module that is used in two places stays one module. ``only_faster`` False: FP8 serves where bf16 is faster, too.
+    A module stays the object that it was, with its parameters, hooks and names, also where a model has it twice or ties
+    its weight. Subclasses of ``nn.Linear`` are left alone, and with one warning for all those whose product is not
+    plainly that of their weight: something replaced ``forward`` (as accelerate's ``device_map`` does) or computes the
+    weight at each call (weight norm, pruning). ``only_faster`` False: FP8 serves where bf16 is faster, too.
     """
-    made: dict[int, Linear] = {}
-
-    def chosen(name: str, module: nn.Module) -> bool:
-        if type(module) is not nn.Linear or not takes(module):
-            return False
-        return filter is None or bool(filter(name, module))
-
-    if chosen("", model):
-        assert isinstance(model, nn.Linear)
-        return Linear.from_linear(model, only_faster)
-    for name, parent in list(model.named_modules(remove_duplicate=False)):
-        for child_name, child in list(parent.named_children()):
-            full = f"{name}.{child_name}" if name else child_name
-            if id(child) in made:
-                setattr(parent, child_name, made[id(child)])
-            elif chosen(full, child):
-                assert isinstance(child, nn.Linear)
-                made[id(child)] = Linear.from_linear(child, only_faster)
-                setattr(parent, child_name, made[id(child)])
+    left: dict[str, str] = {}
+    for name, module in list(model.named_modules()):
+        if type(module) is not nn.Linear or not takes(module) or not (filter is None or filter(name, module)):
+            continue
+        if (reason := _not_plain(module)) is not None:
+            left.setdefault(reason, name or "the model")
+            continue
+        module.__class__ = Linear
+        assert isinstance(module, Linear)
+        module.only_faster = only_faster
+    if left:
+        told = "; ".join(f"{name}: {reason}" for reason, name in left.items())
+        warnings.warn(f"layers stay as they are, first of each kind: {told}", stacklevel=2)
     return model
+
+
+def _not_plain(linear: nn.Linear) -> str | None:
+    """Why a layer's product may not be what ``nn.Linear`` computes of its parameters; None for an ordinary layer."""
+    if "forward" in vars(linear):
+        return "its forward was replaced"
+    if linear._parameters.get("weight") is None or "bias" not in linear._parameters:
+        return "its weight is computed at each call"
+    return None
 
 
 @contextlib.contextmanager

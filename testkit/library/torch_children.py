@@ -136,6 +136,92 @@ def modules() -> dict[str, Any]:
     }
 
 
+class Adapted(torch.nn.Module):
+    """A layer with a low-rank adapter beside it."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = (torch.nn.Linear(a, b, bias=False) for a, b in ((128, 8), (8, 128)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.base(x) + self.up(self.down(x))
+        return result
+
+
+def _model(kind: str) -> torch.nn.Module:
+    """A model of 128 numbers in and out, with something that a conversion could lose."""
+    from torch.nn.utils import parametrizations, prune
+
+    body = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.SiLU(), torch.nn.Linear(128, 128))
+    if kind == "shared layer":
+        body[2] = body[0]
+    elif kind == "tied weight":
+        body[2].weight = body[0].weight
+    elif kind == "adapter":
+        return torch.nn.Sequential(Adapted(body[0]), body[2])
+    elif kind == "hooks":
+        body[0].register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+        body[2].register_forward_hook(lambda module, given, found: found + 1)
+    elif kind == "replaced forward":
+        before = body[0].forward
+        body[0].forward = lambda x: before(x) * 3
+    elif kind == "weight norm":
+        parametrizations.weight_norm(body[0])
+    elif kind == "pruned":
+        prune.l1_unstructured(body[0], "weight", 0.5)
+    elif kind == "frozen":
+        body[0].weight.requires_grad_(False)
+    elif kind == "narrow":
+        return torch.nn.Sequential(
+            torch.nn.Linear(128, 64), torch.nn.Linear(64, 192), torch.nn.Linear(192, 128)
+        )
+    return body
+
+
+def odd_models() -> dict[str, Any]:
+    """By kind of model: answers and gradients against the model as it was, what is converted, what is said, state."""
+    from tilewright_library import Linear, convert, gain_table
+    from torch.nn.utils import prune
+
+    found = {}
+    kinds = ("shared layer", "tied weight", "adapter", "hooks", "replaced forward", "weight norm", "pruned", "frozen",
+             "narrow", "pruned afterwards")  # fmt: skip
+    for kind in kinds:
+        torch.manual_seed(4)
+        plain = _model(kind).bfloat16()
+        torch.manual_seed(4)
+        model = _model(kind).bfloat16()
+        before = list(model.modules())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            convert(model)
+        if kind == "pruned afterwards":
+            for one in (plain, model):
+                prune.l1_unstructured(one[0], "weight", 0.5)
+        x = torch.randn(128, 128).bfloat16()
+        wanted, got = plain(x), model(x)
+        for y in (wanted, got):
+            y.float().square().sum().backward()
+        told = gain_table(model)
+        gradients = [(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True)]
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter.zero_()
+        plain.load_state_dict(model.state_dict())
+        found[kind] = {
+            "snr": snr(got, wanted),
+            "gradients": [(a is None) == (b is None) for a, b in gradients],
+            "gradient": min(snr(b, a) for a, b in gradients if a is not None),
+            "converted": sum(isinstance(module, Linear) for module in model.modules()),
+            "same": all(a is b for a, b in zip(before, model.modules(), strict=True)),
+            "said": [str(w.message) for w in caught],
+            "left": told.count("no multiple of 128"),
+            "back": snr(plain(x), wanted),
+        }
+    return found
+
+
 def fallbacks() -> dict[str, Any]:
     """Operands the recipe cannot take, and what it refuses."""
     from tilewright_library import gemm_fp8_blockwise

@@ -55,7 +55,7 @@ def answers(writer):
     library = writer.library
     environment = {"PYTHONPATH": str(library), "PATH": "/usr/bin:/bin", "HOME": str(library.parent)}
     environment |= {"BLOCKS": json.dumps(python_blocks()), "TRITON_INTERPRET": "1"}
-    scenarios = ("numbers", "compiled", "fallbacks", "pages", "damaged", "modules")
+    scenarios = ("numbers", "compiled", "fallbacks", "pages", "damaged", "modules", "odd_models")
     return answer_of(CHILD, *scenarios, environment=environment)
 
 
@@ -90,6 +90,33 @@ def test_modules_under_autocast_checkpointing_and_accumulation(answers):
     assert found["autocast"] >= 20.0, "two layers' FP8 noise"
     assert all(found["state"]) and found["keys"] and found["checkpointed"]
     assert all(value > 100.0 for value in (*found["kept"], *found["gradients"])) and found["emptied"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "converted", "left", "said"),
+    [
+        ("shared layer", 1, 0, ""),
+        ("tied weight", 2, 0, ""),
+        ("adapter", 2, 2, ""),
+        ("hooks", 2, 0, ""),
+        ("replaced forward", 1, 0, "0: its forward was replaced"),
+        ("weight norm", 1, 0, ""),
+        ("pruned", 1, 0, "0: its weight is computed at each call"),
+        ("pruned afterwards", 2, 0, ""),
+        ("frozen", 2, 0, ""),
+        ("narrow", 0, 3, ""),
+    ],
+)
+def test_odd_models_are_converted_or_left_with_a_sentence_and_never_wrong(
+    answers, kind, converted, left, said
+):
+    found = answers["odd_models"][kind]
+    assert (found["converted"], found["left"], found["same"]) == (converted, left, True)
+    assert [text for text in found["said"] if "stay" in text] == (
+        [f"layers stay as they are, first of each kind: {said}"] if said else []
+    )
+    assert found["snr"] > 22 and found["gradient"] > 18 and all(found["gradients"]), found
+    assert found["back"] > 100
 
 
 def test_the_pages_examples_run(answers):
