@@ -41,7 +41,7 @@ from typing import Any
 from experiments.studies.robustness.mutation_equal import why_equal
 
 ROOT = Path(__file__).parents[3]
-PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothesis", "cosmic_ray.plugins")
+PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothesis")
 OURS = ("tilewright.", "testkit.", "tests.")
 QUICK = ("-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu", "-p", "no:cacheprovider", "-W", "ignore")
 
