@@ -77,7 +77,7 @@ def judged(some: Sequence[Case], target: str) -> list[dict[str, Any]]:
             for seed in case.seeds:
                 found = judge(case.source, case.params, seed)
                 said.append((seed, found.verdict.value, found.reason, len(found.drawn), list(found.outside)))
-                if (found.verdict is Verdict.OK) is not case.honest:
+                if found.verdict is not Verdict.OK:
                     break
             good = (said[-1][1] == "ok") is case.honest
             rows.append(
