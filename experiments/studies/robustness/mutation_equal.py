@@ -23,6 +23,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "return np.where(outlying * (middle > 0), rows * columns / middle, 0.0) / MEDIAN": "of truths the same",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
+        "return np.where(outlying & (middle != 0), rows * columns / middle, 0.0) / MEDIAN": "no size is negative",
     },
     "fitness/tpu/structure.py": {
         'if min(kernel["grid"], default= 2) < 0:': "any size of nothing that is not negative",
