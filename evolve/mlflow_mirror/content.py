@@ -195,11 +195,15 @@ class CampaignProgress:
             self.best = max(self.best or 0.0, evaluation.fitness)
             if is_seed and self.seed is None:
                 self.seed = evaluation.fitness
-            if self.seed:
-                metrics[gain_metric(self.kind)] = round(evaluation.fitness / self.seed, 4)
+            metrics |= self.gain(evaluation)
         if self.best is not None:
             metrics[best_metric(self.unit, self.kind)] = self.best
         return _rounded(metrics)
+
+    def gain(self, evaluation: Evaluation) -> dict[str, float]:
+        """The metric of its gain; empty before the seed has passed."""
+        rates = self.seed, evaluation.fitness
+        return {gain_metric(self.kind): round(rates[1] / rates[0], 4)} if rates[0] and rates[1] else {}
 
     def campaign_metrics(self) -> dict[str, float]:
         """The campaign's own curves, at step = evaluations finished."""

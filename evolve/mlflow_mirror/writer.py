@@ -8,6 +8,7 @@ of the campaign and the exchange.
 
 import getpass
 import hashlib
+import itertools
 import json
 import logging
 import tempfile
@@ -200,6 +201,8 @@ class Mirror:
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             self._progress_metrics = self._progress.add(evaluation, is_seed)
         written = self._write_child(self._by_index[index], evaluation, at)
+        if written and is_seed and evaluation.fitness and evaluation.fitness == self._progress.seed:
+            self._write_early_gains(arrival)
         self._curve += [
             Metric(k, v, int(at * 1000), arrival) for k, v in self._progress.campaign_metrics().items()
         ]
@@ -301,6 +304,12 @@ class Mirror:
                 return found
 
     # -- writing -----------------------------------------------------------------------------------
+
+    def _write_early_gains(self, seed_arrival: int) -> None:
+        """Gains of the candidates whose evaluations ended before the first seed's."""
+        for _, index, evaluation, at in itertools.islice(self._journal.evaluations(), seed_arrival):
+            rows = [Metric(k, v, int(at * 1000), index) for k, v in self._progress.gain(evaluation).items()]
+            self._log(self._children[index].run_id, {}, rows)
 
     def _open_parent(self, run_id: str | None) -> str:
         """Create the campaign's run if it has no ``run_id`` yet, and write its parameters and suite."""

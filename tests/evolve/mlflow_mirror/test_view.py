@@ -31,6 +31,7 @@ def test_a_candidate_carries_the_progress_of_its_campaign():
     added = [progress.add(evaluation, is_seed=n < 2) for n, evaluation in enumerate(made)]
     assert added[0] == {"progress/evaluation": 1, "progress/failed": 1}
     assert [metrics.get("gain_modelled") for metrics in added] == [None, 1.0, 1.5, 1.25, None]
+    assert progress.gain(passed(fitness=100.0)) == {"gain_modelled": 0.5}, "of one that ended before the seed"
     best = [metrics.get("progress/best_tflops_modelled") for metrics in added[1:]]
     assert best == [200, 300, 300, 300]
     assert (added[3]["progress/evaluation"], added[3]["progress/failed"]) == (4, 1)
