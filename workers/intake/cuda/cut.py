@@ -35,7 +35,6 @@ from tilewright.workers.intake.triton.results import root_of
 from tilewright.workers.intake.triton.stub_device import stub_device
 from tilewright.workers.intake.triton.trace import Var, current
 
-_ASKS = ("__get__", "__set__")  # hooks ask, too
 _MADE = ("empty", "zeros", "ones", "full", "new_")
 _VALUES = {f"aten.{name}.default" for name in ("detach", "alias", "clone", "lift_fresh")}
 Place = tuple[int, int, str]
@@ -72,24 +71,41 @@ class _Aten(TorchDispatchMode):
         return result
 
 
-class _Notes(TorchFunctionMode):
+class _Numbered(TorchFunctionMode):
+    """Numbers torch's operations on tensors; a linear layer is a product and a sum, which files leave to a kernel."""
+
+    _number = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, name = _tensors((args, kwargs)), getattr(func, "__name__", "")
+        if func is torch.nn.functional.linear and len(given) == 3:
+            with self:
+                return torch.matmul(given[0], given[1].t()) + given[2]
+        self._number += bool(given) and name not in ("__get__", "__set__")  # hooks ask for those, too
+        return self._met(func, name, args, dict(kwargs or {}), given)
+
+    def _met(
+        self, func: Any, name: str, args: Any, options: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
+        raise NotImplementedError
+
+
+class _Notes(_Numbered):
     """Names a call's tensors while it runs without memory. ``nodes``: operations by the name of their result; ``own``:
     where a tensor was made; ``places``: where a result was first made; ``made``: where one that torch has not made is
     first used. ``kernels``: whether new memory is a kernel's to write."""
 
     def __init__(self, leaves: Mapping[str, torch.Tensor], kernels: bool) -> None:
         super().__init__()
-        self.nodes, self.made, self._kernels, self._number = dict[str, Any](), dict[str, Place](), kernels, 0
+        self.nodes, self.made, self._kernels = dict[str, Any](), dict[str, Place](), kernels
         self.known: dict[int, tuple[torch.Tensor, int, str]] = {}
         self.own, self.places = dict[int, Place](), dict[str, Place]()
         for name, tensor in leaves.items():
             self.name(tensor, name)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, options, given = getattr(func, "__name__", ""), dict(kwargs or {}), _tensors((args, kwargs))
-        if func is torch.nn.functional.linear and len(given) == 3:
-            return _linear(self, *given)
-        self._number += bool(given) and name not in _ASKS
+    def _met(
+        self, func: Any, name: str, args: Any, options: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
         unknown = [t for t in given if not self.found(t)]
         result = func(*args, **options)
         stores = {t.untyped_storage()._cdata for t in unknown}
@@ -131,7 +147,7 @@ class _Notes(TorchFunctionMode):
         return tuple(map(self.named, value)) if isinstance(value, list | tuple) else repr(value)
 
 
-class Part(TorchFunctionMode):
+class Part(_Numbered):
     """The part of a function between torch's operations. ``place``: the function's file and name, empty for the
     reference's part, and the reference. ``inputs`` and ``weights``: the name of an argument, dtype and shape of what
     is not needed, or a value alone; ``given``: arguments in place of what operations make; ``wanted``: what is
@@ -196,11 +212,9 @@ class Part(TorchFunctionMode):
             raise Refusal(f"torch computes {_LEFT}, or something else at other sizes")
         return tuple(made) if made[1:] else made[0]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given, name, options = _tensors((args, kwargs)), getattr(func, "__name__", ""), dict(kwargs or {})
-        if func is torch.nn.functional.linear and len(given) == 3:
-            return _linear(self, *given)
-        self._number += bool(given) and name not in _ASKS
+    def _met(
+        self, func: Any, name: str, args: Any, options: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
         if self._place[0]:
             self._keep(name, given)
         left = [t for t in given if id(t) in self._left]
@@ -227,14 +241,6 @@ class Part(TorchFunctionMode):
         self._found |= {(self._number, n, name): (t, t._version) for n, t in enumerate(tensors)}
         if all(place in self._found for place in self._wanted):
             raise _Done
-
-
-def _linear(
-    mode: TorchFunctionMode, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
-) -> torch.Tensor:
-    """As a product and a sum, of which files leave the sum to a kernel."""
-    with mode:
-        return torch.matmul(x, weight.t()) + bias
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
