@@ -69,7 +69,8 @@ The rule writes a loop of two products, the second of what is made of the first 
   the unscaled difference is taken first and multiplied by the factor; a sum over a row's number becomes its product
   with the inverse. The old kernel stays for tensors that no descriptor describes and factors below zero.
 * **It lowers** causal and full attention, shared heads of keys, windows, caps and biases; pointers that a loop
-  advances; several such loops one after the other.
+  advances; several such loops one after the other; grids of two or three axes, and of one whose programs are read as
+  `p % n` and `p // n` alone.
 * **It refuses** left operands that are computed before the loop, keys or values behind block pointers or
   descriptors, masked by a number that only the device knows (sequences of several lengths) or by more than sides;
   grids whose programs share no keys along one axis; sums that are not stored as a tile of a tensor; loops that read

@@ -23,6 +23,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "return np.where(outlying * (middle > 0), rows * columns / middle, 0.0) / MEDIAN": "of truths the same",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
+        "return np.where(outlying & (middle != 0), rows * columns / middle, 0.0) / MEDIAN": "no size is negative",
     },
     "fitness/tpu/structure.py": {
         'if min(kernel["grid"], default= 2) < 0:': "any size of nothing that is not negative",
@@ -54,6 +55,7 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "fitness/race.py": {
         "if figures.kind > FigureKind.MEASURED:": "what only compiles is not raced",
+        "return max(min(fits, default= -1.0), HOPELESS * self.best)": NO_WORSE,
         "best: float = -1.0": "the larger of a share of it and a number that is not negative is taken",
         "return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[ -1].unit)": (
             "all workloads of a suite have one unit"
