@@ -25,6 +25,8 @@ from testkit.exploits import values
 from testkit.exploits.judges import finalist
 from tilewright.fitness.dialect import is_cuda
 from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.targets import load_target
+from tilewright.library.dispatch_rule import Legality
 from tilewright.seeds.catalogue import all_operators, load_operator
 from tilewright.workers.cascade.drawn_shapes import declared
 
@@ -71,7 +73,10 @@ def judged(some: Sequence[Case], target: str) -> list[dict[str, Any]]:
     rows = []
     name = some[0].operator
     operator = load_operator(name) if some[0].part == "corpus" else values.operator_of(name)
-    with finalist(operator, target) as judge:
+    constraints = declared(some[0].source, "CONSTRAINTS")
+    constants = {**operator.constants, **load_target(target).constants, **some[0].params}
+    legal = Legality(tuple(map(str, constraints)), constants).holds
+    with finalist(operator, target, legal) as judge:
         for case in some:
             began, said = time.monotonic(), []
             for seed in case.seeds:

@@ -55,6 +55,7 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "fitness/race.py": {
         "if figures.kind > FigureKind.MEASURED:": "what only compiles is not raced",
+        "return max(min(fits, default= -1.0), HOPELESS * self.best)": NO_WORSE,
         "best: float = -1.0": "the larger of a share of it and a number that is not negative is taken",
         "return None if any(leads) else Outpaced(len(seen), fitness, half, bar, seen[ -1].unit)": (
             "all workloads of a suite have one unit"
