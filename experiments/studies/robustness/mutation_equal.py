@@ -116,6 +116,7 @@ PATTERNS = {
     r'^"(matrix|vector|steps|memory)": \(\*?_?V6E': "how many rows a class rests on decides nothing",
     r"copy=(True|False)\)": "a copy that nobody writes to",
     r"repr=True": "what a repr shows decides nothing",
+    r"^@dataclass\(frozen=False\)$": "nobody writes to it",
     r'"MALLOC_': "what an allocator keeps changes no answer",
     r"lru_cache\(maxsize=": CACHE,
     r"type\(.*\) (==|!=) \w": "types are one object each",
