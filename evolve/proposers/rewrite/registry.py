@@ -22,6 +22,7 @@ def pallas_rules() -> tuple[Rule, ...]:
         caching.CacheAcrossAxis(),
         dots.ChunkRows(),
         dots.ChunkColumns(),
+        dots.ScaleBeforeDot(),
         dots.ReassociateScale(),
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),

@@ -107,8 +107,10 @@ def test_gluon_seeds_pass_their_gates_in_the_emulator(station):
     cases = [
         ("gemm_fp8_blockwise/gemm_nt", "gluon_skew", {"stages": 3, "slots": 1}),
         ("gemm_fp8_blockwise/quant_dual", "quant_dual_tma", {}),
+        ("gemm_fp8_blockwise/quant_128x128_dual", "quant_blocks_dual", {}),
         ("gemm_fp8_blockwise/grouped4x8192", "grouped", {"block_m": 64, "block_n": 128, "stages": 3, "slots": 1}),
         ("gemm_mxfp8_out/normal", "fused_ws", {"split": 2, "block_n": 128}),
+        ("gemm_mxfp8_out/normal", "fused_ws", {}),
         ("mx_cast/mxfp8_both", "cast8_tma", {"leave": "tma", "slots": 2, "group_m": 4}),
     ]  # fmt: skip
     for name, kernel, params in cases:

@@ -83,6 +83,9 @@ WRITTEN = {
     "a row's largest score that is read behind the loop": [
         ("acc = acc / l_i[:, None]", "acc = acc / l_i[:, None] + 0.1 * (m_i + tl.log(l_i))[:, None]"),
     ],
+    "offsets computed anew behind the loop": [
+        ("    acc = acc / l_i", "    offs_m = start_m * BLOCK_M + tl.arange(0, BLOCK_M)\n    offs_d = tl.arange(0, HEAD)\n    acc = acc / l_i"),  # noqa: E501
+    ],
     "programs numbered along one axis, rows first": [
         ("start_m = tl.program_id(0)", "pid = tl.program_id(0)\n    count = tl.cdiv(N_Q, BLOCK_M)\n    start_m = pid % count"),  # noqa: E501
         ("head = tl.program_id(1)", "head = pid // count"),

@@ -240,7 +240,7 @@ class _Parts(ast.NodeTransformer):
 
 
 def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.expr]:
-    """Names bound once, to an expression; ``x at first`` for what is then advanced at one place."""
+    """Names bound once, or to the same again, to an expression; ``x at first`` for what is advanced at one place."""
     values: dict[str, list[ast.expr | None]] = {name: [None] for name in given}
     advanced: dict[str, int] = {}
     for statement in body:
@@ -262,6 +262,16 @@ def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.exp
     for name, all_of in values.items():
         if len(all_of) == 1 and all_of[0] is not None and advanced.get(name, 0) < 2:
             found[f"{name} at first" if name in advanced else name] = all_of[0]
+    same = {n: [e for e in v if e is not None] for n, v in values.items() if len(v) > 1 and n not in advanced}
+    same = {n: v for n, v in same.items() if len(v) == len(values[n]) and len(set(map(ast.unparse, v))) == 1}
+    fixed = {n for n in given if len(values[n]) == 1 and n not in advanced}
+    while same:
+        known = {
+            n for n, v in same.items() if not names_in(ast.unparse(v[0])) & (set(values) - fixed - set(found))
+        }
+        if not known:
+            break
+        found |= {n: same.pop(n)[0] for n in known}
     return found
 
 
