@@ -28,7 +28,7 @@ from tilewright.fitness.targets import Target
 from tilewright.library import checks, operands, oracle, store
 from tilewright.library import dispatch_rule as rule
 from tilewright.seeds.operator import Operator, Workload
-from tilewright.workers.cascade.drawn_shapes import verified_alone
+from tilewright.workers.cascade.drawn_shapes import declared, verified_alone
 
 GOLDEN_LIMIT = 4 << 20
 RANGED = ("jax", "jaxlib", "libtpu", "triton")
@@ -114,8 +114,10 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         genome = candidate.genome
         told, made = kernel_files(promotion.operator, resolved.target.name, genome.source)
         files.update(made)
+        expected = next(iter(declared(genome.source, "EXPECTED")), None)
         kernels[genome.id] = {
             **told,
+            **({"expected": expected} if expected else {}),
             "params": dict(genome.params),
             "constraints": [
                 *read_declarations(genome.source).constraints,
