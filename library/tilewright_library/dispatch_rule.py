@@ -7,10 +7,11 @@ three doublings of a size, so that a kernel that was promoted for want of a bett
 legal; an entry of the very shape serves it all the same. Legal: every constraint of the kernel holds for its
 parameters, the shape's sizes, and the constants of operator and target.
 
-Tiles and waves make a kernel's time jump with a size, so that the nearest shape tells little: where every legal kernel
-says what time to expect of it (``EXPECTED`` of its module, an expression like a constraint), the least serves. On layers
-that such expressions were not fitted to, that lost 2 % to the best kernel, the nearest 10 % (FP8 linear layers of 65 to
-512 rows, H200, measured). A campaign's dispatch table and a promoted library choose by this text, and by no other.
+Tiles and waves make a kernel's time jump with a size, so that the nearest shape tells little. Where every legal kernel
+says what time to expect of it (``EXPECTED`` of its module, an expression like a constraint), the least serves. On
+layers that such expressions were not fitted to, that lost 2 % to the best kernel, the nearest 10 % (FP8 linear layers
+of 65 to 512 rows, H200, measured). A campaign's dispatch table and a promoted library choose by this text, and by no
+other.
 """
 
 import math
