@@ -28,7 +28,7 @@ from tilewright.fitness.targets import Target
 from tilewright.library import checks, operands, oracle, store
 from tilewright.library import dispatch_rule as rule
 from tilewright.seeds.operator import Operator, Workload
-from tilewright.workers.cascade.drawn_shapes import declared, verified_alone
+from tilewright.workers.cascade.drawn_shapes import verified_alone
 
 GOLDEN_LIMIT = 4 << 20
 RANGED = ("jax", "jaxlib", "libtpu", "triton")
@@ -114,7 +114,7 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         genome = candidate.genome
         told, made = kernel_files(promotion.operator, resolved.target.name, genome.source)
         files.update(made)
-        expected = next(iter(declared(genome.source, "EXPECTED")), None)
+        expected = _expected(genome.source)
         kernels[genome.id] = {
             **told,
             **({"expected": expected} if expected else {}),
@@ -151,6 +151,14 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         "regions": regions,
     }
     return entry, files
+
+
+def _expected(source: str) -> str | None:
+    """The expression of the time to expect that a kernel module declares (``library.dispatch_rule``)."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXPECTED":
+            return str(ast.literal_eval(node.value))
+    return None
 
 
 def fitted_operands(operator: Operator, dimensions: Sequence[str]) -> operands.Operands | None:
