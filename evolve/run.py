@@ -1,7 +1,6 @@
 """Running a campaign from configuration to winner: journal, workers, search, finals, report."""
 
 import gc
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL, REPORT, discard, logbook, new_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.bill import SPENT
+from tilewright.evolve.report.data import CampaignClock
 from tilewright.evolve.show.display import Display, Snapshot
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
@@ -395,8 +395,6 @@ def _seed_failure(campaign: Campaign) -> str:
 
 def _elapsed(journal: Journal) -> float:
     """Seconds of all earlier runs of this campaign, each up to its last row in the journal."""
-    events = journal.events()
-    starts = [event.at for event in events if event.kind in ("started", "resumed")]
-    marks = [event.at for event in events] + [at for *_, at in journal.evaluations()]
-    runs = itertools.pairwise(starts)
-    return sum(max(at for at in marks if begin <= at < end) - begin for begin, end in runs)
+    events = tuple(journal.events())
+    *_, began = (event.at for event in events if event.kind in ("started", "resumed"))
+    return CampaignClock(events, [at for *_, at in journal.evaluations()])(began)

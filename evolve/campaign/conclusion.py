@@ -90,15 +90,20 @@ COMPARED = 10
 OVERALL = 4
 """How many of them are the best on the whole suite; the rest are the fastest on single workloads."""
 
+LOTS = 2
+"""How often so many are measured where none of those before passed."""
+
 COMPARISON_FILE = "comparison.json"
 
 
-def contenders(history: History, most: int = COMPARED) -> list[Genome]:
+def contenders(history: History, most: int = COMPARED, without: Collection[str] = ()) -> list[Genome]:
     """The fittest genomes, the fastest of each workload (those that lead by most first), then more of the fittest.
 
     Among them is the fittest that the campaign was given, a seed or a point of one: what it gained, it gained on that.
+    ``without``: ids of genomes that failed before.
     """
-    ranked = sorted(history.successes(), key=lambda ce: -(ce[1].fitness or 0.0))
+    ranked = [ce for ce in history.successes() if ce[0].genome.id not in without]
+    ranked.sort(key=lambda ce: -(ce[1].fitness or 0.0))
     given = [c for c, _ in ranked if c.mutation.kind is MutationKind.SEED or c.mutation.proposer == POINTS]
     first = [*(candidate for candidate, _ in ranked[:OVERALL]), *given[:1]]
     chosen = {candidate.genome.id: candidate.genome for candidate in first}
@@ -123,13 +128,21 @@ def conclude_measured(
 ) -> Genome:
     """Write ``comparison.json`` and ``dispatch_table.json`` into ``folder``; the table's default genome wins.
 
-    Raises UserError when no genome passes this last run, the device is gone or the folder full.
+    Where none of the genomes passes, the next best follow, ``LOTS`` of them in all. Raises UserError when no genome
+    passes this last run, the device is gone or the folder full.
     """
-    genomes = {genome.id: genome for genome in contenders(history)}
-    try:
-        comparison = comparer.compare(list(genomes.values()), resolved.config.seed)
-    except ConnectionError as error:
-        raise UserError(f"the final comparison failed: {error}; resume to try again.") from error
+    genomes: dict[str, Genome] = {}
+    for _ in range(LOTS):
+        lot = contenders(history, without=genomes)
+        if genomes and not lot:
+            break
+        genomes.update((genome.id, genome) for genome in lot)
+        try:
+            comparison = comparer.compare(lot, resolved.config.seed)
+        except ConnectionError as error:
+            raise UserError(f"the final comparison failed: {error}; resume to try again.") from error
+        if comparison.genomes:
+            break
     if not comparison.genomes:
         reason = next(iter(comparison.failed.values()), "no genome was compared")
         raise UserError(f"the final comparison failed: {reason}; resume to try again.")
@@ -154,6 +167,9 @@ def conclude_measured(
 
 WINNER = "winner"
 
+RESERVES = 8
+"""Most of the next best that are checked, one after the other, where no finalist passes."""
+
 
 @dataclass(frozen=True)
 class Finals:
@@ -172,24 +188,27 @@ class Finals:
         """The fittest finalist that passes; None where none does, or the user gave up.
 
         A suite with final workloads times finalists, the best seed and baselines there. One without has their times
-        already: its finalists are checked in turn until one passes.
+        already: its finalists are checked in turn until one passes. Where none does, the next best are, in turn.
         """
         count = self.resolved.config.search.finalists
-        finalists = [candidate.genome for candidate, _ in history.fittest(count)]
-        if not finalists:
+        ranked = [candidate.genome for candidate, _ in history.fittest(count + RESERVES)]
+        if not ranked:
             return None
         self.note("final check: finalists, the best seed and baselines")
-        groups = [finalists] if self.resolved.suite.final else [[genome] for genome in finalists]
-        for group in groups:
+        together = count if self.resolved.suite.final else 1
+        groups = [ranked[:together], *([genome] for genome in ranked[together:])]
+        for turn, group in enumerate(groups):
             for genome in group:
                 self.references.request(f"finalist:{genome.id}", Scope.FINAL, genome, verify=True)
-            if self.resolved.suite.final:
+            if self.resolved.suite.final and turn == 0:
                 self._time_beside(history)
             if not self.references.drain(self.on_progress):
                 return None
             if (winner := self._pick(group)) is not None:
                 return winner
-        self.note("no finalist passed the final check: there is no winner")
+            if len(ranked) > count == together + turn:
+                self.note("no finalist passed the final check: the next best are checked, one by one")
+        self.note(f"none of {len(ranked)} finalists passed the final check: there is no winner")
         return None
 
     def _time_beside(self, history: History) -> None:

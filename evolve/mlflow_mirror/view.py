@@ -6,7 +6,6 @@ MLflow.
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright.evolve.space.genome import Value
@@ -64,7 +63,7 @@ def run_page(experiment: str, run_id: str, file: str = "") -> str:
 
 
 def view_state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> str:
-    """The tag's text: columns, order, filter and charts. ``parameters``: the most influential first."""
+    """The tag's text: columns, order, filter and charts. ``parameters``: in the order of their charts."""
     while len(text := json.dumps(_state(uid, unit, kind, parameters))) > LONGEST and parameters:
         parameters = parameters[:-1]
     return text
@@ -137,30 +136,9 @@ def _card(name: str, kind: str) -> dict[str, object]:
     }
 
 
-def influential_parameters(rated: Iterable[tuple[Mapping[str, Value], float]]) -> list[str]:
-    """Parameters with at least two values, ordered by the share of the variance of log rates that they explain.
-
-    ``rated``: parameters and rate of each candidate that has a rate. Empty without rates.
-    """
-    rows = [(params, math.log(rate)) for params, rate in rated if rate > 0]
-    shares = {name: _explained(name, rows) for name in dict.fromkeys(n for params, _ in rows for n in params)}
-    varied = {name: share for name, share in shares.items() if share is not None}
-    return sorted(varied, key=lambda name: -varied[name])
-
-
-def _explained(name: str, rows: Sequence[tuple[Mapping[str, Value], float]]) -> float | None:
-    """The correlation ratio (eta squared) of a parameter, less what as many values explain by chance."""
-    groups: dict[str, list[float]] = {}
-    for params, value in rows:
-        if name in params:
-            groups.setdefault(repr(params[name]), []).append(value)
-    if len(groups) < 2:
-        return None
-    values = [value for group in groups.values() for value in group]
-    mean = sum(values) / len(values)
-    total = sum((value - mean) ** 2 for value in values)
-    freedom = len(values) - len(groups)
-    if total == 0.0 or freedom <= 0:
-        return 0.0
-    between = sum(len(group) * (sum(group) / len(group) - mean) ** 2 for group in groups.values())
-    return 1.0 - (1.0 - between / total) * (len(values) - 1) / freedom
+def varied_parameters(points: Iterable[Mapping[str, Value]]) -> list[str]:
+    """Parameters with at least two values, those of most values first."""
+    values: dict[str, set[str]] = {}
+    for name, value in (pair for params in points for pair in params.items()):
+        values.setdefault(name, set()).add(repr(value))
+    return sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))

@@ -404,14 +404,10 @@ class Mirror:
             self._exchange = row
 
     def _write_view(self, data: CampaignData) -> None:
-        """Write the campaign's view, with the parameters that explain most of the rates so far."""
+        """Write the campaign's view, with the parameters that have been varied so far."""
         assert self._experiment is not None
-        rated = [
-            (data.candidates[genome].genome.params, evaluation.fitness)
-            for genome, evaluation in data.evaluations.items()
-            if evaluation.fitness is not None
-        ]
-        state = view.view_state(self._uid, data.unit, self._kind, view.influential_parameters(rated))
+        varied = view.varied_parameters(point.candidate.genome.params for point in data.passed())
+        state = view.view_state(self._uid, data.unit, self._kind, varied)
         self._client.set_experiment_tag(self._experiment, f"{view.TAG}{view.view_key(self._uid)}", state)
 
     def _write_references(self, data: CampaignData) -> None:

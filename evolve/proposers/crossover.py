@@ -86,7 +86,7 @@ class ParameterCrossover:
         if params == parent.genome.params or not space.legal(params):
             return None
         child = Genome(parent.genome.source, params)
-        if history.tried(child):
+        if child.id in history:
             return None
         detail = f"with {mate.genome.id[:8]}: {changes(parent.genome.params, child.params)}"
         parents = (parent.genome.id, mate.genome.id)
@@ -196,7 +196,7 @@ class SourceCrossover:
                 continue
             made = transplant(history, parent, mate, rng)
             genome = self._genome(made[0], made[1]) if made is not None else None
-            if made is not None and genome is not None and not history.tried(genome):
+            if made is not None and genome is not None and genome.id not in history:
                 return Proposal(genome, (parent.id, mate.id), Mutation(self.kind, self.name, made[2]))
         return None
 

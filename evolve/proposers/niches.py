@@ -197,7 +197,7 @@ class NicheSearch:
     ) -> Proposal | None:
         for row in rows:
             genome = Genome(niche.opener.genome.source, space.decode(row))
-            if not history.tried(genome):
+            if genome.id not in history:
                 text = changes(parent.genome.params, genome.params)
                 detail = f"in the niche that {niche.rule} opened: {text}"
                 return Proposal(genome, (parent.genome.id,), Mutation(MutationKind.PARAMETER, NAME, detail))

@@ -11,7 +11,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.evolve.record.duplicates import THEN
 from tilewright.evolve.record.history import Candidate, History, MutationKind
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 
@@ -36,11 +35,14 @@ SHARPNESS = 1.5
 EARLY_COST = 0.4
 """Cost of a child that failed before it was measured, in measured children."""
 
-KNOBS = ("vmem_limit", "widen_space", "launch_option", "range_option", "cache_hint")
+KNOBS = ("widen_space", "launch_option", "cache_hint")
 """Ends of the names of rules that turn a knob of the launch or of the compiler and leave the computation alone."""
 
 KNOB_PRIOR = 0.4
 """Reward presumed of such a rule, in rewards of a rule that changes what is computed when."""
+
+THEN = "; then "
+"""Between the edits of one rewrite, in its mutation's line."""
 
 _NICHE = re.compile(r"in the niche that ([a-z][a-z0-9_]*) opened: ")
 """How a point of a niche names the rule that opened it (``evolve.proposers.niches``)."""

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from tilewright.evolve.record.duplicates import DuplicateModel, is_verified
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 
@@ -86,13 +85,11 @@ class History:
         self._pending: dict[str, Candidate] = {}
         self._best: tuple[Candidate, Evaluation] | None = None
         self._rewritten: dict[str, set[str]] = {}
-        self._duplicates = DuplicateModel()
 
     def propose(self, candidate: Candidate) -> None:
         genome = candidate.genome
         self.candidates.append(candidate)
         self._by_genome[genome.id] = self._pending[genome.id] = candidate
-        self._duplicates.note_tried(genome)
         if candidate.mutation.kind is MutationKind.REWRITE:
             for parent in candidate.parents:
                 source = self.candidate(parent).genome.source_id
@@ -103,8 +100,6 @@ class History:
         self.evaluated.append((candidate, evaluation))
         self._evaluations[candidate.genome.id] = evaluation
         self.verdicts[evaluation.verdict] += 1
-        if evaluation.artefact is not None:
-            self._note_compiled(candidate, evaluation.artefact)
         if evaluation.fitness is None:
             return
         self._successes.append((candidate, evaluation))
@@ -113,18 +108,6 @@ class History:
 
     def __contains__(self, genome_id: str) -> bool:
         return genome_id in self._by_genome
-
-    def tried(self, genome: Genome, rewritten: tuple[Genome, str] | None = None) -> bool:
-        """Whether it was proposed before, or is presumed to compile to what something proposed before did.
-
-        ``rewritten``: the parent it was rewritten from, and the line that names the edits.
-        """
-        if genome.id in self._by_genome:
-            return True
-        if is_verified(genome):
-            return False
-        idle = rewritten is not None and self._duplicates.presumed_idle(rewritten[0], genome, rewritten[1])
-        return idle or self._duplicates.presumed(genome)
 
     def candidate(self, genome_id: str) -> Candidate:
         return self._by_genome[genome_id]
@@ -151,12 +134,6 @@ class History:
     def best(self) -> tuple[Candidate, Evaluation] | None:
         """The fittest, earliest integrated on a tie."""
         return self._best
-
-    def _note_compiled(self, candidate: Candidate, artefact: str) -> None:
-        self._duplicates.note_compiled(candidate.genome, artefact)
-        if candidate.mutation.kind is MutationKind.REWRITE and len(candidate.parents) == 1:
-            parent = self.candidate(candidate.parents[0]).genome
-            self._duplicates.note_rewritten(parent, candidate.genome, candidate.mutation.detail)
 
 
 class Proposer(Protocol):

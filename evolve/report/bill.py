@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
-from tilewright.evolve.record.journal import Event, Journal
+from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.text import duration_text, gain_text, money_text, number_text, percent_text
-from tilewright.fitness.evaluation import FigureKind, Verdict
+from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import UnknownTarget, load_target, target_text
 from tilewright.seeds.operator import Scope
 
@@ -160,7 +160,7 @@ class Bill:
         return found
 
 
-def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
+def bill_of(journal: Journal, clock: Callable[[float], float], gain: float | None) -> Bill:
     """The bill of a campaign so far. ``clock`` maps Unix seconds to seconds of campaign time."""
     events = tuple(event for event in journal.events() if event.kind != "promoted")
     rows = list(journal.evaluations())
@@ -180,7 +180,6 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
     last = max([event.at for event in events] + [at for _, at in ended], default=0.0)
     config, facts = journal.meta("config") or {}, journal.meta("campaign") or {}
     exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
-    kind = str(facts.get("target_kind", ""))
     return Bill(
         device_seconds=spent["device"],
         cpu_seconds=spent["cpu"],
@@ -188,11 +187,9 @@ def bill_of(journal: Journal, clock: Callable[[float], float]) -> Bill:
         wall_seconds=clock(last),
         evaluations=len(rows),
         duplicates=sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows),
-        gain=_gain(journal, events)
-        if kind != FigureKind.COMPILED.value and timed(facts.get("target"))
-        else None,
+        gain=gain,
         target=target_text(facts.get("target", "")),
-        kind=kind,
+        kind=str(facts.get("target_kind", "")),
         first_verdict=clock(rows[0][3]) if rows else None,
         prices={k: v for k, v in (config.get("prices") or {}).items() if v is not None},
         model=_model_use(journal, exchanges),
@@ -215,17 +212,6 @@ def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
         tokens_accepted=tokens,
         tokens_refused=sum(exchange.tokens for exchange in exchanges) - tokens,
     )
-
-
-def _gain(journal: Journal, events: Sequence[Event]) -> float | None:
-    """The winner's fitness over that of the best seed; of a campaign that goes on, the best one's."""
-    names = {c.index: c for c in journal.candidates()}
-    passed = [(names[index], e.fitness) for _, index, e, _ in journal.evaluations() if e.fitness]
-    seeds = [fitness for c, fitness in passed if c.mutation.kind is MutationKind.SEED]
-    for event in events:
-        if event.kind == "finished":
-            passed = [(c, fitness) for c, fitness in passed if c.genome.id == event.detail.get("winner")]
-    return max(fitness for _, fitness in passed) / max(seeds) if seeds and passed else None
 
 
 def timed(target: object) -> bool:

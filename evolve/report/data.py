@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.evolve.record.history import Candidate, MutationKind
@@ -159,6 +159,20 @@ class CampaignData:
         found.sort(key=lambda c: c.index)
         return [(names[n] if n < len(names) else f"seed {n}", c) for n, c in enumerate(found)]
 
+    @property
+    def best_seed(self) -> Evaluation | None:
+        """The fittest seed's on the suite, the first on a tie."""
+        found = [self.evaluations.get(candidate.genome.id) for _, candidate in self.seeds()]
+        return max((e for e in found if e and e.fitness), key=lambda e: e.fitness or 0.0, default=None)
+
+    @property
+    def gain(self) -> float | None:
+        """The best's fitness over the best seed's; None before there are both and where times mean nothing."""
+        best, seed = self.best, self.best_seed
+        if best is None or seed is None or not (best.fitness and seed.fitness and self.timed):
+            return None
+        return best.fitness / seed.fitness
+
     def ranking(self, scope: Scope) -> list[Named]:
         """Winner, seeds and baselines in one scope, fittest first, failures last."""
         references = self.references.get(scope.value, {})
@@ -179,10 +193,8 @@ class CampaignData:
 
     def headroom(self) -> list[Headroom]:
         """Of the winner against the best seed, on the suite; empty where times mean nothing."""
-        seeds = [self.evaluations.get(candidate.genome.id) for _, candidate in self.seeds()]
-        first = max((e for e in seeds if e and e.fitness), key=lambda e: e.fitness or 0.0, default=None)
-        best = self.winner and self.evaluations.get(self.winner.genome.id)
-        if first is None or not best or not self.timed:
+        first, best = self.best_seed, self.best
+        if first is None or best is None or not self.timed:
             return []
         floors = {figures.workload: self.floors(figures.workload) for figures in best.workloads}
         return headroom(first.workloads, best.workloads, floors)
@@ -238,7 +250,7 @@ def load(journal: Journal) -> CampaignData:
     clock = CampaignClock(events, [at for *_, at in rows])
     points = tuple(Point(arrival, by_index[index], e, clock(at)) for arrival, index, e, at in rows)
     candidates = {c.genome.id: c for c in by_index.values()}
-    return CampaignData(
+    data = CampaignData(
         facts=journal.meta("campaign", {}),
         toolchain=journal.meta("toolchain", {}),
         system=journal.meta("system", {}),
@@ -249,9 +261,9 @@ def load(journal: Journal) -> CampaignData:
         evaluations={point.candidate.genome.id: point.evaluation for point in points},
         winner=_winner(events, points, candidates),
         references={scope.value: journal.references(scope.value) for scope in Scope},
-        bill=bill_of(journal, clock),
         alive=journal.running,
     )
+    return replace(data, bill=bill_of(journal, clock, data.gain))
 
 
 def _winner(

@@ -104,8 +104,6 @@ def figures(evaluation: Evaluation) -> str:
 def _line(path: Path, data: CampaignData) -> str:
     facts, passed = data.facts, data.passed()
     rate = data.best.fitness if data.best else None
-    seeds = [data.evaluations.get(candidate.genome.id) for _, candidate in data.seeds()]
-    seed = max((e.fitness for e in seeds if e and e.fitness), default=None)
     best = "no candidate has passed yet"
     if data.kind == FigureKind.COMPILED.value:
         best = f"{len(passed)} candidates compile and pass the gates"
@@ -113,6 +111,7 @@ def _line(path: Path, data: CampaignData) -> str:
         best = f"{len(passed)} candidates pass the gates (times of an interpreter mean nothing)"
     elif rate:
         best = f"best {_rounded(rate)} {data.unit} ({data.kind})"
+        seed = data.best_seed.fitness if data.best_seed else None
         best += f", {gain_text(rate / seed)} over the best seed" if seed else ""
     return (
         f"{path.parent.name}  {facts.get('operator', '?')} on {target_text(facts.get('target', '?'))}  "

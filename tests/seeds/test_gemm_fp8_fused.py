@@ -10,7 +10,9 @@ import pytest
 from testkit.seeds.pallas_interpreter import edited, interpreted
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.gates import ill_formed, read_gates
+from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.gemm_fp8_fused.operator import (
+    ABSMAX_FLOOR,
     INPUT_KINDS,
     dequantise_weights,
     operators,
@@ -78,6 +80,26 @@ def test_every_schedule_of_the_fused_kernel_passes_both_gates(schedule):
 def test_naive_kernel_passes_on_every_kind_of_inputs(recipe, kind):
     found = readings(recipe, kind, *kernel("naive", block_m=256, block_n=256, block_k=512), TINY)
     assert all(reading.passed for reading in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel", "plan"),
+    [
+        ("gemm_fp8_fused/g128", "naive", None),
+        ("gemm_fp8_fused/g128", "fused", {"row_scale": "scale"}),
+        ("gemm_fp8_fused/g128", "fused", {"row_scale": "absmax"}),
+        ("gmm_fp8/fwd-g128", "naive", {"arithmetic": "f32"}),
+        ("gmm_fp8/fwd-g128", "naive", {"arithmetic": "bf16"}),
+    ],
+)
+def test_rows_below_the_least_scale_have_the_contracts_codes(operator, kernel, plan):
+    rows = np.random.default_rng(7).standard_normal((256, 128), np.float32) * np.float32(2.0**-42)
+    below = rows[np.abs(rows).max(axis=1) < ABSMAX_FLOOR].astype(ml_dtypes.bfloat16)
+    module = {"__name__": "kernel"}
+    exec(compile(load_operator(operator).kernels[kernel].source, "kernel.py", "exec"), module)
+    found = module["quantise"](below, *([plan] if plan else []))[0]
+    turned = np.mean(np.asarray(found) != quantise_activations(below, 128)[0])
+    assert len(below) > 128 and turned < 1e-3, "a floor in bfloat16 turns 2 % of the codes"
 
 
 TWINS = {

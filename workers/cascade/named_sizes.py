@@ -36,6 +36,9 @@ _CALLED = {
 }  # fmt: skip
 """What a module may call of numbers, by its last name and in a way that no name is written."""
 
+_REDUCED = frozenset(["sum()", "max()", "min()", "reduce()", "count_nonzero()"])
+"""Calls that make one number of many: of a mask, a size."""
+
 _COUNTS = frozenset(f"{of}num_programs({axis})" for of in ("tl.", "gl.", "pl.", "") for axis in range(3))
 """Calls that count what there is."""
 
@@ -141,8 +144,12 @@ class _Origins:
             node = ast.Call(ast.Name(called, ast.Load()), node.args, [])
         elif isinstance(node, ast.NamedExpr):
             return self._of(node.value, scope, line, depth, nested + 1)
+        elif called in _REDUCED:
+            return ast.Name(ast.unparse(node).replace("(", "["), ast.Load())  # as a size, and as no call
         elif not isinstance(node, (*_ARITHMETIC, ast.Constant)):
             return ast.Name(ast.unparse(node), ast.Load())
+        elif isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value.is_integer():
+            return ast.Constant(int(node.value))
         made: dict[str, Any] = {}
         for field, value in ast.iter_fields(node):
             parts = value if isinstance(value, list) else [value]

@@ -2,8 +2,10 @@
 
 A percentage of the loss judges nothing: a loss that falls towards nothing differs from itself by more than itself. So
 both programs run from the same starts, which differ in their seed and in the last bit of every parameter. The mean
-difference over the starts, with its 95 % interval, has to lie within the larger of two numbers: the standard deviation
-of the original's own mean loss over the starts, and what the original gains in one step.
+difference over the starts, with its 95 % interval, has to lie within the standard deviation of the original's own mean
+loss over the starts, and what the noise of the gradients explains. Of gradients with noise of a share p of their power,
+1 / sqrt(1 + p) of a step goes where the original goes: the run is late on the original's own curve, by twice that at
+most, as noise grows beside a gradient that vanishes.
 """
 
 import math
@@ -32,13 +34,13 @@ Curve = Sequence[float]
 
 @dataclass(frozen=True)
 class LossTest:
-    """``difference``: of the means, changed less original, with ``half_width`` of its interval; ``spread`` and
-    ``progress`` as above. All in units of the loss."""
+    """``difference``: of the means, changed less original, with ``half_width`` of its interval; ``spread``: of the
+    starts; ``late``: what the noise of the gradients explains. All in units of the loss."""
 
     difference: float
     half_width: float
     spread: float
-    progress: float
+    late: float
     floor: float = 0.0
 
     @property
@@ -48,7 +50,7 @@ class LossTest:
 
     @property
     def allowed(self) -> float:
-        return max(self.spread, self.progress, self.floor)
+        return max(self.spread + self.late, self.floor)
 
     @property
     def passes(self) -> bool:
@@ -57,19 +59,26 @@ class LossTest:
     def __str__(self) -> str:
         return (
             f"{self.difference:+.4g} +- {self.half_width:.2g} where the original's starts spread by {self.spread:.2g} "
-            f"and a step gains {self.progress:.2g}"
+            f"and the noise of the gradients explains {self.late:.2g}"
         )
 
 
-def loss_test(original: Sequence[Curve], changed: Sequence[Curve], trains: bool) -> LossTest:
+LATE = 2.0
+
+
+def loss_test(
+    original: Sequence[Curve], changed: Sequence[Curve], trains: bool, db: float = math.inf
+) -> LossTest:
     """Of curves by start; the worse of the whole run and its last quarter. ``trains``: the results are of a training
-    step; of others a share of the largest is allowed."""
+    step, with gradients that are ``db`` from the original's; of others a share of the largest is allowed."""
     steps = min(len(curve) for curve in (*original, *changed))
-    found = [_of_part(original, changed, begin, trains) for begin in {0, steps - max(1, steps // 4)}]
+    found = [_of_part(original, changed, begin, trains, db) for begin in {0, steps - max(1, steps // 4)}]
     return max(found, key=lambda test: test.most / max(test.allowed, 1e-300))
 
 
-def _of_part(original: Sequence[Curve], changed: Sequence[Curve], begin: int, trains: bool) -> LossTest:
+def _of_part(
+    original: Sequence[Curve], changed: Sequence[Curve], begin: int, trains: bool, db: float
+) -> LossTest:
     ours = [statistics.fmean(curve[begin:]) for curve in changed]
     own = [statistics.fmean(curve[begin:]) for curve in original]
     if not all(map(math.isfinite, (*ours, *own))):
@@ -78,10 +87,21 @@ def _of_part(original: Sequence[Curve], changed: Sequence[Curve], begin: int, tr
     count, width = len(differences), 0.0
     if count > 1:
         width = student_95(count - 1) * statistics.stdev(differences) / count**0.5
-    gained = [abs(curve[0] - curve[-1]) / max(1, len(curve) - 1) for curve in original]
+    share = 1 / math.sqrt(1 + 10 ** (-db / 10))
+    late = LATE * statistics.fmean(abs(_late(curve, begin, share)) for curve in original) if trains else 0.0
     floor = 0.0 if trains else FIXED_SHARE * max(abs(v) for curve in original for v in curve)
     spread = statistics.stdev(own) if count > 1 else 0.0
-    return LossTest(statistics.fmean(differences), width, spread, statistics.fmean(gained), floor)
+    return LossTest(statistics.fmean(differences), width, spread, late, floor)
+
+
+def _late(curve: Curve, begin: int, share: float) -> float:
+    """Mean difference, from step ``begin`` on, of a run that comes as far as this one at ``share`` of its steps."""
+    places = [(min(int(share * n), len(curve) - 2), share * n, curve[n]) for n in range(begin, len(curve))]
+    if len(curve) < 2:
+        return 0.0
+    return statistics.fmean(
+        curve[n] + (at - n) * (curve[n + 1] - curve[n]) - value for n, at, value in places
+    )
 
 
 LOSS_STEPS, INTERPRETED_STEPS, SAMPLED = 20, 4, 1 << 24
@@ -89,8 +109,11 @@ OPTION_SHARE = 2.0**-8
 """Most that an option may change the first step's result: a sum in another order, in bfloat16."""
 
 GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
-"""Least signal-to-noise ratio of all gradients of the first step: those of the original differ from themselves by what
-atomics and bf16 leave, which is reported beside it."""
+"""Least signal-to-noise ratio of all gradients of the first step. Those of the original differ from themselves where
+the last bit of every parameter changes, which is reported beside it."""
+
+LOST_DB = 1.0
+"""Of a gradient that was dropped, or is of something else, the difference is as large as itself: 0 dB or less."""
 
 
 class Proof:
@@ -201,16 +224,18 @@ class Proof:
             after = self._trajectory(everything)
         except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
             return self._refuse(str(error))
-        again = self._trajectory(None, steps=1) if before["first"] else before
+        again = self._trajectory(None, steps=1, nudged=True) if before["first"] else before
         for label, calls in everything.counts().items():
             if not calls:
                 self._leave_out(label, "it never runs in the step")
-        fp8, trains = self.layers is not None, before["trains"]
+        fp8, trains, ours = self.layers is not None, before["trains"], math.inf
         if before["first"]:
             own, ours = (_first_db(before["first"], other["first"]) for other in (again, after))
             self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
             if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
                 return self._refuse(f"results and gradients are {ours:.1f} dB from the original's")
+            if why := lost_gradient(before["first"], again["first"], after["first"]):
+                return self._refuse(why)
         starts = STARTS if self.program.setup is not None else 1
         pairs = [(before, after)] + [
             (self._trajectory(None, start=n), self._trajectory(everything, start=n)) for n in range(1, starts)
@@ -219,7 +244,7 @@ class Proof:
             curves = [
                 [[row[column] for row in run["losses"]] for run in runs] for runs in zip(*pairs, strict=True)
             ]
-            found = loss_test(curves[0], curves[1], trains)
+            found = loss_test(curves[0], curves[1], trains, ours)
             self.notes.append(f"results of {len(before['losses'])} steps from {starts} start(s): {found}")
             if not found.passes:
                 return self._refuse(f"the step's results differ by {found}")
@@ -228,7 +253,9 @@ class Proof:
                 f"peak memory {before['peak'] / 2**30:.2f} GiB -> {after['peak'] / 2**30:.2f} GiB"
             )
 
-    def _trajectory(self, under: Installation | None, steps: int = 0, start: int = 0) -> dict[str, Any]:
+    def _trajectory(
+        self, under: Installation | None, steps: int = 0, start: int = 0, nudged: bool = False
+    ) -> dict[str, Any]:
         """Results by step, gradients and results of the first one, whether it trains, and the most memory (bytes)."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -237,7 +264,7 @@ class Proof:
         if self.program.setup is None:
             steps = 1
         with (under or Installation([])).installed():
-            step, losses, first, trains = self.program.started(start), [], {}, False
+            step, losses, first, trains = self.program.started(start, nudged), [], {}, False
             for number in range(steps):
                 found = list(results(step()))
                 losses.append([float(t.float().norm() if t.numel() != 1 else t) for t in found])
@@ -326,6 +353,20 @@ def _range(found: Ratio) -> str:
 def _sampled(t: torch.Tensor) -> torch.Tensor:
     """At most about ``SAMPLED`` elements of a tensor, spread over it."""
     return t.reshape(-1)[:: -(-t.numel() // SAMPLED) or 1]
+
+
+def lost_gradient(
+    original: dict[str, torch.Tensor], nudged: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]
+) -> str:
+    """Which parameter has not its gradient any more; empty where all do. Beside the gradients of large parameters that
+    of a norm's weight is not seen; one that the last bit of the parameters changes as much is nobody's."""
+    for name in (name for name in original if not name.startswith("result ")):
+        own, db = (_first_db({name: original[name]}, {name: other[name]}) for other in (nudged, ours))
+        if not db >= min(LOST_DB, own - 6.0):
+            return (
+                f"the gradient of {name} is {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
+            )
+    return ""
 
 
 def _first_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:

@@ -29,11 +29,11 @@ class Program:
     state: Any = None
     """What the last setup returned."""
 
-    def started(self, start: int = 0) -> Callable[[], Any]:
+    def started(self, start: int = 0, nudged: bool = False) -> Callable[[], Any]:
         """The step from a fresh start, as a function without arguments. Raises BadStep.
 
         ``start``: starts other than 0 have another seed, and parameters that differ in the last bit of bfloat16: of a
-        setup that seeds itself, too.
+        setup that seeds itself, too. ``nudged``: only that.
         """
         torch.manual_seed(SEED + start)
         if self.setup is None:
@@ -42,7 +42,7 @@ class Program:
             state = self.state = self.setup()
         except (Exception, SystemExit) as error:
             raise BadStep(f"{self.name}: its setup raises {reason(error)}") from error
-        if start:
+        if start or nudged:
             with torch.no_grad():
                 for _, p in parameters(state):
                     p.mul_(1 + LAST_BIT * torch.randint_like(p, -1, 2))

@@ -43,14 +43,6 @@ def with_keyword(call: cst.Call, keyword: str, text: str) -> cst.Call:
     return call.with_changes(args=[*arguments, argument])
 
 
-def without_keyword(call: cst.Call, keyword: str) -> cst.Call:
-    """``call`` without one of its keyword arguments."""
-    kept = [a for a in call.args if a.keyword is None or a.keyword.value != keyword]
-    if kept and len(kept) < len(call.args) and call.args[-1] not in kept:
-        kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-    return call.with_changes(args=kept)
-
-
 def parse_statements(text: str) -> list[cst.BaseStatement]:
     """Statements of ``text``, which starts at column 0. Raises Unsupported on a syntax error."""
     try:

@@ -212,7 +212,7 @@ class Rewrites:
             tried.add((steps[0].rule, steps[0].site))
             detail = describe([(step.rule, step.description) for step in steps])
             genome = self._genome(steps[-1]) if detail not in done else None
-            if genome is not None and not history.tried(genome, (parent, detail)):
+            if genome is not None and genome.id not in history:
                 return Proposal(genome, (parent.id,), Mutation(self.kind, self.name, detail))
         return None
 

@@ -15,15 +15,14 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     unroll_grid,
 )
 from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, loads, programs
-from tilewright.fitness.dialect_names import names
 
 
 def pallas_rules() -> tuple[Rule, ...]:
     return (
         caching.CacheAcrossAxis(),
-        caching.PinCachedInput(),
         dots.ChunkRows(),
         dots.ChunkColumns(),
+        dots.ScaleBeforeDot(),
         dots.ReassociateScale(),
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),
@@ -32,7 +31,6 @@ def pallas_rules() -> tuple[Rule, ...]:
         grid.WholeReductionBlock(),
         unroll_grid.UnrollGridAxis(),
         launch.WidenSpace(),
-        launch.DeepPipeline(),
     )
 
 
@@ -65,27 +63,9 @@ def rules(language: Language) -> tuple[Rule, ...]:
     return table[language]()
 
 
-RETIRED = names(
-    "pallas_absmax_dtype pallas_accumulate_in_output pallas_accumulate_in_ref pallas_accumulate_in_value "
-    "pallas_buffer_count pallas_dequantise_first pallas_dimension_semantics pallas_divide_to_reciprocal "
-    "pallas_double_buffered_copy pallas_drop_accumulator_scratch pallas_emit_pipeline pallas_fori_to_unroll "
-    "pallas_fuse_comprehension pallas_lane_padded_scale pallas_manual_copy pallas_mask_crossing_tiles "
-    "pallas_merge_group_dots pallas_narrow_exponent pallas_narrow_operands pallas_reciprocal_to_divide "
-    "pallas_scalar_input_in_smem pallas_scale_operand pallas_skew_grid_step pallas_skew_loop "
-    "pallas_specialise_steps pallas_state_in_scratch "
-    "pallas_state_in_values pallas_swap_grid_axes pallas_transpose_in_dot pallas_unroll_to_fori pallas_vmem_limit "
-    "triton_accumulate_after_dot triton_accumulate_in_dot triton_descriptor_store triton_dot_halves_columns "
-    "triton_dot_halves_rows triton_drop_even_guard triton_exponent_by_bits triton_fuse_launches "
-    "triton_hoist_invariant_load triton_index_pointer triton_narrow_index triton_program_order triton_range_option "
-    "triton_reciprocal_to_divide triton_rows_per_program triton_skew_promotion triton_split_k "
-    "triton_subtiled_store triton_swap_operands triton_swap_program_axes triton_widen_index"
-)
-"""Rules of earlier versions, which the configuration in an old journal may name in ``without_rules``."""
-
-
 def rule_names() -> frozenset[str]:
-    """Names that ``without_rules`` may hold: the rules of all languages, and retired ones."""
-    return RETIRED | frozenset(rule.name for language in Language for rule in rules(language))
+    """Those of the rules of all languages."""
+    return frozenset(rule.name for language in Language for rule in rules(language))
 
 
 def openings() -> frozenset[str]:

@@ -166,7 +166,7 @@ class ParameterProposer:
 
     def _offer(self, history: History, base: Candidate, space: Space, row: Rows) -> Proposal | None:
         genome = Genome(base.genome.source, space.decode(row))
-        if history.tried(genome):
+        if genome.id in history:
             return None
         self._spaces.remember(genome, row.copy())
         detail = changes(base.genome.params, genome.params)

@@ -247,7 +247,7 @@ class SurrogateProposer:
 
     def _offer(self, history: History, parent: Candidate, space: Space, row: Rows) -> Proposal | None:
         genome = Genome(parent.genome.source, space.decode(row))
-        if history.tried(genome):
+        if genome.id in history:
             return None
         self._spaces.remember(genome, row.copy())
         detail = changes(parent.genome.params, genome.params)

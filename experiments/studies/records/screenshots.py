@@ -21,7 +21,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import CampaignData, load
 from tilewright.evolve.report.html import write_report
 from tilewright.evolve.report.lineage import PAGE
-from tilewright.evolve.show.watch import JournalView
+from tilewright.evolve.show.watch import snapshot
 
 SECTIONS = {"lineage": "Lineage of the winner", "roofline": "Roofline"}
 """Parts of the report that get a picture of their own, by file name."""
@@ -94,11 +94,10 @@ def display_picture(journal: Journal, path: Path) -> None:
 
     from tilewright.evolve.show.display import LiveDisplay
 
-    view = JournalView(journal)
-    view.refresh()
+    data = load(journal)
     console = Console(record=True, width=112, force_terminal=True, file=io.StringIO())
-    console.print(LiveDisplay(console).frozen(view.facts, view.snapshot()))
-    drawing = console.export_svg(title=f"tilewright watch {view.facts.get('id', '')}")
+    console.print(LiveDisplay(console).frozen(data.facts, snapshot(data, journal.path)))
+    drawing = console.export_svg(title=f"tilewright watch {data.facts.get('id', '')}")
     with browser_page(1400, 900) as browser:
         browser.page.set_content(f"<body style='margin:0'>{drawing}</body>")
         browser.page.locator("svg").first.screenshot(path=str(path), omit_background=True)

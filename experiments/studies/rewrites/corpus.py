@@ -69,7 +69,8 @@ The rule writes a loop of two products, the second of what is made of the first 
   the unscaled difference is taken first and multiplied by the factor; a sum over a row's number becomes its product
   with the inverse. The old kernel stays for tensors that no descriptor describes and factors below zero.
 * **It lowers** causal and full attention, shared heads of keys, windows, caps and biases; pointers that a loop
-  advances; several such loops one after the other.
+  advances; several such loops one after the other; grids of two or three axes, and of one whose programs are read as
+  `p % n` and `p // n` alone.
 * **It refuses** left operands that are computed before the loop, keys or values behind block pointers or
   descriptors, masked by a number that only the device knows (sequences of several lengths) or by more than sides;
   grids whose programs share no keys along one axis; sums that are not stored as a tile of a tensor; loops that read
@@ -93,12 +94,6 @@ its own, which writes the operand to memory. The product then loads it and can b
 * **It refuses** operands that depend on the other tile, on the program's number or on what the loop carries;
   types without a `.to(...)`; loops that do not step through K from 0; bounds that the host does not know;
   products in a loop over tiles.
-
-## Pallas: pipelines
-
-`deep_pipeline` runs the grid as a pipeline inside the kernel, with two to four buffers of each input; with two
-it takes as long as the grid's own ([table](../experiments/records/tpu/transfers.md), tpu7x, modelled). It
-refuses inputs whose number of buffers the launch sets, and block specifications that an output shares.
 
 ## Pallas: attention
 

@@ -8,7 +8,12 @@ most ``--most`` of a module, chosen at random. A mutant's module is imported in 
 process that has imported all that does not depend on it, and the tests named for it in ``TESTS`` run until the first
 fails, or for ``--seconds``. They are tests of ``make test``, those meant for the module: what they miss another may
 still notice. What no test notices is listed with its line, and with what ``mutation_equal`` says of it; those that
-compute the same are counted apart. Cosmic Ray is a dependency of this study alone.
+compute the same are counted apart. Cosmic Ray is a dependency of this study alone; where mutants are made before they
+run, of ``--make``:
+
+    python -m experiments.studies.robustness.mutation --make made.json
+    python -m experiments.studies.robustness.mutation --made made.json --modules M --part 0/3 --rows rows.jsonl
+    python -m experiments.studies.robustness.mutation --told rows.jsonl --out experiments/records/robustness/mutation.md
 """
 
 import argparse
@@ -17,12 +22,14 @@ import datetime
 import gc
 import importlib
 import importlib.util
+import json
 import os
 import random
 import shlex
 import signal
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +41,7 @@ from typing import Any
 from experiments.studies.robustness.mutation_equal import why_equal
 
 ROOT = Path(__file__).parents[3]
-PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothesis", "cosmic_ray.plugins")
+PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothesis")
 OURS = ("tilewright.", "testkit.", "tests.")
 QUICK = ("-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu", "-p", "no:cacheprovider", "-W", "ignore")
 
@@ -250,8 +257,43 @@ def survey(module: str, args: argparse.Namespace) -> Iterator[tuple[Mutant, bool
     if noticed(module, source, TESTS[module], args.seconds):
         raise SystemExit(f"{module}: its tests fail, or take over {args.seconds:g} s, without any change.")
     sys.stdout.write(f"# {module}: {time.monotonic() - began:.1f} s without any change\n")
-    for mutant in mutants(source, args.each, args.most, random.Random(f"{args.seed} {module}")):
+    place, count = map(int, args.part.split("/"))
+    for mutant in list(_of(module, args))[place::count]:
         yield mutant, noticed(module, mutant.text, TESTS[module], args.seconds)
+
+
+def _of(module: str, args: argparse.Namespace) -> Iterator[Mutant]:
+    """Made now, or before. Raises ValueError where the module is another since."""
+    source = (ROOT / module).read_text(encoding="utf-8")
+    if args.made is None:
+        yield from mutants(source, args.each, args.most, random.Random(f"{args.seed} {module}"))
+        return
+    lines = source.splitlines(keepends=True)
+    made = json.loads(args.made.read_text(encoding="utf-8"))
+    if made[module]["source"] != zlib.crc32(source.encode()):
+        raise ValueError(f"{module} has changed since its mutants were made")
+    for operator, line, changed, begin, end, put in made[module]["mutants"]:
+        yield Mutant(operator, line, "".join([*lines[:begin], *put, *lines[end:]]), changed)
+
+
+def _written(args: argparse.Namespace) -> str:
+    """All mutants as what they put in place of which lines."""
+    found = {}
+    for module in args.modules:
+        source = (ROOT / module).read_text(encoding="utf-8")
+        lines, rows = source.splitlines(keepends=True), []
+        for one in _of(module, args):
+            after = one.text.splitlines(keepends=True)
+            begin = next(
+                (n for n, (a, b) in enumerate(zip(lines, after, strict=False)) if a != b), len(lines)
+            )
+            same = 0
+            while same < min(len(lines), len(after)) - begin and lines[-1 - same] == after[-1 - same]:
+                same += 1
+            put = after[begin : len(after) - same]
+            rows.append((one.operator, one.line, one.changed, begin, len(lines) - same, put))
+        found[module] = {"source": zlib.crc32(source.encode()), "mutants": rows}
+    return json.dumps(found)
 
 
 @dataclass(frozen=True)
@@ -301,8 +343,16 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=100, help="mutants of a module")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the tests of one mutant")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--make", type=Path, help="write mutants there and run none")
+    parser.add_argument("--made", type=Path, help="mutants that --make wrote")
+    parser.add_argument("--part", default="0/1", help="which of how many parts of each module's mutants")
+    parser.add_argument("--rows", type=Path, help="add a line there for each mutant")
+    parser.add_argument("--told", type=Path, nargs="*", default=(), help="report what these lines say")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.make:
+        args.make.write_text(_written(args), encoding="utf-8")
+        return 0
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a short run is their import
@@ -318,11 +368,19 @@ def main() -> int:
         suppress_health_check=list(HealthCheck),
     )
     settings.load_profile("mutants")
-    found = []
-    for module in args.modules:
+    found = [
+        Found(m, Mutant(operator, line, "", changed), seen, "" if seen else why_equal(m, changed))
+        for path in args.told
+        for m, operator, line, changed, seen in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    ]
+    for module in () if args.told else args.modules:
         for mutant, seen in survey(module, args):
             why = "" if seen else why_equal(module, mutant.changed)
             found.append(Found(module, mutant, seen, why))
+            if args.rows:
+                row = json.dumps((module, mutant.operator, mutant.line, mutant.changed, seen))
+                with args.rows.open("a", encoding="utf-8") as rows:
+                    rows.write(row + "\n")
             if not seen:
                 sys.stdout.write(f"{module}:{mutant.line} {mutant.operator}: {mutant.changed}  [{why}]\n")
             sys.stdout.flush()

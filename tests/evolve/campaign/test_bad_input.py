@@ -1,6 +1,7 @@
 """Bad input: one sentence that names the cause, exit code 2, nothing left behind."""
 
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import testkit
-from testkit import ROOT
+from testkit import FIXTURES, ROOT
 from testkit.evaluations import failed
 from testkit.spaces.tables import PoolAtOnce
 from tilewright.evolve import run
@@ -256,3 +257,21 @@ def test_a_report_never_replaces_a_pipe_or_a_device(tmp_path):
     with pytest.raises(OSError, match="no regular file"):
         write_atomically(pipe, "page")
     assert stat.S_ISFIFO(pipe.stat().st_mode) and [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_report_for_which_there_is_no_room_replaces_nothing(tmp_path):
+    folder, page = tmp_path / "home/campaigns/stopped-001", tmp_path / "out" / "page.html"
+    for made in (folder, page.parent):
+        made.mkdir(parents=True)
+    shutil.copy(FIXTURES / "journals/stopped-001.sqlite", folder / "journal.sqlite")
+    page.write_text("of before")
+    told = (
+        f"{sys.executable} -m tilewright.evolve.cli --home {tmp_path}/home report stopped-001 --output {page}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"trap '' XFSZ; ulimit -f 2; {told}"],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"tilewright: --output: cannot write {page}: File too large.\n"
+    assert page.read_text() == "of before" and [p.name for p in page.parent.iterdir()] == ["page.html"]

@@ -65,7 +65,8 @@ def test_a_wrong_key_is_named(change, words):
 
 
 def test_an_old_journal_may_name_rules_and_a_proposer_that_are_gone():
-    config = parse_config({**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_chunk_rows"]}})
+    gone = {**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_chunk_rows"]}}
+    config = parse_config(gone, recorded=True)
     assert config.search.without_rules == ("pallas_manual_copy", "pallas_chunk_rows")
     config = parse_config({**GOOD, "search": {"proposers": ["surrogate", "local_search"]}}, recorded=True)
     assert config.search.proposers == ("surrogate",)

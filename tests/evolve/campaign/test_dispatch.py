@@ -1,13 +1,15 @@
 """Dispatch tables from comparisons, and the paired statistics under them."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from testkit.evaluations import candidate, figures, passed
 from tilewright.evolve.campaign import dispatch_table
-from tilewright.evolve.campaign.conclusion import contenders
+from tilewright.evolve.campaign.conclusion import COMPARED, LOTS, conclude_measured, contenders
+from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.history import History, MutationKind
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import FigureKind
@@ -69,7 +71,7 @@ def test_the_file_and_shapes_outside_it(tmp_path):
     assert len(dispatch_table.lines(read)) == 4
 
 
-def test_contenders_are_the_fittest_and_the_fastest_of_each_shape():
+def grown_history():
     history = History()
     for index in range(30):
         special, kind = index == 29, MutationKind.SEED if index == 25 else MutationKind.PARAMETER
@@ -78,6 +80,24 @@ def test_contenders_are_the_fittest_and_the_fastest_of_each_shape():
         timed = [figures(w, s, kind=FigureKind.MEASURED) for w, s in seconds.items()]
         history.propose(made)
         history.integrate(made, passed(made.genome, *timed, fitness=100.0 - index))
-    chosen = contenders(history, most=8)
+    return history
+
+
+def test_contenders_are_the_fittest_and_the_fastest_of_each_shape():
+    chosen = contenders(grown_history(), most=8)
     assert len(chosen) == 8 and chosen[0].source == "x = 0\n"
     assert {"x = 29\n", "x = 25\n"} <= {genome.source for genome in chosen}, "the seed as well"
+
+
+def test_where_no_contender_passes_the_next_best_are_measured(tmp_path):
+    lots = []
+
+    def compare(genomes, seed):
+        lots.append([genome.source for genome in genomes])
+        return Comparison("h200", {}, {}, {}, {genomes[0].id: "incorrect"})
+
+    resolved, comparer = SimpleNamespace(config=SimpleNamespace(seed=3)), SimpleNamespace(compare=compare)
+    with pytest.raises(UserError, match="final comparison failed: incorrect"):
+        conclude_measured(resolved, grown_history(), comparer, None, tmp_path)
+    assert [len(lot) for lot in lots] == [COMPARED] * LOTS and not {*lots[0]} & {*lots[1]}
+    assert lots[1][0] == "x = 8\n", "the fittest of those that did not fail"

@@ -9,14 +9,14 @@ import pytest
 from testkit.evaluations import failed, passed
 from testkit.sample_campaign import SampleCampaign
 from testkit.spaces.tables import AtOnce
-from tilewright.evolve.campaign.conclusion import Finals, References
+from tilewright.evolve.campaign.conclusion import RESERVES, Finals, References
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.evolve.space.genome import Genome
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.jobs import Job
 
-FINALISTS = [Genome("def build(): pass", {"x": x}) for x in range(3)]
+FINALISTS = [Genome("def build(): pass", {"x": x}) for x in range(3 + RESERVES + 2)]
 
 
 @dataclass
@@ -32,26 +32,45 @@ class Checker(AtOnce):
         return failed(job.genome) if job.genome.id in self.failing else passed(job.genome)
 
 
-@pytest.mark.parametrize(("failing", "winner", "checked"), [(0, 0, 1), (2, 2, 3), (3, None, 3)])
-def test_without_final_workloads_finalists_are_checked_until_one_passes(failing, winner, checked, tmp_path):
+ALL = 3 + RESERVES
+
+
+@pytest.mark.parametrize(
+    ("final", "failing", "winner", "checked", "told"),
+    [
+        ((), 0, 0, 1, []),
+        ((), 2, 2, 3, []),
+        ((), 3, 3, 4, ["the next best"]),
+        ((), ALL, None, ALL, ["the next best", f"none of {ALL} finalists"]),
+        (("4096",), 2, 2, 3, []),
+        (("4096",), 5, 5, 6, ["the next best"]),
+        (("4096",), ALL, None, ALL, ["the next best", f"none of {ALL} finalists"]),
+    ],
+)
+def test_finalists_and_then_the_next_best_are_checked_until_one_passes(
+    final, failing, winner, checked, told, tmp_path
+):
     checker = Checker({genome.id for genome in FINALISTS[:failing]})
     notes: list[str] = []
     fittest = [(SimpleNamespace(genome=genome), None) for genome in FINALISTS]
-    history = SimpleNamespace(fittest=lambda count: fittest[:count])
+    history = SimpleNamespace(fittest=lambda count: fittest[:count], evaluation=lambda genome: None)
     resolved = SimpleNamespace(
-        suite=SimpleNamespace(final=()),
+        suite=SimpleNamespace(final=final),
         config=SimpleNamespace(search=SimpleNamespace(finalists=3)),
         starts=[SimpleNamespace(name="naive", genome=FINALISTS[0])],
+        baselines=[],
     )
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
         finals = Finals(resolved, journal, References(checker, journal, 3), notes.append, lambda: False)
         found = finals.winner(history)
-        checks = [job for job in checker.jobs if job.scope is Scope.FINAL]
+        checks = [job for job in checker.jobs if job.best == 0.0]
         assert found == (None if winner is None else FINALISTS[winner])
         assert [job.genome for job in checks] == FINALISTS[:checked]
-        assert all(job.best == 0.0 < math.inf for job in checks), "held to the gates, seeds' own sources too"
+        beside = [job for job in checker.jobs if job.best == math.inf]
+        assert len(beside) == len(final), "the best seed is timed there once, whatever fails"
+        assert all(job.scope is Scope.FINAL for job in checker.jobs)
         assert ("winner" in journal.references("final")) == (winner is not None)
-        assert any("no winner" in note for note in notes) == (winner is None)
+        assert len(notes) == 1 + len(told) and all(map(str.__contains__, notes[1:], told))
 
 
 def test_a_report_names_no_winner_where_a_finished_campaign_has_none(tmp_path):

@@ -1,4 +1,4 @@
-"""The campaign's view in MLflow: influential parameters first, in the size of a tag."""
+"""The campaign's view in MLflow, in the size of a tag."""
 
 import json
 
@@ -11,15 +11,9 @@ from tilewright.evolve.mlflow_mirror.content import CampaignProgress
 from tilewright.fitness.evaluation import Verdict
 
 
-def test_parameters_that_explain_rates_come_first():
-    tiles = [({"tile": t, "walk": w, "fixed": 1}, 100.0 * t + w) for t in (1, 2, 4) for w in (1, 2, 3)]
-    numbered = [({"number": n, "tile": n % 2}, 100.0 + 50.0 * (n % 2)) for n in range(8)]
-    for rated, expected in (
-        (tiles, ["tile", "walk"]),
-        (numbered, ["tile", "number"]),  # a value for each candidate explains nothing
-        ([], []),
-    ):
-        assert view.influential_parameters(rated) == expected
+def test_parameters_that_were_varied_get_charts():
+    tiles = [{"walk": w, "tile": t, "fixed": 1} for t in (1, 2, 4) for w in (True, False)]
+    assert view.varied_parameters(tiles) == ["tile", "walk"] and view.varied_parameters([]) == []
 
 
 @given(st.lists(st.text("abcdefgh_", min_size=1, max_size=200), unique=True, max_size=40))

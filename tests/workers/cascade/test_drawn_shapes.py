@@ -15,7 +15,7 @@ from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Operator
 from tilewright.workers.cascade import drawn_shapes as lot
 from tilewright.workers.cascade.common_stages import drawn_kinds
-from tilewright.workers.cascade.named_sizes import named_sizes
+from tilewright.workers.cascade.named_sizes import PAIRS, named_sizes
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
 NAMES = (
@@ -52,6 +52,9 @@ def _request(operator, source="", seed=1):
         ("x = k % 256 < 16 and k < 600", [1, 15, 8, 256, 271, 264, 512, 527, 520],
          [15, 16, 255, 256, 271, 272, 511, 512, 527, 528]),
         ("x = k * 3 == 30000", [10000], [9999, 10000, 10001]),
+        ("n = tl.sum(tl.where(inside, 1, 0), axis=0)\nx = n == 192", [192], [191, 192, 193]),
+        ("x = (k < n).to(tl.float32).sum() == 192.0", [192], [191, 192, 193]),
+        ("x = tl.load(k) == 192", [], []),
         ("x = k == 16777216", [1 << 24], [(1 << 24) - 1, 1 << 24]),
         ("while k - 192: pass", [192], [191, 192, 193]),
         ("x = not k - 5 or k == 9", [5, 9], [4, 5, 6, 8, 9, 10]),
@@ -75,6 +78,7 @@ def test_two_sizes_that_a_truth_names_together():
     assert (143, 7) in named_sizes("def f(a):\n  m, n = a.shape\n  return m * n == 1001", {}).pairs
     many = named_sizes("x = (m * 31 + n) % 101 == 5", {}).pairs
     assert many and all((31 * m + n) % 101 == 5 or (31 * n + m) % 101 == 5 for m, n in many)
+    assert len(many) <= 2 * PAIRS and (8, 4) in named_sizes("x = m // 2 == n", {}).pairs
     assert not named_sizes("x = m < n", {}).pairs + named_sizes("x = m * n == 1001 + r", {}).pairs
     doubled = "def f(a):\n" + "".join(
         f"  {b} = {a}*{a}*{a}*{a}*{a}\n" for a, b in ("ab", "bc", "cd", "de", "ef")
@@ -132,6 +136,7 @@ def test_single_sizes_and_pairs_that_are_named_take_turns():
 
 
 def test_what_is_drawn_is_legal_and_small_and_another_each_time():
+    assert all(size % by for size in lot.PRIMES for by in range(2, size))
     operator = load_operator("gemm_fp8_blockwise/gemm_nt")
     pointer = operator.kernels["pointer"].source
     found = [lot.drawn(_request(operator, pointer, seed), lot.MEASURED) for seed in range(3)]

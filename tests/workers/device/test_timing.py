@@ -15,6 +15,7 @@ from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device import timing
+from tilewright.workers.device.plan_compiler import CompilePace
 from tilewright.workers.device.station import DeviceRatio, Entry
 from tilewright.workers.request import Failure, Findings, Limits, TimingRequest, Truth
 
@@ -443,3 +444,14 @@ def test_the_seed_draws_the_kinds_of_tables_and_each_shape_has_its_own():
     drawn = {tuple(sorted(samples.drawn(w, seed, 2))) for w in shapes for seed in range(8)}
     assert len(drawn) > 8 and all(len(set(kinds)) == 2 for kinds in drawn)
     assert set(samples.drawn(shapes[0], 1, None)) == set(TABLE_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("known", "limit"),
+    [([], 30.0), ([1.5] * 6, 10.0), ([2.5] * 6, 15.0), ([1.5] * 6 + [8.0], 24.0), ([1.5] * 6 + [20.0], 30.0)],
+)
+def test_compiling_may_take_several_times_what_is_usual_or_what_the_slowest_took(known, limit):
+    pace = CompilePace()
+    for seconds in known:
+        pace.add(seconds)
+    assert pace.limit(30.0) == limit

@@ -9,6 +9,7 @@ pytest.importorskip("tree_sitter_cuda")
 pytest.importorskip("cuda.bindings.nvrtc")
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.cuda.cut import cut
@@ -64,20 +65,40 @@ def request(folder, answer=ANSWER, problem=PROBLEM):
     return {**place, "calls": ["f32[4, 3, 8, 10]"], "part": part}
 
 
-def test_torch_before_and_after_is_left_out_on_both_sides(tmp_path):
-    asked = request(tmp_path)
+def part(folder, asked):
+    """The part's file, and its function as it is read in."""
     made = cut(asked, Refusal("torch computes"))
-    assert made["function"] == "modelnew_kernels" and made["call"] == "f32[4, 6, 8, 10], f32[6, 1, 1]"
-    path = tmp_path / "part.py"
+    path = folder / "part.py"
     path.write_text(made["text"])
-    part = {**asked, "path": str(path), "function": made["function"], "reference": f"{path}:reference"}
-    alone = HostFunction({**part, "calls": [made["call"]]})
+    place = {"path": str(path), "function": made["function"], "reference": f"{path}:reference"}
+    return path, HostFunction({**asked, **place, "calls": [made["call"]]})
+
+
+def test_torch_before_and_after_is_left_out_on_both_sides(tmp_path):
+    path, alone = part(tmp_path, request(tmp_path))
+    assert alone.name == "modelnew_kernels" and alone.texts == ["f32[4, 6, 8, 10], f32[6, 1, 1]"]
     assert [o.name for o in alone.every] == ["conv2d1", "bias", "result0"] and not alone.left_out
     spec = importlib.util.spec_from_file_location("part", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     x, bias = torch.randn(2, 6, 4, 4, dtype=torch.float64), torch.randn(6, 1, 1, dtype=torch.float64)
     assert torch.equal(module.reference(x, bias), torch.relu(x + bias))  # at other sizes than the call's, too
+    meta = [torch.empty(t.shape, device="meta") for t in (x, bias)]
+    with FlopCounterMode(display=False) as counter:
+        module.reference(*meta)
+    assert counter.get_total_flops() == 0  # the convolution is nobody's work
+
+
+def test_a_launch_by_sizes_of_what_is_left_out_keeps_the_sizes(tmp_path):
+    place = "own.run(self.conv(x).contiguous(), self.bias)"
+    answer = ANSWER.replace(place, "own.run(self.conv(x), self.bias, x.shape[0])").replace(
+        "b)", "b, int rows)", 1
+    )
+    _, alone = part(tmp_path, request(tmp_path, answer.replace("x.numel()", "rows * x.size(1) * 80")))
+    sizes = [tuple(f"D{n}" for n in range(4)) if len(o.shape) == 4 else ("D1", 1, 1) for o in alone.every]
+    named = [o.__class__(o.name, o.dtype, size) for o, size in zip(alone.every, sizes, strict=True)]
+    text = alone.launch(named, [{f"D{n}": size for n, size in enumerate((4, 6, 8, 10))}])
+    assert alone.sized and "(4 * conv2d1.shape[1] * 80" in text
 
 
 @pytest.mark.parametrize(
@@ -90,6 +111,7 @@ def test_torch_before_and_after_is_left_out_on_both_sides(tmp_path):
         ("torch.nn.functional.dropout(self.conv(x))", "MaxPool2d(2)"),
         ("own.run(self.conv(x), self.bias).exp()", "MaxPool2d(2)"),
         ("torch.sin(own.run(x, x))", "MaxPool2d(2)"),
+        ("own.run(self.conv(x).relu_(), self.bias)", "MaxPool2d(2)"),
     ],
 )
 def test_other_operations_than_the_reference_s_are_refused(tmp_path, answer, problem):

@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-from tilewright.workers.program.prove import loss_test
+torch = pytest.importorskip("torch")
+
+from tilewright.workers.program.prove import loss_test, lost_gradient  # noqa: E402
 
 
 def curves(kind: str, seed: int) -> list[list[float]]:
@@ -22,8 +24,14 @@ def curves(kind: str, seed: int) -> list[list[float]]:
     return found
 
 
+def _at(curve: list[float], place: float) -> float:
+    n = min(int(place), len(curve) - 2)
+    return curve[n] + (place - n) * (curve[n + 1] - curve[n])
+
+
 CHANGES = {
     "rounding": lambda curve, drawn: [v * (1 + drawn.gauss(0, 0.001)) for v in curve],
+    "2 % slower": lambda curve, drawn: [_at(curve, 0.98 * n) for n in range(20)],
     "half a step late": lambda curve, drawn: [(a + b) / 2 for a, b in zip([curve[0], *curve], curve, strict=False)],
     "three steps late": lambda curve, drawn: [curve[max(0, n - 3)] for n in range(20)],
     "never learns": lambda curve, drawn: [curve[0]] * 20,
@@ -34,25 +42,54 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "passes"),
+    ("kind", "change", "db", "passes"),
     [
-        ("falls", "rounding", True),
-        ("falls", "half a step late", True),
-        ("falls", "three steps late", False),
-        ("falls", "never learns", False),
-        ("falls", "ends in NaN", False),
-        ("falls", "leaves at the end", False),
-        ("stands", "rounding", True),
-        ("stands", "a tenth more", False),
-        ("output", "a tenth more", False),
-        ("output", "ends in NaN", False),
+        ("falls", "rounding", 40.0, True),
+        ("falls", "2 % slower", 40.0, False),
+        ("falls", "2 % slower", 14.0, True),  # noise of 4 % of the gradients' power
+        ("falls", "half a step late", 20.0, False),
+        ("falls", "half a step late", 5.0, True),
+        ("falls", "three steps late", 5.0, False),
+        ("falls", "never learns", 5.0, False),
+        ("falls", "ends in NaN", 5.0, False),
+        ("falls", "leaves at the end", 5.0, False),
+        ("stands", "rounding", 40.0, True),
+        ("stands", "a tenth more", 5.0, False),
+        ("output", "a tenth more", math.inf, False),
+        ("output", "ends in NaN", math.inf, False),
     ],
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_a_change_that_other_starts_do_not_explain_is_seen(
-    kind: str, change: str, passes: bool, seed: int
+    kind: str, change: str, db: float, passes: bool, seed: int
 ) -> None:
     drawn = random.Random(100 + seed)
     own = curves(kind, seed)
-    found = loss_test(own, [CHANGES[change](curve, drawn) for curve in own], trains=kind != "output")
+    found = loss_test(own, [CHANGES[change](curve, drawn) for curve in own], kind != "output", db)
     assert found.passes == passes, str(found)
+
+
+torch.manual_seed(3)
+NORM, NOISE, ROUNDING = torch.randn(64), torch.randn(64), 1e-4 * torch.randn(64)
+
+
+@pytest.mark.parametrize(
+    ("original", "nudged", "ours", "lost"),
+    [
+        (NORM, NORM + ROUNDING, NORM + 0.3 * NOISE, False),
+        (NORM, NORM + ROUNDING, 0 * NORM, True),
+        (NORM, NORM + ROUNDING, -NORM, True),
+        (NORM, NORM, NORM, False),
+        (0 * NORM, 0 * NORM, 0 * NORM, False),
+        (0 * NORM, 0 * NORM, ROUNDING, True),
+        (ROUNDING, ROUNDING.flip(0), 1e-4 * NOISE, False),  # of a key's bias: nothing but rounding
+    ],
+)
+def test_a_small_parameter_that_loses_its_gradient_is_seen(
+    original: torch.Tensor, nudged: torch.Tensor, ours: torch.Tensor, lost: bool
+) -> None:
+    large = {"large.weight": 100 * torch.randn(4096), "result 0": NOISE}
+    found = lost_gradient(
+        large | {"norm.weight": original}, large | {"norm.weight": nudged}, large | {"norm.weight": ours}
+    )
+    assert ("norm.weight" in found) == lost, found

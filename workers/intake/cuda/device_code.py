@@ -46,6 +46,10 @@ _DEFINED = (
 """The definition of a whole number."""
 
 
+_CHECKED = r"^([ \t]*\w*(?:CHECK|ASSERT)\w*\([^;{}\\\n]*\))[ \t]*$"
+"""A macro that checks something, in a line of its own without a semicolon, which no parser takes for a statement."""
+
+
 class Parameter(NamedTuple):
     """A kernel's parameter: ``kind``: the type that it is of or points to, without const."""
 
@@ -83,7 +87,7 @@ class DeviceCode:
         except ImportError as error:
             raise Refusal("CUDA C++ needs its parser: pip install 'tilewright[cuda]'") from error
         self.kernels, self.hosts = dict[str, Kernel](), dict[str, Any]()
-        self.headers, data = False, source.encode()
+        self.headers, data = False, re.sub(_CHECKED, r"\1;", source, flags=re.M).encode()
         self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_cuda.language()))
         for node, own in reversed([*self._changed(self._parser.parse(data).root_node)]):
             data = data[: node.start_byte] + own.encode() + data[node.end_byte :]
@@ -98,6 +102,8 @@ class DeviceCode:
 
     def parameters(self, host: str) -> list[str]:
         """Names of a host function's parameters. Raises Refusal."""
+        if host in self.kernels:
+            raise Refusal(f"{host} is a kernel, and how it is launched is not said in C++")
         if host not in self.hosts:
             known = ", ".join([*self.hosts, *self.kernels]) or "nothing"
             raise Refusal(f"its C++ defines no host function {host}, but {known}")

@@ -40,6 +40,7 @@ _IGNORED = re.compile(
 )
 """Calls that launch nothing, and whose answers nobody uses."""
 
+_SAME_TYPE = re.compile(r"(?:std::)?is_same(?:_v)?<\s*([\w:]+)\s*,\s*([\w:]+)\s*>(?:::value)?")
 _CHECKS = re.compile(r"\w*(CHECK|ASSERT)\w*")
 
 _QUALIFIERS = re.compile(r"\b(const|static|constexpr|inline|volatile)\b|std::|&")
@@ -236,7 +237,7 @@ class HostCode:
 
     def _as(self, kind: str, value: Any, node: Any) -> Any:
         """A value as a variable of a type holds it."""
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return [*value]
         kind = " ".join(_QUALIFIERS.sub(" ", kind).split())
         if kind not in TYPES or not isinstance(value, int | float) or kind == "bool":
@@ -276,6 +277,8 @@ class HostCode:
         if kind == "compound_literal_expression":
             given, made = self._values(part("value").named_children, scope), part("type").text.decode()
             return given if "vector" in made else self._made(made, given, node)
+        if (types := _SAME_TYPE.fullmatch(text)) is not None:
+            return self._kind(types[1], scope) == self._kind(types[2], scope)
         if kind in ("identifier", "qualified_identifier"):
             return self._word(text.rpartition("::")[2], node, scope)
         if kind == "sizeof_expression":

@@ -1,4 +1,4 @@
-"""Rules on operands that every use quantises anew: keep the result over a grid axis, fetch the input once."""
+"""A rule on operands that every use quantises anew: keep the result over a grid axis."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.chain import Chain, find_chain, ordinal, take_from
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference, ShapedValue, loop_count
-from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall, Spec
+from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall
 
 
 @dataclass(frozen=True)
@@ -118,60 +118,3 @@ def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
     name = view.kernel.fresh(f"step_{axis}")
     edit.before(view.body[0] if before else view.body[before], f"{name} = {view.pallas}.program_id({axis})")
     return name
-
-
-class PinCachedInput(CallRule[tuple[Spec, int, set[int]]]):
-    """Stop fetching blocks of an input that is only read at the first step of a grid axis."""
-
-    name = "pallas_pin_cached_input"
-    why = (
-        "An input read only while a cache is filled is still copied from HBM at every later step. Freezing its block "
-        "index after the first step makes the pipeline skip those copies."
-    )
-
-    def find(self, view: PallasCall) -> Iterator[tuple[str, tuple[Spec, int, set[int]]]]:
-        kernel = view.kernel
-        for ref in view.inputs:
-            axis = _filled_at_first_step(view, ref.name)
-            if axis is None or ref.spec is None or not isinstance(ref.spec.map_node, cst.Lambda):
-                continue
-            moving = {d for d in ref.spec.grid_axes(kernel) if d > axis}
-            if moving and "where(" not in kernel.code(ref.spec.map_node):
-                yield f"fetch {ref.name} only at the first step of grid axis {axis}", (ref.spec, axis, moving)
-
-    def change(self, edit: Edit, view: PallasCall, payload: tuple[Spec, int, set[int]]) -> None:
-        kernel = view.kernel
-        spec, axis, moving = payload
-        numpy = edit.ensure_import("jax.numpy", "jnp")
-        for position, index in enumerate(spec.index):
-            axes = spec.depends(kernel, position)
-            if axes & moving:
-                if not isinstance(index, cst.Name):
-                    raise Unsupported("a computed block index of a cached input")
-                (inner,) = axes
-                last = f"{view.named_extent(edit, inner)} - 1"
-                edit.replace(index, f"{numpy}.where({spec.axes[axis]} == 0, {index.value}, {last})")
-
-
-def _filled_at_first_step(view: PallasCall, name: str) -> int | None:
-    """The axis on whose step 0 all reads of reference ``name`` are conditioned."""
-    guarded: set[cst.CSTNode] = set()
-    axes = set()
-    for when in view.whens:
-        text = view.kernel.code(when.condition).replace(" ", "")
-        axis = next((a for n, a in view.axis_names.items() if text == f"{n}==0"), None)
-        inside = set(walk(when.node))
-        if axis is not None and any(isinstance(n, cst.Name) and n.value == name for n in inside):
-            axes.add(axis)
-            guarded |= inside
-    reads = [
-        n for statement in view.body for n in walk(statement) if isinstance(n, cst.Name) and n.value == name
-    ]
-    if len(axes) == 1 and reads and all(n in guarded or _static(view, n) for n in reads):
-        return axes.pop()
-    return None
-
-
-def _static(view: PallasCall, node: cst.CSTNode) -> bool:
-    parent = view.kernel.parents.get(node)
-    return isinstance(parent, cst.Attribute) and parent.attr.value in ("shape", "dtype", "ndim")

@@ -1,4 +1,5 @@
-"""Rules on the matrix product and its scales: chunks of rows or columns, another order of the scales."""
+"""Rules on the matrix product and its scales: chunks of rows or columns, another order of the scales, operands that
+are scaled before one long dot."""
 
 from collections.abc import Iterator
 
@@ -145,6 +146,55 @@ class ChunkColumns(_Chunk):
         "Column chunks of the matrix unit's width interleave its work with the vector work on the previous chunk and "
         "shorten the life of the partial product."
     )
+
+
+class ScaleBeforeDot(CallRule[Accumulate]):
+    """Scale both operands in bfloat16 before the dot instead of the float32 partial after it, all groups in one dot."""
+
+    name = "pallas_scale_before_dot"
+    why = (
+        "Scaling the [rows, columns] partial of every group of the depth costs vector work that grows with the tile. "
+        "Scaled operands cost less when groups are short, and all groups share one dot, which fills the matrix units."
+    )
+
+    def find(self, view: PallasCall) -> Iterator[tuple[str, Accumulate]]:
+        for item in accumulates(view):
+            split, loop = scaled_dot(view.kernel, expanded(view, item)), item.loop
+            if split is None or not split[1] or split[0].transposed or loop is None or not item.is_whole:
+                continue
+            uses = [
+                m.findall(node, m.Name(item.ref or _text(item.target))) for node in (loop, item.statement)
+            ]
+            if len(uses[0]) == len(uses[1]) and item.statement in loop.body.body:
+                yield f"scale the operands of the dots added to {_text(item.target)}", item
+
+    def change(self, edit: Edit, view: PallasCall, item: Accumulate) -> None:
+        split, kernel = scaled_dot(view.kernel, expanded(view, item)), view.kernel
+        assert split is not None and item.loop is not None
+        numpy, target = edit.ensure_import("jax.numpy", "jnp"), _text(item.target)
+        scaled, left, right = map(kernel.fresh, ("scaled", "left", "right"))
+        edit.before(
+            kernel.statement(view.function),
+            f"\n\ndef {scaled}(x, axis, scales):\n"
+            f'    """x times the scales that vary along axis only (single numbers with axis 0), in bfloat16."""\n'
+            f"    y = x.astype({numpy}.float32)\n    for scale in scales:\n"
+            f"        if scale.shape[axis] == scale.size and (scale.size > 1 or axis == 0):\n"
+            f"            y = y * scale\n    return y.astype({numpy}.bfloat16)",
+        )
+        dot, scales = split[0], f"({', '.join(map(_text, split[1]))},)"
+        edit.before(item.loop, f"{left}, {right} = [], []")
+        pieces = (
+            f"{left}.append({scaled}({_text(dot.lhs)}, 0, {scales}))",
+            f"{right}.append({scaled}({_text(dot.rhs)}, 1, {scales}))",
+        )
+        edit.replace_statement(item.statement, "\n".join(pieces))
+        edit.after(
+            item.loop,
+            f"{left} = {numpy}.concatenate({left}, axis=1)\n{right} = {numpy}.concatenate({right}, axis=0)\n"
+            f"{target} = {target} + {numpy}.dot({left}, {right}, preferred_element_type={numpy}.float32)",
+        )
+        for statement in absorbed(view, item):
+            edit.remove(statement)
 
 
 class ReassociateScale(CallRule[Accumulate]):

@@ -83,6 +83,21 @@ WRITTEN = {
     "a row's largest score that is read behind the loop": [
         ("acc = acc / l_i[:, None]", "acc = acc / l_i[:, None] + 0.1 * (m_i + tl.log(l_i))[:, None]"),
     ],
+    "offsets computed anew behind the loop": [
+        ("    acc = acc / l_i", "    offs_m = start_m * BLOCK_M + tl.arange(0, BLOCK_M)\n    offs_d = tl.arange(0, HEAD)\n    acc = acc / l_i"),  # noqa: E501
+    ],
+    "programs numbered along one axis, rows first": [
+        ("start_m = tl.program_id(0)", "pid = tl.program_id(0)\n    count = tl.cdiv(N_Q, BLOCK_M)\n    start_m = pid % count"),  # noqa: E501
+        ("head = tl.program_id(1)", "head = pid // count"),
+        ('params["BLOCK_M"]), q.shape[1])', 'params["BLOCK_M"]) * q.shape[1],)'),
+    ],
+    "programs numbered along one axis, heads first": [
+        ("start_m = tl.program_id(0)", "start_m = tl.program_id(0) // heads"),
+        ("head = tl.program_id(1)", "head = tl.program_id(0) % heads"),
+        ("shared, N_Q", "heads, shared, N_Q"),
+        ("q.shape[1] // key_heads, q.shape[0]", "q.shape[1], q.shape[1] // key_heads, q.shape[0]"),
+        ('params["BLOCK_M"]), q.shape[1])', 'params["BLOCK_M"]) * q.shape[1],)'),
+    ],
     "weights above one": [("p = tl.exp(qk - m_ij[:, None])", "p = tl.exp(qk - (m_ij - 3.0)[:, None])")],
     "rows that are below their largest": [
         ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = tl.maximum(m_i, tl.max(qk, 1) - 3.0)"),
@@ -187,6 +202,10 @@ PLANTED = {
         (without("mbarrier.wait(q_empty.index(each), q_phase)", ALONE), f"{READ}|arrivals|by a copy|{WRITTEN_TO}"),
     "the left operand is given back before the last product that reads it":
         (put(without(RELEASE, ALONE), "start_n_first = own_first", RELEASE), f"{READ}|{WRITTEN_TO}"),
+    "the left operand is given back while its last product runs":
+        (put(ALONE.replace("if turn == own - 1:", "if turn == own + 9:"),
+             "partial = warpgroup_mma_wait(num_outstanding=1, deps=(partial,))",
+             f"if turn == own - 1: {RELEASE}"), f"{READ}|{WRITTEN_TO}"),
     "sums overwrite those that are still being stored":
         (without("tma.store_wait(0)", ALONE), "over shared memory that a copy .*may still read"),
     "sums are stored before the copy engine sees them":

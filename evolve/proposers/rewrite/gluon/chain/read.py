@@ -12,7 +12,7 @@ from itertools import pairwise
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
-from tilewright.evolve.proposers.rewrite.gluon.chain.scale import unscaled
+from tilewright.evolve.proposers.rewrite.gluon.chain.scale import number_in_host, unscaled
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
@@ -85,6 +85,12 @@ class Chains:
     loops: tuple[Chain, ...]
     between: tuple[tuple[Statement, ...], ...]
     after: tuple[Statement, ...]
+    grid: tuple[str, ...]
+    """As the host says it."""
+
+    whole: str
+    """What the host must find true of it."""
+
     axis: int
     """Of the grid, along which programs share the operands of the loops."""
 
@@ -143,6 +149,8 @@ def read(kernel: TritonKernel) -> Chains:
     body = [Statement(s) for s in ast.parse(ast.unparse(ast.Module(function.body, []))).body]
     body = [s for s in body if not is_idle(s, kernel.tl)]
     _refuse(body, kernel.tl)
+    parameters = [p.arg for p in function.args.args]
+    body, grid, whole = _axes(body, kernel, _bound(body, parameters))
     places = [
         i for i, s in enumerate(body) if isinstance(s.node, ast.For) and calls(s.node, kernel.tl, "dot")
     ]
@@ -151,7 +159,7 @@ def read(kernel: TritonKernel) -> Chains:
     dots = sum(len(calls(s.node, kernel.tl, "dot")) for s in body)
     if dots != 2 * len(places):
         raise Unsupported("not two products in each loop")
-    bound = _bound(body, [p.arg for p in function.args.args])
+    bound = _bound(body, parameters)
     loops, left = [], set[str]()
     for place in places:
         loop = body[place].node
@@ -172,7 +180,11 @@ def read(kernel: TritonKernel) -> Chains:
     axis = _shared_axis(loops, query, body)
     loops, parts = unscaled(loops, [*between, body[places[-1] + 1 :]], kernel, bound)
     sums = SumReader(kernel.tl, bound, {})
-    return Chains(kernel, query, name, tuple(loops), tuple(parts[:-1]), parts[-1], axis, bound, sums)
+    if axis >= len(grid):
+        raise Unsupported("a grid with fewer axes than the kernel asks for")
+    return Chains(
+        kernel, query, name, tuple(loops), tuple(parts[:-1]), parts[-1], grid, whole, axis, bound, sums
+    )
 
 
 def _refuse(body: Sequence[Statement], tl: str) -> None:
@@ -186,8 +198,49 @@ def _refuse(body: Sequence[Statement], tl: str) -> None:
                 raise Unsupported("a program that asks how many there are")
 
 
+def _axes(
+    body: Sequence[Statement], kernel: TritonKernel, bound: Mapping[str, ast.expr]
+) -> tuple[list[Statement], tuple[str, ...], str]:
+    """The statements, the grid as the host says it, and what the host must find true of it: a grid of one axis, whose
+    programs are read as ``p % n`` and ``p // n`` alone, as the two that it stands for."""
+    grid = tuple(kernel.source.code(e) for e in kernel.grid())
+    names = {program(0)} | {n for n, v in bound.items() if ast.unparse(v) == program(0)}
+    kept = [s.text for s in body if not s.writes & names]
+    parts = _Parts(names)
+    made = [Statement(parts.visit(node)) for node in ast.parse("\n".join(kept)).body]
+    if len(grid) != 1 or len(parts.sizes) != 1 or parts.left:
+        return list(body), grid, ""
+    size = number_in_host(next(iter(parts.sizes.values())), kernel, bound)
+    if size is None:
+        return list(body), grid, ""
+    return made, (size, f"({grid[0]}) // {size}"), f"({grid[0]}) % {size} == 0"
+
+
+class _Parts(ast.NodeTransformer):
+    """Puts numbers along two axes for ``p % n`` and ``p // n`` of a program's number ``names``."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names, self.left = names, False
+        self.sizes: dict[str, ast.expr] = {}
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        inner = node.left
+        if (
+            isinstance(inner, ast.Name)
+            and inner.id in self.names
+            and isinstance(node.op, ast.Mod | ast.FloorDiv)
+        ):
+            self.sizes[ast.unparse(node.right)] = node.right
+            return ast.Name(program(int(isinstance(node.op, ast.FloorDiv))), ast.Load())
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        self.left |= node.id in self.names
+        return node
+
+
 def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.expr]:
-    """Names bound once, to an expression; ``x at first`` for what is then advanced at one place."""
+    """Names bound once, or to the same again, to an expression; ``x at first`` for what is advanced at one place."""
     values: dict[str, list[ast.expr | None]] = {name: [None] for name in given}
     advanced: dict[str, int] = {}
     for statement in body:
@@ -209,6 +262,16 @@ def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.exp
     for name, all_of in values.items():
         if len(all_of) == 1 and all_of[0] is not None and advanced.get(name, 0) < 2:
             found[f"{name} at first" if name in advanced else name] = all_of[0]
+    same = {n: [e for e in v if e is not None] for n, v in values.items() if len(v) > 1 and n not in advanced}
+    same = {n: v for n, v in same.items() if len(v) == len(values[n]) and len(set(map(ast.unparse, v))) == 1}
+    fixed = {n for n in given if len(values[n]) == 1 and n not in advanced}
+    while same:
+        known = {
+            n for n, v in same.items() if not names_in(ast.unparse(v[0])) & (set(values) - fixed - set(found))
+        }
+        if not known:
+            break
+        found |= {n: same.pop(n)[0] for n in known}
     return found
 
 

@@ -81,7 +81,7 @@ def _found(
     ):
         factor, middle = after.value, middle[1:]
     written = {n for s in chain.body for n in s.writes} | {chain.variable}
-    host = None if factor is None else _in_host(factor, kernel, bound)
+    host = None if factor is None else number_in_host(factor, kernel, bound)
     if factor is None or host is None or device_call(value, tl) != "dot":
         return None
     before = {n for s in chain.early for n in s.reads}  # of the step before
@@ -318,16 +318,20 @@ class _Scaled(ast.NodeTransformer):
         return node
 
 
-def _in_host(node: ast.expr, kernel: TritonKernel, bound: Mapping[str, ast.expr]) -> str | None:
+def number_in_host(node: ast.expr, kernel: TritonKernel, bound: Mapping[str, ast.expr]) -> str | None:
     """A number of the kernel as the host says it; None where the host does not know it."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return repr(node.value)
     if isinstance(node, ast.Name) and node.id in bound:
-        return _in_host(bound[node.id], kernel, bound)
+        return number_in_host(bound[node.id], kernel, bound)
     if isinstance(node, ast.Name) and node.id not in kernel.bound:
         given = kernel.given(node.id)
         return None if given is None else f"({kernel.source.code(given)})"
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        sides = [_in_host(n, kernel, bound) for n in (node.left, node.right)]
-        return None if None in sides else f"({' * '.join(map(str, sides))})"
+    if device_call(node, kernel.tl) == "cdiv" and isinstance(node, ast.Call) and len(node.args) == 2:
+        sides = [number_in_host(n, kernel, bound) for n in node.args]
+        return None if None in sides else f"(-(-{sides[0]} // {sides[1]}))"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Add | ast.Sub | ast.FloorDiv):
+        sides = [number_in_host(n, kernel, bound) for n in (node.left, node.right)]
+        sign = {ast.Mult: "*", ast.Add: "+", ast.Sub: "-", ast.FloorDiv: "//"}[type(node.op)]
+        return None if None in sides else f"({sides[0]} {sign} {sides[1]})"
     return None

@@ -175,6 +175,7 @@ if OVERLAP:
         {variable_first} = {own_first}
         <early_first>
         <scores_alone>
+        <release_first>
         <middle_first>
         {operand} = gl.convert_layout({operand_text_first}, {operand_layout})
         <late_first>
@@ -190,6 +191,7 @@ if OVERLAP:
                 {sums} = warpgroup_mma({operand}, {v_held}, {sums}, is_async=True)
                 {partial} = warpgroup_mma_wait(num_outstanding=1, deps=({partial},))
                 mbarrier.arrive(k_empty.index({stage}), count=1)
+                <release_last>
                 <middle>
                 {operand}_next = gl.convert_layout({operand_text}, {operand_layout})
                 # both pass at once: without them the compilers put the weights behind the wait for the sums
@@ -202,7 +204,6 @@ if OVERLAP:
                 {held} = {stage}
                 {held_phase} = {phase}
                 <advance>
-        <release>
         mbarrier.wait(v_ready.index({held}), {held_phase})
         {sums} = warpgroup_mma({operand}, {v_held}, {sums}, is_async=True)
         {sums}, {operand} = warpgroup_mma_wait(num_outstanding=0, deps=({sums}, {operand}))

@@ -152,9 +152,7 @@ class ChainText:
         self.names = {name: self._fresh(name, taken) for name in NAMES.split()}
         functions = ("place_of", "ring_of")
         self.names |= {name: self.source.fresh(name) for name in functions}
-        self.grid = [self.source.code(e) for e in self.kernel.grid()]
-        if chains.axis >= len(self.grid):
-            raise Unsupported("a grid with fewer axes than the kernel asks for")
+        self.grid = chains.grid
         self.order = [p.name.value for p in parameters(self.kernel.function)]
         self.results = {n for loop in chains.loops for s in loop.body for n in s.writes} | {
             chains.loops[0].sums
@@ -366,7 +364,10 @@ class ChainText:
             }
             if loop is chains.loops[-1]:
                 table["release"] = "mbarrier.arrive(q_empty.index(GROUP), count=1)"
-            table["release_none"] = only(f"{self.names['own']} <= 0", table["release"])
+            steps, turn = self.names["own"], self.names["turn"]
+            moments = {"none": f"{steps} <= 0", "first": f"{steps} == 1", "last": f"{turn} == {steps} - 1"}
+            for name, moment in moments.items():
+                table[f"release_{name}"] = only(moment, table["release"])
             table["begin_scores"] = filled(texts.BEGIN_SCORES, table)
             table["scores_alone"] = f"{table['begin_scores']}\n{filled(texts.END_SCORES, table)}"
             for name, renamed in (("", None), ("_first", first)):
@@ -554,7 +555,7 @@ class ChainText:
     def launches(self) -> str:
         chains, names = self.chains, self.names
         fits = [f"{box.tensor}.element_size() == 2" for n, box in self.boxes.items() if n != "o"]
-        fits += [each.positive for each in chains.loops if each.positive]
+        fits += [text for text in (chains.whole, *(each.positive for each in chains.loops)) if text]
         for box in self.boxes.values():
             fits += [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
             fits += [*box.conditions, *apart(box)]

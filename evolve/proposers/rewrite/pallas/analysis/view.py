@@ -6,7 +6,7 @@ from functools import cached_property, partial
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, children, walk
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
@@ -247,16 +247,6 @@ class PallasCall:
                 name = index.value.evaluated_value
                 return name if isinstance(name, str) and name in self.kernel.space else None
         return None
-
-    def named_extent(self, edit: Edit, axis: int) -> str:
-        """A name of the number of steps of ``axis`` that no lambda of the launch hides."""
-        holders = {self.kernel.statement(r.spec.node) for r in self.refs if r.spec}
-        holders |= {self.kernel.statement(self.call), self.kernel.statement(self.grid_node)}
-        block = self.kernel.parents[self.kernel.statement(self.call)]
-        inside = [s for s in children(block) if s in holders]
-        name = self.kernel.fresh(f"steps_{axis}")
-        edit.before(inside[0], f"{name} = {self.kernel.code(self.grid[axis])}")
-        return name
 
 
 def _with_elements(node: cst.List | cst.Tuple, texts: Sequence[str]) -> cst.List | cst.Tuple:
