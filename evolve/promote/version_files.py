@@ -1,4 +1,7 @@
-"""Files of a version: kernels, dispatch table, receipt. Made here, written by the writer."""
+"""Files of a version: kernels, dispatch table with the toolchains it trusts, receipt.
+
+They are made here and written by the writer.
+"""
 
 import ast
 import importlib.util

@@ -172,7 +172,7 @@ class Launcher:
         self._known = dict(replacement.launches)
         self._places = {name: n for n, name in enumerate(self._kernel.arg_names)}
         self._constants = constants_of(original)
-        self._ready: dict[tuple[Any, ...] | None, tuple[Any, Configuration]] = {}
+        self._ready: dict[tuple[Any, ...] | None, tuple[Any, Any]] = {}
         """Compiled kernels by what is compared of a launch, as it is handed over."""
         torch = importlib.import_module("torch")
         self._tensors = (torch.Tensor, torch.nn.Parameter)
@@ -192,10 +192,13 @@ class Launcher:
             of.others += 1
             return self._original.run(*args, grid=grid, warmup=warmup, **kwargs)
         same = self._same(args, kwargs)
-        ready = self._ready.get(same)
-        if ready is not None:
+        if same in self._ready:
             of.calls += 1
-            return self._launch_compiled(*ready, grid, args, kwargs)
+            compiled, found = self._ready[same]
+            bound = self._bound(found, args, kwargs)
+            sizes = grid(bound) if callable(grid) else grid
+            compiled[(*sizes, 1, 1)[:3]](*[bound[name] for name in self._places])
+            return compiled
         key = signature(args, kwargs, self._constants)
         found = None if key is None else self._known.get(key)
         if found is None or not (key in of.loaded or self._loads(key)):
@@ -203,9 +206,14 @@ class Launcher:
             return self._original.run(*args, grid=grid, warmup=warmup, **kwargs)
         of.calls += 1
         compiled = launch(self._kernel, self._places, found, grid, args, kwargs)
-        if same is not None and hasattr(compiled, "packed_metadata") and self._complete(found, args, kwargs):
+        # what Triton would ask beside the launch: defaults of the kernel, values that its text reads of its module
+        asked = self._places.keys() - self._bound(found, args, kwargs).keys()
+        if same and hasattr(compiled, "packed_metadata") and not (asked or self._kernel.used_global_vals):
             self._ready[same] = (compiled, found)
         return compiled
+
+    def _bound(self, found: Configuration, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**dict(zip(self._places, args, strict=False)), **kwargs, **found}
 
     def _same(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         """Of two launches for which it is equal, the signatures are; None where that takes a closer look."""
@@ -227,22 +235,6 @@ class Launcher:
             else:
                 return None
         return (*parts, *map(addresses.index, addresses))
-
-    def _complete(self, found: Configuration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether all that Triton looks at is in the launch: no default of the kernel, no global value."""
-        names = self._kernel.arg_names
-        said = all(n < len(args) or name in found or name in kwargs for n, name in enumerate(names))
-        return said and not getattr(self._kernel, "used_global_vals", True)
-
-    def _launch_compiled(
-        self, compiled: Any, found: Configuration, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        names = self._kernel.arg_names
-        bound = {**dict(zip(names, args, strict=False)), **kwargs, **found}
-        sizes = grid(bound) if callable(grid) else grid
-        sizes = (*sizes, 1, 1)[:3] if isinstance(sizes, tuple | list) else (sizes, 1, 1)
-        compiled[sizes](*[bound[name] for name in names])
-        return compiled
 
     def _loads(self, key: Any) -> bool:
         """Whether a kernel may be loaded: a stream that is captured allows none, and its graph would not be made."""

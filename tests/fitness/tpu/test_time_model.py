@@ -100,3 +100,9 @@ def test_intervals_are_those_of_the_class_and_of_several_the_widest():
     for kinds in (["matrix", "memory"], ["memory", "matrix"]):
         assert relative_error(kinds) == ERRORS["memory"]
     assert relative_error(["memory", "steps", "matrix"]) == ERRORS["steps"]
+
+
+def test_the_class_of_an_error_is_that_of_the_busiest_unit():
+    kinds = [time_model.kind_of(unit, 2.0, 1.0, 1.0) for unit in ("eup", "mxu", "valu")]
+    assert kinds == ["vector", "matrix", "vector"]
+    assert time_model.kind_of("mxu", 1.0, 2.0, 1.0) == "memory"

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from tilewright.evolve.program import run as program_run  # noqa: E402
 from tilewright.library.launch_replacement import Installation, Replacement, signature  # noqa: E402
-from tilewright.workers.program import ENDED, scout  # noqa: E402
+from tilewright.workers.program import ENDED, scout, turns  # noqa: E402
 from tilewright.workers.program.launches import Launch, LaunchRecorder, Values  # noqa: E402
 from tilewright.workers.program.search import Job, Outcomes, search  # noqa: E402
 
@@ -201,3 +201,18 @@ def test_what_ctrl_c_interrupted_is_searched_again(tmp_path: Path, monkeypatch: 
         program_run.Program(tmp_path / "step.py", "step", folder=tmp_path, home=tmp_path).tune()
     left = json.loads((tmp_path / "search.json").read_text())
     assert left == {"launches": {"b": {"why": "x"}}, "options": {"d": {"gain": 1.1}}}
+
+
+def test_single_steps_are_counted_for_what_was_out(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, parts = 0.0, {name: replacement() for name in ("slow", "fast")}
+    costs = {"slow": 0.25, "fast": -0.125}
+
+    def step() -> None:
+        nonlocal now
+        now += 1.0 + sum(costs[name] for name, part in parts.items() if not part.installed)
+
+    monkeypatch.setattr(turns, "_stamp", lambda: now)
+    found = turns.Turns(None, step, False, 1.0).without(Installation([*parts.values()]), parts, 0.0)  # type: ignore[arg-type]
+    each = {name: {t for one in rounds for t in one} for name, rounds in found.items()}
+    assert each == {"": {1.0}, "slow": {1.25}, "fast": {0.875}}
+    assert {len(one) for rounds in found.values() for one in rounds} == {turns.REPEATS}

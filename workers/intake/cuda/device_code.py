@@ -102,6 +102,8 @@ class DeviceCode:
 
     def parameters(self, host: str) -> list[str]:
         """Names of a host function's parameters. Raises Refusal."""
+        if host in self.kernels:
+            raise Refusal(f"{host} is a kernel, and how it is launched is not said in C++")
         if host not in self.hosts:
             known = ", ".join([*self.hosts, *self.kernels]) or "nothing"
             raise Refusal(f"its C++ defines no host function {host}, but {known}")
