@@ -67,7 +67,10 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/dialect.py": {'if entry < "launch":': "of two entries it is the last"},
     "fitness/score.py": {'name = "vector" if unit is "valu" else unit': INTERNED},
     "fitness/targets.py": {"return self.kind <= FigureKind.COMPILED": "no kind comes before it"},
-    "workers/cascade/base.py": {"final=scope <= Scope.FINAL,": "of two scopes no other comes before it"},
+    "workers/cascade/base.py": {
+        "final=scope <= Scope.FINAL,": "of two scopes no other comes before it",
+        "if device != 0.0:": "a time is not negative",
+    },
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",
