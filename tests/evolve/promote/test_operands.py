@@ -33,7 +33,7 @@ def test_operands_are_functions_of_the_dimensions():
 
 
 def test_a_promoted_kernel_says_the_time_that_its_module_expects():
-    """Of the serving layer: few rows to the kernels for few, many to those for many, and every shape of the suite to one."""
+    """Of the serving layer: few rows go to the kernels for few, many to those for many."""
     from tilewright.evolve.promote.version_files import _expected
     from tilewright.evolve.space.space import read_declarations
     from tilewright.library.dispatch_rule import Legality
