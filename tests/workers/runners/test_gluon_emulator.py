@@ -114,7 +114,8 @@ def test_gluon_seeds_pass_their_gates_in_the_emulator(station):
     ]  # fmt: skip
     for name, kernel, params in cases:
         operator = load_operator(name)
-        own = next(iter(operator.suites.values())).check[0]
+        ragged = kernel == "fused_ws"  # there it loads its scales by a loop's number
+        own = next(iter(operator.suites.values())).check[-1 if ragged else 0]
         workload = small if name.endswith("gemm_nt") else grouped if kernel == "grouped" else own
         kind = operator.input_kinds[0]
         found = objection(station, operator, workload, kind, kernel=kernel, params=params)
