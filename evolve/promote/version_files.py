@@ -117,8 +117,10 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         genome = candidate.genome
         told, made = kernel_files(promotion.operator, resolved.target.name, genome.source)
         files.update(made)
+        expected = _expected(genome.source)
         kernels[genome.id] = {
             **told,
+            **({"expected": expected} if expected else {}),
             "params": dict(genome.params),
             "constraints": [
                 *read_declarations(genome.source).constraints,
@@ -152,6 +154,14 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         "regions": regions,
     }
     return entry, files
+
+
+def _expected(source: str) -> str | None:
+    """The expression of the time to expect that a kernel module declares (``library.dispatch_rule``)."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXPECTED":
+            return str(ast.literal_eval(node.value))
+    return None
 
 
 def fitted_operands(operator: Operator, dimensions: Sequence[str]) -> operands.Operands | None:
