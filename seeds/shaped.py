@@ -85,7 +85,6 @@ def integers(
     """
     made = rng.integers(1, most + 1, shape).astype(np.float32)
     along = np.moveaxis(made, axis, -1)
-    along[..., ::128] = most  # of a block whose largest is less, codes are no multiples of one number
     count = along.shape[-1] // 128
     half = count // 2
     pairs = np.random.default_rng(seed)

@@ -6,7 +6,6 @@ import pytest
 from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import load_target
-from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, factors, generator
 from tilewright.seeds.gemm_fp8_blockwise.operator import operators
 from tilewright.seeds.gemm_fp8_blockwise.shapes import CORE, core, primus84
 from tilewright.seeds.operator import Workload
@@ -71,11 +70,3 @@ def test_a_serving_layer_is_held_to_the_rate_of_fp8():
     workload = Workload("w", {"M": 8192, "N": 4096, "K": 4096})
     gpu, layer = load_target("h200").gpu, operators()["linear"]
     assert floors(layer, workload, gpu)["mxu"] == layer.flops(workload) / gpu.peak("f8")
-
-
-@pytest.mark.parametrize("seed", range(101, 105))
-def test_integers_have_the_largest_value_in_every_block(seed):
-    """Else its codes are no multiples of one number, and an honest accumulator of 14 bits does not hold their sums."""
-    for values in factors(generator(seed, "integers"), seed, "integers", 512, 512, 1024):
-        most = np.abs(values.astype(np.float32)).reshape(512, 8, BLOCK).max(axis=2)
-        assert (most == most[:, :1]).all()

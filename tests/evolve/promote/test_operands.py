@@ -58,3 +58,13 @@ def test_a_promoted_kernel_says_the_time_that_its_module_expects():
         assert workload.dims["M"] < 2048 or name == "fp8_tiles"
     waves = [fastest({"M": m, "N": 8192, "K": 28672})[0] for m in (128, 300, 512)]
     assert waves == sorted(waves)
+
+
+@pytest.mark.parametrize("text", ["M +", "M * nothing", "M - 8", "'M'", "1 / (M - 8)", "(lambda: M)"])
+def test_an_expected_time_that_is_none_is_refused_in_a_sentence(text):
+    from tilewright.evolve.promote.verify import Refusal
+    from tilewright.evolve.promote.version_files import _require_times
+
+    _require_times("M * T", {"T": 2}, [{"M": 8}])
+    with pytest.raises(Refusal, match=r"^promotion refused: EXPECTED of a kernel is no time at M 8 "):
+        _require_times(text, {"T": 2}, [{"M": 8}])
