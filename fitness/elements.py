@@ -153,14 +153,23 @@ def _objection(
         if (place := _first(flipped)) is not None:
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
-        if allowed.rounded:
-            seen = np.where(np.abs(wanted) < _flushed(output.dtype), 0.0, error)
-            noise = float(np.sum(seen * seen))
-            lost = (allowed.worst / 8 * around) ** 2
-            expected = float(np.sum((rounded - wanted) ** 2) + np.sum(lost))
-            if noise > expected * (10 ** (NOISE_DB / 10) + _chance(unit * unit / 12 + lost)):
-                return f"{10 * np.log10(noise / expected):.1f} dB more noise than rounding makes"
+        if allowed.rounded and (
+            db := excess_noise(found, wanted, rounded, unit, around, allowed.worst, output)
+        ):
+            return f"{db:.1f} dB more noise than rounding makes"
     return None
+
+
+def excess_noise(
+    found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, unit: np.ndarray, around: np.ndarray, worst: float,
+    output: np.ndarray, most: float = NOISE_DB,
+) -> float:  # fmt: skip
+    """dB of noise beyond that of rounding and an eighth of ``worst``, where it is more than ``most`` and chance."""
+    error = np.where(np.abs(wanted) < _flushed(output.dtype), 0.0, found - wanted)
+    noise, lost = float(np.sum(error * error)), (worst / 8 * around) ** 2
+    expected = float(np.sum((rounded - wanted) ** 2) + np.sum(lost))
+    told = noise > expected * (10 ** (most / 10) + _chance(unit * unit / 12 + lost))
+    return float(10 * np.log10(noise / expected)) if told else 0.0
 
 
 def _leans(error: np.ndarray, wanted: np.ndarray, room: np.ndarray, around: np.ndarray) -> bool:

@@ -11,7 +11,18 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+
+@contextlib.contextmanager
+def _deterministic():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 AMBIENT = {
+    "deterministic": _deterministic,
     "without gradients": torch.no_grad,
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),

@@ -30,13 +30,21 @@ def triton_winner(path, name, call):
     try:
         site, text = program.recorded(asked)
         paired = site.pair is not None and not program.violations(text, str(path))
-    except Exception:  # noqa: BLE001 - as the intake does, which then takes the forward alone
-        paired = False
+    except Exception:
+        if not name.endswith(".apply"):
+            raise
+        paired = False  # as the intake does, which then takes the forward alone
     if name.endswith(".apply") and not paired:
         site, text = program.recorded(asked, paired=False)
     wrapper = asdict(text.wrapper)
     orders = [argument_at(site.calls[0], place).order for place in site.places]
-    answer = {"operands": [operand_row(o) for o in site.operands], "wrapper": wrapper, "orders": orders}
+    answer = {
+        "operands": [operand_row(o) for o in site.operands],
+        "wrapper": wrapper,
+        "orders": orders,
+        "settings": site.settings,
+        "parameters": program.made_parameters(site) if "(" in name else [],
+    }
     defaults = {knob.name: knob.default for knob in text.knobs}
     gradients = (wrapper["pair"] or {}).get("given", ())
     own = [o for o in site.operands if o.name not in gradients]

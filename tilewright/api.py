@@ -528,6 +528,7 @@ def _campaign_of(
 ) -> Tuned:  # fmt: skip
     from tilewright.evolve.intake import child, winner
     from tilewright.evolve.intake import tune as intake
+    from tilewright.evolve.intake.seed_verdict import run_settled
     from tilewright.evolve.record.home import home_folder
     from tilewright.workers.device.warm_device import device_for
 
@@ -542,9 +543,11 @@ def _campaign_of(
             from tilewright.evolve.run import run as run_campaign
             from tilewright.evolve.show.display import make_display
 
-            outcome = run_campaign(
-                intake.config_of(request, chosen, where, changes), folder, make_display(), device
-            )
+            config = intake.config_of(request, chosen, where, changes)
+            outcome = run_settled(
+                lambda own: run_campaign(config, folder, make_display(), own), request, answer, chosen, where, device,
+                _noted,
+            )  # fmt: skip
         campaign = open_campaign(outcome.campaign, home=home)
         module = intake.export(campaign, request, answer, where, chosen, trial)
     return winner.Tuned(campaign, original, module, request.name)

@@ -94,7 +94,7 @@ def started_intake(target: str | None) -> Iterator[Intake]:
 def ask(
     path: Path, function: str | None, reference: str, calls: Sequence[str], target: Target, program: str = MAIN,
     intake: Intake | None = None, meanwhile: Callable[[], None] = lambda: None, values: str = "",
-) -> Mapping[str, Any]:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """The child's answer. Raises UserError where it gives none.
 
     ``intake``: a process that was started before, and is closed by who started it; one of another program is not asked.

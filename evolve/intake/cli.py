@@ -138,6 +138,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     import tilewright
     from tilewright.evolve.intake import child, table
     from tilewright.evolve.intake.problems import write_files
+    from tilewright.evolve.intake.seed_verdict import run_settled
     from tilewright.evolve.intake.tune import config_of, export, output_folder, prepare
     from tilewright.evolve.record.home import home_folder, require_writable
     from tilewright.workers.device.warm_device import device_for
@@ -174,7 +175,15 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
                 _say(f"table: {arguments.table}" + (f"; it lacks a shape: {lost.value}" if lost else ""))
                 return 2 if lost else 0
             config = config_of(request, target, where, overrides)
-            outcome = run(config, home, make_display(), device)
+            outcome = run_settled(
+                lambda own: run(config, home, make_display(), own),
+                request,
+                answer,
+                target,
+                where,
+                device,
+                _say,
+            )
         code = tell(outcome, arguments)
         if code == 0:
             campaign = tilewright.open_campaign(outcome.campaign, home=home)

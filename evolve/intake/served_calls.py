@@ -127,6 +127,8 @@ def tilewright_is_plain(tensors: list[Any], gradients: bool, asks: bool) -> bool
 def tilewright_operands(served: dict[str, Any], *given: Any) -> dict[str, Any] | None:
     """The operands by name, of a call that the winner serves; None of any other. ``given``: a value by parameter."""
     known, key, serves = served["known"], None, None
+    if not tilewright_unchanged(served):
+        return None
     if TILEWRIGHT_TORCH is not None:
         try:
             key = (*map(tilewright_key, given), tilewright_mode(TILEWRIGHT_TORCH))
@@ -145,6 +147,16 @@ def tilewright_operands(served: dict[str, Any], *given: Any) -> dict[str, Any] |
     if served["writes"] and len({t.untyped_storage().data_ptr() for t in found.values()}) < len(found):
         return None
     return found
+
+
+def tilewright_unchanged(served: dict[str, Any]) -> bool:
+    """Whether what the original reads beside its arguments is as it was when its kernels were recorded."""
+    for modules, file, names, values in served["globals"]:
+        for module in filter(None, map(sys.modules.get, modules)):
+            held = module.__dict__.get
+            if held("__file__") == file and tuple(map(held, names)) != values:
+                return False
+    return bool(served["read"]() == served["was"])
 
 
 def tilewright_serves(served: dict[str, Any], given: tuple[Any, ...]) -> bool:

@@ -113,8 +113,11 @@ def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ())
     if isinstance(found, ast.ClassDef):
         found = next((n for n in _definitions(nodes) if n.name == "forward"), None)
     if not isinstance(found, ast.FunctionDef):
-        star = ["*"] if call.keywords else []
-        listed = ", ".join([*(own or (f"x{n}" for n in range(len(call.arguments)))), *star, *call.keywords])
+        named = {text.partition("=")[0] for text in own}
+        left = [name for name in call.keywords if name not in named]
+        listed = ", ".join(
+            [*(own or (f"x{n}" for n in range(len(call.arguments)))), *["*"][: len(left)], *left]
+        )
         found = ast.parse(f"def f({listed}): pass").body[0]
         assert isinstance(found, ast.FunctionDef)
         parts = parts[:1]

@@ -141,7 +141,7 @@ def ask_intake(
     target: Target,
     intake: child.Intake | None = None,
     meanwhile: Callable[[], None] = lambda: None,
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """What the child makes of it (see ``child.ask``); of a part alone, with the request ``asked`` for that. Raises
     IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
@@ -282,7 +282,7 @@ def _warm_up(request: Request) -> None:
 def prepare(
     request: Request, target: Target, where: Path, say: Say, intake: child.Intake | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> Mapping[str, Any]:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Read the function in, show what was found, and write the folder. Raises IntakeRefused, UserError."""
     answer = ask_intake(request, target, intake, lambda: _warm_up(request))
     say(
@@ -295,16 +295,11 @@ def prepare(
         say(preflight.interpreter_line(answer))
     there = where.exists()
     try:
-        title = f"{request.function} of {request.path.name}"
-        reference = request.reference
-        if request.made:
-            reference = reference.replace(request.made, str(where.resolve()))
+        reference = write_operator(request, answer, where)
         if "asked" in answer:
-            where.mkdir(parents=True, exist_ok=True)
             folder.put(where / request.path.name, request.path.read_text(encoding="utf-8"))
             asked = replace(request, path=where.resolve() / request.path.name, reference=reference)
             answer = {**answer, "asked": asked}
-        folder.write(where, title, reference, answer, request.values)
         folder.write_campaign(where, config_data(request, target, overrides))
     except OSError as error:
         if not there:  # nothing half-written stays
@@ -312,6 +307,15 @@ def prepare(
         raise UserError(f"--out: cannot write {where}: {error.strerror}.") from error
     kept = str(where / FILE)  # the child's own file is gone
     return {**answer, "operands": [[*row[:-1], kept if row[-1] else ""] for row in answer["operands"]]}
+
+
+def write_operator(request: Request, answer: Mapping[str, Any], where: Path) -> str:
+    """Write the operator and its kernels; the reference as they name it. Raises OSError."""
+    reference = request.reference
+    if request.made:
+        reference = reference.replace(request.made, str(where.resolve()))
+    folder.write(where, f"{request.function} of {request.path.name}", reference, answer, request.values)
+    return reference
 
 
 def export(

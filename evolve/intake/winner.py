@@ -89,8 +89,10 @@ def winner_module(
         "writes": bool(wrapper.get("writes")),
         "gradients": (
             bool(pair),
-            "requires_grad" in request.path.read_text(encoding="utf-8", errors="replace"),
+            bool(wrapper.get("asks_gradients"))
+            or "requires_grad" in request.path.read_text(encoding="utf-8", errors="replace"),
         ),
+        "globals": _modules_values(request.path, module, answer.get("settings") or {}),
         "jax": entry not in ("launch", "cuda"),
         "original": (str(request.path.resolve()), root, module, request.function),
     }
@@ -129,6 +131,8 @@ def winner_module(
     doc = f"    {signature.doc!r}\n" if signature.doc else ""
     halves = _halves_text(kernels, pair, [row[0] for row in own]) if pair else ""
     runtime = Path(served_calls.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2]
+    switches = (answer.get("settings") or {}).get("switches", {})
+    asked, was = "".join(f"{text}, " for text in switches), tuple(switches.values())
     return f'''"""{note}"""
 
 {kernels}
@@ -153,7 +157,7 @@ def tilewright_taken({given}):
 {taken}    }}
 
 
-SERVED.update(taken=tilewright_taken, fits=tilewright_fits, known={{}})
+SERVED.update(taken=tilewright_taken, fits=tilewright_fits, known={{}}, read=lambda: ({asked}), was={was!r})
 
 
 def tilewright_returned({RESULTS}, {inner}):
@@ -165,6 +169,16 @@ def {request.name}({signature.text}){signature.returns}:
         return {original}
     return {run}
 '''
+
+
+def _modules_values(path: Path, module: str, settings: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Names by which a module may be loaded, its file, and what the function read of its values. The function's own
+    file may be a program, or what ``tilewright_imported`` loads."""
+    own, names = str(path.resolve()), (module, "__main__", f"{module}_original")
+    return [
+        (names if file == own else (name,), file, tuple(values), tuple(values.values()))
+        for name, file, values in settings.get("globals", ())
+    ]
 
 
 def _places(operands: Sequence[Any]) -> dict[str, str]:

@@ -99,31 +99,39 @@ def judge(
     for workload in dict.fromkeys((*suite.workloads, *(() if comparison else suite.final))):
         genome = nomination.genome_for(workload.id)
         ours, theirs = verification.found[names[genome]], verification.found[serving[workload.id]]
-        if comparison is None:
-            shape = _modelled_shape(workload, genome, ours, theirs)
-        else:
-            shape = _measured_shape(workload, genome, ours, theirs, comparison)
-        shapes.append(shape)
+        shapes.append(_shape(workload, genome, ours, theirs, comparison))
     gain = geometric_mean(shape.gain for shape in shapes)
     return Judgement(tuple(shapes), gain, _overall(shapes, comparison, gain), target.kind)
 
 
-def _modelled_shape(workload: Workload, genome: str, ours: Verified, theirs: Verified) -> Shape:
-    """The gain's interval is what the model's error leaves of it: little between schedules of one source."""
-    mine, other = ours.seconds(workload.id)[0], theirs.seconds(workload.id)[0]
-    figures, interval = own_figures(ours, workload.id, None)
-    gain, error = other / mine, _error_of_gain(ours, theirs, figures)
+def _shape(
+    workload: Workload, genome: str, ours: Verified, theirs: Verified, comparison: Comparison | None
+) -> Shape:
+    """On a device medians over all calls, and Student's interval of the gain, paired by round.
+
+    Of modelled ones the gain's interval is what the model's error leaves: little between schedules of one source.
+    """
+    other, ratio = theirs.contender.genome.id, Ratio(1.0, 1.0, 1.0)
+    figures, interval = own_figures(ours, workload.id, comparison)
+    if comparison is None:
+        incumbent = theirs.seconds(workload.id)[0]
+        gain, error = incumbent / figures.seconds, _error_of_gain(ours, theirs, figures)
+        ratio = Ratio(gain, gain * math.exp(-error), gain * math.exp(error))
+    else:
+        incumbent = comparison.seconds(workload.id, other)
+        if other != genome:
+            ratio = comparison.ratio(other, genome, [workload.id])
     return Shape(
         figures=figures,
         dims=dict(workload.dims),
         genome=genome,
-        seconds=mine,
+        seconds=figures.seconds,
         interval=interval,
         incumbent=theirs.contender.name,
-        incumbent_genome=theirs.contender.genome.id,
-        incumbent_seconds=other,
-        gain=gain,
-        gain_interval=(gain * math.exp(-error), gain * math.exp(error)),
+        incumbent_genome=other,
+        incumbent_seconds=incumbent,
+        gain=ratio.value,
+        gain_interval=(ratio.low, ratio.high),
     )
 
 
@@ -135,27 +143,6 @@ def _error_of_gain(ours: Verified, theirs: Verified, figures: WorkloadFigures) -
         return time_model.SAME_STRUCTURE
     low, high = figures.seconds_interval
     return max(math.log(high / figures.seconds), math.log(figures.seconds / low))
-
-
-def _measured_shape(
-    workload: Workload, genome: str, ours: Verified, theirs: Verified, comparison: Comparison
-) -> Shape:
-    """Medians over all calls; the gain is paired by round, Student's interval."""
-    other = theirs.contender.genome.id
-    ratio = Ratio(1.0, 1.0, 1.0) if other == genome else comparison.ratio(other, genome, [workload.id])
-    figures, interval = own_figures(ours, workload.id, comparison)
-    return Shape(
-        figures=figures,
-        dims=dict(workload.dims),
-        genome=genome,
-        seconds=figures.seconds,
-        interval=interval,
-        incumbent=theirs.contender.name,
-        incumbent_genome=other,
-        incumbent_seconds=comparison.seconds(workload.id, other),
-        gain=ratio.value,
-        gain_interval=(ratio.low, ratio.high),
-    )
 
 
 def _overall(shapes: Sequence[Shape], comparison: Comparison | None, gain: float) -> tuple[float, float]:

@@ -225,8 +225,8 @@ def operators() -> dict[str, Operators]:
         for recipe, shape, kernels in (
             ("quant_1x128", "rows", ("quant_rows",)),
             ("quant_128x128", "blocks", ("quant_blocks",)),
-            ("quant_dual", "rows_dual", ("quant_dual_plain", "quant_dual_tma")),
-            ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual_plain", "quant_blocks_dual")),
+            ("quant_dual", "rows_dual", ("quant_dual_tma",)),
+            ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual",)),
         )
     }
     experts = groups(family, _seeds("grouped"), _seeds("k_grouped"))

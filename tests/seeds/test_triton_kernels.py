@@ -53,8 +53,6 @@ RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     (BLOCKWISE["gemm_nt_rows"], "pointer", TAILS, "spread", {**SMALL, "skew": True}),
     (BLOCKWISE["quant_1x128"], "quant_rows", Workload("w", {"M": 200, "K": 384}), "spread", {}),
     (BLOCKWISE["quant_128x128"], "quant_blocks", Workload("w", {"M": 256, "K": 384}), "zero_blocks", {}),
-    (BLOCKWISE["quant_dual"], "quant_dual_plain", Workload("w", {"M": 256, "K": 384}), "spread", {}),
-    (BLOCKWISE["quant_128x128_dual"], "quant_blocks_dual_plain", Workload("w", {"M": 256, "K": 384}), "spread", {}),
     *((EVERY[f"gemm_{form}"], "", SCALED, "spread", TILES) for form in ("mxfp8", "mxfp4", "nvfp4")),
 ]  # fmt: skip
 

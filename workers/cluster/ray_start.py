@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -162,7 +161,6 @@ def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | N
     }
     if address:
         _require_listener(address)
-        _require_token(address)
         common["address"] = address
     else:
         common.update(
@@ -214,41 +212,6 @@ def _require_listener(address: str) -> None:
         raise PoolUnavailable(
             f"the Ray cluster at {address} cannot be joined: {error.strerror or error}"
         ) from error
-
-
-def _require_token(address: str) -> None:
-    """Raise PoolUnavailable for a token that is refused: Ray itself would offer it, and log, for 20 s."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    if not address.rpartition(":")[2].isdigit() or address.startswith("ray://"):
-        return
-    try:
-        with _filtered_ray_log():
-            GcsClient(address=address)
-    except ray.exceptions.AuthenticationError as error:
-        raise PoolUnavailable(
-            f"the Ray cluster at {address} refuses this machine's token, or the lack of one: set RAY_AUTH_MODE=token "
-            "and RAY_AUTH_TOKEN_PATH to the cluster's"
-        ) from error
-    except Exception:  # noqa: BLE001 - a slow cluster: joining waits for it, and says what is wrong
-        return
-
-
-@contextlib.contextmanager
-def _filtered_ray_log() -> Iterator[None]:
-    """Keep lines of Ray's client log off the terminal; other lines of standard error follow afterwards."""
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            held.seek(0)
-            for line in held:
-                if b"gcs_client.cc" not in line:
-                    os.write(2, line)
 
 
 def first_line(error: BaseException) -> str:

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import Self, TypeVar
 
 from tilewright.fitness.chips import Chip
-from tilewright.fitness.gpus import Gpu
 from tilewright.fitness.intervals import NORMAL_95, Ratio, Rounds, median_seconds, paired_ratio
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Suite, Workload
+from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.kernel_traces import trace_kernels
@@ -130,7 +130,7 @@ def _planned(
     target = request.target
     if target.interpreted and not isinstance(target.part, Chip):
         return list(entries)
-    planner = _Traces() if isinstance(target.part, Chip) else _Plans(target.gpu)
+    compiler = None if isinstance(target.part, Chip) else compile_children(target.gpu)
     planned = []
     try:
         for entry in entries:
@@ -145,13 +145,15 @@ def _planned(
                 source=entry.source,
                 params=entry.params,
             )
-            plans = entry.plans or _kept(station, entry, shapes) or planner.plans(part)
+            plans: Mapping[str, bytes] | str = entry.plans or _kept(station, entry, shapes)
+            plans = plans or (_traced(part) if compiler is None else _compiled(part, compiler))
             if isinstance(plans, str):
                 failed[entry.id] = plans
             else:
                 planned.append(dataclasses.replace(entry, plans=plans))
     finally:
-        planner.close()
+        if compiler is not None:
+            compiler.close()
     return planned
 
 
@@ -163,41 +165,21 @@ def _kept(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping
     return {w.id: found[w.id] for w in shapes} if all(w.id in found for w in shapes) else {}
 
 
-class _Plans:
-    """Plans of a GPU's kernels."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self._compiler = compile_children(gpu)
-
-    def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
-        """By workload, or why there are none."""
-        found = Findings()
-        failure = PlanStage(self._compiler).run(part, found)
-        return found.plans if failure is None else f"{failure.verdict.value}: {failure.reason}"
-
-    def close(self) -> None:
-        self._compiler.close()
+def _compiled(part: KernelRequest, compiler: ForkedChildren) -> Mapping[str, bytes] | str:
+    """Plans of a GPU's kernel by workload, or why there are none."""
+    found = Findings()
+    failure = PlanStage(compiler).run(part, found)
+    return found.plans if failure is None else f"{failure.verdict.value}: {failure.reason}"
 
 
-class _Traces:
-    """Traces of a TPU's kernels."""
-
-    def __init__(self) -> None:
-        self._launcher = Spawn()
-
-    def plans(self, part: KernelRequest) -> Mapping[str, bytes] | str:
-        """By workload, or why there are none."""
-        traced = trace_kernels(part, part.measured, self._launcher, None)
-        if traced.error is not None:
-            return one_line(
-                f"compile_error: {traced.error.data.get('type')}: {traced.error.data.get('message')}"
-            )
-        if len(traced.frames) < len(part.measured):
-            return "crashed: the child ended before it had traced everything"
-        return traced.plans()
-
-    def close(self) -> None:
-        return
+def _traced(part: KernelRequest) -> Mapping[str, bytes] | str:
+    """Traces of a TPU's kernel by workload, or why there are none."""
+    traced = trace_kernels(part, part.measured, Spawn(), None)
+    if traced.error is not None:
+        return one_line(f"compile_error: {traced.error.data.get('type')}: {traced.error.data.get('message')}")
+    if len(traced.frames) < len(part.measured):
+        return "crashed: the child ended before it had traced everything"
+    return traced.plans()
 
 
 def _timed(

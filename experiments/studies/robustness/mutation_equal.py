@@ -67,7 +67,10 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/dialect.py": {'if entry < "launch":': "of two entries it is the last"},
     "fitness/score.py": {'name = "vector" if unit is "valu" else unit': INTERNED},
     "fitness/targets.py": {"return self.kind <= FigureKind.COMPILED": "no kind comes before it"},
-    "workers/cascade/base.py": {"final=scope <= Scope.FINAL,": "of two scopes no other comes before it"},
+    "workers/cascade/base.py": {
+        "final=scope <= Scope.FINAL,": "of two scopes no other comes before it",
+        "if device != 0.0:": "a time is not negative",
+    },
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",
@@ -116,6 +119,7 @@ PATTERNS = {
     r'^"(matrix|vector|steps|memory)": \(\*?_?V6E': "how many rows a class rests on decides nothing",
     r"copy=(True|False)\)": "a copy that nobody writes to",
     r"repr=True": "what a repr shows decides nothing",
+    r"^@dataclass\(frozen=False\)$": "nobody writes to it",
     r'"MALLOC_': "what an allocator keeps changes no answer",
     r"lru_cache\(maxsize=": CACHE,
     r"type\(.*\) (==|!=) \w": "types are one object each",

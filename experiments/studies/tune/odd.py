@@ -22,7 +22,8 @@ def row_of(place, call):
     """The row of a function; begun again without the call at which its process ended."""
     pallas = "pallas" in Path(place.rpartition(":")[0]).read_text(encoding="utf-8")
     more = {"JAX_PLATFORMS": "cpu"} if pallas else {"TRITON_INTERPRET": "1"}
-    environment = {**os.environ, **more, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, **more, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", __spec__.name, "one", place, call, str(int(pallas))]
     left_out = []
     while True:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 import triton
 import triton.language as tl
 
-from testkit.odd_calls import compared, odd_calls
+from testkit.odd_calls import AMBIENT, compared, odd_calls
 from testkit.winners import triton_winner
 from tilewright.workers.intake.calls.call_text import parse
 from tilewright.workers.intake.child_program import loaded_module
@@ -107,6 +108,22 @@ def guarded(x, chunk=2):
     if x.numel() % 3:
         raise RuntimeError("whole thirds")
     return _scaled(x, torch.empty(x.shape, dtype=torch.float32, device=x.device), chunk)
+
+
+SIGN = 1.0
+
+
+def signed(x):
+    """It asks a value of its module and a switch of torch."""
+    return _scaled(x, torch.empty_like(x), -SIGN if torch.are_deterministic_algorithms_enabled() else SIGN)
+
+
+def careful(x):
+    """It asks whether a gradient is needed, by no word of this file."""
+    return _scaled(x, torch.empty_like(x), 2.0 if getattr(x, "requires" + "_grad") else 3.0)
+
+
+AMBIENT["another sign"] = lambda: mock.patch.dict(globals(), SIGN=3.0)
 
 
 class Doubled(torch.autograd.Function):
@@ -221,6 +238,7 @@ CALLS = {
     "rows": "f32[8, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
     "halves": "f32[24, 30], f32[24, 60]",
     "described": "f32[24, 30], f32[8]", "turned": "f32[24, 30]", "summed": "[f32[12], f32[12, 3]]",
+    "signed": "f32[24, 30]", "careful": "f32[24, 30]",
     "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",
     "Product.apply": "f32[24, 30], f32[24, 30]", "Twisted.apply": "f32[24, 30], f32[24]", "Lonely.apply": "f32[24, 30]",
     "Overwriting.apply": "f32[24, 30]",

@@ -49,6 +49,9 @@ def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers):
     served = {(name, case) for name, case, _, own in rows if own}
     assert {name for name, case in served if case == "as recorded"} == {name for name, *_ in rows}
     assert {("branched", "fewer rows"), ("guarded", "fewer rows")}.isdisjoint(served)  # other branches there
+    assert {("signed", "deterministic"), ("signed", "another sign")}.isdisjoint(served)
+    assert ("careful", "needs a gradient: without gradients") not in served
+    assert ("rows", "deterministic") in served and ("scale_", "another sign") in served
     assert ("turned", "fewer rows") in served and ("summed", "fewer rows") in served
     pairs = {f"{name}.apply" for name in ("Doubled", "Product", "Twisted", "Overwriting")}
     gradients = {"needs a gradient: once", "needs a gradient: last", "gradient of a view", "one gradient"}

@@ -63,6 +63,7 @@ TEXT = b"""0x0: bundle slots:
 0x1: bundle slots:
   %3 = dma.general [x] /*size_in_granules=*/80
   %4 = dma.done.wait [x], 10
+  %11 = dma.wait [x], 10
   %5 = dma.hbm_to_vmem [x] /*size_in_granules=*/160
   %6, %7 = vst.msk [vmem:[#allocation42_spill] sm:$0xff] %v
   %8 = vst [vmem:[#allocation42] sm:$0xff] %v

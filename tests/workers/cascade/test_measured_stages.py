@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from testkit import scripted
+from testkit.exploits.judges import finalist
 from testkit.scripted import INTERPRETED, SOURCE, TARGET, Doubler, ScriptedStation, answers, done, shape
+from testkit.taken import softmax
 from tilewright.fitness import intervals
 from tilewright.fitness.evaluation import FigureKind, GateReading, Stage, Verdict, WorkloadFigures
 from tilewright.fitness.race import Race, Rung
@@ -18,6 +20,7 @@ from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cascade import drawn_shapes, measured
+from tilewright.workers.cascade.drawn_shapes import declared
 from tilewright.workers.cascade.measured import MeasuredCascade
 from tilewright.workers.cascade.measured_stages import (
     Confirmation,
@@ -691,3 +694,12 @@ def test_a_cell_is_shared_memory_and_what_a_launch_costs(shared, host, cell):
     found = Findings(claimed={} if shared is None else {"shared": str(shared)}, figures=[timed])
     assert measured._descriptors(found) == cell
     assert shape(64).id == timed.workload and TARGET.measured
+
+
+def test_a_finalist_passes_the_gates_on_drawn_shapes():
+    pytest.importorskip("triton")
+    operator = softmax()
+    seed = operator.kernels["seed"]
+    with finalist(operator) as judge:
+        found = judge(seed.source, declared(seed.source, "DEFAULTS"), 1)
+    assert found.verdict is Verdict.OK and len(found.drawn) > 10, found.reason

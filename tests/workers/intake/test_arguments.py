@@ -91,6 +91,8 @@ def test_bounds_of_integers_follow_their_dimension():
         ([({"M": 7}, 6), ({"M": 64}, 6)], 6),
         ([({"K": 64, "L": 64}, 64), ({"K": 64, "L": 32}, 32), ({"K": 64, "L": 64}, 64)], "L"),
         ([({"N": 300}, 3), ({"N": 640}, 5)], "N/128"),
+        ([({"M": 17}, 16), ({"M": 9}, 8)], "M+-1"),
+        ([({"K": 128, "N": 1024}, 2176), ({"K": 64, "N": 256}, 320)], "K*N+64/64"),
     ],
 )
 def test_sizes_of_results_follow_from_dimensions(seen, text):

@@ -180,6 +180,18 @@ def test_a_wide_result_of_narrow_operands_keeps_its_own_precision():
     assert _bar(53.0, ["bfloat16"], "float32", "").min_db == 45.0, "a recipe that rounds inside keeps its bar"
 
 
+def test_a_recipe_that_rounds_within_meets_its_own_gate_and_an_empty_result_any():
+    rng = np.random.default_rng(3)
+    x = [rng.standard_normal((64, 64)).astype(np.float16) for _ in range(8)]
+    for terms in (2, 4, 8):  # as many roundings, none of which is far off
+        wanted = np.prod([a.astype(np.float64) for a in x[:terms]], axis=0)
+        found = np.prod(np.stack(x[:terms]), axis=0, dtype=np.float16)
+        bound, why = judge.bar([judge.read(found, wanted)] * 4, ["float16"], "float16", "")
+        assert bound is not None and not _refused(found, wanted, bound), (terms, why, bound)
+    empty = np.zeros((0, 8), np.float32)
+    assert judge.read(empty, empty).needed == 0 and not judge.wrong([empty], [empty])
+
+
 @pytest.mark.parametrize(
     ("operands", "products", "least"),
     [

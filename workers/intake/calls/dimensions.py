@@ -253,13 +253,19 @@ def _counts(way: str) -> tuple[str, int]:
 
 
 def _bounded(operand: Operand, dims: Mapping[str, int]) -> Operand:
-    """With bounds that are a dimension's size, or more than half of it, as that dimension: valid at any size."""
+    """With bounds that are a dimension's size, or more than half of it, as that dimension, or as the product of two, as
+    of slots in pages: valid at any size."""
     own = set(operand.shape)
     others = {n: s for n, s in dims.items() if n not in own}
     below, total = operand.below, operand.total
     if isinstance(below, int) and below > 2:
         near = [n for n, s in others.items() if below <= s < 2 * below]
-        below = min(near, key=lambda n: others[n], default=below)
+        pages = (
+            f"{one}*{two}"
+            for one, two in itertools.combinations(others, 2)
+            if others[one] * others[two] == below
+        )
+        below = min(near, key=lambda n: others[n], default=next(pages, below))
     if isinstance(total, int) and total:
         total = next((n for n, s in others.items() if s == total), total)
     return replace(operand, below=below, total=total)

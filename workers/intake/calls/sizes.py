@@ -1,4 +1,4 @@
-"""Sizes of tensors as text over the dimensions of a call: ``M*N``, ``N/128``, ``8*N``, ``M/128*128``, ``M+N``."""
+"""Sizes of tensors as text over a call's dimensions: ``M*N``, ``N/128``, ``8*N``, ``M/128*128``, ``M+N``, ``M+-1``."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ def size_code(size: int | str, places: Mapping[str, str]) -> str:
     made = []
     for part in str(size).split("*"):
         terms, _, by = part.partition("/")
-        known = [places.get(term, term if term.isdigit() else "") for term in terms.split("+")]
+        known = [places.get(term, term if term.lstrip("-").isdigit() else "") for term in terms.split("+")]
         if not all(known):
             return ""
         text = " + ".join(known)
@@ -71,8 +71,12 @@ def _texts(dims: Mapping[str, int], size: int, constant: bool) -> Iterator[int |
     yield from (f"{n}/{by}" for n in dims for by in POWERS)
     yield from (f"{times}*{n}" for n in dims for times in range(2, MOST_TIMES + 1))
     yield from (f"{n}/{by}*{by}" for n in dims for by in POWERS)
-    yield from (f"{n}+{more}" for n in dims for more in range(1, MOST_TIMES + 1))
+    yield from (
+        f"{n}+{more}" for n in dims for more in (-1, *range(1, MOST_TIMES + 1))
+    )  # offsets have one more
     yield from ("+".join(names) for names in itertools.combinations(dims, 2))
     for one, other in itertools.permutations(dims, 2):
-        yield from (f"{one}*{other}/{by}" for by in POWERS)
+        yield from (
+            f"{one}*{other}{more}/{by}" for by in POWERS for more in ("", f"+{by}")
+        )  # states between chunks
         yield from (f"{times}*{one}*{other}" for times in (2, 3, 4, 8))

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tilewright.workers.intake.calls.call_text import SHORT, TensorArgument, parse
 from tilewright.workers.intake.child_program import Refusal, Request
+from tilewright.workers.intake.cuda import host_function as taken
 from tilewright.workers.intake.cuda.host_code import Numbers
-from tilewright.workers.intake.cuda.host_function import (
-    found_function,
-    read_extensions,
-    weights_of,
-    with_weights,
-)
 from tilewright.workers.intake.cuda.launch_text import pointers
 from tilewright.workers.intake.judge.reference import flat, function_of
 from tilewright.workers.intake.triton.call_site import argument_names
@@ -42,6 +38,7 @@ Place = tuple[int, int, str]
 the call returns."""
 
 
+Tensors = list[torch.Tensor]
 _LEFT = "what the part is given instead"
 
 
@@ -84,9 +81,7 @@ class _Numbered(TorchFunctionMode):
         self._number += bool(given) and name not in ("__get__", "__set__")  # hooks ask for those, too
         return self._met(func, name, args, dict(kwargs or {}), given)
 
-    def _met(
-        self, func: Any, name: str, args: Any, options: dict[str, Any], given: list[torch.Tensor]
-    ) -> Any:
+    def _met(self, func: Any, name: str, args: Any, options: dict[str, Any], given: Tensors) -> Any:
         raise NotImplementedError
 
 
@@ -103,9 +98,7 @@ class _Notes(_Numbered):
         for name, tensor in leaves.items():
             self.name(tensor, name)
 
-    def _met(
-        self, func: Any, name: str, args: Any, options: dict[str, Any], given: list[torch.Tensor]
-    ) -> Any:
+    def _met(self, func: Any, name: str, args: Any, options: dict[str, Any], given: Tensors) -> Any:
         unknown = [t for t in given if not self.found(t)]
         result = func(*args, **options)
         stores = {t.untyped_storage()._cdata for t in unknown}
@@ -147,32 +140,24 @@ class _Notes(_Numbered):
         return tuple(map(self.named, value)) if isinstance(value, list | tuple) else repr(value)
 
 
+@dataclass(eq=False)
 class Part(_Numbered):
     """The part of a function between torch's operations. ``place``: the function's file and name, empty for the
     reference's part, and the reference. ``inputs`` and ``weights``: the name of an argument, dtype and shape of what
     is not needed, or a value alone; ``given``: arguments in place of what operations make; ``wanted``: what is
     returned, of the function what operations are given, of the reference what they make."""
 
-    def __init__(
-        self, place: tuple[str, str, str], inputs: Sequence[Any], weights: Mapping[str, Any],
-        given: Mapping[Place, str], wanted: Sequence[Place],
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self._place, self._inputs, self._weights, self._given, self._wanted = (
-            place,
-            inputs,
-            weights,
-            given,
-            wanted,
-        )
+    place: tuple[str, str, str]
+    inputs: Sequence[Any]
+    weights: Mapping[str, Any]
+    given: Mapping[Place, str]
+    wanted: Sequence[Place]
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
-        path, name, reference = self._place
+        path, name, reference = self.place
         if path and cpp_extension.load_inline.__module__ == cpp_extension.__name__:
-            raise RuntimeError(
-                f"the kernels of {name} alone serve the calls that were tuned; call {name} for others"
-            )
+            raise RuntimeError(f"the part serves the calls that were tuned; call {name} itself for others")
         return layer(Path(path), name, reference)[0] if path else function_of(reference)
 
     def __call__(self, **operands: torch.Tensor) -> Any:
@@ -187,73 +172,59 @@ class Part(_Numbered):
             dtype = torch.float64 if wide and dtype.is_floating_point else dtype
             return torch.empty(known[1], dtype=dtype, device="meta")
 
-        arguments, weights = [value(n) for n in self._inputs], {n: value(v) for n, v in self._weights.items()}
-        self._left = {
-            id(v): v for v in (*arguments, *weights.values()) if id(v) not in set(map(id, operands.values()))
-        }
-        for tensor in arguments:
-            if (
-                id(tensor) in self._left
-                and isinstance(tensor, torch.Tensor)
-                and (trace := current()) is not None
-            ):
-                trace.add(
-                    Var(trace.fresh_name("left"), tensor, "foreign", foreign=_LEFT)
-                )  # a launch may say its sizes
+        arguments, weights = [value(n) for n in self.inputs], {n: value(v) for n, v in self.weights.items()}
+        own, trace = set(map(id, operands.values())), current()
+        self._left = {id(v): v for v in (*arguments, *weights.values()) if id(v) not in own}
+        for tensor in (v for v in arguments if isinstance(v, torch.Tensor) and id(v) in self._left):
+            if trace is not None:  # a launch may say its sizes
+                trace.add(Var(trace.fresh_name("left"), tensor, "foreign", foreign=_LEFT))
         with contextlib.suppress(_Done), self:
             returned = function(*arguments, **weights)
             self._number = 0
             self._keep("", flat(returned))
-        kept = [self._found.get(place, (None, 0)) for place in self._wanted]
-        made = [
-            t for t, version in kept if t is not None and t._version == version and id(t) not in self._left
-        ]
+        kept = [self._found.get(place, (None, 0)) for place in self.wanted]
+        made = [t for t, old in kept if t is not None and t._version == old and id(t) not in self._left]
         if len(made) < len(kept):
             raise Refusal(f"torch computes {_LEFT}, or something else at other sizes")
         return tuple(made) if made[1:] else made[0]
 
-    def _met(
-        self, func: Any, name: str, args: Any, options: dict[str, Any], given: list[torch.Tensor]
-    ) -> Any:
-        if self._place[0]:
+    def _met(self, func: Any, name: str, args: Any, options: dict[str, Any], given: Tensors) -> Any:
+        if self.place[0]:
             self._keep(name, given)
         left = [t for t in given if id(t) in self._left]
         if left and len(left) < len(given) and (name.startswith("__i") or re.search(r"[a-z]_$", name)):
             raise Refusal(f"torch computes {_LEFT}, in place")
         if left:  # it has no memory, and its products are nobody's work
-            args, options = tree_map(
-                lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, options)
-            )
+            bare = lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v  # noqa: E731
+            args, options = tree_map(bare, (args, options))
         with _disable_current_modes() if left else contextlib.nullcontext():
             result = func(*args, **options)
-        places = {
-            place[1]: n for place, n in self._given.items() if given and place[::2] == (self._number, name)
-        }
+        at = (self._number, name) if given else None
+        places = {place[1]: n for place, n in self.given.items() if place[::2] == at}
         parts = [self._operands[places[n]] if n in places else t for n, t in enumerate(flat(result))]
         if places and parts:
             result = parts[0] if isinstance(result, torch.Tensor) else type(result)(parts)
         self._left |= {id(t): t for n, t in enumerate(parts) if left and n not in places}
-        if not self._place[0]:
+        if not self.place[0]:
             self._keep(name, flat(result))
         return result
 
     def _keep(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         self._found |= {(self._number, n, name): (t, t._version) for n, t in enumerate(tensors)}
-        if all(place in self._found for place in self._wanted):
+        if all(place in self._found for place in self.wanted):
             raise _Done
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: Any) -> Tensors:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def layer(path: Path, name: str, reference: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A function of a file that is given the weights that it has, by the reference's names for them; their rows."""
-    function = found_function(path, name, reference)
-    own = weights_of(function, reference)
-    return with_weights(function, own, [])[0], {
-        n: (str(t.dtype)[6:], tuple(t.shape)) for n, (_, t) in own.items()
-    }
+    function = taken.found_function(path, name, reference)
+    own = taken.weights_of(function, reference)
+    rows = {n: (str(t.dtype)[6:], tuple(t.shape)) for n, (_, t) in own.items()}
+    return taken.with_weights(function, own, [])[0], rows
 
 
 def _same(one: _Notes, two: _Notes, bound: dict[str, str], first: Any, second: Any) -> bool:
@@ -273,7 +244,7 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
     call, judge = parse(request["calls"][0]), function_of(reference)
     if call.keywords or request["calls"][1:] or any(isinstance(v, tuple | dict) for v in call.arguments):
         raise why
-    read_extensions(Path(path).parent, Numbers(), [])
+    taken.read_extensions(Path(path).parent, Numbers(), [])
     with stub_device(request["part"]):
         function, rows = layer(Path(path), name, reference)
     names, own = argument_names(function, call), [*rows]
@@ -310,9 +281,7 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
         raise why
     listed, passed = ", ".join(operands), ", ".join(f"{n}={n}" for n in operands)
 
-    def text(
-        of: tuple[str, str, str], by: Mapping[Place, str], named: Iterable[str], out: Sequence[Place]
-    ) -> str:
+    def text(of: tuple[str, str, str], by: Any, named: Iterable[str], out: Sequence[Place]) -> str:
         value = {n: n if n in operands else rows.get(n, (given.get(n),)) for n in (*given, *named)}
         return f"Part({of}, {[value[n] for n in given]}, { {n: value[n] for n in named} }, {by}, {out})"
 

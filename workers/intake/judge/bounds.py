@@ -26,6 +26,9 @@ _KIND: Mapping[str, str] = {
     "float8_e4m3fn": "float8", "float8_e5m2": "float8",
 }  # fmt: skip
 
+ENOUGH = 4
+"""Readings whose largest error says what others will show, within a factor of two; of fewer, of four."""
+
 OWN_ROOM_DB = 10.0
 """So much better than a wider result's own bar a seed must be for it to hold: what a target's functions may cost."""
 
@@ -42,19 +45,20 @@ class Reading:
     place: tuple[int, ...]
     found: float
     wanted: float
+    noisy: bool = False
+    """Whether rounding alone does not explain the noise of the whole."""
 
 
 def read(output: np.ndarray, reference: np.ndarray) -> Reading:
     """Of a float output; what is no number must be the same in both."""
     if (pair := elements.finite(output, reference)) is None:
-        place = np.unravel_index(int(np.argmax(~np.isfinite(reference))), output.shape or (1,))
-        other = (
-            float(array[place])
-            for array in (output.reshape(output.shape or (1,)), reference.reshape(output.shape or (1,)))
-        )
-        return Reading(-math.inf, math.inf, tuple(int(n) for n in place), *other)
+        at = np.unravel_index(int(np.argmax(~np.isfinite(reference))), output.shape or (1,))
+        seen, due = (float(array.reshape(output.shape or (1,))[at]) for array in (output, reference))
+        return Reading(-math.inf, math.inf, tuple(int(n) for n in at), seen, due)
     output, reference = pair
     db = gates.snr_db(output, reference)
+    if not output.size:
+        return Reading(db, 0.0, (), 0.0, 0.0)
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64).reshape(-1, columns)
@@ -64,16 +68,13 @@ def read(output: np.ndarray, reference: np.ndarray) -> Reading:
         excess = np.abs(found - wanted) - unit - np.abs(rounded - wanted)
         share = np.where(excess > 0, excess / np.maximum(around, 1e-300), 0.0)
         share = np.where(np.isfinite(found), share, np.inf)
-    flat = int(np.argmax(share)) if share.size else 0
-    place = np.unravel_index(flat, output.shape or (1,))
-    needed = float(share.reshape(-1)[flat]) if share.size else 0.0
-    return Reading(
-        db,
-        needed,
-        tuple(int(n) for n in place),
-        float(found.reshape(-1)[flat]),
-        float(wanted.reshape(-1)[flat]),
-    )
+        noise = elements.excess_noise(
+            found, wanted, rounded, unit, around, elements.ROUNDED, output, elements.NOISE_DB / 2
+        )
+    flat = int(np.argmax(share))
+    place = tuple(int(n) for n in np.unravel_index(flat, output.shape or (1,)))
+    needed, seen, due = (float(array.reshape(-1)[flat]) for array in (share, found, wanted))
+    return Reading(db, needed, place, seen, due, noise > 0.0)
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,13 @@ def bar(
     if least >= own + OWN_ROOM_DB:
         expected = max(expected, own)
     min_db = expected if least >= expected + 3 else least - 3
-    share = None
+    share, room = None, 2 if len(readings) >= ENOUGH else 4
     if loose:
-        share = max(2.0**-8, 2 * worst.needed)
-    elif worst.needed > elements.ROUNDED / 2 or min_db < elements.ROUNDING_DB or least < expected + 8:
-        share = max(2 * worst.needed, elements.ROUNDED * 2)
+        share = max(2.0**-8, room * worst.needed)
+    elif (
+        worst.needed > elements.ROUNDED / 2 or min_db < elements.ROUNDING_DB or any(r.noisy for r in readings)
+    ):
+        share = max(room * worst.needed, elements.ROUNDED * 2)
     return Bar(round(float(min_db), 1), share), ""
 
 

@@ -28,6 +28,8 @@ from tilewright.workers.intake.operator import Operand, Result, as_result, is_co
 
 Arrays = Mapping[str, np.ndarray]
 Dims = Mapping[str, int]
+Pair = tuple[list[np.ndarray], list[np.ndarray]]
+"""A kernel's outputs, and the answers to the same inputs."""
 
 EDGE_DRAWS = 8
 """Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
@@ -121,6 +123,8 @@ class InputKinds:
         self.spread = 4
         self.notes: list[str] = []
         self.operands = list(operands)
+        more = self._bears(operands, [(self._ordered[-1].dims, 1)], "randn", 4, MOST_ANSWER, [0])
+        self._pairs["randn"] += more or []
         self.operands = with_edges(operands, numbers, self._bears_edges)
         own = ((GIVEN,),) if any(o.values for o in self.operands) else ()
         for kinds in (*own, SET_APART, tuple(FEW_VALUES)):
@@ -208,8 +212,8 @@ class InputKinds:
         before = self._bars(self._pairs) if kind not in SET_APART and kind != "repeated" else []
         self._pairs[kind] = found
         unexplained = spread > self._effort.blamed_spread or kind == "far"
-        fits = kind not in SET_APART or not unexplained or None not in self._bars((kind,))
-        fits = fits and (kind in ("repeated", GIVEN) or self._bears_others(kind, spread + 1))
+        fits = kind in ("repeated", GIVEN) or self._bears_others(kind, spread + 1)
+        fits = fits and (kind not in SET_APART or not unexplained or None not in self._bars((kind,)))
         fits = fits and (not before or self._bars(self._pairs) == before)
         if not fits:
             del self._pairs[kind]
@@ -220,11 +224,11 @@ class InputKinds:
     def _bars(self, kinds: Collection[str]) -> list[Bar | None]:
         return [self.bound(number, kinds)[0] for number in range(len(self._dtypes))]
 
-    def _outcomes(self, kind: str, spread: int) -> list[tuple[list[np.ndarray], list[np.ndarray]]] | None:
+    def _outcomes(self, kind: str, spread: int) -> list[Pair] | None:
         """The kernel's outputs and the answers at every checked shape; None where one fails."""
         if self._late:
             return None
-        found = []
+        found: list[Pair] = []
         for shapes in (self._ordered[:1], self._ordered[1:]):  # most that fail fail on the smallest
             try:
                 inputs = [(s.dims, inputs_of(self.operands, s.dims, kind, spread)) for s in shapes]
@@ -245,36 +249,45 @@ class InputKinds:
         asked = [(self._probe, seed) for seed in range(self._effort.draws)]
         runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else self._effort.kernel_draws
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
-        return self._bears(self.operands, asked, kind, spread, most, own)
+        pairs = self._bears(self.operands, asked, kind, spread, most, own)
+        self._pairs[kind] += (
+            pairs or []
+        )  # the more draws, the nearer is the largest error to what a campaign sees
+        return pairs is not None
 
     def _bears_edges(self, operands: Sequence[Operand]) -> bool:
         """Whether the reference bears the operands' edges on every shape, and the kernel on the smallest."""
         count = min(EDGE_DRAWS, self._effort.draws)
         every = [(shape.dims, seed) for shape in self._ordered for seed in range(count)]
-        return self._bears(operands, every, "repeated", 4, math.inf, [0])
+        return self._bears(operands, every, "repeated", 4, math.inf, [0]) is not None
 
     def _bears(
         self, operands: Sequence[Operand], asked: Sequence[tuple[Dims, int]], kind: str, spread: int, most: float,
         own: Collection[int],
-    ) -> bool:  # fmt: skip
+    ) -> list[Pair] | None:  # fmt: skip
         """Of draws at some shapes, with their seeds: the first alone, since most that fail fail on it. The kernel runs
-        those at the places ``own``, all at once."""
+        those at the places ``own``, all at once: its outputs and the answers to them, None where one is not borne."""
         drawn: list[tuple[Dims, Arrays]] = []
         answers: list[list[np.ndarray]] = []
         for some in (asked[:1], *(asked[n : n + AT_ONCE] for n in range(1, len(asked), AT_ONCE))):
             if self._late:
-                return False
+                return None
             try:
                 drawn += [(dims, inputs_of(operands, dims, kind, spread, seed)) for dims, seed in some]
                 answers += self._answers_to([given for _, given in drawn[-len(some) :]])
             except Exception:  # noqa: BLE001 - inputs that the reference does not take
-                return False
+                return None
             fine = all(_finite(answer, most) for answer in answers[-len(some) :])
             if family(kind) not in SPECIAL and not fine:
-                return False
-        made = self._run_all([drawn[place] for place in own])
-        pairs = zip(made, (answers[place] for place in own), strict=True)
-        return all(outputs is not None and not wrong(outputs, due, operands) for outputs, due in pairs)
+                return None
+        pairs: list[Pair] = []
+        for outputs, due in zip(
+            self._run_all([drawn[n] for n in own]), (answers[n] for n in own), strict=True
+        ):
+            if outputs is None or wrong(outputs, due, operands):
+                return None
+            pairs.append((outputs, due))
+        return pairs
 
 
 def _finite(answers: Sequence[np.ndarray], most: float = math.inf) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.workers.intake.calls.call_text import DISTINCT, GIVEN, OFFSETS, SOFTMAX
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.kept_values import given
-from tilewright.workers.intake.calls.sizes import label_of
+from tilewright.workers.intake.calls.sizes import label_of, size_of
 
 if TYPE_CHECKING:
     from tilewright.workers.intake.operator import Operand
@@ -88,8 +88,7 @@ FEW_VALUES: Mapping[str, Sequence[float]] = {
 
 def bound_of(operand: Operand, dims: Mapping[str, int]) -> int:
     """Exclusive bound of an operand's integers; where the call names none, that of all codes of 8 bits, of others 2."""
-    below = dims[operand.below] if isinstance(operand.below, str) else operand.below
-    below = below or {"int8": 128, "uint8": 256}.get(operand.dtype, 2)
+    below = size_of(operand.below, dims) or {"int8": 128, "uint8": 256}.get(operand.dtype, 2)
     return max(below, least_of(operand) + 1)
 
 
@@ -242,6 +241,8 @@ def _integers(operand: Operand, dims: Mapping[str, int], edges: bool, rng: np.ra
     order = rng.permutation(flat.size)
     if flat.size > 3:
         flat[order[:2]] = (low, high - 1)
+    elif flat.size and high > 1:
+        flat[order[0]] = flat[order[0]] or high - 1  # an operand that is all zero says nothing
     if edges and flat.size > 1:
         flat[order[-max(1, flat.size // EDGE_EVERY) :]] = int(operand.edge)
     return drawn

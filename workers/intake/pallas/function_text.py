@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS
+from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, names
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.source.knobs import with_params
@@ -39,16 +39,8 @@ _MODULES = {
 }  # fmt: skip
 RESERVED = ALL_BUILTINS | frozenset(("jax", "jnp", "pl", "pltpu", "functools", "math", "build", "params"))
 _OPTIONS = {
-    "pallas_call": (
-        "debug",
-        "interpret",
-        "cost_estimate",
-        "metadata",
-        "name",
-        "input_output_aliases",
-        "backend",
-    ),
-    "CompilerParams": ("has_side_effects", "collective_id", "flags", "serialization_format"),
+    "pallas_call": names("debug interpret cost_estimate metadata name input_output_aliases backend"),
+    "CompilerParams": names("has_side_effects collective_id flags serialization_format"),
 }
 """Options of a launch that only watch or place it. Operands that are reused as results are among them: where the kernel
 writes all of a result the answer is the same, and where it does not the comparison with the reference says so."""

@@ -57,6 +57,9 @@ class CallSite:
     pair: AutogradPair | None = None
     """``function``, where it is the two halves of an autograd Function."""
 
+    settings: dict[str, Any] = field(default_factory=dict)
+    """See ``source.settings.SettingsRead.found``."""
+
     followed: dict[Place, str] = field(default_factory=dict)
     """Numbers among the arguments that are a size, or a product of sizes, as texts of dimensions."""
 

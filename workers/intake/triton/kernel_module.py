@@ -23,7 +23,7 @@ class WrapperText:
     """``conditions``: expressions over the operands that a call must meet; ``made``: assignments before them, of
     tensors without memory. ``returned``: an expression over operands and the module's results; empty where there is
     none. ``writes``: operand to the number of the result that it holds after the call. ``exact``: only calls of the
-    recorded sizes are known to do the same."""
+    recorded sizes are known to do the same. ``asks_gradients``: see ``Trace``."""
 
     conditions: tuple[str, ...]
     made: tuple[str, ...]
@@ -31,6 +31,7 @@ class WrapperText:
     writes: Mapping[str, int]
     exact: bool
     pair: PairText | None = None
+    asks_gradients: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.load import load
+from tilewright.workers.intake.source.settings import SettingsRead
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
 from tilewright.workers.intake.triton.checked_shapes import checked_shapes
@@ -113,7 +114,7 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
     halves. Raises Refusal, and what the file raises."""
     part, path = request["part"], Path(request["path"]).resolve()
     with stub_device(part):
-        module, _ = load(path, re.match(r"[\w.]*", request["function"])[0])  # type: ignore[index]
+        module, loader = load(path, re.match(r"[\w.]*", request["function"])[0])  # type: ignore[index]
         function = function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
         site = CallSite(function, str(path), request["function"], calls, request["reference"], part=part)
@@ -136,7 +137,10 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
 
         surely = None if site.reference == SELF else site.reference_takes
         site.operands, site.dims = dimensions.settle(raw, len(calls), works, surely=surely)
-        return site, site.module_at(site.dims[0], site.result_types(site.dims[0]))
+        with SettingsRead(str(loader.home(path))) as read:
+            text = site.module_at(site.dims[0], site.result_types(site.dims[0]))
+        site.settings = read.found()
+        return site, text
 
 
 def _pair_up(site: CallSite, pair: AutogradPair, names: Sequence[str]) -> None:
@@ -355,7 +359,7 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape], patience: float = 1.
 
     effort = replace(EFFORT, seconds=patience * EFFORT.seconds, clock=seed.interpreter.clock)
     if site.reference == SELF:
-        effort = replace(effort, draws=OWN_DRAWS, on_largest=False)
+        effort = replace(effort, draws=OWN_DRAWS, on_largest=False, blamed_spread=0)
     return InputKinds(site.operands, shapes, seed.reference, run_seed, effort, factors, kernels, numbers)
 
 
@@ -421,16 +425,28 @@ def _judged(
         "rest": _rest(seed),
         "left_out": seed.text.left_out,
         "wrapper": asdict(seed.text.wrapper) if seed.text.wrapper is not None else None,
+        "settings": site.settings,
+        "parameters": made_parameters(site) if "(" in site.name else [],
     }
+
+
+def made_parameters(site: CallSite) -> list[str]:
+    """Those of a function that another one makes, with their defaults; none where they are not plain."""
+    try:
+        given = inspect.signature(site.function).parameters.values()
+        texts = [str(p.replace(annotation=p.empty)) for p in given]
+        ast.parse(f"def made({', '.join(texts)}): pass")
+    except (TypeError, ValueError, SyntaxError):
+        return []
+    return texts if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given) else []
 
 
 def _rest(seed: Seed) -> list[str]:
     """How the original kernel is called for the results that the reference does not compute, and in which precision."""
     oracle = seed.reference
-    completed = isinstance(oracle, CompletedOracle) and oracle.completed
-    return (
-        [oracle.own.call, oracle.own.precision] if completed and isinstance(oracle, CompletedOracle) else []
-    )
+    if isinstance(oracle, CompletedOracle) and oracle.completed:
+        return [oracle.own.call, oracle.own.precision]
+    return []
 
 
 if __name__ == "__main__":

@@ -147,6 +147,7 @@ class Recording(TorchFunctionMode):
         value = func(*args)
         if name == "device":
             return DEVICE
+        self._trace.asks_gradients |= name in ("requires_grad", "is_leaf", "grad_fn")
         if name in ("is_cuda", "is_cpu", "is_meta"):
             return name == "is_cuda"
         var = self._var(args[0])

@@ -36,13 +36,8 @@ def _parts_of(name: str, tensor: torch.Tensor, asked: Any, dim: Any = 0) -> tupl
     whole = int(size)
     if not isinstance(asked, tuple | list):
         width = -(-whole // int(asked)) if name == "chunk" else int(asked)
-        even = (
-            size // asked
-            if name == "chunk" and width * int(asked) == whole
-            else asked
-            if name == "split"
-            else width
-        )
+        even = size // asked if width * int(asked) == whole else width
+        even = asked if name == "split" else even
         widths = [even] * (whole // width) + [whole % width] * (whole % width > 0)
     parts, start = [], 0
     for width in widths:

@@ -5,6 +5,7 @@ such step becomes a kernel of the module, found by the search like any other, an
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,26 +57,15 @@ POWERS: Mapping[float, str] = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "rec
 """Exponents of ``pow`` that are functions of one tensor."""
 
 _START: Mapping[str, str] = {
-    "cumsum": "0",
-    "sum": "0",
-    "mean": "0",
-    "amax": '-float("inf")',
-    "amin": 'float("inf")',
-}
+    **dict.fromkeys(("cumsum", "sum", "mean"), "0"), "amax": '-float("inf")', "amin": 'float("inf")',
+}  # fmt: skip
 REDUCTIONS = frozenset(_START)
 
 
 def known(name: str) -> bool:
     """Whether a kernel of ours can do it."""
     plain = SAME_AS.get(name, name)
-    function = plain.removesuffix("_")
-    return (
-        function in UNARY
-        or function in BINARY
-        or plain in REDUCTIONS
-        or plain in COMPOSED
-        or plain == "where"
-    )
+    return plain.removesuffix("_") in {**UNARY, **BINARY} or plain in {"where", *REDUCTIONS, *COMPOSED}
 
 
 # -- elementwise ---------------------------------------------------------------------------------------
@@ -92,26 +82,15 @@ def elementwise(
         return False
     shape = target.tensor.shape
     flat = all(v.tensor.is_contiguous() and v.tensor.shape == shape for v in (*operands, target))
-    names: list[str] = []
-    scalars: list[Any] = []
-    for value in values:
-        if isinstance(value, Var):
-            names.append(f"x{len(names) - len(scalars)}")
-        else:
-            names.append(f"c{len(scalars)}")
-            scalars.append(value)
+    scalars = [v for v in values if not isinstance(v, Var)]
+    tensors, numbers = (itertools.count() for _ in range(2))
+    names = [f"x{next(tensors)}" if isinstance(v, Var) else f"c{next(numbers)}" for v in values]
     filled = expression.format(*names) if "{" in expression else expression
     dims = 0 if flat else rank
-    kernel = f"torch_{what.strip('_')}_{compute[3:]}_{'flat' if flat else f'{rank}d'}" + (
-        "_c" * len(scalars) if scalars else ""
-    )
+    kernel = f"torch_{what.strip('_')}_{compute[3:]}_{'flat' if flat else f'{rank}d'}{'_c' * len(scalars)}"
     text = _elementwise_text(kernel, len(operands), len(scalars), dims, compute, filled)
-    given = [
-        *(o.name for o in operands),
-        target.name,
-        *map(traced_numbers.code_of, scalars),
-        f"{target.name}.numel()",
-    ]
+    given = [o.name for o in (*operands, target)]
+    given += [*map(traced_numbers.code_of, scalars), f"{target.name}.numel()"]
     if not flat:
         given += [f"{target.name}.shape[{n}]" for n in range(1, rank)]
         for operand in (*operands, target):
@@ -222,15 +201,11 @@ def _reduction_text(kernel: str, what: str, rank: int, compute: str) -> str:
         "    k = first + tl.arange(0, BLOCK)[None, :]",
         "    inside = (at < size)[:, None] & (k < count)",
         f"    part = tl.load(source + x0_at[:, None] + k * step, mask=inside, other={start}).to({compute})",
-        *(
-            [
-                "    to = target + t_at[:, None] + k * along",
-                "    so_far = tl.sum(total, axis=1)[:, None]",
-                "    tl.store(to, tl.cumsum(part, axis=1) + so_far, mask=inside)",
-            ]
-            if what == "cumsum"
-            else []
-        ),
+        *[
+            "    to = target + t_at[:, None] + k * along",
+            "    so_far = tl.sum(total, axis=1)[:, None]",
+            "    tl.store(to, tl.cumsum(part, axis=1) + so_far, mask=inside)",
+        ][: 3 * (what == "cumsum")],
         f"    total = {join}",
         f"tl.store(target + t_at, {whole}(total, axis=1){end}, mask=at < size)",
     ]

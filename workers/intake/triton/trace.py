@@ -84,6 +84,9 @@ class Trace:
     configs: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     """Kernel to its autotuner's configurations."""
 
+    asks_gradients: bool = False
+    """Whether the call asked a tensor if it needs a gradient."""
+
     reads: dict[str, Var] = field(default_factory=dict)
     """Tensors of one element whose values the wrapper read, by the atoms that stand for the values."""
     refusals: list[tuple[int, str]] = field(default_factory=list)

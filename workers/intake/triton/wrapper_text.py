@@ -1,7 +1,7 @@
 """What a wrapper does around its kernels, as text: what it decides by sizes, and what it returns."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,12 +33,12 @@ def wrapper_text(
     lost = sorted(set(results.replaced) - set(writes))
     left_out += [f"argument {name} is not written" for name in lost]
     try:
-        returned = _value(trace.returned, trace, results.chosen, writes, plain)
+        returned = _value(trace.returned, trace, results, writes, plain)
     except _Unknown as unknown:
         left_out.append(f"the call returns {unknown}; the winner returns its results as a tuple")
         returned = ""
     pair = _pair(trace, results) if paired else None
-    return WrapperText(tuple(conditions), tuple(made), returned, writes, exact, pair)
+    return WrapperText(tuple(conditions), tuple(made), returned, writes, exact, pair, trace.asks_gradients)
 
 
 def _pair(trace: Trace, results: Results) -> PairText:
@@ -92,13 +92,13 @@ def _conditions(trace: Trace, plain: Callable[[str], str]) -> tuple[list[str], l
 
 
 def _value(
-    value: Any, trace: Trace, chosen: Sequence[Var], writes: Mapping[str, int], plain: Callable[[str], str]
+    value: Any, trace: Trace, results: Results, writes: Mapping[str, int], plain: Callable[[str], str]
 ) -> str:
     """A returned value as text. Raises _Unknown."""
 
     def text(part: Any) -> str:
         if isinstance(part, torch.Tensor):
-            return _tensor(part, trace, chosen, writes)
+            return _tensor(part, trace, results, writes, plain)
         known = isinstance(part, traced_numbers.Traced) and "read" not in part.atoms
         if known and not MADE.search(part.code):
             return plain(part.code)
@@ -117,13 +117,33 @@ def _value(
     return text(value)
 
 
-def _tensor(tensor: torch.Tensor, trace: Trace, chosen: Sequence[Var], writes: Mapping[str, int]) -> str:
-    var = trace.find(tensor)
+def _view(var: Var, plain: Callable[[str], str]) -> str:
+    """A view of an argument that no kernel writes, as an expression of it. Raises _Unknown."""
+    if var.base is None:
+        return var.name
+    if not var.text:  # another tensor of the same memory
+        return f"{_view(var.base, plain)}.view_as({_view(var.base, plain)})"
+    made = plain(var.text.removeprefix(var.base.name))
+    if MADE.search(made) or "read" in made:
+        raise _Unknown("a view by sizes that are not known")
+    return f"{_view(var.base, plain)}{made}"
+
+
+def _tensor(
+    tensor: torch.Tensor,
+    trace: Trace,
+    results: Results,
+    writes: Mapping[str, int],
+    plain: Callable[[str], str],
+) -> str:
+    var, chosen, replaced = trace.find(tensor), results.chosen, results.replaced
     if var is None:
         raise _Unknown("a tensor that no kernel makes")
     if var.kind == "input":
         return var.name
     number = next((n for n, known in enumerate(chosen) if known is var), None)
+    if number is None and root_of(var).kind == "input" and root_of(var).name not in replaced:
+        return _view(var, plain)
     if number is None or (root_of(var).kind == "input" and root_of(var).name not in writes):
         raise _Unknown("a tensor that is not judged")
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

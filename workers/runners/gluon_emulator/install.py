@@ -4,7 +4,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Jitted:
     def __init__(self, function: Callable[..., Any], language: Language) -> None:
         self.function, self._language = function, language
         self.__name__ = function.__name__
-        function.__globals__.update(min=_smallest, max=_largest)
+        function.__globals__.update(min=_smallest, max=_largest, range=_counted)
         self._fixed = {
             name
             for name, parameter in inspect.signature(function).parameters.items()
@@ -74,6 +74,12 @@ def _largest(*values: Any, **options: Any) -> Any:
     if len(values) == 2 and any(isinstance(v, Tensor) for v in values):
         return maximum(*values)
     return max(*values, **options)
+
+
+def _counted(*bounds: Any) -> Iterable[Any]:
+    """The builtin ``range``, whose numbers are scalars of the kernel where a bound is."""
+    numbers = range(*map(int, bounds))
+    return map(lift, numbers) if any(isinstance(bound, Tensor) for bound in bounds) else numbers
 
 
 def _argument(value: Any, known: dict[int, Global]) -> Any:

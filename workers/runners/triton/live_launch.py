@@ -12,7 +12,7 @@ from unittest import mock
 
 import triton
 import triton.language as tl
-from triton.runtime import interpreter, jit
+from triton.runtime import autotuner, interpreter, jit
 
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.libdevice import SAME, WRITTEN
@@ -40,6 +40,8 @@ def interpreted() -> Iterator[None]:
             (jit.JITFunction, "run", run),
             (jit.JITFunction, "__call__", call),
             (interpreter.InterpretedFunction, "run", run),
+            (autotuner.Autotuner, "_bench", lambda *_, **__: [1.0] * 3),  # no clock: the first configuration
+            (autotuner.Autotuner, "check_disk_cache", lambda *given: given[-1]()),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(mock.patch.object(triton.knobs.runtime, "interpret", True))

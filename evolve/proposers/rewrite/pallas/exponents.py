@@ -12,27 +12,19 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import dot
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.analysis.static import StaticNames
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall, pairs
+from tilewright.fitness.dialect_names import names
 
 LOG2E = "1.4426950408889634"
 HUGE = 1e20
 """A mask's value at or above this stays one in base two."""
 
 _EXP = ("jax.numpy.exp", "jax.lax.exp")
-_KEEPS_UNIT = (
-    "jax.numpy.max",
-    "jax.numpy.amax",
-    "jax.numpy.maximum",
-    "jax.numpy.concatenate",
-    "jax.numpy.broadcast_to",
-    "jax.numpy.repeat",
-    "jax.numpy.reshape",
-    "jax.numpy.where",
-    "jax.numpy.full",
-    "jax.numpy.full_like",
-    "jax.numpy.zeros",
-    "jax.numpy.zeros_like",
-    "jax.experimental.pallas.tpu.repeat",
-)
+_KEEPS_UNIT = frozenset(
+    f"jax.numpy.{name}"
+    for name in names(
+        "max amax maximum concatenate broadcast_to repeat reshape where full full_like zeros zeros_like"
+    )
+) | {"jax.experimental.pallas.tpu.repeat"}
 
 ScaledPowers = tuple[dict[cst.CSTNode, cst.BaseExpression], list[cst.Call]]
 """Factors of scores by statement, and the exponentials of their differences."""

@@ -171,12 +171,22 @@ def _renumber(edit: Edit, view: PallasCall, axis: int) -> None:
 
 
 def _widen_in_kernel(edit: Edit, view: PallasCall, widened: dict[str, str]) -> None:
-    for node in walk(view.function):
-        if isinstance(node, cst.Name) and node.value in widened:
-            parent = view.kernel.parents.get(node)
-            if not isinstance(parent, cst.Attribute | cst.Param) and node not in edit.replacements:
-                text = widened[node.value]
-                edit.replace(node, text if text.isidentifier() or text.isdigit() else f"({text})")
+    """In the kernel, and in what it calls that stands beside it: a helper that fills a cache walks the blocks, too."""
+    kernel, functions = view.kernel, [view.function]
+    for function in functions:
+        for node in walk(function):
+            if isinstance(node, cst.Call) and isinstance(node.func, cst.Name):
+                called = kernel.function(node.func.value, near=node)
+                home = kernel.enclosing(view.function, cst.FunctionDef)
+                if called and called not in functions and kernel.enclosing(called, cst.FunctionDef) is home:
+                    functions.append(called)
+            if isinstance(node, cst.Name) and node.value in widened:
+                parent = kernel.parents.get(node)
+                if isinstance(parent, cst.Param) and function is not view.function:
+                    raise Unsupported("a helper whose parameter is named like an extent of the reduction")
+                if not isinstance(parent, cst.Attribute | cst.Param) and node not in edit.replacements:
+                    text = widened[node.value]
+                    edit.replace(node, text if text.isidentifier() or text.isdigit() else f"({text})")
 
 
 def _inline_whens(edit: Edit, view: PallasCall, axis: int) -> None:

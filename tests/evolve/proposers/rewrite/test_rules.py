@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from testkit.rewriting import Trial, inherited, load_cases, run_checks
+from testkit.seeds import pallas_interpreter
 from tests.evolve.proposers.rewrite.test_attention import IN_BLOCKS, STRAIGHT_LINE
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Language
 from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.evolve.proposers.rewrite.registry import rules
 from tilewright.fitness.dialect import check
+from tilewright.seeds.catalogue import load_operator
+from tilewright.seeds.shaped import gemm
 
 RULES = sorted(
     {rule.name for language in Language for rule in rules(language)}
@@ -83,3 +86,24 @@ def test_a_tree_that_is_kept_gives_the_children_of_a_fresh_one(language):
         for _ in range(2):  # names that one child was given are free for the next
             kept = rewrite(case.source, case.params, rule, site, np.random.default_rng(0))
             assert made is not None and kept is not None and kept.source == made.source
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("pallas_cache_across_axis", "pallas_whole_reduction_block"),
+        ("pallas_scale_before_dot", "pallas_cache_across_axis", "pallas_whole_reduction_block"),
+    ],
+)
+def test_rules_after_one_another_keep_a_kernel_right(names):
+    operator = load_operator("gemm_fp8_fused/g128")
+    source = operator.kernels["naive"].source
+    params = {"block_m": 256, "block_n": 256, "block_k": 512, "vmem_mib": 62}
+    for name in names:
+        rule, site = next(pair for pair in offers(source) if pair[0].name == name)
+        made = rewrite(source, params, rule, site, np.random.default_rng(0))
+        source, params = made.source, dict(made.params)
+    found = pallas_interpreter.readings(operator, gemm(256, 512, 1024), source, params, "spread")
+    assert all(reading.passed for reading in found.values()), (
+        "a helper that fills a cache walks all of the depth"
+    )
