@@ -80,15 +80,19 @@ def integers(
 
     Each block of 128 of the first half of ``axis`` is like one of the second, as ``seed`` pairs them; with ``mirror``
     the second is the negative but for some four zeros. Two operands of one seed, one of them mirrored, have exact
-    products and sums in float32, in any order: an accumulator of fewer bits shows.
+    products and sums in float32, in any order: an accumulator of fewer bits shows. Each block has its ``most``: with
+    another maximum its e4m3 codes would not be integers times one power of two, and take more bits to sum.
     """
     made = rng.integers(1, most + 1, shape).astype(np.float32)
     along = np.moveaxis(made, axis, -1)
     count = along.shape[-1] // 128
     half = count // 2
-    for one, other in enumerate(half + np.random.default_rng(seed).permutation(half)):
+    pairs = np.random.default_rng(seed)
+    peak = pairs.integers(128)
+    along[..., peak::128] = most
+    for one, other in enumerate(half + pairs.permutation(half)):
         copied = along[..., one * 128 : (one + 1) * 128]
-        kept = rng.random(copied.shape) >= 4 / (half * 128)
+        kept = (rng.random(copied.shape) >= 4 / (half * 128)) | (np.arange(128) == peak)
         along[..., other * 128 : (other + 1) * 128] = np.where(kept, -copied, 0) if mirror else copied
     return made
 

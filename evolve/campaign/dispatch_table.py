@@ -48,7 +48,7 @@ FILE = "dispatch.json"
 MARGIN = 0.003
 """Gain of the suite's geometric mean that one more genome must bring."""
 
-MOST_GENOMES = 6
+MOST_GENOMES = 12
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.reference_files import packed_reference
-from tilewright.evolve.promote.verify import Verified, gates_read, served_within
+from tilewright.evolve.promote.verify import Refusal, Verified, gates_read, served_within
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.genome import normalise
@@ -117,8 +117,13 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         genome = candidate.genome
         told, made = kernel_files(promotion.operator, resolved.target.name, genome.source)
         files.update(made)
+        expected = _expected(genome.source)
+        if expected is not None:
+            names = {**resolved.operator.constants, **resolved.target.constants, **genome.params}
+            _require_times(expected, names, [shape.dims for shape in promotion.judgement.shapes])
         kernels[genome.id] = {
             **told,
+            **({"expected": expected} if expected else {}),
             "params": dict(genome.params),
             "constraints": [
                 *read_declarations(genome.source).constraints,
@@ -152,6 +157,35 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         "regions": regions,
     }
     return entry, files
+
+
+def _expected(source: str) -> str | None:
+    """The expression of the time to expect that a kernel module declares (``library.dispatch_rule``)."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXPECTED":
+            return str(ast.literal_eval(node.value))
+    return None
+
+
+def _require_times(expected: str, names: Mapping[str, Any], shapes: Iterable[Mapping[str, int]]) -> None:
+    """What decides which kernel serves is a positive number at every shape of the table. Raises Refusal."""
+    for dims in shapes:
+        try:
+            time_there = rule.Legality((), names, expected).foretold(dims)
+            fault = "" if time_there and time_there > 0 else f"it is {time_there}"
+        except (
+            SyntaxError,
+            NameError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            AttributeError,
+        ) as e:
+            fault = f"{type(e).__name__}: {e}"
+        if fault:
+            said = " ".join(f"{name} {size}" for name, size in dims.items())
+            raise Refusal(f"promotion refused: EXPECTED of a kernel is no time at {said} ({fault}).")
 
 
 def fitted_operands(operator: Operator, dimensions: Sequence[str]) -> operands.Operands | None:

@@ -287,7 +287,7 @@ def table(
     entry, dimensions = dispatch["targets"][target], dispatch["dimensions"]
     kernels = {name: Kernel(name, version, k, entry["language"]) for name, k in entry["kernels"].items()}
     legalities = {
-        name: Legality(tuple(k["constraints"]), {**entry["constants"], **k["params"]})
+        name: Legality(tuple(k["constraints"]), {**entry["constants"], **k["params"]}, k.get("expected"))
         for name, k in entry["kernels"].items()
     }
     regions = tuple(

@@ -106,8 +106,7 @@ class Launcher:
             plan = served.plan.plan.with_rows(0, rows)
         except PlanError:
             return Served("reference", served.call)
-        ready = Ready(plan, device.index or 0, self._device_codes(device.index or 0))
-        return Served("plan", _planned(ready, device), ready)
+        return self._ready(plan, device)
 
     def _resolve(self, operator: str, dims: tuple[int, ...], device: torch.device, reference: Call) -> Served:
         try:
@@ -116,8 +115,7 @@ class Launcher:
             if device.type == "cuda" and table.operands is not None:
                 plan = self._plan(table, region.kernel, table.operands, dims, device)
                 if plan is not None:
-                    ready = Ready(plan, device.index or 0, self._device_codes(device.index or 0))
-                    return Served("plan", _planned(ready, device), ready)
+                    return self._ready(plan, device)
             if table.fault is not None:
                 raise store.NotServed(f"{operator}: {table.fault}")
             return Served("module", load(region.kernel, device))
@@ -126,6 +124,11 @@ class Launcher:
         except driver.CudaError as error:
             self.dispatcher.warn(operator, f"{operator}: its plan is refused by the driver ({error})")
         return Served("reference", reference)
+
+    def _ready(self, plan: Plan, device: torch.device) -> Served:
+        index = device.index or 0
+        ready = Ready(plan, index, self._device_codes(index), overlaps=True)
+        return Served("plan", _planned(ready, device), ready)
 
     def _device_codes(self, index: int) -> Codes:
         if index not in self._codes:

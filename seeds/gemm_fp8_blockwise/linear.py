@@ -34,10 +34,10 @@ from tilewright.seeds.shaped import Product, gemm, suites_of
 SAMPLED = 96
 """Rows, and columns, of a big product that are checked."""
 
-LAYERS = ((4096, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (7168, 2048), (2048, 2048))
-"""(N, K) of projections of Llama 3 and DeepSeek-V3, and a small one."""
+LAYERS = ((4096, 4096), (59136, 8192), (8192, 29568), (7168, 2048), (5120, 5120), (2048, 2048))
+"""(N, K) of projections of Llama 3, Qwen 2.5 and DeepSeek-V3, the largest among them, and a small one."""
 
-ROWS = (1, 16, 64, 128, 256, 512, 2048)
+ROWS = (1, 16, 64, 192, 320, 2048)
 
 MOST = (8192, 4096, 4096)
 """M, N and K of the largest batch."""

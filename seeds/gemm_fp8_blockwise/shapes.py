@@ -155,14 +155,8 @@ def _rows(most: int, wgs: int, kb: int, split: int, ctas: int, quant: int = 0) -
 
 FP8_ROWS: tuple[Mapping[str, object], ...] = (
     _rows(64, 1, 2, 1, 2),
-    _rows(64, 1, 2, 2, 2),
-    _rows(64, 1, 2, 4, 2),
-    _rows(64, 2, 2, 2, 1),
-    _rows(32, 1, 4, 2, 2),
-    _rows(128, 1, 1, 1, 2),
-    _rows(128, 1, 1, 4, 2),
-    _rows(64, 2, 2, 2, 1, 1),
-    _rows(64, 2, 2, 4, 1, 1),
+    {**_rows(64, 1, 2, 4, 1), "STAGES": 6},
+    _rows(128, 2, 2, 4, 1),
 )
 
 
@@ -173,19 +167,11 @@ def _tiles(
 
 
 FP8_TILES: tuple[Mapping[str, object], ...] = (
-    _tiles(1, "one", 64, 12),
-    _tiles(1, "one", 64, 6, ctas=264),
-    _tiles(1, "one", 96, 10),
     _tiles(1, "one", 128, 8),
-    _tiles(2, "one", 64, 8),
-    _tiles(2, "one", 80, 7),
+    _tiles(1, "one", 160, 7),
     _tiles(2, "one", 96, 7),
-    _tiles(2, "one", 112, 6),
     _tiles(2, "one", 128, 6),
-    _tiles(2, "one", 128, 6, "b"),
     _tiles(2, "one", 160, 5),
-    _tiles(2, "one", 192, 4),
-    _tiles(2, "down", 96, 4),
-    _tiles(2, "down", 128, 4, "a"),
+    _tiles(2, "one", 192, 5),
     _tiles(2, "across", 128, 4, "b"),
 )

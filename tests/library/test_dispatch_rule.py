@@ -92,6 +92,26 @@ def test_a_halving_of_the_share_is_three_doublings_of_a_size():
     assert nearest(entries, {"M": 64, "N": 1024}) == 1 and nearest(entries, {"M": 64, "N": 128}) == 0
 
 
+def test_the_least_expected_time_serves_where_every_legal_kernel_says_one():
+    waves = "(lambda waves: waves * T)(max(cdiv(M, w) for w in (T, 2 * T)))"
+    small, large, silent = (
+        Legality((), {"T": tile}, text) for tile, text in ((16, waves), (64, waves), (8, None))
+    )
+    only_even = Legality(("M % 2 == 0",), {"T": 1}, "0 * M")
+    entries = [({"M": 64}, small), ({"M": 128}, large)]
+    assert [nearest(entries, {"M": m}) for m in (32, 60, 64, 65, 96, 128, 200)] == [0, 0, 0, 0, 0, 1, 0]
+    assert (
+        small.foretold({"M": 65}) == 80
+        and large.foretold({"M": 65}) == 128
+        and silent.foretold({"M": 1}) is None
+    )
+    assert nearest([*entries, ({"M": 1 << 12}, only_even)], {"M": 90}) == 2
+    assert nearest([*entries, ({"M": 1 << 12}, only_even)], {"M": 91}) == 0
+    assert nearest([*entries, ({"M": 1}, only_even)], {"M": 90}) == 0, "beyond its reach"
+    assert nearest([*entries, ({"M": 100}, silent)], {"M": 96}) == 2, "one that says nothing: the nearest"
+    assert nearest(entries[::-1], {"M": 96}, shares=[0.9, 0.1]) == 1
+
+
 def test_only_the_legal_serve():
     even, odd = Legality(("M % 2 == 0",), {}), Legality(("M % 2 == 1",), {})
     entries = [({"M": 8}, even), ({"M": 64}, odd), ({"M": 32}, odd)]

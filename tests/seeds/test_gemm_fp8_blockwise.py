@@ -50,6 +50,21 @@ def test_right_answers_pass_and_wrong_ones_fail(recipe, kind):
     assert failure(read_gates(operator.gates, wrong, references, kind), operator.gates) is not None
 
 
+def test_integers_sum_exactly_in_the_fourteen_bits_of_a_tensor_core():
+    """Seeds 103 and 104: a row without its largest integer once had codes whose sums lose bits on a GPU."""
+    operator = OPERATORS["gemm_nt"]
+    for seed in (0, 103, 104):
+        x = operator.make_inputs(Workload("even", {"M": 512, "N": 256, "K": 1024}), seed, "integers")
+        codes = [x[name].astype(np.float64).reshape(-1, 8, 128) for name in ("a_q", "b_q")]
+        a, b = (of / (np.abs(of).max(axis=2, keepdims=True) / 14) for of in codes)
+        assert (np.abs(codes[0]).max(axis=2) == 448).all()
+        assert not (a % 1).any() and not (b % 1).any()
+        for end in range(32, 1025, 32):
+            start = (end - 1) // 128
+            sums = a[:, start, : end - 128 * start] @ b[:, start, : end - 128 * start].T
+            assert np.abs(sums).max() < 2**14
+
+
 def test_a_serving_layer_is_held_to_the_rate_of_fp8():
     """Its x is bf16; it multiplies in fp8. By the bf16 peak a good layer would be implausible."""
     workload = Workload("w", {"M": 8192, "N": 4096, "K": 4096})

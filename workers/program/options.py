@@ -20,7 +20,7 @@ from tilewright.workers.program.search import Outcomes
 FACTORS = ((4, 2, 8, 16), (1 / 4, 1 / 2, 1 / 8, 1 / 16))
 """Times the default, upwards and downwards: the first is tried of every option, the others where it pays."""
 
-LEAST_GAIN, LEAST_SECONDS = 1.01, 60.0
+LEAST_GAIN, LEAST_SECONDS, CONFIRMING_ROUNDS = 1.01, 60.0, 3
 
 
 def search_options(
@@ -64,6 +64,8 @@ def _best(candidate: Option, recorded: Recorded) -> tuple[int, float]:
             if factor == factors[0] and gains[value] < LEAST_GAIN:
                 break
     best = max(gains, key=lambda value: gains[value])
+    if gains[best] > LEAST_GAIN:  # one burst may have waited for the host
+        gains[best] = recorded.turns.gain(Installation([replace(candidate, value=best)]), CONFIRMING_ROUNDS)
     return (best, gains[best]) if gains[best] > LEAST_GAIN else (candidate.value, 1.0)
 
 

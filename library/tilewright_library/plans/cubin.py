@@ -25,6 +25,11 @@ _ATTRIBUTE_PARAMETER, _ATTRIBUTE_BLOCK, _ATTRIBUTE_REGISTERS = 0x17, 0x10, 0x2F
 """Of ``.nv.info``: a parameter's number, offset and size; the block's size that the kernel was compiled for; a symbol's
 number and its registers."""
 
+_GRID_WAIT = 0x2E
+_HARMLESS = frozenset((0x182, 0x0B9, 0x119, 0x1C3, 0x005, 0x002, 0x024))
+"""Operations of ``sm_90``, the lowest 9 bits of an instruction: ``griddepcontrol.wait``; those that read parameters and
+special registers and move numbers."""
+
 _FORMAT_SIZED = 4
 """Of ``.nv.info``: an attribute with a length of its own; all others take four bytes."""
 
@@ -107,6 +112,22 @@ def read_cubin(data: bytes) -> Cubin:
     # the second version of the format has the architecture in another byte of the flags
     architecture = (header[7] >> 8 if header[0][7] == _SECOND_VERSION else header[7]) & 0xFF
     return Cubin(architecture, kernels, blocks, {n: registers[n] for n in kernels if n in registers})
+
+
+def waits_first(data: bytes, kernel: str) -> bool:
+    """Whether all threads of a kernel wait for the grids queued before it ahead of every access of memory.
+
+    Read from the machine code of compute capability 9.0. Raises CubinError.
+    """
+    for section in sections_of(data):
+        if section.name == f".text.{kernel}":
+            for place in range(section.offset, section.offset + section.size - 15, 16):
+                low = int.from_bytes(data[place : place + 2], "little")
+                if low & 0x1FF == _GRID_WAIT:
+                    return low >> 12 == 7  # under no condition
+                if low & 0x1FF not in _HARMLESS:
+                    return False
+    return False
 
 
 def _named_settings(data: bytes, section: Section) -> bool:

@@ -148,7 +148,8 @@ Argument = Pointer | TensorMap | Scalar
 class Launch:
     """One kernel launch. ``grid`` counts clusters along x and CTAs along y and z; a cluster has ``cluster`` CTAs.
 
-    ``code`` is the number of the binary. ``programmatic``: it may begin before the plan's launch before it has ended.
+    ``code`` is the number of the binary. ``programmatic``: it may begin before the plan's launch before it has ended;
+    the first one before what was queued before, where its kernel waits for that and who replays the plan allows it.
     ``block``: threads along x, y and z, where they are no row of ``32 * warps``; empty otherwise, and then no part of
     a plan's bytes.
     """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import driver
+from .cubin import waits_first
 from .format import ALIGNMENT, MAP_BYTES, Fill, Launch, Plan, Pointer, TensorMap
 
 MOST_MAPS = 512
@@ -32,11 +33,14 @@ Prepared = tuple[Callable[..., int], tuple[Any, ...], object]
 class Ready:
     """A plan whose code is on a device.
 
-    ``code``: loads a binary, for callers that share the binaries of many plans (see ``Codes``). Raises CudaError where
-    the device cannot run the plan, OSError where there is no driver.
+    ``codes``: loads binaries, for callers that share those of many plans. ``overlaps``: the first launch, if the plan
+    has it programmatic and its kernel waits before it does anything else, is brought onto the device while what was
+    queued before it ends. Raises CudaError where the device cannot run the plan, OSError where there is no driver.
     """
 
-    def __init__(self, plan: Plan, device: int = 0, codes: Codes | None = None) -> None:
+    def __init__(
+        self, plan: Plan, device: int = 0, codes: Codes | None = None, *, overlaps: bool = False
+    ) -> None:
         self.plan = plan
         self._context = driver.primary_context(device)
         self._slots = len(plan.inputs) + len(plan.buffers)
@@ -45,7 +49,9 @@ class Ready:
         with driver.within(self._context), driver.beside_captures():
             modules = [self._codes.load(code) for code in plan.codes]
             self._steps = [
-                _Kernel(step, modules[step.code], first=number == 0) if isinstance(step, Launch) else step
+                _Kernel(step, modules[step.code], alone=number == 0 and not (overlaps and _waits(plan, step)))
+                if isinstance(step, Launch)
+                else step
                 for number, step in enumerate(plan.steps)
             ]
         self._local = threading.local()
@@ -132,6 +138,10 @@ class Ready:
         return _QueuedFill(step) if isinstance(step, Fill) else _QueuedLaunch(step, self._maps)
 
 
+def _waits(plan: Plan, launch: Launch) -> bool:
+    return launch.programmatic and waits_first(plan.codes[launch.code], launch.symbol)
+
+
 class Codes:
     """Binaries loaded on a device, each once. ``close`` unloads them: no plan that uses them may run any more."""
 
@@ -162,7 +172,7 @@ class Codes:
 class _Kernel:
     """A launch with its function on the device."""
 
-    def __init__(self, launch: Launch, module: ctypes.c_void_p, *, first: bool) -> None:
+    def __init__(self, launch: Launch, module: ctypes.c_void_p, *, alone: bool) -> None:
         self.launch = launch
         self.function = ctypes.c_void_p()
         found = driver.function("cuModuleGetFunction")(
@@ -172,7 +182,7 @@ class _Kernel:
         self._require_parameters()
         self._allow(driver.SHARED_BYTES, launch.shared)
         self._allow(driver.WIDE_CLUSTERS, int(launch.cluster > 8))
-        self.attributes = self._attributes(first)
+        self.attributes = self._attributes(alone)
 
     def _allow(self, attribute: int, value: int) -> None:
         """Raise an attribute of the function, which other plans may share, to ``value`` and never lower it."""
@@ -199,10 +209,10 @@ class _Kernel:
                     f"{self.launch.symbol} takes {size.value} bytes as argument {place}, the plan has {wanted}"
                 )
 
-    def _attributes(self, first: bool) -> ctypes.Array[driver.LaunchAttribute]:
+    def _attributes(self, alone: bool) -> ctypes.Array[driver.LaunchAttribute]:
         launch = self.launch
         chosen: list[tuple[int, tuple[int, ...]]] = []
-        if launch.programmatic and not first:  # a plan begins when what was queued before it has ended
+        if launch.programmatic and not alone:  # alone: it begins when what was queued before it has ended
             chosen.append((driver.PROGRAMMATIC, (1,)))
         if launch.cooperative:
             chosen.append((driver.COOPERATIVE, (1,)))

@@ -249,6 +249,9 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
     if (CL == 2) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
     else __syncthreads();
 
+#if AHEAD
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");   // who comes next waits for the end of all this
+#endif
     if (wg == WGS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PREG));
         if (warp == WGS * 4) {

@@ -86,6 +86,7 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
     if (CL > 1) cluster_sync();
     else __syncthreads();
 
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");   // who comes next waits for the end of all this
     if (warp >= WGS * 4) {
 #if CREG
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");

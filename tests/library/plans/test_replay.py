@@ -1,6 +1,7 @@
 """Replaying a plan: addresses, tensor maps, threads and contexts against a driver of our own here, bits on a GPU."""
 
 import ctypes
+import dataclasses
 import struct
 import subprocess
 import threading
@@ -28,14 +29,18 @@ PTX = """
 """
 
 
+def assembled(folder, text):
+    triton = pytest.importorskip("triton")
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    (folder / "k.ptx").write_text(text)
+    subprocess.run([tool, "-arch=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin"], check=True)
+    return (folder / "k.cubin").read_bytes()
+
+
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     """One fill and one launch over an input of 1 KiB and an output."""
-    triton = pytest.importorskip("triton")
-    folder = tmp_path_factory.mktemp("ptx")
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    (folder / "k.ptx").write_text(PTX)
-    subprocess.run([tool, "-arch=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin"], check=True)
+    code = assembled(tmp_path_factory.mktemp("ptx"), PTX)
     over_input = TensorMap(0, 0, 7, (16, 16), (64,), (8, 8), 0, False)
     launch = Launch(
         0, "kernel", (3, 1, 1), 4, 64 << 10, (Pointer(1, 16), Pointer(0, 0), Scalar(4, 77), over_input), cluster=2,
@@ -44,7 +49,7 @@ def plan(tmp_path_factory):
     return Plan(
         architecture=90, inputs=(Tensor("x", "float32", (16, 16)),),
         outputs=(Output("y", "float32", (16, 16), buffer=0, offset=0),), buffers=(1024,),
-        steps=(Fill(1, 0, 1024, 5, 4), launch, launch), codes=((folder / "k.cubin").read_bytes(),),
+        steps=(Fill(1, 0, 1024, 5, 4), launch, launch), codes=(code,),
     )  # fmt: skip
 
 
@@ -159,6 +164,28 @@ def test_addresses_numbers_and_maps_reach_the_kernel(library, plan):
     assert first[:3] == ([0x2010, 0x1000, 77, 0x1000], [6, 1, 1], 9), "the grid is counted in CTAs"
     assert first[3] == {driver.CLUSTER: [2, 1, 1], driver.CLUSTER_POLICY: [driver.SPREAD, 0, 0], **first[3]}
     assert second[3][driver.PROGRAMMATIC][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("ahead", "overlaps", "programmatic"),
+    [
+        ("griddepcontrol.wait;", True, True),
+        ("griddepcontrol.wait;", False, False),
+        ("", True, False),
+        ("ld.global.u32 %r1, [%rd1]; griddepcontrol.wait;", True, False),
+        ("setp.eq.u32 %p, %r1, 0; @%p griddepcontrol.wait;", True, False),
+        ("setp.eq.u32 %p, %r1, 0; @%p bra OVER; griddepcontrol.wait; OVER:", True, False),
+    ],
+    ids=["waits", "not asked for", "waits never", "reads before", "waits at times", "passes it by"],
+)  # fmt: skip
+def test_a_first_launch_overlaps_only_where_its_kernel_waits_first(
+    library, plan, tmp_path, ahead, overlaps, programmatic
+):
+    text = PTX.replace("%r<2>;", "%r<2>; .reg .pred %p;").replace("  st.global", f"  {ahead}\n  st.global")
+    alone = dataclasses.replace(plan, steps=plan.steps[1:], codes=(assembled(tmp_path, text),))
+    Ready(alone, overlaps=overlaps)([0x1000, 0x2000], 9)
+    first, second = library.seen.launched
+    assert (driver.PROGRAMMATIC in first[3]) == programmatic and driver.PROGRAMMATIC in second[3]
 
 
 def test_a_map_is_encoded_once_for_an_address_and_few_are_remembered(library, plan):

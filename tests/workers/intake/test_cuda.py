@@ -94,7 +94,7 @@ template <typename T> __global__ void first(const T *x, T *y, int n, float f) { 
 template <typename T, int N> __global__ void second(const T *x, const T *b, float *y) { y[0] = x[0] + N; }
 static int blocks_of(int n, int by) { return n / by; }
 std::vector<torch::Tensor> run(torch::Tensor x, c10::optional<torch::Tensor> bias, int dim = 1) {
-    CHECK_INPUT(x);
+    CHECK_INPUT(x)
     TORCH_CHECK(x.device().is_cuda() && x.scalar_type() == at::ScalarType::Float, "floats on a GPU");
     float share = 0;
     int rounds = 1;
@@ -112,6 +112,7 @@ std::vector<torch::Tensor> run(torch::Tensor x, c10::optional<torch::Tensor> bia
     dim3 block = dim3{32, std::vector<int64_t>{4, 5}[0]};
     dim3 grid(CDIV(columns, block.x), blocks_of(rows, 4));
     int shared = 0;
+    if (std::is_same<scalar_of_file, double>::value || x[1].size(0) != columns) shared = 1 / 0;
     for (int k = 0; k < 3; ++k) shared += 4 * sizeof(scalar_of_file);
     if (columns > 8 && !bias.has_value()) grid.y *= 2; else grid.z = 7;
     AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), "run", ([&] {

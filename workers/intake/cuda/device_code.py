@@ -93,9 +93,11 @@ class DeviceCode:
             data = data[: node.start_byte] + own.encode() + data[node.end_byte :]
         text = "\n".join(line.rstrip() for line in data.decode().splitlines())
         text = re.sub(_MATHS, "", re.sub(_LIMITS, r"LIMIT_\1", text))
-        given = re.findall(r"#\s*define\s+(\w+)", text) + [*TYPES] * self.headers
-        wanted = set(re.findall(r"\w+", text)) - set(given)
-        head = "".join(f"#define {name} {value}\n" for name, value in _PROVIDED.items() if name in wanted)
+        wanted = set(re.findall(r"\w+", text)) - set(re.findall(r"#\s*define\s+(\w+)", text))
+        said = {
+            n: f"typedef {v} {n};" if n.endswith("_t") else f"#define {n} {v}" for n, v in _PROVIDED.items()
+        }
+        head = "".join(f"{line}\n" for name, line in said.items() if name in wanted)
         self.text = head + re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
         rows = re.findall(_DEFINED.format(r"(\w+)", r"(\d+)"), self.text, re.M)
         self.numbers = {n: int(v) for n, v in rows if int(v) and all(v == w for m, w in rows if m == n)}

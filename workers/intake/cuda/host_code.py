@@ -314,7 +314,7 @@ class HostCode:
             return self._call(node, scope)
         if kind in ("subscript_expression", "field_expression"):
             held = self._value(part("argument"), scope)
-            if isinstance(held, list):
+            if isinstance(held, list) or (isinstance(held, torch.Tensor) and part("indices") is not None):
                 return held[self._place(node, scope)]
         raise self._refusal(node)
 

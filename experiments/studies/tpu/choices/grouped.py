@@ -86,8 +86,9 @@ def rows(folder: Path, chip: str) -> list[Row]:
     assert isinstance(table, ast.Dict)
     found = []
     for key, value in zip(table.keys, table.values, strict=True):
-        m, k, n, total, groups, x, w, _ = ast.literal_eval(ast.unparse(key)) if key else ()
-        tiling = tuple(math.prod(map(int, ast.unparse(side).split("*"))) for side in value.elts)  # type: ignore[attr-defined]
+        assert key is not None and isinstance(value, ast.Tuple)
+        m, k, n, total, groups, x, w, _ = ast.literal_eval(key)
+        tiling = tuple(math.prod(map(int, ast.unparse(side).split("*"))) for side in value.elts)
         found.append(Row(chip, (m, k, n), min(groups, m), max(1, m // total), (x, w), tiling))
     found = [row for row in found if chip != "v6e" or row.groups <= _OWN]
     return [row for row in found if row.winner in list(candidates(row))]
@@ -114,7 +115,8 @@ def fits(row: Row, tiling: Blocks) -> bool:
 def anchors(row: Row, tiling: Blocks, folder: Path) -> dict[Blocks, dict[str, Any]]:
     """The tilings that are compiled for one, each with what the child does: two groups of one tile, one column block,
     three blocks of the depth or, where all of it is in one, that."""
-    types, found = [*row.types, _RESULT[row.chip]], {}
+    found: dict[Blocks, dict[str, Any]] = {}
+    types = [*row.types, _RESULT[row.chip]]
     for deep, wide in itertools.product((512, 1024), repeat=2):
         tall = tiling[0] if tiling[0] % 8 else 2 * tiling[0]  # a block of few rows must be all of x
         shape, blocks = (tall, deep * _deep(row, tiling), wide), (tiling[0], deep, wide)
