@@ -7,9 +7,10 @@ import pytest
 from tests.evolve.intake import kernels
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import folder, tune
-from tilewright.evolve.intake.seed_verdict import seed_failure
+from tilewright.evolve.intake.seed_verdict import _settled, seed_failure
 from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
+from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.targets import load_target
 
 pytest.importorskip("triton")
@@ -55,3 +56,29 @@ def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path):
         said = str(error)
     assert bool(said) == bool(why)
     assert why in said and str(tmp_path) not in why
+
+
+@pytest.mark.parametrize(
+    ("inputs", "detail", "kinds", "worst"),
+    [
+        ("timed calls at 4096 on faint-118", "", ["randn"], 0.001),
+        ("faint-118", "errors lean", ["randn"], 0.001),
+        (
+            "timed calls at 4096",
+            "element [0] is off by 0.002 of what is usual around it",
+            ["randn", "faint-118"],
+            0.004,
+        ),
+        ("randn", "element [0] is off by 0.3 of what is usual around it", None, 0.001),
+        ("randn", "4.2 dB more noise than rounding makes", None, 0.001),
+    ],
+)
+def test_what_a_device_does_otherwise_is_left_out_or_measured(inputs, detail, kinds, worst):
+    answer = {
+        "kinds": ["randn", "faint-118"],
+        "notes": [],
+        "results": [["o0", "float16", ["M"], 60.0, 0.001, 0, False]],
+    }
+    failed = GateReading(gate="o0", inputs=inputs, value=70.0, passed=False, detail=detail)
+    assert _settled(answer, failed, TARGET) == (kinds is not None) == bool(answer["notes"])
+    assert answer["kinds"] == (kinds or ["randn", "faint-118"]) and answer["results"][0][4] == worst
