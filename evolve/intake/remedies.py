@@ -21,10 +21,10 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"does not lower for", "give shapes that the kernel takes on a TPU, or the --target it is written for"),
     (r"an answer that is not finite", "give inputs on which it is: --args 'f32[8] * 0.01', or a real call's: --call"),
     (r"of at most \d+ that are interpreted", "give a smaller call, which is checked as it is"),
-    (r"modelled for .*(grid|branch|loop|position|control flow)", "let int32 operands of at most 4096 values decide "
-     "it, and give those of a real call: --call FILE"),
     (r"modelled for .*(outside|HLO|from a kernel|calls )", "name the function around the kernel alone, and "
      "compute the rest before or after the call"),
+    (r"modelled for .*(grid|branch|loop|position|control flow)", "let int32 operands of at most 4096 values decide "
+     "it, and give those of a real call: --call FILE"),
     (r"is a kernel, and how it is launched is not said in C", "write a host function that launches it below it, and "
      "name that (docs/cuda.md)"),
     (r"is a kernel, and how it is launched is not said", "name its wrapper: FILE:wrapper"),
