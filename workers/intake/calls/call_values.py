@@ -1,4 +1,4 @@
-"""A call's values as the text that ``arguments.parse`` reads."""
+"""A call's values as the text that ``call_text.parse`` reads."""
 
 import itertools
 import math
