@@ -160,32 +160,25 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
 
 
 def _expected(source: str) -> str | None:
-    """The expression of the time to expect that a kernel module declares (``library.dispatch_rule``)."""
+    """The time to expect that a kernel module declares, an expression (``library.dispatch_rule``). Raises Refusal."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXPECTED":
-            return str(ast.literal_eval(node.value))
+            if not isinstance(node.value, ast.Constant) or not isinstance(node.value.value, str):
+                raise Refusal("promotion refused: EXPECTED of a kernel is no text.")
+            return node.value.value
     return None
 
 
 def _require_times(expected: str, names: Mapping[str, Any], shapes: Iterable[Mapping[str, int]]) -> None:
     """What decides which kernel serves is a positive number at every shape of the table. Raises Refusal."""
+    try:
+        kernel = rule.Legality((), names, expected)
+    except (SyntaxError, ValueError) as error:
+        raise Refusal(f"promotion refused: EXPECTED of a kernel: {error}.") from error
     for dims in shapes:
-        try:
-            time_there = rule.Legality((), names, expected).foretold(dims)
-            fault = "" if time_there and time_there > 0 else f"it is {time_there}"
-        except (
-            SyntaxError,
-            NameError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            AttributeError,
-        ) as e:
-            fault = f"{type(e).__name__}: {e}"
-        if fault:
+        if not (time := kernel.foretold(dims)):
             said = " ".join(f"{name} {size}" for name, size in dims.items())
-            raise Refusal(f"promotion refused: EXPECTED of a kernel is no time at {said} ({fault}).")
+            raise Refusal(f"promotion refused: EXPECTED of a kernel is no time at {said} (it is {time}).")
 
 
 def fitted_operands(operator: Operator, dimensions: Sequence[str]) -> operands.Operands | None:

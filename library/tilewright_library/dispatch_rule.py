@@ -14,6 +14,7 @@ of 65 to 512 rows, H200, measured). A campaign's dispatch table and a promoted l
 other.
 """
 
+import ast
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,15 @@ TEXT = (
     "of |log2(size / known size)| over the dimensions and -3 log2(share of the roofline there), the earlier on a tie; "
     "legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
 )
+
+_SYNTAX = (
+    ast.Expression, ast.Constant, ast.Name, ast.expr_context, ast.IfExp, ast.BinOp, ast.UnaryOp, ast.BoolOp,
+    ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Call, ast.Lambda, ast.arguments, ast.arg,
+    ast.GeneratorExp, ast.comprehension, ast.Tuple,
+)  # fmt: skip
+_GROWING = (ast.Pow, ast.LShift)
+LONGEST, LOOPS = 2000, 2
+"""Of an expected time, its characters and loops."""
 
 _FUNCTIONS = {"min": min, "max": max, "abs": abs, "cdiv": lambda a, b: -(-a // b)}
 
@@ -49,6 +59,7 @@ class Legality:
     """Where a kernel may run: ``constraints`` are expressions over its parameters, the constants and the dimensions.
 
     ``expected``: an expression of the same kind, the time to expect, in any unit that the table's kernels share.
+    Raises ValueError where that is more than arithmetic.
     """
 
     constraints: tuple[str, ...]
@@ -58,8 +69,7 @@ class Legality:
     _expected: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        time = self.expected and compile(self.expected, "expected", "eval")
-        object.__setattr__(self, "_expected", time)
+        object.__setattr__(self, "_expected", _time(self.expected) if self.expected else None)
         object.__setattr__(self, "_rules", tuple(compile(c, "constraint", "eval") for c in self.constraints))
 
     def holds(self, dims: Mapping[str, int]) -> bool:
@@ -68,8 +78,43 @@ class Legality:
         return all(_true(rule, names) for rule in self._rules)
 
     def foretold(self, dims: Mapping[str, int]) -> float | None:
-        """The expected time at these sizes; None where the kernel says none."""
-        return float(_value(self._expected, {**self.names, **dims})) if self._expected else None
+        """The expected time at these sizes; None where the kernel says none, or no number."""
+        if self._expected is None:
+            return None
+        try:
+            time = float(_value(self._expected, {**self.names, **dims}))
+        except (ArithmeticError, NameError, TypeError, ValueError):
+            return None
+        return time if 0 <= time < math.inf else None
+
+
+def _time(text: str) -> Any:
+    """The compiled expression of an expected time, which a candidate's author wrote: arithmetic that ends soon.
+
+    A lambda names a value where it is called, and no value is a function. Raises ValueError for anything else.
+    """
+    tree = ast.parse(text, mode="eval")
+    nodes = list(ast.walk(tree))
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    compared = [
+        part for node in nodes if isinstance(node, ast.Compare) for part in (node.left, *node.comparators)
+    ]
+    for node in nodes:
+        if not isinstance(node, _SYNTAX) or isinstance(node, _GROWING):
+            raise ValueError(f"{type(node).__name__} is not allowed")
+        if isinstance(node, ast.Lambda) and node not in called:
+            raise ValueError("a lambda that is not called where it stands is not allowed")
+        if isinstance(node, ast.Name) and (
+            node.id.startswith("_") or (node.id in _FUNCTIONS and node not in called)
+        ):
+            raise ValueError(f"{node.id} is not allowed as a value")
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in compared:
+            raise ValueError("text is allowed in comparisons alone")
+    if any(not isinstance(f, ast.Lambda) and ast.unparse(f) not in _FUNCTIONS for f in called):
+        raise ValueError(f"only calls of {', '.join(_FUNCTIONS)} are allowed")
+    if len(text) > LONGEST or sum(isinstance(node, ast.comprehension) for node in nodes) > LOOPS:
+        raise ValueError(f"more than {LONGEST} characters or {LOOPS} loops are not allowed")
+    return compile(tree, "expected", "eval")
 
 
 def _value(rule: Any, names: Mapping[str, Any]) -> Any:

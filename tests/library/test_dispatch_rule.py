@@ -112,6 +112,30 @@ def test_the_least_expected_time_serves_where_every_legal_kernel_says_one():
     assert nearest(entries[::-1], {"M": 96}, shares=[0.9, 0.1]) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "().__class__.__base__.__subclasses__()",
+        "__builtins__",
+        "[x for x in (1,)][0]",
+        "f'{M}'",
+        "'a' * M",
+        "9 ** 9 ** 9",
+        "1 << M",
+        "(lambda f: f(f))(lambda f: f(f))",
+        "(lambda f: f(M))(min)",
+        "sum((1, 2))",
+        "min((M, 1), key=abs)",
+        "max(a + b + c for a in (1, 2) for b in (1, 2) for c in (1, 2))",
+        "M + " * 600 + "1",
+    ],
+)
+def test_an_expected_time_is_arithmetic(text):
+    """A promoted module's author wrote it; importing a library evaluates it."""
+    with pytest.raises(ValueError, match="allowed"):
+        Legality((), {}, text)
+
+
 def test_only_the_legal_serve():
     even, odd = Legality(("M % 2 == 0",), {}), Legality(("M % 2 == 1",), {})
     entries = [({"M": 8}, even), ({"M": 64}, odd), ({"M": 32}, odd)]
