@@ -93,8 +93,8 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
 
     ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
     128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
-    index shows. ``zero_blocks``: half of the blocks are zero, and every other time the others 2^40 times larger.
-    ``repeated``: three values, rows of one sign and of different size, some of one value.
+    index shows. ``zero_blocks``: half of the blocks and a row are zero, and every other time the others 2^40 times
+    larger. ``repeated``: three values, rows of one sign and of different size, some of one value.
     ``scaled``: all by 2^40 or by 2^-12, where the floor is near. ``extreme``: every block has its own magnitude in
     2^-134 .. 2^118, in a quarter of them all but the largest lie half way between two codes, and some are negative
     zeros. Raises ValueError for another kind; see ``factors`` for ``integers``.
@@ -114,6 +114,7 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
         x *= np.exp2(rng.integers(-2, 3, (rows, 1))).astype(np.float32)
     elif kind == "zero_blocks":
         x *= blow_up(rng.random(grid) < 0.5) * np.float32(2.0 ** rng.choice((0, 40)))
+        x[rng.permutation(rows)[:1]] = 0  # a norm's row without a size
     elif kind == "repeated":
         signs = rng.choice(np.array([-1, 1], np.float32), (rows, 1)) * _steps(rng, rows)
         few = rng.choice(_FEW)
