@@ -168,8 +168,8 @@ def excess_noise(
     error = np.where(np.abs(wanted) < _flushed(output.dtype), 0.0, found - wanted)
     noise, lost = float(np.sum(error * error)), (worst / 8 * around) ** 2
     expected = float(np.sum((rounded - wanted) ** 2) + np.sum(lost))
-    told = noise > expected * (10 ** (most / 10) + _chance(unit * unit / 12 + lost))
-    return float(10 * np.log10(noise / expected)) if told else 0.0
+    beyond = noise > expected * (10 ** (most / 10) + _chance(unit * unit / 12 + lost))
+    return float(10 * np.log10(noise / expected)) if beyond else 0.0
 
 
 def _leans(error: np.ndarray, wanted: np.ndarray, room: np.ndarray, around: np.ndarray) -> bool:

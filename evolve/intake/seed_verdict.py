@@ -72,13 +72,13 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     share = 2 * float(off[1]) if off else math.inf
     if kind in answer["kinds"][1:]:
         answer["kinds"] = [k for k in answer["kinds"] if k != kind]
-        said = f"inputs of kind {kind} are not used: the original kernel fails on them on {target.name}"
+        note = f"inputs of kind {kind} are not used: the original kernel fails on them on {target.name}"
     elif row[4] is not None and row[4] < share <= bounds.CAP.get(row[1], 0.0):
         row[4] = share
-        said = f"{row[0]} is judged by the original kernel's own error on {target.name}"
+        note = f"{row[0]} is judged by the original kernel's own error on {target.name}"
     else:
         return False
-    answer["notes"] = [*answer["notes"], said]
+    answer["notes"] = [*answer["notes"], note]
     return True
 
 

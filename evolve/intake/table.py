@@ -64,10 +64,10 @@ def tune_shapes(
         start = min(data.points, key=lambda point: point.candidate.index).candidate.genome.id
         seed, best = (data.evaluations[genome].workloads[0] for genome in (start, outcome.winner))
         times = (1e6 * seconds for seconds in (best.seconds, *best.seconds_interval))
-        told = dict(
+        figures = dict(
             zip(FIGURES, (*times, seed.seconds / best.seconds, data.target, outcome.campaign), strict=True)
         )
-        line = form.format(**{**dims, **data.candidates[outcome.winner].genome.params, **told})
+        line = form.format(**{**dims, **data.candidates[outcome.winner].genome.params, **figures})
         text += f"{line}\n"
         say(line)
         try:

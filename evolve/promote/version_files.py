@@ -176,9 +176,9 @@ def _require_times(expected: str, names: Mapping[str, Any], shapes: Iterable[Map
     except (SyntaxError, ValueError) as error:
         raise Refusal(f"promotion refused: EXPECTED of a kernel: {error}.") from error
     for dims in shapes:
-        if not (time := kernel.foretold(dims)):
-            said = " ".join(f"{name} {size}" for name, size in dims.items())
-            raise Refusal(f"promotion refused: EXPECTED of a kernel is no time at {said} (it is {time}).")
+        if not (time := kernel.expected_time(dims)):
+            place = " ".join(f"{name} {size}" for name, size in dims.items())
+            raise Refusal(f"promotion refused: EXPECTED of a kernel is no time at {place} (it is {time}).")
 
 
 def fitted_operands(operator: Operator, dimensions: Sequence[str]) -> operands.Operands | None:

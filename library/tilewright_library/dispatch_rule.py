@@ -77,7 +77,7 @@ class Legality:
         names = {**self.names, **dims}
         return all(_true(rule, names) for rule in self._rules)
 
-    def foretold(self, dims: Mapping[str, int]) -> float | None:
+    def expected_time(self, dims: Mapping[str, int]) -> float | None:
         """The expected time at these sizes; None where the kernel says none, or no number."""
         if self._expected is None:
             return None
@@ -164,10 +164,10 @@ def nearest(
     distances = {number: sum(far) for number, far in away.items()}
     near = [number for number, far in away.items() if max(far) <= math.log2(reach) + _SLACK]
     if near and min(distances.values()) > _SLACK:
-        times = {number: entries[number][1].foretold(dims) for number in near}
-        told = {number: time for number, time in times.items() if time is not None}
-        if len(told) == len(near):
-            distances = told
+        times = {number: entries[number][1].expected_time(dims) for number in near}
+        known = {number: time for number, time in times.items() if time is not None}
+        if len(known) == len(near):
+            distances = known
         elif shares is not None:
             distances = {number: distances[number] - HALVING * math.log2(shares[number]) for number in near}
     least = min(distances.values())

@@ -259,8 +259,8 @@ def convert(model: nn.Module, filter: Filter | None = None, only_faster: bool = 
         assert isinstance(module, Linear)
         module.only_faster = only_faster
     if left:
-        told = "; ".join(f"{name}: {reason}" for reason, name in left.items())
-        warnings.warn(f"layers stay as they are, first of each kind: {told}", stacklevel=2)
+        reasons = "; ".join(f"{name}: {reason}" for reason, name in left.items())
+        warnings.warn(f"layers stay as they are, first of each kind: {reasons}", stacklevel=2)
     return model
 
 

@@ -101,9 +101,9 @@ def test_the_least_expected_time_serves_where_every_legal_kernel_says_one():
     entries = [({"M": 64}, small), ({"M": 128}, large)]
     assert [nearest(entries, {"M": m}) for m in (32, 60, 64, 65, 96, 128, 200)] == [0, 0, 0, 0, 0, 1, 0]
     assert (
-        small.foretold({"M": 65}) == 80
-        and large.foretold({"M": 65}) == 128
-        and silent.foretold({"M": 1}) is None
+        small.expected_time({"M": 65}) == 80
+        and large.expected_time({"M": 65}) == 128
+        and silent.expected_time({"M": 1}) is None
     )
     assert nearest([*entries, ({"M": 1 << 12}, only_even)], {"M": 90}) == 2
     assert nearest([*entries, ({"M": 1 << 12}, only_even)], {"M": 91}) == 0

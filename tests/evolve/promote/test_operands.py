@@ -49,7 +49,7 @@ def test_a_promoted_kernel_says_the_time_that_its_module_expects():
         ]
 
     def fastest(dims):
-        return min((kernel.foretold(dims), name) for name, kernel in told)
+        return min((kernel.expected_time(dims), name) for name, kernel in told)
 
     for workload in operator.suites["serving"].workloads:
         seconds, name = fastest(workload.dims)

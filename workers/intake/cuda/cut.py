@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tilewright.workers.intake.calls.call_text import SHORT, TensorArgument, parse
 from tilewright.workers.intake.child_program import Refusal, Request
-from tilewright.workers.intake.cuda import host_function as taken
+from tilewright.workers.intake.cuda import host_function
 from tilewright.workers.intake.cuda.host_code import Numbers
 from tilewright.workers.intake.cuda.launch_text import pointers
 from tilewright.workers.intake.judge.reference import flat, function_of
@@ -221,10 +221,10 @@ def _tensors(value: Any) -> Tensors:
 
 def layer(path: Path, name: str, reference: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A function of a file that is given the weights that it has, by the reference's names for them; their rows."""
-    function = taken.found_function(path, name, reference)
-    own = taken.weights_of(function, reference)
+    function = host_function.found_function(path, name, reference)
+    own = host_function.weights_of(function, reference)
     rows = {n: (str(t.dtype)[6:], tuple(t.shape)) for n, (_, t) in own.items()}
-    return taken.with_weights(function, own, [])[0], rows
+    return host_function.with_weights(function, own, [])[0], rows
 
 
 def _same(one: _Notes, two: _Notes, bound: dict[str, str], first: Any, second: Any) -> bool:
@@ -244,7 +244,7 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
     call, judge = parse(request["calls"][0]), function_of(reference)
     if call.keywords or request["calls"][1:] or any(isinstance(v, tuple | dict) for v in call.arguments):
         raise why
-    taken.read_extensions(Path(path).parent, Numbers(), [])
+    host_function.read_extensions(Path(path).parent, Numbers(), [])
     with stub_device(request["part"]):
         function, rows = layer(Path(path), name, reference)
     names, own = argument_names(function, call), [*rows]

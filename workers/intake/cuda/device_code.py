@@ -94,10 +94,10 @@ class DeviceCode:
         text = "\n".join(line.rstrip() for line in data.decode().splitlines())
         text = re.sub(_MATHS, "", re.sub(_LIMITS, r"LIMIT_\1", text))
         wanted = set(re.findall(r"\w+", text)) - set(re.findall(r"#\s*define\s+(\w+)", text))
-        said = {
+        lines = {
             n: f"typedef {v} {n};" if n.endswith("_t") else f"#define {n} {v}" for n, v in _PROVIDED.items()
         }
-        head = "".join(f"{line}\n" for name, line in said.items() if name in wanted)
+        head = "".join(f"{line}\n" for name, line in lines.items() if name in wanted)
         self.text = head + re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
         rows = re.findall(_DEFINED.format(r"(\w+)", r"(\d+)"), self.text, re.M)
         self.numbers = {n: int(v) for n, v in rows if int(v) and all(v == w for m, w in rows if m == n)}

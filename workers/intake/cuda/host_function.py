@@ -125,10 +125,10 @@ class HostFunction:
         for again in (
             (True, False) if weights else (False,)
         ):  # with all, then with those that kernels are given
-            taken, calls = with_weights(function, weights, given)
+            callee, calls = with_weights(function, weights, given)
             own, places = operands(calls, tensor_places(calls, names), frozenset())
             self._recorded = CallSite(
-                taken, str(path), self.name, calls, reference, own, places, part=self._part
+                callee, str(path), self.name, calls, reference, own, places, part=self._part
             )
             traces = [self._traced({}, [t.shape for t in call.tensors()]) for call in calls]
             if again:
@@ -153,7 +153,9 @@ class HostFunction:
         self.texts = [", ".join([*_arguments(text, kept, function), *shown]) for text in request["calls"]]
         self.calls = [Call(tuple(c.arguments[n] for n in kept), c.keywords) for c in calls]
         own, places = operands(self.calls, tensor_places(self.calls, self.names), frozenset())
-        self.site = CallSite(taken, str(path), self.name, self.calls, reference, own, places, part=self._part)
+        self.site = CallSite(
+            callee, str(path), self.name, self.calls, reference, own, places, part=self._part
+        )
         self.code = DeviceCode("\n".join(one.source for one in self._used))
 
     def _traced(self, dims: Dims, shapes: Sequence[Any] = ()) -> Trace:

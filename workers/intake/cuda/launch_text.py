@@ -93,8 +93,8 @@ class LaunchWriter:
                 steps.append(self._launch(step))
         parts = f'"steps": ({", ".join(steps)},), "scratch": {{{", ".join(scratch)}}}{self._options}'
         plan = f"{{{parts}}}"
-        taken = [name for name in self._trace.inputs if re.search(rf"\b{name}\.shape", plan)]
-        lines = "".join(f'    {name} = inputs["{name}"]\n' for name in taken)
+        inputs = [name for name in self._trace.inputs if re.search(rf"\b{name}\.shape", plan)]
+        lines = "".join(f'    {name} = inputs["{name}"]\n' for name in inputs)
         return (
             "import math\n\n\n" * ("math." in plan)
             + f"def launch(inputs, params):\n{lines}    return {plan}\n"
@@ -122,11 +122,11 @@ class LaunchWriter:
             else:
                 kind = TYPES[parameter.kind][1] if value is not None else "u64"
                 arguments += f'{{"{kind}": {self._code(0 if value is None else value)}}}, '
-        said = [
+        templates = [
             t if isinstance(t, str) else str(plain(t)) if self._literal else f"${code_of(t)}$"
             for t in launch.templates
         ]
-        name = f"{launch.name}<{', '.join(said)}>" if said else launch.name
+        name = f"{launch.name}<{', '.join(templates)}>" if templates else launch.name
         grid, block = (f"({', '.join(map(self._code, sizes))})" for sizes in (launch.grid, launch.block))
         shared = self._code(launch.shared)
         sizes = f'"grid": {grid}, "block": {block}, "shared": {shared}'

@@ -84,8 +84,8 @@ class Intake:
         Sizes that the text names keep their value. Raises Refusal."""
         site, found, reasons = self.site, list[CheckedShape](), dict[str, str]()
         dims, rank = site.dims[0], max(len(o.shape) for o in site.operands)
-        said = re.findall(r"\b\d{2,9}\b", self._source.code.text)
-        numbers = set(dims.values() if self._source.sized else map(int, said))
+        literals = re.findall(r"\b\d{2,9}\b", self._source.code.text)
+        numbers = set(dims.values() if self._source.sized else map(int, literals))
         for wanted in (*(check_dims(dims, scale, rank) for scale in ("large", "even")), *last_resorts(dims)):
             small = {n: dims[n] if dims[n] in numbers else size for n, size in wanted.items()}
             if len(found) == 2 or (found and (small in last_resorts(dims) or small == found[0].dims)):

@@ -131,8 +131,8 @@ class _Rows:
             return bool(name)
         writers = [s for s in (*self.inside, *self.outside) if name in s.writes]
         self.names.add(name)
-        taken = {n for s in (*self.inside, *self.outside) for n in s.reads | s.writes}
-        if not writers or _bare(name) in taken:
+        names = {n for s in (*self.inside, *self.outside) for n in s.reads | s.writes}
+        if not writers or _bare(name) in names:
             return False
         for statement in writers:
             node = statement.node
