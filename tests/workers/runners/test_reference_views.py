@@ -9,6 +9,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
+from tilewright.workers.intake.pallas.original import on_chip  # noqa: E402
 from tilewright.workers.runners.pallas.check import SETTINGS, interpret  # noqa: E402
 from tilewright.workers.runners.pallas.trace import mesh_of  # noqa: E402
 
@@ -46,3 +47,19 @@ def test_views_are_read_and_written_as_a_tpu_does():
 def test_a_range_behind_a_views_end_is_an_error():
     with pytest.raises(Exception, match="out-of-bounds access of a reference's view"):
         seen(np.array([1], np.int32))
+
+
+@pytest.mark.parametrize("shape", [(8, 128), (256, 128), (4, 16, 8)])
+def test_a_mask_says_what_is_stored(shape):
+    def kernel(x_ref, mask_ref, o_ref):
+        whole, mask = tuple(slice(None) for _ in shape), mask_ref[...] > 0
+        o_ref[...] = -x_ref[...]
+        pl.store(o_ref, idx=whole, val=pl.load(x_ref, whole, mask=mask, other=5.0), mask=mask)
+
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    mask = (x > 0.5).astype(np.int32)
+    with on_chip({"kind": "TPU7x", "cores": 1}):
+        pltpu.reset_tpu_interpret_mode_state()
+        call = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(shape, jnp.float32))
+        found = interpret(jax.make_jaxpr(call)(x, mask), [x, mask], SETTINGS)[0]
+    assert np.array_equal(np.asarray(found), np.where(mask, x, -x))
