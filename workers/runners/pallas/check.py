@@ -38,14 +38,21 @@ from tilewright.workers.runners.pallas.sampled_grid import Program, places
 from tilewright.workers.runners.pallas.trace import check_form, mesh_of, specs_of
 
 _GET, _STORE, _SWAP = interpreter.get.__wrapped__, interpreter.store.__wrapped__, interpreter.swap.__wrapped__
+_PARALLEL = interpreter._get_parallel_dim_semantics
 Place = tuple[Any, ...]
 """Device, core, memory and buffer."""
 
 
 def install() -> None:
-    """Let the interpreter know views."""
+    """Let the interpreter know views, and axes that ``jax.vmap`` puts in front of a grid."""
+    interpreter._get_parallel_dim_semantics = _parallel
     for name, made in (("get", _get), ("store", _store), ("swap", _swap)):
         setattr(interpreter, name, interpreter.fail_on_exception(made))
+
+
+def _parallel(params: Any, count: int) -> tuple[bool, ...]:
+    named = _PARALLEL(params, count)
+    return (*[True] * (count - len(named)), *named)
 
 
 def _get(token: Any, *call: Any, **options: Any) -> Any:
