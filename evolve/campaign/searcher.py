@@ -106,9 +106,12 @@ def foretelling(proposers: Sequence[Proposer]) -> Callable[[History], float | No
 
 
 def with_earlier(resolved: Resolved, home: Path) -> Resolved:
-    """With the campaigns that ``search.transfer: auto`` stands for, so that a resume uses the same."""
+    """With the campaigns that ``search.transfer: auto`` stands for, so that a resume uses the same.
+    Raises UserError for a campaign that is named and unknown."""
     config = resolved.config
     if config.search.transfer != "auto":
+        for named in config.search.transfer:
+            find_campaign(home, named)
         return resolved
     sources = {start.genome.source for start in resolved.starts}
     if config.llm is not None and config.llm.replay is not None:

@@ -343,8 +343,9 @@ def being_mirrored(journal_path: Path) -> bool:
 
 
 def _evaluations(journal_path: Path) -> int:
+    uri = f"{journal_path.absolute().as_uri()}?mode=ro"
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{journal_path}?mode=ro", uri=True)) as db:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
             return int(db.execute("SELECT COALESCE(MAX(arrival), 0) FROM evaluations").fetchone()[0])
     except sqlite3.Error:
         return 0

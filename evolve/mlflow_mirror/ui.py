@@ -210,15 +210,20 @@ def free_port(host: str, port: int) -> int:
     """``port``, or the next one that is free. Raises UserError."""
     if not 1 <= port <= LAST_PORT:
         raise UserError(f"--port: {port} must be from 1 to {LAST_PORT}.")
+    nowhere = UserError(f"--host: {host!r} is no address of this machine.")
+    if not host:  # a socket takes it for every address there is
+        raise nowhere
     last = min(port + PORTS_TRIED - 1, LAST_PORT)
     for candidate in range(port, last + 1):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, candidate))
+            except (socket.gaierror, UnicodeError) as error:
+                raise nowhere from error
             except OSError as error:
-                if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                    raise UserError(f"--host: {host!r} is no address of this machine.") from error
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise nowhere from error
                 continue
             return candidate
     raise UserError(f"--port: none of {port} to {last} is free on {host}.")
