@@ -45,7 +45,7 @@ Place = tuple[Any, ...]
 
 def install() -> None:
     """Let the interpreter know views, and axes that ``jax.vmap`` puts in front of a grid."""
-    interpreter._get_parallel_dim_semantics = _parallel
+    vars(interpreter)["_get_parallel_dim_semantics"] = _parallel
     for name, made in (("get", _get), ("store", _store), ("swap", _swap)):
         setattr(interpreter, name, interpreter.fail_on_exception(made))
 
