@@ -250,9 +250,8 @@ class InputKinds:
         runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else self._effort.kernel_draws
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
         pairs = self._bears(self.operands, asked, kind, spread, most, own)
-        self._pairs[kind] += (
-            pairs or []
-        )  # the more draws, the nearer is the largest error to what a campaign sees
+        # The more draws, the nearer is the largest error to what a campaign sees.
+        self._pairs[kind] += pairs or []
         return pairs is not None
 
     def _bears_edges(self, operands: Sequence[Operand]) -> bool:
