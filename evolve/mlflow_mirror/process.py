@@ -62,13 +62,11 @@ def store_uri(home: Path, env: Mapping[str, str] = os.environ) -> str:
     return env.get(URI_VARIABLE) or f"sqlite:///{(home / STORE).resolve()}"
 
 
-def start_mirror(
-    journal_path: Path, home: Path, env: Mapping[str, str] | None = None, uri: str | None = None
-) -> MirrorProcess:
+def start_mirror(journal_path: Path, home: Path, env: Mapping[str, str] | None = None) -> MirrorProcess:
     """Follow a journal in a process of its own. ``env`` (default: this process's) may name the store."""
     environment = dict(os.environ if env is None else env)
-    uri = uri or store_uri(home, environment)
-    return MirrorProcess(journal_path, mirror_command([journal_path], home, uri, os.getpid()), environment)
+    command = mirror_command([journal_path], home, store_uri(home, environment), os.getpid())
+    return MirrorProcess(journal_path, command, environment)
 
 
 def mirror_command(

@@ -59,7 +59,6 @@ def serve_ui(
     print_line: Callable[[str], None],
     host: str = "127.0.0.1",
     port: int = 5000,
-    uri: str | None = None,
     campaign: Path | None = None,
 ) -> int:
     """Serve the MLflow UI until Ctrl-C and print a link to ``campaign``'s view; returns the server's exit code.
@@ -68,7 +67,7 @@ def serve_ui(
     The server's own output goes into a file. If MLflow is a running server, only the link is printed. Raises UserError
     without a campaign, or without a free port.
     """
-    uri = uri or store_uri(home)
+    uri = store_uri(home)
     wanted = campaign or _newest(home)
     if uri.startswith(("http:", "https:")):
         page = _page(wanted, uri)
@@ -118,9 +117,9 @@ def _newest(home: Path) -> Path | None:
     return next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
 
 
-def closing_link(campaign: Path, home: Path, env: Mapping[str, str] = os.environ) -> str | None:
+def closing_link(campaign: Path, home: Path) -> str | None:
     """The last line of a run: a link to the campaign in MLflow, after the command that serves it."""
-    uri = store_uri(home, env)
+    uri = store_uri(home)
     page = _page(campaign, uri)
     if not page:
         return None
