@@ -173,8 +173,8 @@ def ask_intake(
             raise UserError(f"{request.path.name}:{request.function} cannot be tuned: {part['why']}.")
         path = Path(request.made) / f"{part['function']}.py"
         folder.put(path, part["text"])
-        made = {"reference": f"{path}:reference", "calls": (part["call"],)}
-        asked = replace(request, path=path, function=part["function"], **made)
+        judge = f"{path}:reference"
+        asked = replace(request, path=path, function=part["function"], reference=judge, calls=(part["call"],))
         answer = ask_intake(asked, target)
         return {**answer, "asked": asked, "notes": [part["note"], *answer["notes"]]}
     return answer
