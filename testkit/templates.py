@@ -6,8 +6,7 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.workers.child.launch import Process, Streams
-from tilewright.workers.child.template import Template, _stop
+from tilewright.workers.child.launch import Process, Streams, Template, _stop
 
 _idle: defaultdict[Hashable, list[tuple[Any, Process]]] = defaultdict(list)
 
