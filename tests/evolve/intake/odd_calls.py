@@ -221,6 +221,33 @@ class Overwriting(torch.autograd.Function):
         return kept
 
 
+class Reusing(torch.autograd.Function):
+    """Its backward writes into the gradient that it is given, which its kernel takes as two arguments."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return _scaled(x, torch.empty_like(x), 2.0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        flat = dy.contiguous().view(-1)
+        return _scaled(flat, flat, 2.0).view(*dy.shape)
+
+
+class Consuming(torch.autograd.Function):
+    """Its backward writes into the gradient that it is given, which its kernel takes as one argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return _scaled(x, torch.empty_like(x), 2.0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        dy, twice = dy.contiguous(), torch.full_like(dy, 2.0)
+        product_back_kernel[_parts(dy.numel())](twice, twice, dy, dy.numel(), BLOCK=256)
+        return dy
+
+
 class Lonely(torch.autograd.Function):
     """A gradient may be missing in its backward: no pair."""
 
@@ -241,7 +268,7 @@ CALLS = {
     "signed": "f32[24, 30]", "careful": "f32[24, 30]",
     "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",
     "Product.apply": "f32[24, 30], f32[24, 30]", "Twisted.apply": "f32[24, 30], f32[24]", "Lonely.apply": "f32[24, 30]",
-    "Overwriting.apply": "f32[24, 30]",
+    "Overwriting.apply": "f32[24, 30]", "Reusing.apply": "f32[24, 30]", "Consuming.apply": "f32[24, 30]",
 }  # fmt: skip
 
 

@@ -25,9 +25,11 @@ NEVER = {
 }  # fmt: skip
 """Calls that no winner serves."""
 
+PAIRS = ("Doubled", "Product", "Twisted", "Overwriting", "Reusing", "Consuming")
+
 TOLD = {
     ("Overwriting.apply", "twice"),
-    *((f"{name}.apply", "create") for name in ("Doubled", "Twisted", "Overwriting")),
+    *((f"{name}.apply", "create") for name in ("Doubled", "Twisted", "Overwriting", "Reusing", "Consuming")),
 }
 """Pairs and backwards that the screen and the file say to be errors: a second one, and a gradient of a gradient."""
 
@@ -55,7 +57,7 @@ def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers):
     assert ("careful", "needs a gradient: without gradients") not in served
     assert ("rows", "deterministic") in served and ("scale_", "another sign") in served
     assert ("turned", "fewer rows") in served and ("summed", "fewer rows") in served
-    pairs = {f"{name}.apply" for name in ("Doubled", "Product", "Twisted", "Overwriting")}
+    pairs = {f"{name}.apply" for name in PAIRS}
     gradients = {"needs a gradient: once", "needs a gradient: last", "gradient of a view", "one gradient"}
     assert {(name, case) for name in pairs for case in gradients} <= served
     assert {(name, case) for name, case in served if case in NEVER} == set()
@@ -72,7 +74,7 @@ def test_every_winner_does_what_is_asked_of_it_before_it_is_named(answers):
 def test_a_pair_is_taken_where_its_backward_can_be(answers):
     facts, rows, folder = answers
     assert {name for name, of in facts.items() if of["pair"]} == {
-        "Doubled.apply", "Product.apply", "Twisted.apply", "Overwriting.apply"}  # fmt: skip
+        f"{name}.apply" for name in PAIRS}  # fmt: skip
     assert "can be run once" not in (folder / "doubled.py").read_text()
     again = next(row for row in rows if row[:2] == ["Overwriting.apply", "needs a gradient: twice"])
     assert again[2][1][0] == "RuntimeError" and "can be run once" in again[2][1][1][0]

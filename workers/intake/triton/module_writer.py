@@ -20,7 +20,7 @@ from tilewright.workers.intake.triton.dead_branches import constants_of
 from tilewright.workers.intake.triton.kernel_module import KernelModule, Origin, ResultTypes
 from tilewright.workers.intake.triton.kernel_text import Kernels, Text, dtype_name, is_jitted
 from tilewright.workers.intake.triton.knob_finder import KnobFinder, selecting
-from tilewright.workers.intake.triton.results import forward_results, results_of, root_of
+from tilewright.workers.intake.triton.results import argument_uses, forward_results, results_of, root_of
 from tilewright.workers.intake.triton.trace import Launch, Trace, Var, Work
 from tilewright.workers.intake.triton.wrapper_text import wrapper_text
 
@@ -47,6 +47,8 @@ class _ModuleWriter:
         self._finder = KnobFinder(trace, origin)
         self._kernels.refusals += trace.refusals
         self._notes: list[str] = list(trace.notes)
+        self._apart: set[str] = set()
+        """Arguments that are written as other tensors than those that are read."""
         self._pinned: list[str] = []
         """Conditions on the sizes of output arguments that no other argument has: they are numbers in ``launch``."""
 
@@ -87,31 +89,18 @@ class _ModuleWriter:
                 size = isinstance(value, int) and not isinstance(value, bool | traced_numbers.TracedBool)
                 if size and parameter in fixed:
                     self._finder.number(value, parameter, True, launch)
-        for name, var in self._trace.inputs.items():
-            if name in replaced:
-                if replaced[name] == "copied":
-                    given = f'inputs["{name}"]'
-                    lines.append(f"{name} = torch.empty_like({given})")
-                    lines.append(
-                        f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)"
-                    )
-                    self._kernels.functions.setdefault(COPY, Text(COPY, COPY_TEXT, ""))
-                    self._notes.append(
-                        f"{name} is changed in place: each call copies it first, and the copy's time counts"
-                    )
-                else:
-                    shape = self._fresh_shape(var, replaced)
-                    lines.append(f"{name} = torch.empty(({shape},), dtype={var.tensor.dtype})")
-            elif not name.startswith(GRADIENT):
-                lines.append(f'{name} = inputs["{name}"]')
+        self._apart = {name for name, how in replaced.items() if how == "apart"}
+        inputs = self._trace.inputs
+        for name, var in inputs.items():
+            if not name.startswith(GRADIENT):
+                lines += self._given(name, var, replaced)
         halves = self._halves(outputs)
         returned: dict[int, str] = {}
         for place, step in enumerate([*self._trace.steps, None]):
             if place == self._trace.split:
                 self._return(halves[0], returned, lines)
-                lines += [
-                    f'{name} = inputs["{name}"]' for name in self._trace.inputs if name.startswith(GRADIENT)
-                ]
+                for name in filter(lambda n: n.startswith(GRADIENT), inputs):
+                    lines += self._given(name, inputs[name], replaced)
             if step is None:
                 break
             if isinstance(step, Launch):
@@ -128,6 +117,24 @@ class _ModuleWriter:
         self._return(halves[1], returned, lines)
         lines.append(f"return ({', '.join(returned[n] for n in range(len(outputs)))},)")
         return "".join(f"    {_tidy(line)}\n" for line in lines)
+
+    def _given(self, name: str, var: Var, replaced: Mapping[str, str]) -> list[str]:
+        """The statements that name an argument, or what is written in its place."""
+        given, how = f'inputs["{name}"]', replaced.get(name)
+        if how is None:
+            return [f"{name} = {given}"]
+        if how == "fresh":
+            return [f"{name} = torch.empty(({self._fresh_shape(var, replaced)},), dtype={var.tensor.dtype})"]
+        made = [f"{name} = torch.empty_like({given})"]
+        if how == "copied":
+            made.append(
+                f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)"
+            )
+            self._kernels.functions.setdefault(COPY, Text(COPY, COPY_TEXT, ""))
+            self._notes.append(
+                f"{name} is changed in place: each call copies it first, and the copy's time counts"
+            )
+        return made
 
     def _halves(self, outputs: Sequence[Var]) -> tuple[dict[int, Var], dict[int, Var]]:
         """The results by number: those of a pair's forward, and the others."""
@@ -269,6 +276,8 @@ class _ModuleWriter:
         if isinstance(value, torch.Tensor):
             found = self._trace.find(value)
             assert found is not None
+            if root_of(found).name in self._apart and argument_uses(launch).get(parameter, "read") == "read":
+                return self._finder.resolved(_before(found))
             return found.name
         if value is None or isinstance(value, str | bool):
             return repr(value)
@@ -291,6 +300,15 @@ class _ModuleWriter:
                      for part in (value.shape, value.strides, value.block_shape)]  # fmt: skip
             return f"TensorDescriptor({base.name}, {', '.join('[' + ', '.join(p) + ']' for p in parts)})"
         raise Refusal(f"argument {parameter} of a kernel is a {type(value).__name__}", launch.line)
+
+
+def _before(var: Var) -> str:
+    """An expression of an argument's view as the call gives it, where its name stands for what is written instead."""
+    base = var.base
+    if base is None:
+        return f'inputs["{var.name}"]'
+    given = _before(base)
+    return re.sub(rf"\b{base.name}\b", lambda _: given, var.text) if var.text else given
 
 
 def _is_descriptor(value: object) -> bool:

@@ -10,6 +10,7 @@ import torch
 from triton.runtime.jit import TensorWrapper
 
 from tilewright.workers.intake.child_program import Refusal
+from tilewright.workers.intake.triton.autograd_pair import GRADIENT
 from tilewright.workers.intake.triton.dead_branches import constants_of, cut
 from tilewright.workers.intake.triton.kernel_module import ResultTypes
 from tilewright.workers.intake.triton.kernel_text import definition, is_jitted, kernel_function
@@ -19,7 +20,7 @@ from tilewright.workers.intake.triton.trace import Launch, Trace, Var, Work
 @dataclass
 class Results:
     """``chosen``: what ``launch`` returns. ``replaced``: arguments that are written, as "fresh", or as "copied" where
-    they are read as well."""
+    they are read as well; "apart" where the kernel takes what it reads and what it writes as two arguments."""
 
     chosen: list[Var]
     replaced: dict[str, str]
@@ -43,6 +44,8 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
         use = uses.get(id(var), "read")
         if use != "read":
             replaced[var.name] = "fresh" if use == "written" and not keeps_arguments else "copied"
+            if var.name.startswith(GRADIENT) and _apart(trace, var):
+                replaced[var.name] = "apart"
             if all(var is not other for other, _ in candidates):
                 candidates.append((var, var.tensor))
     candidates = [(v, t) for v, t in candidates if root_of(v).kind != "input" or root_of(v).name in replaced]
@@ -130,14 +133,34 @@ def root_uses(trace: Trace, steps: Sequence[Any]) -> dict[int, str]:
     """By the identity of a tensor that is no view, what kernels do with it: ``read``, ``written`` or ``both``."""
     found: dict[int, str] = {}
     for launch in (step for step in steps if isinstance(step, Launch)):
-        uses = pointer_uses(launch.kernel.fn, known=constants_of([launch.arguments]))
-        for parameter, value in launch.arguments.items():
-            value = value.base if isinstance(value, TensorWrapper) else value
-            var = trace.find(value) if isinstance(value, torch.Tensor) else None
-            if var is not None:
-                root, use = id(root_of(var)), uses.get(parameter, "read")
-                found[root] = use if found.get(root, use) == use else "both"
+        for root, uses in launch_uses(trace, launch).items():
+            use = uses.pop() if len(uses) == 1 else "both"
+            found[root] = use if found.get(root, use) == use else "both"
     return found
+
+
+def launch_uses(trace: Trace, launch: Launch) -> dict[int, set[str]]:
+    """By the identity of a tensor that is no view, what a launch does with it through its arguments."""
+    found: dict[int, set[str]] = {}
+    uses = argument_uses(launch)
+    for parameter, value in launch.arguments.items():
+        value = value.base if isinstance(value, TensorWrapper) else value
+        var = trace.find(value) if isinstance(value, torch.Tensor) else None
+        if var is not None:
+            found.setdefault(id(root_of(var)), set()).add(uses.get(parameter, "read"))
+    return found
+
+
+def argument_uses(launch: Launch) -> dict[str, str]:
+    """By parameter of a launch: what the kernel does through that pointer."""
+    return pointer_uses(launch.kernel.fn, known=constants_of([launch.arguments]))
+
+
+def _apart(trace: Trace, var: Var) -> bool:
+    """Whether one launch alone touches an argument, and reads it through other parameters than it writes it."""
+    launches = [step for step in trace.steps if isinstance(step, Launch)]
+    touching = [uses[id(var)] for uses in (launch_uses(trace, one) for one in launches) if id(var) in uses]
+    return touching == [{"read", "written"}]
 
 
 def pointer_uses(fn: FunctionType, depth: int = 0, known: Mapping[str, object] = {}) -> dict[str, str]:

@@ -51,10 +51,10 @@ def _pair(trace: Trace, results: Results) -> PairText:
     leaves = [name for name, var in trace.inputs.items() if any(var.tensor is t for t in trace.wanted)]
     gradients = [n for n in range(len(results.chosen)) if n not in outputs]
     complete = len(order) == len(given) and len(leaves) == len(gradients) and -1 not in order
-    if not complete or results.replaced.keys() & set(given):
+    if not complete:
         raise Refusal("its gradients cannot be told from its outputs")
     before = {id(step) for step in trace.steps[: trace.split] if isinstance(step, Var)}
-    before |= {id(var) for var in trace.inputs.values()}
+    before |= {id(var) for name, var in trace.inputs.items() if name not in given}
     once = any(
         use != "read" and root in before for root, use in root_uses(trace, trace.steps[trace.split :]).items()
     )
