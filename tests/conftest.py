@@ -1,7 +1,9 @@
-"""Scheduling of tests that share one costly fixture."""
+"""Processes and fixtures that tests share because they are costly."""
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from testkit.templates import SharedTemplate
 
 TOGETHER = "exploits/test_triton.py"
 """One worker starts one station for all exploits. pytest 9.2 keeps no node id that xdist 3.8 could add a group to."""
@@ -18,3 +20,12 @@ class TestOrFile(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)  # the study of mutants runs pytest without its plugins
 def pytest_xdist_make_scheduler(config, log):
     return TestOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_templates():
+    """What children are forked from starts once for all tests of a process; ``tests/workers/child`` tests its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("cascade.modelled", "child.forked_children"):
+            patch.setattr(f"tilewright.workers.{module}.Template", SharedTemplate)
+        yield
