@@ -1,11 +1,8 @@
 """What to do about each refusal."""
 
-from types import ModuleType
-
 import pytest
 
 from tilewright.evolve.intake.remedies import refused
-from tilewright.workers.intake.child_program import undefined
 
 SAID = (
     "--reference: torch.sofmax names nothing", "NUMBER of mine.py is no function",
@@ -45,9 +42,3 @@ SAID = (
 def test_no_refusal_goes_without_a_remedy_of_its_own(what):
     (told,) = refused([{"line": 3, "what": what}], "mine.py")
     assert not told.remedy.startswith("see docs") and told.text().startswith("mine.py:3: ")
-
-
-def test_a_name_that_a_file_lacks_is_answered_with_the_nearest_that_it_has():
-    module = ModuleType("mine")
-    module.softmax = None
-    assert undefined("mine.py", "softmx", module).what == "mine.py defines no softmx; did you mean softmax?"
