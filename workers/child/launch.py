@@ -7,6 +7,7 @@ A child gets its own session, environment, working directory and four streams. A
 import contextlib
 import glob
 import json
+import math
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +64,28 @@ def waiting_seconds(pid: int, elapsed: float) -> float:
             with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
                 waited += int(file.read().split()[1])
     return max(0.0, min(waited / 1e9, elapsed - cpu_seconds(pid)))
+
+
+WAITING_FACTOR = 3
+"""Seconds that a child waits for a processor of a busy machine do not count, up to so many times its wall clock."""
+
+
+class Deadline:
+    """A limit of ``seconds`` from now. Those that a tree of processes waits for a processor, ``waited``, move it."""
+
+    def __init__(self, pid: int, seconds: float) -> None:
+        self._pid, self._seconds = pid, seconds
+        self._began = time.monotonic()
+        self._before = waiting_seconds(pid, math.inf), cpu_seconds(pid)
+        self.waited = 0.0
+
+    def left(self) -> float:
+        """Seconds that are left; none, or less than none, once it has passed."""
+        elapsed = time.monotonic() - self._began
+        if elapsed >= self._seconds + self.waited:
+            waited = waiting_seconds(self._pid, elapsed + sum(self._before)) - self._before[0]
+            self.waited = max(self.waited, min(waited, WAITING_FACTOR * self._seconds))
+        return self._seconds + self.waited - elapsed
 
 
 def _of_all(pid: int, name: str) -> Iterator[bytes]:
