@@ -21,10 +21,11 @@ import numpy as np
 
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.convergence import Convergence
+from tilewright.evolve.campaign.racing import Racing
+from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Searcher, in_memory
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
-from tilewright.fitness.race import Race
 from tilewright.fitness.targets import target_text
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import Evaluator
@@ -86,18 +87,6 @@ class Record(Protocol):
     def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
 
 
-class EliteStore(Protocol):
-    """Keeps the candidates to build on: the archive."""
-
-    def add(self, candidate: Candidate, evaluation: Evaluation) -> object: ...
-
-
-class Racer(Protocol):
-    """Says what a candidate must beat while it is measured (``evolve.campaign.racing``)."""
-
-    def race(self, history: History, candidate: Candidate) -> Race | None: ...
-
-
 GATE_EPOCH = 8
 """Candidates in a row whose gates see the same fresh inputs, so that a worker computes their oracle once."""
 
@@ -133,11 +122,11 @@ class Campaign:
 
     plan: Plan
     searcher: Searcher
-    archive: EliteStore
+    archive: Archive
     evaluator: Evaluator
     record: Record
     on_progress: Callable[[Campaign], None] = lambda campaign: None
-    racer: Racer | None = None
+    racer: Racing | None = None
     """Stops candidates that fall behind; without a racer every candidate is measured on the whole suite."""
 
     history: History = field(default_factory=History)

@@ -43,7 +43,18 @@ from experiments.studies.robustness.mutation_equal import why_equal
 ROOT = Path(__file__).parents[3]
 PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothesis")
 OURS = ("tilewright.", "testkit.", "tests.")
-QUICK = ("-x", "-q", "-o", "addopts=", "-m", "not slow and not gpu", "-p", "no:cacheprovider", "-W", "ignore")
+QUICK = (
+    "-x",
+    "-q",
+    "-o",
+    "addopts=--import-mode=importlib",
+    "-m",
+    "not slow and not gpu",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "ignore",
+)
 
 
 def _test_of(module: str) -> str:

@@ -330,7 +330,7 @@ class _Reader:
 
     def _effect(self, data: Any) -> Any:
         kind, held = data
-        return names.effect(kind, self._variables[held] if held is not None else None)
+        return names.EFFECT_TYPES[kind](self._variables[held] if held is not None else None)
 
     def value(self, data: Any) -> Any:
         """What ``_Writer.value`` wrote."""

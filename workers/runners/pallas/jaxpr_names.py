@@ -5,7 +5,6 @@ calls back into Python, talks to another device or calls foreign code.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -180,21 +179,12 @@ EFFECTS: Mapping[type, str] = {
     state.WriteEffect: "write",
     state.AccumEffect: "accumulate",
 }
+EFFECT_TYPES: Mapping[str, Any] = {name: kind for kind, name in EFFECTS.items()}
 
 
 def primitive(name: Any) -> Any:
     """The primitive called so; None for one that is not on the list."""
     return PRIMITIVES.get(name) if isinstance(name, str) else None
-
-
-@functools.cache
-def _effect_types() -> dict[str, Any]:
-    return {name: kind for kind, name in EFFECTS.items()}
-
-
-def effect(name: Any, held: Any) -> Any:
-    """An effect on a variable. Raises KeyError."""
-    return _effect_types()[name](held)
 
 
 def fields_of(value: Any) -> tuple[str, ...] | None:
