@@ -84,6 +84,11 @@ def below(x):
     return _launched(x)
 
 
+def only_v6e(x):
+    assert "v6" in jax.devices()[0].device_kind
+    return _launched(x)
+
+
 def largest(x):
     return jax.lax.approx_max_k(_launched(x), 8)
 

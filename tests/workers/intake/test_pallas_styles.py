@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax")
@@ -19,6 +20,7 @@ from tilewright.fitness import dialect  # noqa: E402
 from tilewright.fitness.original import data_of, is_original  # noqa: E402
 from tilewright.fitness.targets import load_target  # noqa: E402
 from tilewright.workers.intake.child_program import Refusal  # noqa: E402
+from tilewright.workers.intake.judge import self_reference  # noqa: E402
 from tilewright.workers.intake.operator import Operand  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
 from tilewright.workers.intake.pallas import trial  # noqa: E402
@@ -31,8 +33,9 @@ CALL = "f32[64, 512]"
 CHIP = {"kind": "TPU7x", "cores": 1}
 
 
-def asked(path, name, call, folder):
-    return {"path": str(path), "function": name, "reference": "", "calls": [call], "folder": str(folder)}
+def asked(path, name, call, folder, target="tpu7x"):
+    asked_of = {"path": str(path), "function": name, "target": target}
+    return {**asked_of, "reference": "", "calls": [call], "folder": str(folder)}
 
 
 @pytest.fixture
@@ -48,8 +51,8 @@ def taken(monkeypatch, tmp_path):
 
     monkeypatch.setattr(pallas, "judge", kept)
 
-    def take(name, path=STYLES):
-        answer = pallas.answer_to(asked(path, name, CALL, tmp_path))
+    def take(name, path=STYLES, target="tpu7x"):
+        answer = pallas.answer_to(asked(path, name, CALL, tmp_path, target))
         assert answer["refusals"] == []
         return *found[-1], answer["notes"]
 
@@ -163,6 +166,13 @@ def test_what_no_candidate_may_hold_is_refused_before_anything_runs(tmp_path, mo
     monkeypatch.setattr(pallas, "judge", lambda *given: pytest.fail("it was judged"))
     with pytest.raises(Refusal, match="no candidate may: the primitive approx_top_k"):
         pallas.answer_to(asked(STYLES, "largest", CALL, tmp_path))
+
+
+def test_a_function_that_is_its_own_reference_finds_the_chip_that_it_was_read_in_for(taken, tmp_path):
+    module, _, _ = taken("only_v6e", target="v6e")
+    source = module.source("DEFAULTS = {}") + 'CHIP = "v6e"\n'
+    x = np.ones((64, 512), np.float32)
+    assert np.array_equal(self_reference._pallas(source, tmp_path)({"x": x})[0], x * 2)
 
 
 def test_static_arguments_stay_static_however_often_the_chip_is_entered():

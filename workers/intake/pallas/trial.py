@@ -184,6 +184,7 @@ def judge(
         "constraints": constraints, "judge_notes": notes, "beside": sorted(beside),
         "moved": {label: count for label, count in moved.items() if count},
         "kinds": kinds.names, "spread": kinds.spread, "independent": [], "dims": all_dims, "work": work,
+        "chip": chip.name,
         "legal": {
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },
