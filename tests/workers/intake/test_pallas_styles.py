@@ -207,6 +207,7 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
         )  # fmt: skip
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, pages)]
         call = pl.pallas_call(kernel, grid_spec=grid, out_shape=shapes, input_output_aliases={2: 1})
+        pages = pltpu.with_memory_space_constraint(pages, pltpu.HBM)
         out, pages = call(table, x, pages)
         return out, pages.reshape(32, 128)
 

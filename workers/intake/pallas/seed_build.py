@@ -196,7 +196,9 @@ class SeedBuild:
         return beside, needed, list(dict.fromkeys(reasons))
 
 
-_SHAPED = frozenset(("reshape", "pad", "transpose", "squeeze", "broadcast_in_dim", "slice"))
+_SHAPED = frozenset(
+    ("reshape", "pad", "transpose", "squeeze", "broadcast_in_dim", "slice", "with_memory_space_constraint")
+)
 
 
 def picked(closed: ClosedJaxpr) -> tuple[set[int], set[int]]:
