@@ -194,10 +194,10 @@ class _Check:
             return done.result(0)
         except (Exception, SystemExit) as error:
             if not done.done():
-                late = f"operator: {self._name} has a {what} that did not return within {self._seconds:g} s."
+                late = f"operator: {self._name} has {what} that did not return within {self._seconds:g} s."
                 raise UserError(late) from error
             reason = told(error)
-            raise UserError(f"operator: {self._name} has a {what} that raises {reason}.") from error
+            raise UserError(f"operator: {self._name} has {what} that raises {reason}.") from error
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

@@ -178,12 +178,8 @@ def calls_of_files(places: Sequence[str], of: Path, values: Path | None = None) 
         if not Path(file or ".").is_file():
             raise UserError(f"--call: {place!r} names no file; write FILE.py, or FILE.py:NAME.")
     program = [sys.executable, "-m", "tilewright.workers.intake.calls.file_calls"]
-    command = [
-        *program,
-        str(of) if of.suffix == ".py" else "",
-        str(values or ""),
-        *(p for pair in pairs for p in pair),
-    ]
+    command = [*program, str(of) if of.suffix == ".py" else "", str(values or "")]
+    command += [part for pair in pairs for part in pair]
     listed = ", ".join(file for file, _ in pairs)
     try:
         done = subprocess.run(

@@ -31,6 +31,7 @@ from tilewright.workers.intake.child_program import (
     answer_request,
     first_line,
     refused,
+    undefined,
 )
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
@@ -171,7 +172,7 @@ def function_in(module: ModuleType, name: str, file: str) -> Any:
         try:
             return eval(ast.unparse(node), {**vars(module), "__builtins__": {}})
         except (NameError, AttributeError) as error:
-            raise Refusal(f"{file} defines no {name}") from error
+            raise undefined(file, name, module) from error
 
     node = ast.parse(name, mode="eval").body
     function = value(node)
