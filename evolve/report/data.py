@@ -221,7 +221,8 @@ def kernel_text(name: str) -> str:
 def rival_speeds(finals: Mapping[str, Evaluation]) -> str:
     """The winner against each rival: ``1.48 × faster than bf16, tied with seed naive (within its 90 % interval)``.
 
-    Empty without a winner or a rival. They tie if the 90 % interval of the winner's modelled rate covers the rival's.
+    Empty without a winner or another rival. They tie if the 90 % interval of the winner's modelled rate covers the
+    rival's.
     """
     winner = finals.get(WINNER)
     if winner is None or not winner.fitness:
@@ -231,7 +232,7 @@ def rival_speeds(finals: Mapping[str, Evaluation]) -> str:
         if winner.even_with(rival)
         else speed_text(winner.fitness / rival.fitness, kernel_text(name))
         for name, rival in finals.items()
-        if rival.fitness and name != WINNER and not name.startswith(FINALIST_PREFIX)
+        if rival.fitness and rival.genome != winner.genome and not name.startswith(FINALIST_PREFIX)
     )
 
 

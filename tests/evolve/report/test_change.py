@@ -8,7 +8,7 @@ from testkit.evaluations import candidate
 from testkit.sample_campaign import DEFAULTS, SOURCE, SampleCampaign
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.report.change import TERMINAL_LINES, winner_change
-from tilewright.evolve.report.data import load
+from tilewright.evolve.report.data import load, rival_speeds
 from tilewright.evolve.report.html import render
 from tilewright.evolve.show.summary import closing_lines
 from tilewright.evolve.space.genome import Genome, Value
@@ -107,3 +107,5 @@ def test_a_seed_that_wins_is_unchanged_and_nobody_wins_without_figures(tmp_path)
     change = winner_change(data)
     assert change is not None and change.lines("c-001") == ["The winner is seed naive, unchanged"]
     assert winner_change(replace(data, candidates={}, winner=data.winner)) is None
+    seed = data.points[0].evaluation
+    assert rival_speeds({"winner": seed, "seed:naive": seed}) == "", "it is not compared with itself"
