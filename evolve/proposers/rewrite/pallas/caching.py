@@ -1,37 +1,28 @@
 """A rule on operands that every use quantises anew: keep the result over a grid axis."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from textwrap import indent
 
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
-from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.dataflow import definitions
+from tilewright.evolve.proposers.rewrite.edit import Edit, parse_statements
 from tilewright.evolve.proposers.rewrite.pallas.analysis.chain import Chain, find_chain, ordinal, take_from
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference, ShapedValue, loop_count
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall
 
 
-@dataclass(frozen=True)
-class Buffers:
-    """Scratch of a chain: the names of its references, and the helper that fills them."""
-
-    helper: str
-    names: dict[str, str]
-
-
-def reserve(edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]) -> Buffers:
-    """Declare the helper and one scratch buffer per chain value: [*lead, parts?, *shape of the value]."""
+def reserve(edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]) -> tuple[dict[str, str], bool]:
+    """Declare one scratch buffer per chain value, [*lead, parts?, *shape of the value]: their names by value's, and
+    whether a value has elements of one byte."""
     kernel = view.kernel
     inference = Inference(view)
     shaped = inference.run(chain.body)
-    helper = kernel.fresh("cache_tile")
-    edit.before(
-        kernel.statement(view.function), "\n\n" + chain.helper(helper, "Values kept across a grid axis.")
-    )
     tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
-    names, entries = {}, []
+    names, entries, dtypes = {}, [], []
     for value in chain.values:
         names[value.name] = kernel.fresh(f"{value.name}_cache")
         shape = shaped.get(value.name)
@@ -41,16 +32,19 @@ def reserve(edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]) -> 
         if value.loop is not None:
             dims = [*lead, loop_count(inference, kernel, value.loop), *shape.dims]
         entries.append((names[value.name], f"{tpu}.VMEM(({', '.join(dims)},), {shape.dtype})"))
+        dtypes.append(shape.dtype)
     view.add_scratch(edit, entries)
-    return Buffers(helper, names)
+    return names, any("8" in dtype for dtype in dtypes)
 
 
-def fill_text(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: KernelSource) -> str:
+def fill_text(
+    chain: Chain, helper: str, names: Mapping[str, str], lead: Sequence[str], kernel: KernelSource
+) -> str:
     """Statements that run the helper and store what it returns."""
-    lines = [f"{', '.join(chain.result(v) for v in chain.values)} = {chain.call(buffers.helper)}"]
+    lines = [f"{', '.join(chain.result(v) for v in chain.values)} = {chain.call(helper)}"]
     index, part = kernel.fresh("part_index"), kernel.fresh("part")
     for value in chain.values:
-        name = buffers.names[value.name]
+        name = names[value.name]
         if value.loop is not None:
             lines.append(f"for {index}, {part} in enumerate({chain.result(value)}):")
             lines.append(f"    {name}[{', '.join([*lead, index])}] = {part}")
@@ -59,16 +53,22 @@ def fill_text(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: Kerne
     return "\n".join(lines)
 
 
-def read_texts(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: KernelSource) -> dict[str, str]:
+def places(
+    chain: Chain, names: Mapping[str, str], lead: Sequence[str], kernel: KernelSource
+) -> dict[str, str]:
+    """Where in its buffer each value is kept, as text."""
     texts = {}
     for value in chain.values:
         number = [ordinal(kernel, value.loop) or ""] if value.loop is not None else []
-        texts[value.name] = f"{buffers.names[value.name]}[{', '.join([*lead, *number]) or '...'}]"
+        texts[value.name] = f"{names[value.name]}[{', '.join([*lead, *number]) or '...'}]"
     return texts
 
 
 class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
-    """Compute a chain at the first step of a grid axis its inputs do not move with; reuse it from scratch."""
+    """Compute a chain at the first step of a grid axis its inputs do not move with; reuse it from scratch.
+
+    In the first step it stands beside the step's own work, whose dots it overlaps, but for values of one byte.
+    """
 
     name = "pallas_cache_across_axis"
     why = (
@@ -96,17 +96,54 @@ class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
             assert spec is not None
             inner |= {d for d in spec.grid_axes(kernel) if d > axis}
         lead_dims = [kernel.code(view.grid[d]) for d in sorted(inner)]
-        buffers = reserve(edit, view, chain, lead_dims)
-        anchor = view.body[chain.first]
-        ids = {d: pinned_id(edit, view, d, chain.first) for d in sorted({axis, *inner})}
+        names, narrow = reserve(edit, view, chain, lead_dims)
+        first = chain.first if narrow else _scope_start(view, chain.first)
+        ids = {d: pinned_id(edit, view, d, first) for d in sorted({axis, *inner})}
         lead = [ids[d] for d in sorted(inner)]
-        fill = fill_text(chain, buffers, lead, kernel)
-        label = kernel.fresh("fill_cache")
-        body = "\n".join("    " + line for line in fill.splitlines())
-        edit.before(anchor, f"@{view.pallas}.when({ids[axis]} == 0)\ndef {label}():\n{body}")
-        take_from(edit, chain, read_texts(chain, buffers, lead, kernel))
+        kept = places(chain, names, lead, kernel)
+        if narrow:
+            helper, label = kernel.fresh("cache_tile"), kernel.fresh("fill_cache")
+            edit.before(
+                kernel.statement(view.function),
+                "\n\n" + chain.helper(helper, "Values kept across a grid axis."),
+            )
+            body = indent(fill_text(chain, helper, names, lead, kernel), "    ")
+            edit.before(view.body[first], f"@{view.pallas}.when({ids[axis]} == 0)\ndef {label}():\n{body}")
+            take_from(edit, chain, kept)
+        else:  # the simulator cannot cost one-byte dots beside the stores of what they read
+            step, fresh = kernel.fresh("one_step"), kernel.fresh("is_first")
+            edit.before(view.body[first], f"def {step}({fresh}):\n    pass")
+            take_from(edit, chain, kept, fresh)
+            calls = "".join(
+                f"@{view.pallas}.when({ids[axis]} {sign} 0)\ndef {step}_{name}():\n    {step}({value})\n"
+                for sign, name, value in (("==", "fresh", True), ("!=", "kept", False))
+            )
+            edit.transform(view.function.body, partial(_within, name=step, calls=calls))
         for sequential in {axis, *inner}:
             view.make_sequential(edit, sequential)
+
+
+def _scope_start(view: PallasCall, first: int) -> int:
+    """The last top-level statement up to ``first`` from which on all bindings of a name can be one function's.
+
+    Raises Unsupported where a parameter of the kernel is bound again.
+    """
+    top = {node: number for number, statement in enumerate(view.body) for node in walk(statement)}
+    bound = definitions(view.function)
+    if bound.keys() & {ref.name for ref in view.refs}:
+        raise Unsupported("a reference that is bound again")
+    numbers = [[top[place] for place in found if place in top] for found in bound.values()]
+    while earlier := [min(n) for n in numbers if n and min(n) < first <= max(n)]:
+        first = min(earlier)
+    return first
+
+
+def _within(block: cst.IndentedBlock, name: str, calls: str) -> cst.IndentedBlock:
+    """The function ``name`` gets the statements after it as its body, and its calls follow."""
+    body = list(block.body)
+    (place,) = (i for i, s in enumerate(body) if isinstance(s, cst.FunctionDef) and s.name.value == name)
+    function = body[place].with_changes(body=cst.IndentedBlock(body=body[place + 1 :]))
+    return block.with_changes(body=[*body[:place], function, *parse_statements(calls)])
 
 
 def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:

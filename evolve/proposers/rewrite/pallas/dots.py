@@ -1,12 +1,16 @@
 """Rules on the matrix product and its scales: chunks of rows or columns, another order of the scales, operands that
 are scaled before one long dot."""
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from textwrap import indent
 
 import libcst as cst
 import libcst.matchers as m
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
     Accumulate,
@@ -19,6 +23,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
     scaled_dot,
 )
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference, ShapedValue
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 
 _PLAIN = cst.Module(body=[])
@@ -31,6 +36,12 @@ def _text(node: cst.CSTNode) -> str:
 def _has_own_names(value: cst.BaseExpression) -> bool:
     """Whether it holds a comprehension: the names that one binds mean nothing outside it, where chunks are cut."""
     return bool(m.findall(value, m.ListComp() | m.SetComp() | m.DictComp() | m.GeneratorExp()))
+
+
+def _factor(node: cst.BaseExpression) -> str:
+    """Text of an expression, in parentheses where it may be no single factor."""
+    plain = isinstance(node, cst.Name | cst.Subscript | cst.Call)
+    return _text(node) if plain else f"({_text(node)})"
 
 
 class _Chunk(CallRule[Accumulate]):
@@ -172,21 +183,14 @@ class ScaleBeforeDot(CallRule[Accumulate]):
         split, kernel = scaled_dot(view.kernel, expanded(view, item)), view.kernel
         assert split is not None and item.loop is not None
         numpy, target = edit.ensure_import("jax.numpy", "jnp"), _text(item.target)
-        scaled, left, right = map(kernel.fresh, ("scaled", "left", "right"))
-        edit.before(
-            kernel.statement(view.function),
-            f"\n\ndef {scaled}(x, axis, scales):\n"
-            f'    """x times the scales that vary along axis only (single numbers with axis 0), in bfloat16."""\n'
-            f"    y = x.astype({numpy}.float32)\n    for scale in scales:\n"
-            f"        if scale.shape[axis] == scale.size and (scale.size > 1 or axis == 0):\n"
-            f"            y = y * scale\n    return y.astype({numpy}.bfloat16)",
-        )
-        dot, scales = split[0], f"({', '.join(map(_text, split[1]))},)"
+        left, right, part = map(kernel.fresh, ("left", "right", "part"))
+        dot, scales = split[0], _by_side(view, item, split[1])
         edit.before(item.loop, f"{left}, {right} = [], []")
-        pieces = (
-            f"{left}.append({scaled}({_text(dot.lhs)}, 0, {scales}))",
-            f"{right}.append({scaled}({_text(dot.rhs)}, 1, {scales}))",
-        )
+        pieces = []
+        for side, operand, factors_of in zip((left, right), (dot.lhs, dot.rhs), scales, strict=True):
+            wide = " * ".join([f"{_factor(operand)}.astype({numpy}.float32)", *map(_factor, factors_of)])
+            # a name of its own: what one operand gives alone can be kept across a grid axis
+            pieces.append(f"{side}_{part} = ({wide}).astype({numpy}.bfloat16)\n{side} += [{side}_{part}]")
         edit.replace_statement(item.statement, "\n".join(pieces))
         edit.after(
             item.loop,
@@ -195,6 +199,27 @@ class ScaleBeforeDot(CallRule[Accumulate]):
         )
         for statement in absorbed(view, item):
             edit.remove(statement)
+
+
+def _by_side(
+    view: PallasCall, item: Accumulate, scales: Sequence[cst.BaseExpression]
+) -> tuple[list[cst.BaseExpression], list[cst.BaseExpression]]:
+    """The scales that vary along the rows (or not at all), and of those that vary along the columns.
+
+    Raises Unsupported where a shape cannot be inferred, or varies along both.
+    """
+    assert item.loop is not None
+    kernel, inference, by_side = view.kernel, Inference(view), ([], [])  # type: ignore[var-annotated]
+    before = takewhile(lambda s: s is not item.statement, item.loop.body.body)
+    lines = "".join(f"\n{indent(dedented(kernel, s), '    ')}" for s in before)
+    inference.run(f"for {kernel.code(item.loop.target)} in {kernel.code(item.loop.iter)}:{lines or ' pass'}")
+    for scale in scales:
+        found = inference.value(ast.parse(_text(scale), mode="eval").body)
+        dims = found.dims if isinstance(found, ShapedValue) else ("",)
+        if len(dims) > 2 or (len(dims) == 2 and "1" not in dims):
+            raise Unsupported("a scale that varies along rows and columns")
+        by_side[len(dims) > 0 and dims[-1] != "1"].append(scale)
+    return by_side
 
 
 class ReassociateScale(CallRule[Accumulate]):

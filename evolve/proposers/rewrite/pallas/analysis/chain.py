@@ -7,6 +7,7 @@ values and other such assignments. The *values* of a chain are what the rest of 
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 
 import libcst as cst
 
@@ -356,20 +357,28 @@ def _body(finder: ChainFinder, needed: Sequence[cst.CSTNode], values: Sequence[C
     return "\n".join(lines)
 
 
-def take_from(edit: Edit, chain: Chain, read: dict[str, str]) -> None:
-    """Drop the chain from the kernel and bind its values to ``read[name]`` (text) instead."""
+def take_from(edit: Edit, chain: Chain, kept: dict[str, str], fresh: str = "") -> None:
+    """Bind the chain's values to ``kept[name]`` (text) instead of computing them; with ``fresh`` (the name of a Python
+    condition) compute and keep them where it holds."""
     bound: dict[cst.CSTNode, list[str]] = {}
+
+    def either(names: Sequence[str], computed: str) -> str:
+        reads = [f"{name} = {kept[name]}" for name in names]
+        if not fresh:
+            return "\n".join(reads)
+        first = indent("\n".join([computed, *(f"{kept[name]} = {name}" for name in names)]), "    ")
+        return f"if {fresh}:\n{first}\n" + ("else:\n" + indent("\n".join(reads), "    ") if reads else "")
+
     for value in chain.values:
         assert value.at is not None
         if value.inline is not None:
             edit.replace(value.inline, value.name)
-            edit.before(value.at, f"{value.name} = {read[value.name]}")
+            edit.before(value.at, either([value.name], f"{value.name} = {edit.kernel.code(value.inline)}"))
         else:
-            bound.setdefault(value.at, []).append(f"{value.name} = {read[value.name]}")
-    for statement in chain.doomed:
-        if statement in bound:
-            edit.replace_statement(statement, "\n".join(bound.pop(statement)))
+            bound.setdefault(value.at, []).append(value.name)
+    for statement in [*chain.doomed, *(s for s in bound if s not in chain.doomed)]:
+        names = bound.get(statement, [])
+        if names or fresh:
+            edit.replace_statement(statement, either(names, dedented(edit.kernel, statement)))
         else:
             edit.remove(statement)
-    for statement, lines in bound.items():
-        edit.replace_statement(statement, "\n".join(lines))
