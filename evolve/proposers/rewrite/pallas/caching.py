@@ -1,12 +1,12 @@
 """A rule on operands that every use quantises anew: keep the result over a grid axis."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from textwrap import indent
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
+from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import definitions
 from tilewright.evolve.proposers.rewrite.edit import Edit, parse_statements
 from tilewright.evolve.proposers.rewrite.pallas.analysis.chain import Chain, find_chain, ordinal, take_from
@@ -15,53 +15,31 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS_TPU, PallasCall
 
 
-def reserve(edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]) -> tuple[dict[str, str], bool]:
-    """Declare one scratch buffer per chain value, [*lead, parts?, *shape of the value]: their names by value's, and
-    whether a value has elements of one byte."""
+def reserve(
+    edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]
+) -> tuple[dict[str, list[str]], bool]:
+    """Declare one scratch buffer per chain value, [*lead, turns of its loop?, *shape of the value].
+
+    By value the buffer's name and the number of the turn, if it has one; and whether a value has elements of a byte.
+    """
     kernel = view.kernel
     inference = Inference(view)
-    shaped = inference.run(chain.body)
+    shaped = inference.run(chain.body({}))
     tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
-    names, entries, dtypes = {}, [], []
+    buffers, entries, dtypes = {}, [], []
     for value in chain.values:
-        names[value.name] = kernel.fresh(f"{value.name}_cache")
+        buffers[value.name] = [kernel.fresh(f"{value.name}_cache")]
         shape = shaped.get(value.name)
         if not isinstance(shape, ShapedValue) or shape.dtype is None:
             raise Unsupported(f"the shape of {value.name} cannot be inferred")
         dims = [*lead, *shape.dims]
         if value.loop is not None:
-            dims = [*lead, loop_count(inference, kernel, value.loop), *shape.dims]
-        entries.append((names[value.name], f"{tpu}.VMEM(({', '.join(dims)},), {shape.dtype})"))
+            dims.insert(len(lead), loop_count(inference, kernel, value.loop))
+            buffers[value.name].append(ordinal(kernel, value.loop) or "")
+        entries.append((buffers[value.name][0], f"{tpu}.VMEM(({', '.join(dims)},), {shape.dtype})"))
         dtypes.append(shape.dtype)
     view.add_scratch(edit, entries)
-    return names, any("8" in dtype for dtype in dtypes)
-
-
-def fill_text(
-    chain: Chain, helper: str, names: Mapping[str, str], lead: Sequence[str], kernel: KernelSource
-) -> str:
-    """Statements that run the helper and store what it returns."""
-    lines = [f"{', '.join(chain.result(v) for v in chain.values)} = {chain.call(helper)}"]
-    index, part = kernel.fresh("part_index"), kernel.fresh("part")
-    for value in chain.values:
-        name = names[value.name]
-        if value.loop is not None:
-            lines.append(f"for {index}, {part} in enumerate({chain.result(value)}):")
-            lines.append(f"    {name}[{', '.join([*lead, index])}] = {part}")
-        else:
-            lines.append(f"{name}[{', '.join(lead) or '...'}] = {value.name}")
-    return "\n".join(lines)
-
-
-def places(
-    chain: Chain, names: Mapping[str, str], lead: Sequence[str], kernel: KernelSource
-) -> dict[str, str]:
-    """Where in its buffer each value is kept, as text."""
-    texts = {}
-    for value in chain.values:
-        number = [ordinal(kernel, value.loop) or ""] if value.loop is not None else []
-        texts[value.name] = f"{names[value.name]}[{', '.join([*lead, *number]) or '...'}]"
-    return texts
+    return buffers, any("8" in dtype for dtype in dtypes)
 
 
 class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
@@ -96,29 +74,27 @@ class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
             assert spec is not None
             inner |= {d for d in spec.grid_axes(kernel) if d > axis}
         lead_dims = [kernel.code(view.grid[d]) for d in sorted(inner)]
-        names, narrow = reserve(edit, view, chain, lead_dims)
+        buffers, narrow = reserve(edit, view, chain, lead_dims)
         first = chain.first if narrow else _scope_start(view, chain.first)
         ids = {d: pinned_id(edit, view, d, first) for d in sorted({axis, *inner})}
         lead = [ids[d] for d in sorted(inner)]
-        kept = places(chain, names, lead, kernel)
-        if narrow:
-            helper, label = kernel.fresh("cache_tile"), kernel.fresh("fill_cache")
+        places = {
+            value: f"{name}[{', '.join([*lead, *turn]) or '...'}]" for value, (name, *turn) in buffers.items()
+        }
+        label, step, when = kernel.fresh("fill_cache"), kernel.fresh("one_step"), f"@{view.pallas}.when"
+        fill = f"def {label}():\n{indent(chain.body(places), '    ')}"
+        if narrow:  # the simulator cannot cost one-byte dots beside the stores of what they read
+            edit.before(view.body[first], f"{when}({ids[axis]} == 0)\n{fill}")
+        else:
             edit.before(
-                kernel.statement(view.function),
-                "\n\n" + chain.helper(helper, "Values kept across a grid axis."),
+                view.body[first], f"{fill}\ndef {step}(is_first):\n    if is_first:\n        {label}()"
             )
-            body = indent(fill_text(chain, helper, names, lead, kernel), "    ")
-            edit.before(view.body[first], f"@{view.pallas}.when({ids[axis]} == 0)\ndef {label}():\n{body}")
-            take_from(edit, chain, kept)
-        else:  # the simulator cannot cost one-byte dots beside the stores of what they read
-            step, fresh = kernel.fresh("one_step"), kernel.fresh("is_first")
-            edit.before(view.body[first], f"def {step}({fresh}):\n    pass")
-            take_from(edit, chain, kept, fresh)
             calls = "".join(
-                f"@{view.pallas}.when({ids[axis]} {sign} 0)\ndef {step}_{name}():\n    {step}({value})\n"
-                for sign, name, value in (("==", "fresh", True), ("!=", "kept", False))
+                f"{when}({ids[axis]} {sign} 0)\ndef {step}_{name}():\n    {step}({name == 'first'})\n"
+                for sign, name in (("==", "first"), ("!=", "later"))
             )
             edit.transform(view.function.body, partial(_within, name=step, calls=calls))
+        take_from(edit, chain, places)
         for sequential in {axis, *inner}:
             view.make_sequential(edit, sequential)
 
@@ -139,11 +115,13 @@ def _scope_start(view: PallasCall, first: int) -> int:
 
 
 def _within(block: cst.IndentedBlock, name: str, calls: str) -> cst.IndentedBlock:
-    """The function ``name`` gets the statements after it as its body, and its calls follow."""
+    """The function ``name`` gets the statements after it as well, and its calls follow."""
     body = list(block.body)
     (place,) = (i for i, s in enumerate(body) if isinstance(s, cst.FunctionDef) and s.name.value == name)
-    function = body[place].with_changes(body=cst.IndentedBlock(body=body[place + 1 :]))
-    return block.with_changes(body=[*body[:place], function, *parse_statements(calls)])
+    inner = cst.IndentedBlock(body=[*body[place].body.body, *body[place + 1 :]])  # type: ignore[union-attr]
+    return block.with_changes(
+        body=[*body[:place], body[place].with_changes(body=inner), *parse_statements(calls)]
+    )
 
 
 def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
