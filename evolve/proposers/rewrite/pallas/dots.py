@@ -38,12 +38,6 @@ def _has_own_names(value: cst.BaseExpression) -> bool:
     return bool(m.findall(value, m.ListComp() | m.SetComp() | m.DictComp() | m.GeneratorExp()))
 
 
-def _factor(node: cst.BaseExpression) -> str:
-    """Text of an expression, in parentheses where it may be no single factor."""
-    plain = isinstance(node, cst.Name | cst.Subscript | cst.Call)
-    return _text(node) if plain else f"({_text(node)})"
-
-
 class _Chunk(CallRule[Accumulate]):
     """Common part of chunking along the rows (axis 0) or the columns (axis 1) of the product."""
 
@@ -184,13 +178,14 @@ class ScaleBeforeDot(CallRule[Accumulate]):
         assert split is not None and item.loop is not None
         numpy, target = edit.ensure_import("jax.numpy", "jnp"), _text(item.target)
         left, right, part = map(kernel.fresh, ("left", "right", "part"))
-        dot, scales = split[0], _by_side(view, item, split[1])
+        dot, scales = split[0], _by_side(view, item.loop, item, [*map(_text, split[1])])
         edit.before(item.loop, f"{left}, {right} = [], []")
         pieces = []
-        for side, operand, factors_of in zip((left, right), (dot.lhs, dot.rhs), scales, strict=True):
-            wide = " * ".join([f"{_factor(operand)}.astype({numpy}.float32)", *map(_factor, factors_of)])
+        for side, operand, texts in zip((left, right), (dot.lhs, dot.rhs), scales, strict=True):
+            wide = " * ".join([f"({_text(operand)}).astype({numpy}.float32)", *(f"({s})" for s in texts)])
             # a name of its own: what one operand gives alone can be kept across a grid axis
-            pieces.append(f"{side}_{part} = ({wide}).astype({numpy}.bfloat16)\n{side} += [{side}_{part}]")
+            piece = f"{side}_{part} = ({wide}).astype({numpy}.bfloat16)\n{side} += [{side}_{part}]"
+            pieces.append(ast.unparse(ast.parse(piece)))
         edit.replace_statement(item.statement, "\n".join(pieces))
         edit.after(
             item.loop,
@@ -201,24 +196,21 @@ class ScaleBeforeDot(CallRule[Accumulate]):
             edit.remove(statement)
 
 
-def _by_side(
-    view: PallasCall, item: Accumulate, scales: Sequence[cst.BaseExpression]
-) -> tuple[list[cst.BaseExpression], list[cst.BaseExpression]]:
-    """The scales that vary along the rows (or not at all), and of those that vary along the columns.
+def _by_side(view: PallasCall, loop: cst.For, item: Accumulate, scales: Sequence[str]) -> list[list[str]]:
+    """The scales that vary along the rows or not at all, and those that vary along the columns.
 
     Raises Unsupported where a shape cannot be inferred, or varies along both.
     """
-    assert item.loop is not None
-    kernel, inference, by_side = view.kernel, Inference(view), ([], [])  # type: ignore[var-annotated]
-    before = takewhile(lambda s: s is not item.statement, item.loop.body.body)
-    lines = "".join(f"\n{indent(dedented(kernel, s), '    ')}" for s in before)
-    inference.run(f"for {kernel.code(item.loop.target)} in {kernel.code(item.loop.iter)}:{lines or ' pass'}")
+    before = takewhile(lambda s: s is not item.statement, loop.body.body)
+    lines = "".join(f"\n{indent(dedented(view.kernel, s), '    ')}" for s in before)
+    inference, by_side = Inference(view), [list[str](), list[str]()]
+    inference.run(f"for {_text(loop.target)} in {_text(loop.iter)}:{lines or ' pass'}")
     for scale in scales:
-        found = inference.value(ast.parse(_text(scale), mode="eval").body)
-        dims = found.dims if isinstance(found, ShapedValue) else ("",)
-        if len(dims) > 2 or (len(dims) == 2 and "1" not in dims):
+        found = inference.value(ast.parse(scale, mode="eval").body)
+        *over, rows, columns = ("1", "1", *(found.dims if isinstance(found, ShapedValue) else ("", "")))
+        if over[2:] or "1" not in (rows, columns):
             raise Unsupported("a scale that varies along rows and columns")
-        by_side[len(dims) > 0 and dims[-1] != "1"].append(scale)
+        by_side[columns != "1"].append(scale)
     return by_side
 
 

@@ -67,7 +67,8 @@ class WholeReductionBlock(CallRule[int]):
                     edit.replace(index, "0")
                 else:
                     kept.add(kernel.code(spec.shape[position]))
-            edit.transform(_map_parameters(spec), partial(without_parameter, position=axis))
+            assert isinstance(spec.map_node, cst.Lambda)
+            edit.transform(spec.map_node.params, partial(without_parameter, position=axis))
         if kept & set(widened):
             raise Unsupported("one name for the extents of the reduction and of another axis")
         edit.transform(view.grid_node, partial(without_element, position=axis))
@@ -86,12 +87,6 @@ class WholeReductionBlock(CallRule[int]):
         if kernel.enclosing(view.function, cst.FunctionDef) is not None:
             _widen_in_kernel(edit, view, {**widened, steps: "1"})
         _inline_whens(edit, view, axis)
-
-
-def _map_parameters(spec: Spec) -> cst.Parameters:
-    """Parameters of an index map that is a lambda."""
-    assert isinstance(spec.map_node, cst.Lambda)
-    return spec.map_node.params
 
 
 def _plain_indices(view: PallasCall, axis: int) -> bool:

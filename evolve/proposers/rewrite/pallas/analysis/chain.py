@@ -358,10 +358,5 @@ def take_from(edit: Edit, chain: Chain, read: dict[str, str]) -> None:
             edit.before(value.at, f"{value.name} = {read[value.name]}")
         else:
             bound.setdefault(value.at, []).append(f"{value.name} = {read[value.name]}")
-    for statement in chain.doomed:
-        if statement in bound:
-            edit.replace_statement(statement, "\n".join(bound.pop(statement)))
-        else:
-            edit.remove(statement)
-    for statement, lines in bound.items():
-        edit.replace_statement(statement, "\n".join(lines))
+    for statement in (*chain.doomed, *bound):
+        edit.replace_statement(statement, "\n".join(bound.get(statement, [])))
