@@ -5,6 +5,7 @@ two Ray nodes on this machine. Pages in a browser: ``tests/evolve/mlflow_mirror/
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import pty
@@ -23,6 +24,7 @@ from packaging.requirements import Requirement
 
 from testkit import FIXTURES, ROOT
 from testkit.children import clean_environment, wait_until
+from testkit.sample_campaign import write_sample
 from tilewright.evolve import cli
 from tilewright.evolve.campaign.config import campaign_file, load_config
 from tilewright.evolve.errors import JournalError
@@ -104,6 +106,8 @@ run quickstart --set search.lags=3                | did you mean 'lag'?
 run quickstart --set search.proposers=[magic]     | 'rewrite'
 run quickstart --set budget.evaluations=[         | not valid YAML
 run quickstart --set workers.count=0              | workers.count
+run quickstart --set 'workers.address=" "'        | workers.address
+run quickstart --set search.transfer=[nobody]     | there are: none yet
 run quickstart --llm-model m --llm-base-url host  | llm.base_url: must be an address such as http
 run quickstart --llm-base-url http://localhost:1  | needs a model (--llm-model)
 run quickstart --llm-replay nobody                | 'nobody' is unknown
@@ -157,6 +161,52 @@ def test_a_wrong_input_is_one_sentence_and_leaves_nothing(here, capsys, row):
     out, err = capsys.readouterr()
     assert named in err and err.startswith("tilewright: ") and err.count("\n") == 1, err
     assert not out and sorted(here.rglob("*")) == before
+
+
+@contextlib.contextmanager
+def without_override():
+    """Permissions of files bind root, as every other user, in this thread (capset of Linux)."""
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(0x20080522, 0)
+    kept = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
+    assert libc.capget(header, kept) == 0
+    less = (ctypes.c_uint32 * 6)(kept[0] & ~0b110, *kept[1:])  # DAC_OVERRIDE, DAC_READ_SEARCH
+    assert libc.capset(header, less) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, kept) == 0
+
+
+FORBIDDEN = f"""
+{TUNE} --args f32[8] --out lock/x  | lock/x: Permission denied
+tune secret.py:quick_gelu --args f32[8] | secret.py: Permission denied
+check secret.py                   | secret.py: Permission denied
+check lock                        | lock/reference.py: Permission denied
+check lock/x.py                   | lock/x.py: Permission denied
+program lock/x.py:f               | lock/x.py: Permission denied
+run quickstart --llm-replay lock/x | lock/x: Permission denied
+library list --library lock       | Permission denied
+ui                                | mlflow-server.log: Permission denied
+report                            | --output: cannot write
+"""
+
+
+def test_a_folder_for_reading_only_is_read_and_what_is_forbidden_is_one_sentence(here, capsys):
+    write_sample(here / ".tilewright/campaigns/theirs-001/journal.sqlite")
+    (here / ".tilewright/campaigns/none-001/journal.sqlite").mkdir(parents=True)
+    (here / "secret.py").write_text(TRITON)
+    (here / "lock").mkdir()
+    closed = [here / "lock", here / "secret.py"]
+    for path in (*here.rglob(".tilewright"), *here.rglob("theirs-001"), *closed):
+        path.chmod(0 if path in closed else 0o500)
+    with without_override():
+        assert cli.main(["status"]) == 0 and cli.main(["report", "--output", "mine.html"]) == 0
+        assert "none-001" not in capsys.readouterr().out
+        for row in FORBIDDEN.strip().split("\n"):
+            typed, named = (part.strip() for part in row.split("|"))
+            assert cli.main(shlex.split(typed)) == 2, row
+            err = capsys.readouterr().err
+            assert named in err and err.startswith("tilewright: ") and err.count("\n") == 1, err
 
 
 def test_every_command_says_what_it_does_and_shows_an_example(capsys):

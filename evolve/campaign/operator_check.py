@@ -5,10 +5,11 @@ never end. Each fault is one sentence that names the operator.
 """
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from tilewright.seeds.operator import (
     Workload,
 )  # fmt: skip
 from tilewright.workers.child.frames import dtype_named
+from tilewright.workers.child.launch import Deadline
 
 SECONDS = 60.0
 """Time limit of the inputs and of the oracle on the smallest checked shape."""
@@ -185,8 +187,11 @@ class _Check:
 
         # a daemon thread: code that hangs must not keep the process alive
         threading.Thread(target=run, daemon=True, name="operator's dry run").start()
+        deadline = Deadline(os.getpid(), self._seconds)
         try:
-            return done.result(self._seconds)
+            while not done.done() and (left := deadline.left()) > 0:
+                wait((done,), left)
+            return done.result(0)
         except (Exception, SystemExit) as error:
             if not done.done():
                 late = f"operator: {self._name} has a {what} that did not return within {self._seconds:g} s."

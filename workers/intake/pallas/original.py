@@ -183,6 +183,11 @@ def _alone(shard_map: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+def _load(ref: Any, idx: Any, mask: Any = None, other: Any = None) -> Any:
+    """``pl.load`` of older versions; what a mask leaves out was anything."""
+    return ref[idx] if other is None else jnp.where(mask, ref[idx], other)
+
+
 def _add_old_names() -> None:
     """Give JAX the names that public code uses from its older versions."""
     for module, name, now in (
@@ -190,8 +195,8 @@ def _add_old_names() -> None:
         (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
         (pltpu, "ANY", pl.ANY),
         (dtypes, "bit_width", dtypes.itemsize_bits),
-        (pl, "load", lambda ref, index: ref[index]),
-        (pl, "store", lambda ref, index, value: ref.__setitem__(index, value)),
+        (pl, "load", _load),
+        (pl, "store", lambda ref, idx, val, mask=None: pltpu.store(ref.at[idx], val, mask=mask)),
     ):
         if not hasattr(module, name):
             setattr(module, name, now)

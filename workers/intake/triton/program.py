@@ -50,9 +50,9 @@ from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, ker
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work, tiling_knobs
 from tilewright.workers.intake.triton.stub_device import stub_device
 from tilewright.workers.intake.triton.trace import Trace
-from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
+from tilewright.workers.runners.triton.tensors import load_module
 
 EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0)
 OWN_DRAWS = 4

@@ -31,8 +31,8 @@ def lowered(source):
 
 VARIANTS = {
     "fp8_blockwise_pointer.py": [
-        {"pieces": 2, "slots": 2, "parts": 2, "ahead": True},
-        {"consumers": 1, "pin": False, "stages": 1, "programs": 1, "ahead": False, "ring": False},
+        {"pieces": 2, "slots": 2, "parts": 2},
+        {"consumers": 1, "pin": False, "stages": 1, "programs": 1, "ring": False},
         {"consumers": 3, "skew": True, "walk_rows": 1},
     ],
     "matmul_masked.py": [
