@@ -73,30 +73,25 @@ class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
                 yield f"keep {what} of {', '.join(chain.refs)} over grid axis {axis}", (axis, chain)
 
     def change(self, edit: Edit, view: PallasCall, payload: tuple[int, Chain]) -> None:
-        kernel = view.kernel
-        axis, chain = payload
-        inner: set[int] = set()
-        for name in chain.refs:
-            ref = view.ref(name)
-            spec = ref.spec if ref is not None else None
-            assert spec is not None
-            inner |= {d for d in spec.grid_axes(kernel) if d > axis}
-        lead_dims = [kernel.code(view.grid[d]) for d in sorted(inner)]
-        buffers, narrow = reserve(edit, view, chain, lead_dims)
+        (axis, chain), kernel = payload, view.kernel
+        moving = [r.spec for r in view.inputs if r.name in chain.refs and r.spec is not None]
+        inner = {d for spec in moving for d in spec.grid_axes(kernel) if d > axis}
+        buffers, narrow = reserve(edit, view, chain, [kernel.code(view.grid[d]) for d in sorted(inner)])
         first = chain.first if narrow else _scope_start(view, chain.first)
         ids = {d: pinned_id(edit, view, d, first) for d in sorted({axis, *inner})}
         lead = [ids[d] for d in sorted(inner)]
         places = {
             value: f"{name}[{', '.join([*lead, *turn]) or '...'}]" for value, (name, *turn) in buffers.items()
         }
-        label, step, when = kernel.fresh("fill_cache"), kernel.fresh("one_step"), f"{view.pallas}.when"
+        label, step, fresh = map(kernel.fresh, ("fill_cache", "one_step", "is_fresh"))
         fill = f"def {label}():\n{indent(chain.body(places), '    ')}"
         if narrow:  # the simulator cannot cost one-byte dots beside the stores of what they read
-            edit.before(view.body[first], f"@{when}({ids[axis]} == 0)\n{fill}")
+            edit.before(view.body[first], f"@{view.pallas}.when({ids[axis]} == 0)\n{fill}")
         else:
-            start = f"def {step}(is_first):\n    if is_first:\n        {label}()"
+            start = f"def {step}({fresh}):\n    if {fresh}:\n        {label}()"
             edit.before(view.body[first], f"{fill}\n{start}")
-            calls = [f"{when}({ids[axis]} {at} 0)(lambda: {step}({at == '=='}))" for at in ("==", "!=")]
+            turns = (f"{ids[axis]} {at} 0)(lambda: {step}({at == '=='}))" for at in ("==", "!="))
+            calls = [f"{view.pallas}.when({turn}" for turn in turns]
             edit.transform(view.function.body, partial(_within, name=step, calls="\n".join(calls)))
         take_from(edit, chain, places)
         for sequential in {axis, *inner}:

@@ -149,7 +149,8 @@ class ChainFinder:
     def is_load(self, statement: cst.CSTNode) -> bool:
         """``x = ref[...]``: cheap, and no work to move."""
         found = assigned_value(statement)
-        return found is not None and _plain_read(found[1])
+        value = found[1] if found is not None else None
+        return isinstance(value, cst.Subscript) and isinstance(value.value, cst.Name)
 
     def links(self) -> list[cst.CSTNode]:
         """Assignments of the chain, loads included, in order."""
@@ -187,10 +188,6 @@ class ChainFinder:
         if scope is not None:
             outer |= set(definitions(scope)) | {p.name.value for p in scope.params.params}
         return outer
-
-
-def _plain_read(node: cst.BaseExpression) -> bool:
-    return isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name)
 
 
 def _work(node: cst.CSTNode) -> bool:
