@@ -1,12 +1,16 @@
 """Rules on the matrix product and its scales: chunks of rows or columns, another order of the scales, operands that
 are scaled before one long dot."""
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from textwrap import indent
 
 import libcst as cst
 import libcst.matchers as m
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
     Accumulate,
@@ -19,6 +23,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
     scaled_dot,
 )
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
+from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference, ShapedValue
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 
 _PLAIN = cst.Module(body=[])
@@ -172,21 +177,15 @@ class ScaleBeforeDot(CallRule[Accumulate]):
         split, kernel = scaled_dot(view.kernel, expanded(view, item)), view.kernel
         assert split is not None and item.loop is not None
         numpy, target = edit.ensure_import("jax.numpy", "jnp"), _text(item.target)
-        scaled, left, right = map(kernel.fresh, ("scaled", "left", "right"))
-        edit.before(
-            kernel.statement(view.function),
-            f"\n\ndef {scaled}(x, axis, scales):\n"
-            f'    """x times the scales that vary along axis only (single numbers with axis 0), in bfloat16."""\n'
-            f"    y = x.astype({numpy}.float32)\n    for scale in scales:\n"
-            f"        if scale.shape[axis] == scale.size and (scale.size > 1 or axis == 0):\n"
-            f"            y = y * scale\n    return y.astype({numpy}.bfloat16)",
-        )
-        dot, scales = split[0], f"({', '.join(map(_text, split[1]))},)"
+        left, right, part = map(kernel.fresh, ("left", "right", "part"))
+        dot, scales = split[0], _by_side(view, item.loop, item, [*map(_text, split[1])])
         edit.before(item.loop, f"{left}, {right} = [], []")
-        pieces = (
-            f"{left}.append({scaled}({_text(dot.lhs)}, 0, {scales}))",
-            f"{right}.append({scaled}({_text(dot.rhs)}, 1, {scales}))",
-        )
+        pieces = []
+        for side, operand, texts in zip((left, right), (dot.lhs, dot.rhs), scales, strict=True):
+            wide = " * ".join([f"({_text(operand)}).astype({numpy}.float32)", *(f"({s})" for s in texts)])
+            # a name of its own: what one operand gives alone can be kept across a grid axis
+            piece = f"{side}_{part} = ({wide}).astype({numpy}.bfloat16)\n{side} += [{side}_{part}]"
+            pieces.append(ast.unparse(ast.parse(piece)))
         edit.replace_statement(item.statement, "\n".join(pieces))
         edit.after(
             item.loop,
@@ -195,6 +194,24 @@ class ScaleBeforeDot(CallRule[Accumulate]):
         )
         for statement in absorbed(view, item):
             edit.remove(statement)
+
+
+def _by_side(view: PallasCall, loop: cst.For, item: Accumulate, scales: Sequence[str]) -> list[list[str]]:
+    """The scales that vary along the rows or not at all, and those that vary along the columns.
+
+    Raises Unsupported where a shape cannot be inferred, or varies along both.
+    """
+    before = takewhile(lambda s: s is not item.statement, loop.body.body)
+    lines = "".join(f"\n{indent(dedented(view.kernel, s), '    ')}" for s in before)
+    inference, by_side = Inference(view), [list[str](), list[str]()]
+    inference.run(f"for {_text(loop.target)} in {_text(loop.iter)}:{lines or ' pass'}")
+    for scale in scales:
+        found = inference.value(ast.parse(scale, mode="eval").body)
+        *over, rows, columns = ("1", "1", *(found.dims if isinstance(found, ShapedValue) else ("", "")))
+        if over[2:] or "1" not in (rows, columns):
+            raise Unsupported("a scale that varies along rows and columns")
+        by_side[columns != "1"].append(scale)
+    return by_side
 
 
 class ReassociateScale(CallRule[Accumulate]):

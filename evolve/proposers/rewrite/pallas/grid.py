@@ -1,15 +1,15 @@
 """Rules on grid axes: reduce within one step, and keep over an axis what every use quantises anew."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from textwrap import indent
 from typing import Any
 
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
-from tilewright.evolve.proposers.rewrite.dataflow import resolve
-from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.dataflow import definitions, resolve
+from tilewright.evolve.proposers.rewrite.edit import Edit, parse_statements
 from tilewright.evolve.proposers.rewrite.pallas.analysis.chain import Chain, find_chain, ordinal, take_from
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
 from tilewright.evolve.proposers.rewrite.pallas.analysis.shapes import Inference, ShapedValue, loop_count
@@ -23,62 +23,38 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
 )
 
 
-@dataclass(frozen=True)
-class Buffers:
-    """Scratch of a chain: the names of its references, and the helper that fills them."""
+def reserve(
+    edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]
+) -> tuple[dict[str, list[str]], bool]:
+    """Declare one scratch buffer per chain value, [*lead, turns of its loop?, *shape of the value].
 
-    helper: str
-    names: dict[str, str]
-
-
-def reserve(edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]) -> Buffers:
-    """Declare the helper and one scratch buffer per chain value: [*lead, parts?, *shape of the value]."""
+    By value the buffer's name and the number of the turn, if it has one; and whether a value has elements of a byte.
+    """
     kernel = view.kernel
     inference = Inference(view)
-    shaped = inference.run(chain.body)
-    helper = kernel.fresh("cache_tile")
-    edit.before(
-        kernel.statement(view.function), "\n\n" + chain.helper(helper, "Values kept across a grid axis.")
-    )
+    shaped = inference.run(chain.body({}))
     tpu = edit.ensure_import(PALLAS_TPU, "pltpu")
-    names, entries = {}, []
+    buffers, entries, dtypes = {}, [], []
     for value in chain.values:
-        names[value.name] = kernel.fresh(f"{value.name}_cache")
+        buffers[value.name] = [kernel.fresh(f"{value.name}_cache")]
         shape = shaped.get(value.name)
         if not isinstance(shape, ShapedValue) or shape.dtype is None:
             raise Unsupported(f"the shape of {value.name} cannot be inferred")
         dims = [*lead, *shape.dims]
         if value.loop is not None:
-            dims = [*lead, loop_count(inference, kernel, value.loop), *shape.dims]
-        entries.append((names[value.name], f"{tpu}.VMEM(({', '.join(dims)},), {shape.dtype})"))
+            dims.insert(len(lead), loop_count(inference, kernel, value.loop))
+            buffers[value.name].append(ordinal(kernel, value.loop) or "")
+        entries.append((buffers[value.name][0], f"{tpu}.VMEM(({', '.join(dims)},), {shape.dtype})"))
+        dtypes.append(shape.dtype)
     view.add_scratch(edit, entries)
-    return Buffers(helper, names)
-
-
-def fill_text(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: KernelSource) -> str:
-    """Statements that run the helper and store what it returns."""
-    lines = [f"{', '.join(chain.result(v) for v in chain.values)} = {chain.call(buffers.helper)}"]
-    index, part = kernel.fresh("part_index"), kernel.fresh("part")
-    for value in chain.values:
-        name = buffers.names[value.name]
-        if value.loop is not None:
-            lines.append(f"for {index}, {part} in enumerate({chain.result(value)}):")
-            lines.append(f"    {name}[{', '.join([*lead, index])}] = {part}")
-        else:
-            lines.append(f"{name}[{', '.join(lead) or '...'}] = {value.name}")
-    return "\n".join(lines)
-
-
-def read_texts(chain: Chain, buffers: Buffers, lead: Sequence[str], kernel: KernelSource) -> dict[str, str]:
-    texts = {}
-    for value in chain.values:
-        number = [ordinal(kernel, value.loop) or ""] if value.loop is not None else []
-        texts[value.name] = f"{buffers.names[value.name]}[{', '.join([*lead, *number]) or '...'}]"
-    return texts
+    return buffers, any("8" in dtype for dtype in dtypes)
 
 
 class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
-    """Compute a chain at the first step of a grid axis its inputs do not move with; reuse it from scratch."""
+    """Compute a chain at the first step of a grid axis its inputs do not move with; reuse it from scratch.
+
+    In the first step it stands beside the step's own work, whose dots it overlaps, but for values of one byte.
+    """
 
     name = "pallas_cache_across_axis"
     why = (
@@ -97,26 +73,54 @@ class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
                 yield f"keep {what} of {', '.join(chain.refs)} over grid axis {axis}", (axis, chain)
 
     def change(self, edit: Edit, view: PallasCall, payload: tuple[int, Chain]) -> None:
-        kernel = view.kernel
-        axis, chain = payload
-        inner: set[int] = set()
-        for name in chain.refs:
-            ref = view.ref(name)
-            spec = ref.spec if ref is not None else None
-            assert spec is not None
-            inner |= {d for d in spec.grid_axes(kernel) if d > axis}
-        lead_dims = [kernel.code(view.grid[d]) for d in sorted(inner)]
-        buffers = reserve(edit, view, chain, lead_dims)
-        anchor = view.body[chain.first]
-        ids = {d: pinned_id(edit, view, d, chain.first) for d in sorted({axis, *inner})}
+        (axis, chain), kernel = payload, view.kernel
+        moving = [r.spec for r in view.inputs if r.name in chain.refs and r.spec is not None]
+        inner = {d for spec in moving for d in spec.grid_axes(kernel) if d > axis}
+        buffers, narrow = reserve(edit, view, chain, [kernel.code(view.grid[d]) for d in sorted(inner)])
+        first = chain.first if narrow else _scope_start(view, chain.first)
+        ids = {d: pinned_id(edit, view, d, first) for d in sorted({axis, *inner})}
         lead = [ids[d] for d in sorted(inner)]
-        fill = fill_text(chain, buffers, lead, kernel)
-        label = kernel.fresh("fill_cache")
-        body = "\n".join("    " + line for line in fill.splitlines())
-        edit.before(anchor, f"@{view.pallas}.when({ids[axis]} == 0)\ndef {label}():\n{body}")
-        take_from(edit, chain, read_texts(chain, buffers, lead, kernel))
+        places = {
+            value: f"{name}[{', '.join([*lead, *turn]) or '...'}]" for value, (name, *turn) in buffers.items()
+        }
+        label, step, fresh = map(kernel.fresh, ("fill_cache", "one_step", "is_fresh"))
+        fill = f"def {label}():\n{indent(chain.body(places), '    ')}"
+        if narrow:  # the simulator cannot cost one-byte dots beside the stores of what they read
+            edit.before(view.body[first], f"@{view.pallas}.when({ids[axis]} == 0)\n{fill}")
+        else:
+            start = f"def {step}({fresh}):\n    if {fresh}:\n        {label}()"
+            edit.before(view.body[first], f"{fill}\n{start}")
+            turns = (f"{ids[axis]} {at} 0)(lambda: {step}({at == '=='}))" for at in ("==", "!="))
+            calls = [f"{view.pallas}.when({turn}" for turn in turns]
+            edit.transform(view.function.body, partial(_within, name=step, calls="\n".join(calls)))
+        take_from(edit, chain, places)
         for sequential in {axis, *inner}:
             view.make_sequential(edit, sequential)
+
+
+def _scope_start(view: PallasCall, first: int) -> int:
+    """The last top-level statement up to ``first`` from which on all bindings of a name can be one function's.
+
+    Raises Unsupported where a parameter of the kernel is bound again.
+    """
+    top = {node: number for number, statement in enumerate(view.body) for node in walk(statement)}
+    bound = definitions(view.function)
+    if bound.keys() & {ref.name for ref in view.refs}:
+        raise Unsupported("a reference that is bound again")
+    numbers = [[top[place] for place in found if place in top] for found in bound.values()]
+    while earlier := [min(n) for n in numbers if n and min(n) < first <= max(n)]:
+        first = min(earlier)
+    return first
+
+
+def _within(block: cst.IndentedBlock, name: str, calls: str) -> cst.IndentedBlock:
+    """The function ``name`` gets the statements after it as well, and its calls follow."""
+    body = list(block.body)
+    (place,) = (i for i, s in enumerate(body) if isinstance(s, cst.FunctionDef) and s.name.value == name)
+    inner = cst.IndentedBlock(body=[*body[place].body.body, *body[place + 1 :]])  # type: ignore[union-attr]
+    return block.with_changes(
+        body=[*body[:place], body[place].with_changes(body=inner), *parse_statements(calls)]
+    )
 
 
 def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
@@ -178,7 +182,8 @@ class WholeReductionBlock(CallRule[int]):
                     edit.replace(index, "0")
                 else:
                     kept.add(kernel.code(spec.shape[position]))
-            edit.transform(_map_parameters(spec), partial(without_parameter, position=axis))
+            assert isinstance(spec.map_node, cst.Lambda)
+            edit.transform(spec.map_node.params, partial(without_parameter, position=axis))
         if kept & set(widened):
             raise Unsupported("one name for the extents of the reduction and of another axis")
         edit.transform(view.grid_node, partial(without_element, position=axis))
@@ -197,12 +202,6 @@ class WholeReductionBlock(CallRule[int]):
         if kernel.enclosing(view.function, cst.FunctionDef) is not None:
             _widen_in_kernel(edit, view, {**widened, steps: "1"})
         _inline_whens(edit, view, axis)
-
-
-def _map_parameters(spec: Spec) -> cst.Parameters:
-    """Parameters of an index map that is a lambda."""
-    assert isinstance(spec.map_node, cst.Lambda)
-    return spec.map_node.params
 
 
 def _plain_indices(view: PallasCall, axis: int) -> bool:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _kept(folder: Path, row: Row, small: Grid, blocks: Blocks) -> Path:
     """The file of what is compiled: a small product that rows of one table share."""
-    told = [row.table.name, row.chip, blocks, list(small), recipe.toolchain()["libtpu"]]
+    told = [row.table.name.split(",")[0], row.chip, blocks, list(small), recipe.toolchain()["libtpu"]]
     return folder / "choices" / f"{key_of(told)}.json"
 
 

@@ -178,7 +178,11 @@ def resident(row: Row, blocks: Blocks) -> str:
     """
     if row.table.block or row.shape[0] < RESIDENT[row.chip]:
         return ""
-    asked = min(LIMITS[row.chip], _held(row, blocks, (2, 3)))
+    rows, columns, depth = blocks[:3]
+    asked = _held(row, blocks, (2, 3))
+    if row.table.generous:
+        asked = 16 * rows * depth + 8 * columns * depth + 32 * rows * columns
+    asked = min(LIMITS[row.chip], asked)
     left = CHIPS[row.chip].vmem_bytes - LEFT[row.chip] - asked
     rows, columns, depth = row.shape
     return "x" if 2 * rows * depth <= left else "w" if columns * depth <= left else ""

@@ -4,6 +4,9 @@ A row is a shape with the setting that tuning found best. ``sglang-jax`` publish
 is what that enumerates, but for blocks that XLA pads an operand for. ``tpu-inference`` publishes none; its rows hold
 divisors of the sides alone: a set is the divisors that are multiples of 128, with the row blocks of the table.
 
+Its int8 rows were tuned again in September 2025; those of the table before (``4fcf78eb``, August) are a table of their
+own, without the rows whose blocks are larger than the product.
+
 Commit ``c4844ea0`` of ``tpu-inference`` put rows of another kernel, with scales in blocks, in the place of 39 FP8 rows
 of the first: they have a fourth number, how many squares of the matrix unit are multiplied at a time.
 """
@@ -29,7 +32,8 @@ Blocks = tuple[int, ...]
 @dataclass(frozen=True)
 class Table:
     """A kernel's file below FOLDER, the block of its scales (0: one a column), types of x and w as multiplied, the
-    table's file if not beside the kernel, and how many numbers a setting has."""
+    table's file if not beside the kernel, how many numbers a setting has, and whether the kernel asked for four times
+    its double-buffered blocks and sums, as it did until August 2025."""
 
     name: str
     module: str
@@ -37,6 +41,7 @@ class Table:
     types: tuple[str, str]
     tuned: str = ""
     numbers: int = 3
+    generous: bool = False
 
 
 _SGL = "sglang-jax/python/sgl_jax/srt/kernels/quantized_matmul/quantized_matmul_kernels/blockwise_kernel.py"
@@ -44,9 +49,19 @@ _VLLM = "tpu_inference/kernels/quantized_matmul"
 _FP8, _BLOCKS = ("float8_e4m3fn", "float8_e4m3fn"), f"tpu-inference/{_VLLM}/blockwise_kernel.py"
 _BEFORE = f"tpu-inference-0786c01d/{_VLLM}/tuned_block_sizes.py"
 """As it was before ``c4844ea0``."""
+_AUGUST = f"tpu-inference-4fcf78eb/{_VLLM}/tuned_block_sizes.py"
 
 TABLES = (
     Table("tpu-inference int8", f"tpu-inference/{_VLLM}/kernel.py", 0, ("int8", "int8")),
+    Table(
+        "tpu-inference int8, August",
+        f"tpu-inference/{_VLLM}/kernel.py",
+        0,
+        ("int8", "int8"),
+        _AUGUST,
+        3,
+        True,
+    ),
     Table("tpu-inference fp8", f"tpu-inference/{_VLLM}/kernel.py", 0, _FP8, _BEFORE),
     Table("tpu-inference fp8 in blocks", _BLOCKS, 512, _FP8, "", 4),
     Table("sglang-jax w8a16", _SGL, 128, ("bfloat16", "float8_e4m3fn")),
@@ -67,16 +82,20 @@ def rows(table: Table, folder: Path, chip: str) -> list[Row]:
     """The rows of a table that were tuned on a chip, in its order."""
     beside = (folder / table.module).with_name("tuned_block_sizes.py")
     text = (folder / table.tuned if table.tuned else beside).read_text()
-    (raw,) = (
+    raw = next(
         ast.literal_eval(node.value)
         for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TUNED_BLOCK_SIZES_RAW"
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) in ("TUNED_BLOCK_SIZES_RAW", "TUNED_BLOCK_SIZES")
     )
+    types = ("bfloat16", True) if table.generous else table.types
     found = [
         Row(table, chip, tuple(shape), tuple(blocks))
         for (version, *shape, x_type, w_type), blocks in raw.items()
-        if (x_type, w_type) == table.types and VERSIONS[version] == chip and len(blocks) == table.numbers
+        if (x_type, w_type) == types and VERSIONS[version] == chip and len(blocks) == table.numbers
     ]
+    if table.generous:
+        found = [row for row in found if row.winner[0] <= row.shape[0]]
     found = found[:SWEPT] if table.module == _SGL and chip == "tpu7x" else found
     return [row for row in found if not any(map(mod, row.shape[1:], row.winner[1:]))]
 

@@ -92,7 +92,8 @@ def test_a_tree_that_is_kept_gives_the_children_of_a_fresh_one(language):
     "names",
     [
         ("pallas_cache_across_axis", "pallas_whole_reduction_block"),
-        ("pallas_scale_before_dot", "pallas_cache_across_axis", "pallas_whole_reduction_block"),
+        ("pallas_scale_before_dot", "keep right_part of w_ref, sw_ref over grid axis 0", "pallas_whole"),
+        ("pallas_scale_before_dot", "pallas_whole", "keep left_part of a_ref over grid axis 1"),
     ],
 )
 def test_rules_after_one_another_keep_a_kernel_right(names):
@@ -100,7 +101,7 @@ def test_rules_after_one_another_keep_a_kernel_right(names):
     source = operator.kernels["naive"].source
     params = {"block_m": 256, "block_n": 256, "block_k": 512, "vmem_mib": 62}
     for name in names:
-        rule, site = next(pair for pair in offers(source) if pair[0].name == name)
+        rule, site = next(pair for pair in offers(source) if name in f"{pair[0].name} {pair[1].description}")
         made = rewrite(source, params, rule, site, np.random.default_rng(0))
         source, params = made.source, dict(made.params)
     found = pallas_interpreter.readings(operator, gemm(256, 512, 1024), source, params, "spread")

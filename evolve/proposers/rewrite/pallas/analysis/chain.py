@@ -5,8 +5,9 @@ values and other such assignments. The *values* of a chain are what the rest of 
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import libcst as cst
 
@@ -43,27 +44,15 @@ class ChainValue:
 
 @dataclass
 class Chain:
+    """``body`` gives the text that computes every value, each then stored where a mapping from its name says."""
+
     refs: list[str]
-    statics: list[str]
     values: list[ChainValue]
     doomed: list[cst.CSTNode]
     """Statements that only the chain needs."""
     first: int
     """Index of the kernel's first top-level statement that takes part."""
-    body: str
-    """Text that computes every value; a value in a loop ends in a list ``<name>_parts``."""
-
-    def result(self, value: ChainValue) -> str:
-        return f"{value.name}_parts" if value.loop is not None else value.name
-
-    def helper(self, name: str, description: str) -> str:
-        lines = [f"def {name}({', '.join([*self.refs, *self.statics])}):", f'    """{description}"""']
-        lines += ["    " + line if line else "" for line in self.body.splitlines()]
-        lines.append("    return " + ", ".join(self.result(v) for v in self.values))
-        return "\n".join(lines)
-
-    def call(self, helper: str) -> str:
-        return f"{helper}({', '.join([*self.refs, *(f'{s}={s}' for s in self.statics)])})"
+    body: Callable[[Mapping[str, str]], str]
 
 
 def ordinal(kernel: KernelSource, loop: cst.For) -> str | None:
@@ -160,7 +149,8 @@ class ChainFinder:
     def is_load(self, statement: cst.CSTNode) -> bool:
         """``x = ref[...]``: cheap, and no work to move."""
         found = assigned_value(statement)
-        return found is not None and _plain_read(found[1])
+        value = found[1] if found is not None else None
+        return isinstance(value, cst.Subscript) and isinstance(value.value, cst.Name)
 
     def links(self) -> list[cst.CSTNode]:
         """Assignments of the chain, loads included, in order."""
@@ -200,10 +190,6 @@ class ChainFinder:
         return outer
 
 
-def _plain_read(node: cst.BaseExpression) -> bool:
-    return isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name)
-
-
 def _work(node: cst.CSTNode) -> bool:
     return any(isinstance(n, cst.BinaryOperation | cst.Call) for n in walk(node))
 
@@ -235,11 +221,10 @@ def find_chain(view: PallasCall, refs: Sequence[str]) -> Chain | None:
     if count < MINIMUM_WORK:
         return None
     used = [r.name for r in view.inputs if r.name in names]
-    statics = [s for s in view.keyword_names if s in names]
     doomed = _superfluous_statements(finder, computed, links, values)
     first = min(finder.placed[v.at][0] for v in values if v.at is not None)
     first = min([first, *(finder.placed[s][0] for s in computed if s in set(needed))])
-    return Chain(used, statics, values, doomed, first, _body(finder, needed, values))
+    return Chain(used, values, doomed, first, partial(_body, finder, needed, values))
 
 
 def _named_values(
@@ -330,9 +315,19 @@ def _superfluous_statements(
     return [*computed, *(s for s in loads if not (set((assigned_value(s) or ([], None))[0]) & left))]
 
 
-def _body(finder: ChainFinder, needed: Sequence[cst.CSTNode], values: Sequence[ChainValue]) -> str:
+def _body(
+    finder: ChainFinder,
+    needed: Sequence[cst.CSTNode],
+    values: Sequence[ChainValue],
+    places: Mapping[str, str],
+) -> str:
     kernel, wanted = finder.kernel, set(needed)
-    lines = [f"{v.name}_parts = []" for v in values if v.loop is not None]
+
+    def after(here: Sequence[ChainValue]) -> list[str]:
+        lines = [f"{v.name} = {kernel.code(v.inline)}" for v in here if v.inline is not None]
+        return lines + [f"{places[v.name]} = {v.name}" for v in here if v.name in places]
+
+    lines: list[str] = []
     for position, statement in enumerate(finder.view.body):
         if statement in wanted:
             lines.append(dedented(kernel, statement))
@@ -342,17 +337,11 @@ def _body(finder: ChainFinder, needed: Sequence[cst.CSTNode], values: Sequence[C
                 for p, s, loop in finder.levels
                 if p == position and loop is statement and s in wanted
             ]
-            here = [v for v in values if v.loop is statement]
-            inner += [f"{v.name} = {kernel.code(v.inline)}" for v in here if v.inline is not None]
-            inner += [f"{v.name}_parts.append({v.name})" for v in here]
+            inner += after([v for v in values if v.loop is statement])
             if inner:
                 lines.append(f"for {kernel.code(statement.target)} in {kernel.code(statement.iter)}:")
                 lines += ["    " + line for text in inner for line in text.splitlines()]
-        lines += [
-            f"{v.name} = {kernel.code(v.inline)}"
-            for v in values
-            if v.at is statement and v.inline is not None and v.loop is None
-        ]
+        lines += after([v for v in values if v.at is statement and v.loop is None])
     return "\n".join(lines)
 
 
@@ -366,10 +355,5 @@ def take_from(edit: Edit, chain: Chain, read: dict[str, str]) -> None:
             edit.before(value.at, f"{value.name} = {read[value.name]}")
         else:
             bound.setdefault(value.at, []).append(f"{value.name} = {read[value.name]}")
-    for statement in chain.doomed:
-        if statement in bound:
-            edit.replace_statement(statement, "\n".join(bound.pop(statement)))
-        else:
-            edit.remove(statement)
-    for statement, lines in bound.items():
-        edit.replace_statement(statement, "\n".join(lines))
+    for statement in (*chain.doomed, *bound):
+        edit.replace_statement(statement, "\n".join(bound.get(statement, [])))
