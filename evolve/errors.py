@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class JournalError(UserError):
     """The journal cannot be opened, is locked by a living campaign, or is damaged."""
+
+
+class SeedFailed(UserError):
+    """A seed kernel does not pass: the campaign has no result to keep."""

@@ -1,20 +1,21 @@
 """What a campaign will say of its seed, asked beforehand: by the same operator, suite, gates, inputs and target."""
 
+from __future__ import annotations
+
 import math
 import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.campaign.loop import failure_text, gate_seed
 from tilewright.evolve.campaign.preparation import pool_settings
 from tilewright.evolve.campaign.resolve import resolve
-from tilewright.evolve.errors import UserError
+from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.intake import folder
 from tilewright.evolve.intake.tune import Request, config_of, write_operator
-from tilewright.evolve.run import CampaignOutcome, SeedFailed
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation, GateReading, Verdict
 from tilewright.fitness.targets import Target
@@ -22,6 +23,9 @@ from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice
 from tilewright.workers.intake.judge import bounds
+
+if TYPE_CHECKING:  # the search, which a check does not need
+    from tilewright.evolve.run import CampaignOutcome
 
 SECONDS = 300.0
 """Most that the seed's evaluation may take."""

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.evolve.campaign.loop import StopReason
-from tilewright.evolve.errors import UserError
+from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.intake.folder import CALLS, put
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
-from tilewright.evolve.run import CampaignOutcome, SeedFailed
+from tilewright.evolve.run import CampaignOutcome
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.targets import Target
 from tilewright.workers.intake.calls.sizes import label_of

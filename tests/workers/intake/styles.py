@@ -270,13 +270,13 @@ def _together(x, factor):
 
 @functools.cache
 def _half(device, dtype):
-    return torch.full((1,), 0.5, dtype=dtype, device=device)
+    return torch.tensor([0.5], dtype=dtype, device=device)
 
 
 @triton.jit
 def _scaled(x_ptr, by_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * tl.load(by_ptr), mask=at < n)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * tl.load(by_ptr), mask=~(at >= n))
 
 
 def together(x, factor):

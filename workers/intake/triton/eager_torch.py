@@ -35,7 +35,7 @@ class _Symbol:
 
 
 def without_compiler() -> None:
-    """Put stand-ins in place of ``torch._dynamo``, of its symbolic sizes, and of the algebra under them, unless they are
+    """Put stand-ins in place of ``torch._dynamo``, of symbolic sizes, and of the algebra under them, unless they are
     there."""
     plain: dict[str, object] = {
         **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), bool),

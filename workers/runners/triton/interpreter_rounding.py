@@ -53,11 +53,11 @@ def _method(name: str) -> Callable[[Any], Any]:
 
 
 def _all_ones(self: Any, kind: Any) -> Any:
-    """The constant of ``~``: of an unsigned type numpy makes no -1."""
+    """The constant of ``~``: of an unsigned type numpy makes no -1, and of a truth value it is True."""
     made = interpreter._get_np_dtype(kind.scalar)
-    if made.kind not in "iu":
+    if made.kind not in "iub":
         raise TypeError(f"unsupported type {kind}")
-    return interpreter.TensorHandle(np.full(1, -1, dtype=f"i{made.itemsize}").view(made), kind.scalar)
+    return interpreter.TensorHandle(~np.zeros(1, dtype=made), kind.scalar)
 
 
 def repair() -> None:
