@@ -4,7 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # An index or folder that pip is told about is passed on to uv, which does not read pip's settings.
 FIND_LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
-INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(FIND_LINKS) -c constraints.txt
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS) -c constraints.txt
+# Children may not write bytecode: what they import is compiled here, a third of what uv would compile. Python compiles
+# the rest when it is first imported.
+CHILDREN := cuda filelock jax jaxlib ml_dtypes mpmath numpy opt_einsum pydantic pygments sympy torch torchgen triton
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $$(ls -d $(CHILDREN:%=$(VENV)/lib/python3*/site-packages/%) 2>/dev/null)
 
 .PHONY: quickstart test test-all setup lint ui report browser clean
 .DEFAULT_GOAL := quickstart
@@ -15,10 +19,12 @@ $(BIN)/uv:
 
 $(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/uv
 	$(INSTALL) -e '.[tpu]'
+	-$(COMPILE)
 	touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/uv
 	$(INSTALL) -e '.[tpu,cuda,llm,dev]'
+	-$(COMPILE)
 	touch $@ $(VENV)/.run-installed
 
 setup: $(VENV)/.run-installed

@@ -56,7 +56,9 @@ EXAMPLES = {
 }
 """What ``--help`` of each command shows."""
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.EROFS)
+_NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.EROFS)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+"""Errors that the user can mend, of writing anywhere and of a file that has a name."""
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns the exit code."""
@@ -77,11 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in _UNWRITABLE:
+        if error.errno not in (_NO_PLACE if error.filename is None else _NO_PLACE + _FORBIDDEN):
             raise
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # what was not written must not be tried again at the end
+        # What was not written must not be tried again at the end.
+        with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         place = shorten(str(error.filename or "standard output"), 200)
         return _refused(f"cannot write or open {place}: {error.strerror}.")
@@ -206,9 +207,8 @@ def _parser() -> argparse.ArgumentParser:
     add_commands(commands, _register)
     add_intake_commands(commands, _tell)
     add_program_command(commands)
-    for (
-        listed
-    ) in commands._choices_actions:  # argparse lists a command's sentence, and its own help leaves it out
+    for listed in commands._choices_actions:
+        # argparse lists a command's sentence, and its own help leaves it out.
         commands.choices[listed.dest].description = f"{str(listed.help)[0].upper()}{str(listed.help)[1:]}."
     for name, command in commands.choices.items():
         command.epilog = f"example: tilewright {EXAMPLES[name]}"

@@ -116,12 +116,8 @@ def _cuda() -> Diagnosis:
     try:
         target = load_target(named_target(LOCAL))
     except (UserError, UnknownTarget) as error:
-        return Diagnosis(
-            f"target {LOCAL}",
-            False,
-            str(error).partition(" here: ")[2].rstrip(".") or str(error),
-            needed=False,
-        )
+        reason = str(error).partition(" here: ")[2].rstrip(".") or str(error)
+        return Diagnosis(f"target {LOCAL}", False, reason, needed=False)
     return replace(_target(target), part=f"target {LOCAL}")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from testkit import CORPUS, ROOT
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Rule, Unsupported
 from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.fitness.dialect import check as dialect_check
 
@@ -75,6 +76,26 @@ def _source(name: str, entry: Mapping) -> str:
 def inherited(case: Case, params: Mapping) -> dict:
     """The child's parameters, with the case's values where both have one: inputs fit those."""
     return {name: case.params.get(name, value) for name, value in params.items()}
+
+
+@functools.cache
+def rewritten(rule: type[Rule], source: str) -> str:
+    """A source after a rule on the one place that it finds there. Raises Unsupported."""
+    made, kernel = rule(), KernelSource(source)
+    (site,) = made.sites(kernel)
+    child = made.apply(kernel, site, np.random.default_rng(0))
+    assert child is not None
+    return child.source
+
+
+@functools.cache
+def refusal(rule: type[Rule], source: str) -> str:
+    """Why a rule leaves a source; "" where it does not."""
+    try:
+        rewritten(rule, source)
+    except Unsupported as error:
+        return str(error)
+    return ""
 
 
 def propose_all(case: Case) -> list[Trial]:

@@ -1,7 +1,11 @@
-"""Scheduling of tests that share one costly fixture."""
+"""Processes and fixtures that tests share because they are costly."""
+
+import gc
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from testkit.templates import SharedTemplate
 
 TOGETHER = "exploits/test_triton.py"
 """One worker starts one station for all exploits. pytest 9.2 keeps no node id that xdist 3.8 could add a group to."""
@@ -18,3 +22,26 @@ class TestOrFile(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)  # the study of mutants runs pytest without its plugins
 def pytest_xdist_make_scheduler(config, log):
     return TestOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_collection_finish(session):
+    """What was imported stays: the garbage collector need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_setup(item):
+    """Full collections are rare: kernels that JAX interprets with races detected make very many objects that stay.
+
+    Set for each test, since a campaign sets its own.
+    """
+    gc.set_threshold(20_000, 20, 100)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_templates():
+    """What children are forked from starts once for all tests of a process; ``tests/workers/child`` tests its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("cascade.modelled", "child.forked_children"):
+            patch.setattr(f"tilewright.workers.{module}.Template", SharedTemplate)
+        yield

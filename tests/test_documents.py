@@ -32,7 +32,7 @@ STUDY = re.compile(r"python -m (experiments[\w.]*\w)([^`\n#]*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 CAMPAIGN = re.compile(r"tilewright run ([\w-]+)(?![\w./-])")
 
-QUESTIONS = 63
+QUESTIONS = 68
 
 
 def _id(page):

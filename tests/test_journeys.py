@@ -5,6 +5,7 @@ two Ray nodes on this machine. Pages in a browser: ``tests/evolve/mlflow_mirror/
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import pty
@@ -23,6 +24,7 @@ from packaging.requirements import Requirement
 
 from testkit import FIXTURES, ROOT
 from testkit.children import clean_environment, wait_until
+from testkit.sample_campaign import write_sample
 from tilewright.evolve import cli
 from tilewright.evolve.campaign.config import campaign_file, load_config
 from tilewright.evolve.errors import JournalError
@@ -73,7 +75,6 @@ def here(tmp_path, monkeypatch):
     files = {
         "mine.py": TRITON, "jaxed.py": PALLAS, "broken.py": "def f(:", "empty.yaml": "", "words.yaml": "hello",
         "half.yaml": "name: [",
-        "typo.yaml": "name: x\noperator: a/b\ntarget: tpu7x\nsuite: s\nbudgets: {evaluations: 2}\n",
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -94,7 +95,6 @@ run .                                             | Is a directory
 run half.yaml                                     | not valid YAML at line
 run words.yaml                                    | mapping of campaign keys
 run empty.yaml                                    | mapping of campaign keys
-run typo.yaml                                     | did you mean 'budget'?
 run quickstrat                                    | did you mean 'quickstart'?
 run quickstart --evaluations 0                    | quickstart: budget.evaluations
 run quickstart --evaluations many                 | --evaluations: invalid int value: 'many'
@@ -104,6 +104,8 @@ run quickstart --set search.lags=3                | did you mean 'lag'?
 run quickstart --set search.proposers=[magic]     | 'rewrite'
 run quickstart --set budget.evaluations=[         | not valid YAML
 run quickstart --set workers.count=0              | workers.count
+run quickstart --set 'workers.address=" "'        | workers.address
+run quickstart --set search.transfer=[nobody]     | there are: none yet
 run quickstart --llm-model m --llm-base-url host  | llm.base_url: must be an address such as http
 run quickstart --llm-base-url http://localhost:1  | needs a model (--llm-model)
 run quickstart --llm-replay nobody                | 'nobody' is unknown
@@ -128,6 +130,7 @@ library warm --library nowhere                    | nothing is promoted
 tune                                              | FILE:FUNCTION
 tune nofile.py:f                                  | nofile.py does not exist
 tune mine.py                                      | names no function
+tune 'mine.py:a b' --args f32[8]                  | names no function
 tune broken.py:f --args f32[8]                    | broken.py is not Python: line 1
 {TUNE}                                            | --args is missing
 {TUNE} --args f32[8                               | cannot be read; write for example
@@ -157,6 +160,48 @@ def test_a_wrong_input_is_one_sentence_and_leaves_nothing(here, capsys, row):
     out, err = capsys.readouterr()
     assert named in err and err.startswith("tilewright: ") and err.count("\n") == 1, err
     assert not out and sorted(here.rglob("*")) == before
+
+
+@contextlib.contextmanager
+def without_override():
+    """Permissions of files bind root, as every other user, in this thread (capset of Linux)."""
+    libc, header, kept = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, kept) == 0
+    less = (ctypes.c_uint32 * 6)(kept[0] & ~0b110, *kept[1:])  # DAC_OVERRIDE, DAC_READ_SEARCH
+    assert libc.capset(header, less) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, kept) == 0
+
+
+FORBIDDEN = f"""
+{TUNE} --args f32[8] --out lock/x  | lock/x: Permission denied
+tune secret.py:quick_gelu --args f32[8] | secret.py: Permission denied
+check secret.py                   | secret.py: Permission denied
+check lock                        | lock/reference.py: Permission denied
+program lock/x.py:f               | lock/x.py: Permission denied
+run quickstart --llm-replay lock/x | lock/x: Permission denied
+ui                                | mlflow-server.log: Permission denied
+report                            | --output: cannot write
+"""
+
+
+def test_a_folder_for_reading_only_is_read_and_what_is_forbidden_is_one_sentence(here, capsys):
+    write_sample(here / ".tilewright/campaigns/theirs-001/journal.sqlite")
+    (here / ".tilewright/campaigns/none-001/journal.sqlite").mkdir(parents=True)
+    (here / "secret.py").touch(0)
+    (here / "lock").mkdir(0)
+    for name in (".tilewright/campaigns/theirs-001", ".tilewright"):
+        (here / name).chmod(0o500)
+    with without_override():
+        assert cli.main(["status"]) == 0 and cli.main(["report", "--output", "mine.html"]) == 0
+        assert "none-001" not in capsys.readouterr().out
+        for row in FORBIDDEN.strip().split("\n"):
+            typed, named = (part.strip() for part in row.split("|"))
+            assert cli.main(shlex.split(typed)) == 2, row
+            err = capsys.readouterr().err
+            assert named in err and err.startswith("tilewright: ") and err.count("\n") == 1, err
 
 
 def test_every_command_says_what_it_does_and_shows_an_example(capsys):
@@ -227,6 +272,7 @@ MEANINGLESS = r"headroom|left\b|gain|faster|slower|GB/s|TFLOP/s"
 SESSION: list[tuple[str, int, list[str], str]] = [
     (f"{TUNE} {GELU}", 0, [r"knob .*BLOCK", r"winner: quick_gelu_tuned/quick_gelu\.py"], MEANINGLESS),
     (f"{TUNE} {GELU}", 0, [r"winner: quick_gelu_tuned_2/quick_gelu\.py"], MEANINGLESS),
+    ("check mine.py:quik_gelu --args f32[8]", 2, ["defines no quik_gelu; did you mean quick_gelu?"], "reason"),
     ("check jaxed.py", 0, [r"functions .*squared_relu", "0 problem"], "torch"),
     (f"check jaxed.py:squared_relu {RELU.partition(' --eval')[0]}", 0, ["passes as a campaign's seed"], "InitGoogle"),
     (f"tune jaxed.py:squared_relu {RELU}", 0, [r"tpu7x \(modelled\)", r"winner: squared_relu_tuned/"],
@@ -259,12 +305,9 @@ def test_a_day_at_the_terminal(here):
     assert campaign.budget.evaluations == 2 and (Path(campaign.operator).parent / "operator.py").is_file()
 
 
+# A busy machine starts late.
 PATIENT = {"RAY_raylet_start_wait_time_s": "200", "RAY_gcs_server_request_timeout_seconds": "100"}
-RAY_ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": "t" * 64,
-    **PATIENT,
-}  # a busy machine starts late
+RAY_ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64, **PATIENT}
 
 
 @pytest.fixture

@@ -266,7 +266,7 @@ def duplicate(request: KernelRequest, artefact: str | None) -> Failure | None:
     return Failure(Verdict.DUPLICATE, f"compiles to the same artefact {artefact} as {earlier}")
 
 
-def one_line(text: str, limit: int = 240) -> str:
+def one_line(text: str) -> str:
     """Text as a verdict's reason: one line, cut, and nothing in it that a terminal would obey: a candidate wrote it."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return line if len(line) <= limit else line[: limit - 3] + "..."
+    return line if len(line) <= 240 else line[:237] + "..."

@@ -143,7 +143,7 @@ class WorkerConfig(_Section):
     """``count`` defaults to one a core. Limits hold for one candidate's child process."""
 
     count: int | None = Field(default=None, ge=1, le=4096)
-    address: str | None = None
+    address: str | None = Field(default=None, pattern=r"^\S+$")
     memory_gib: float = Field(default=8.0, gt=0, le=2**20)
     check_seconds: float = Field(default=90.0, gt=0)
     measure_seconds: float = Field(default=180.0, gt=0)

@@ -63,7 +63,7 @@ class Choice:
     high: float
 
 
-def choose(comparison: Comparison, margin: float = MARGIN, most: int = MOST_GENOMES) -> list[Choice]:
+def choose(comparison: Comparison) -> list[Choice]:
     """One genome for each workload, few distinct ones. Raises ValueError for a comparison without genomes."""
     genomes, workloads = comparison.genomes, list(comparison.rounds)
     if not genomes:
@@ -72,10 +72,10 @@ def choose(comparison: Comparison, margin: float = MARGIN, most: int = MOST_GENO
     default = min(genomes, key=lambda g: sum(math.log(t) for t in seconds[g].values()))
     chosen = dict.fromkeys(workloads, default)
     kept = [default]
-    while len(kept) < min(most, len(genomes)):
+    while len(kept) < min(MOST_GENOMES, len(genomes)):
         offers = {g: _gains(comparison, seconds, chosen, g) for g in genomes if g not in kept}
         best = max(offers, key=lambda g: sum(offers[g].values()))
-        if sum(offers[best].values()) / len(workloads) < math.log1p(margin):
+        if sum(offers[best].values()) / len(workloads) < math.log1p(MARGIN):
             break
         kept.append(best)
         chosen.update(dict.fromkeys(offers[best], best))

@@ -21,7 +21,7 @@ import numpy as np
 
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.convergence import Convergence
-from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal, in_memory
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Searcher, in_memory
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
@@ -84,12 +84,6 @@ class Record(Protocol):
     def add_candidate(self, candidate: Candidate) -> None: ...
 
     def add_evaluation(self, index: int, evaluation: Evaluation) -> None: ...
-
-
-class Searcher(Protocol):
-    """Chooses the next proposal; a portfolio of proposers."""
-
-    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None: ...
 
 
 class EliteStore(Protocol):

@@ -5,10 +5,8 @@ never end. Each fault is one sentence that names the operator.
 """
 
 import functools
-import math
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -29,7 +27,7 @@ from tilewright.seeds.operator import (
     Workload,
 )  # fmt: skip
 from tilewright.workers.child.frames import dtype_named
-from tilewright.workers.child.launch import waiting_seconds
+from tilewright.workers.child.launch import Deadline
 
 SECONDS = 60.0
 """Time limit of the inputs and of the oracle on the smallest checked shape."""
@@ -189,22 +187,17 @@ class _Check:
 
         # a daemon thread: code that hangs must not keep the process alive
         threading.Thread(target=run, daemon=True, name="operator's dry run").start()
-        pid, began = os.getpid(), time.monotonic()
-        before = waiting_seconds(pid, math.inf)
-        left = self._seconds
-        while (
-            left > 0 and not wait([done], min(left, 1.0)).done
-        ):  # of a busy machine's time no more than three parts
-            waited = min(max(0.0, waiting_seconds(pid, math.inf) - before), 3 * self._seconds)
-            left = self._seconds + waited - (time.monotonic() - began)
+        deadline = Deadline(os.getpid(), self._seconds)
         try:
+            while not done.done() and (left := deadline.left()) > 0:
+                wait((done,), left)
             return done.result(0)
         except (Exception, SystemExit) as error:
             if not done.done():
-                late = f"operator: {self._name} has a {what} that did not return within {self._seconds:g} s."
+                late = f"operator: {self._name} has {what} that did not return within {self._seconds:g} s."
                 raise UserError(late) from error
             reason = told(error)
-            raise UserError(f"operator: {self._name} has a {what} that raises {reason}.") from error
+            raise UserError(f"operator: {self._name} has {what} that raises {reason}.") from error
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

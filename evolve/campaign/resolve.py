@@ -77,14 +77,22 @@ RACING_PAYS: Mapping[FigureKind, int] = {FigureKind.MEASURED: 8, FigureKind.MODE
 each part of the suite; a modelled workload costs its compilation and nothing else."""
 
 
+def target_of(config: CampaignConfig) -> Target:
+    """The target that the configuration names. Raises UserError."""
+    try:
+        return load_target(named_target(config.target))
+    except UnknownTarget as error:
+        raise UserError(f"{error}.") from error
+
+
 def resolve(config: CampaignConfig) -> Resolved:
     """Look up everything the configuration names. Raises UserError."""
     try:
         operator = load_operator(config.operator)
-        config = config.model_copy(update={"target": named_target(config.target)})
-        target = load_target(config.target)
-    except (UnknownOperator, UnknownTarget) as error:
+    except UnknownOperator as error:
         raise UserError(f"{error}.") from error
+    target = target_of(config)
+    config = config.model_copy(update={"target": target.name})
     if config.search.racing and target.compile_only:
         raise UserError(f"search.racing: target {target.name} only compiles and ranks nothing; leave it off.")
     suite = operator.suites.get(config.suite)

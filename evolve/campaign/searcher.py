@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tilewright.evolve.campaign.config import LlmConfig
-from tilewright.evolve.campaign.loop import Searcher
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.campaign.transfer import LeadsFirst, leads_of, read_earlier, records_of, related
 from tilewright.evolve.errors import UserError
@@ -32,7 +31,7 @@ from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, Param
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import POINTS, History, Proposer
+from tilewright.evolve.record.history import POINTS, History, Proposer, Searcher
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.fitness import dialect
@@ -107,9 +106,12 @@ def foretelling(proposers: Sequence[Proposer]) -> Callable[[History], float | No
 
 
 def with_earlier(resolved: Resolved, home: Path) -> Resolved:
-    """With the campaigns that ``search.transfer: auto`` stands for, so that a resume uses the same."""
+    """With the campaigns that ``search.transfer: auto`` stands for, so that a resume uses the same.
+    Raises UserError for a campaign that is named and unknown."""
     config = resolved.config
     if config.search.transfer != "auto":
+        for named in config.search.transfer:
+            find_campaign(home, named)
         return resolved
     sources = {start.genome.source for start in resolved.starts}
     if config.llm is not None and config.llm.replay is not None:

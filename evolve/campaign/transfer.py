@@ -10,14 +10,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
-from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal
+from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal, Searcher
 from tilewright.evolve.record.home import JOURNAL, campaigns, find_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
@@ -60,7 +59,6 @@ def related(
     target: str,
     sources: Collection[str],
     space_of: SpaceOf,
-    most: int = MOST_RELATED,
 ) -> tuple[str, ...]:
     """Ids of the latest finished campaigns of this home that searched this operator on this target, or one of these
     sources, and know points of this campaign's spaces."""
@@ -70,7 +68,7 @@ def related(
     except UserError:
         return ()  # creating the campaign reports what is wrong with the folder
     for folder in reversed(known):
-        if len(found) == most:
+        if len(found) == MOST_RELATED:
             break
         try:
             with Journal(folder / JOURNAL) as journal:
@@ -134,7 +132,7 @@ def records_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[SourceReco
     return records
 
 
-def leads_of(earlier: Sequence[Earlier], space_of: SpaceOf, count: int = LEADS) -> list[Genome]:
+def leads_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[Genome]:
     """The legal points that did best over all campaigns, distinct.
 
     What is good on one workload may be best for another, but what is good on most is the safer bet. A point
@@ -156,11 +154,7 @@ def leads_of(earlier: Sequence[Earlier], space_of: SpaceOf, count: int = LEADS) 
             standing[genome_id] += float((known.min() if math.isnan(target) else target) - known.max())
     worked = {g.id for part in earlier for g, _ in part.successes()}
     ranked = sorted((i for i in genomes if i in worked), key=lambda i: -standing[i])
-    return [genomes[genome_id] for genome_id in ranked[:count]]
-
-
-class _Searcher(Protocol):
-    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None: ...
+    return [genomes[genome_id] for genome_id in ranked[:LEADS]]
 
 
 @dataclass(frozen=True)
@@ -168,7 +162,7 @@ class LeadsFirst:
     """A searcher that offers the leads first. The lineage names ``proposer`` and ``origin`` beside each."""
 
     leads: Sequence[Genome]
-    then: _Searcher
+    then: Searcher
     proposer: str = "transfer"
     origin: str = "from an earlier campaign"
 

@@ -9,13 +9,12 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.workers.child.launch import ROOT
+from tilewright.workers.child.launch import ROOT, Deadline
 
 if TYPE_CHECKING:
     from tilewright.fitness.targets import Target
@@ -66,14 +65,17 @@ class Intake:
         self, request: Mapping[str, Any], seconds: float, meanwhile: Callable[[], None]
     ) -> tuple[bytes, bytes]:
         """What it writes to both outputs. Raises subprocess.TimeoutExpired."""
-        began = time.monotonic()
+        deadline = Deadline(self._process.pid, seconds)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended early, and says why on its other output
             self._process.stdin.write(json.dumps(request).encode())
             self._process.stdin.close()
         self._process.stdin = None
         meanwhile()
-        return self._process.communicate(timeout=max(1.0, seconds - (time.monotonic() - began)))
+        while (left := deadline.left()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._process.communicate(timeout=max(1.0, left))
+        raise subprocess.TimeoutExpired(self.program, seconds)
 
     def close(self) -> None:
         """Kill it, where it still runs."""
@@ -176,12 +178,8 @@ def calls_of_files(places: Sequence[str], of: Path, values: Path | None = None) 
         if not Path(file or ".").is_file():
             raise UserError(f"--call: {place!r} names no file; write FILE.py, or FILE.py:NAME.")
     program = [sys.executable, "-m", "tilewright.workers.intake.calls.file_calls"]
-    command = [
-        *program,
-        str(of) if of.suffix == ".py" else "",
-        str(values or ""),
-        *(p for pair in pairs for p in pair),
-    ]
+    command = [*program, str(of) if of.suffix == ".py" else "", str(values or "")]
+    command += [part for pair in pairs for part in pair]
     listed = ", ".join(file for file, _ in pairs)
     try:
         done = subprocess.run(

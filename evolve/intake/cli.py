@@ -108,8 +108,10 @@ def _plan(
     if is_problem(path, options):
         made = plan(path, options, target, folder)
         return replace(made, request=replace(made.request, values=made.request.values or options.values))
-    if not options.function:
-        raise UserError(f"{arguments.place!r} names no function; write FILE.py:function.")
+    try:
+        ast.parse(options.function, mode="eval")
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{arguments.place!r} names no function; write FILE.py:function.") from error
     if not options.calls:
         raise UserError(
             '--args is missing: give the arguments of a call, for example "f32[4096, 1024], dim=1".'

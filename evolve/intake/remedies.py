@@ -58,6 +58,8 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"the constant \w+ is a", "write its value into the kernel, or pass it as an argument"),
     (r"defines no", "name a function at the file's module level, or Class.method"),
     (r"ModuleNotFoundError|is not there", "install what it imports, or move the function to a file of its own"),
+    (r"the call raises .*TPU ?v?\d", "it does not know this TPU: give the --target that it is written for, or its "
+     "block sizes in the call"),
     (r"the call raises", "try the same call by itself; every argument of the function must be given in --args"),
     (r"functions called (build|launch)", "a kernel module needs one {1}; else give FILE:function and --reference"),
     (r"\*\* in a call", "spell the keyword arguments out"),

@@ -24,7 +24,7 @@ from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice
 from tilewright.workers.intake.judge import bounds
 
-if TYPE_CHECKING:  # the search, which a check does not need
+if TYPE_CHECKING:
     from tilewright.evolve.run import CampaignOutcome
 
 SECONDS = 300.0

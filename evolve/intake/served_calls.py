@@ -177,17 +177,23 @@ def tilewright_serves(served: dict[str, Any], given: tuple[Any, ...]) -> bool:
 def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:
     """The function that serves every other call. Raises RuntimeError where it cannot be imported."""
     if "function" not in served:
-        served["function"] = tilewright_imported(*served["original"])
+        file, root, module, name = served["original"]
+        found = plain = tilewright_imported(file, root, module, name)
+        while hasattr(plain, "__wrapped__"):
+            plain = plain.__wrapped__
+        if getattr(plain, "__globals__", None) is globals():  # the winner was put where the original stood
+            found = tilewright_imported(file, root, module, name, again=True)
+        served["function"] = found
     function: Callable[..., Any] = served["function"]
     return function
 
 
-def tilewright_imported(file: str, root: str, module: str, name: str) -> Any:
-    """The original, of a module that is loaded already or of its file. Raises RuntimeError."""
+def tilewright_imported(file: str, root: str, module: str, name: str, again: bool = False) -> Any:
+    """The original, of a module that is loaded already, or of its file; ``again``: of its file. Raises RuntimeError."""
     try:
-        loaded = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file]
+        loaded = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file and not again]
         found: Any = loaded[0] if loaded else None
-        if found is None and "." in module:
+        if found is None and "." in module and not again:
             sys.path.append(root)
             found = importlib.import_module(module)
         elif found is None:

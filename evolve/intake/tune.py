@@ -167,22 +167,14 @@ def ask_intake(
     found = refused(answer.get("refusals", ()), request.path.name)
     if found:
         listed = "\n".join(f"  {r.text()}" for r in found)
-        raise IntakeRefused(
-            f"{request.path.name}:{request.function} cannot be tuned, for {len(found)} reason(s):\n{listed}",
-            found,
-        )
+        raise IntakeRefused(f"{request.path.name}:{request.function} cannot be tuned:\n{listed}", found)
     if part := answer.get("cut"):
         if not request.made:
             raise UserError(f"{request.path.name}:{request.function} cannot be tuned: {part['why']}.")
         path = Path(request.made) / f"{part['function']}.py"
         folder.put(path, part["text"])
-        asked = replace(
-            request,
-            path=path,
-            function=part["function"],
-            reference=f"{path}:reference",
-            calls=(part["call"],),
-        )
+        judge = f"{path}:reference"
+        asked = replace(request, path=path, function=part["function"], reference=judge, calls=(part["call"],))
         answer = ask_intake(asked, target)
         return {**answer, "asked": asked, "notes": [part["note"], *answer["notes"]]}
     return answer

@@ -95,6 +95,7 @@ def winner_module(
         "globals": _modules_values(request.path, module, answer.get("settings") or {}),
         "jax": entry not in ("launch", "cuda"),
         "original": (str(request.path.resolve()), root, module, request.function),
+        "winner": request.name,
     }
     turned = [
         f".permute({[list(order).index(n) for n in range(len(order))]})" * bool(order) for order in orders

@@ -62,13 +62,11 @@ def store_uri(home: Path, env: Mapping[str, str] = os.environ) -> str:
     return env.get(URI_VARIABLE) or f"sqlite:///{(home / STORE).resolve()}"
 
 
-def start_mirror(
-    journal_path: Path, home: Path, env: Mapping[str, str] | None = None, uri: str | None = None
-) -> MirrorProcess:
+def start_mirror(journal_path: Path, home: Path, env: Mapping[str, str] | None = None) -> MirrorProcess:
     """Follow a journal in a process of its own. ``env`` (default: this process's) may name the store."""
     environment = dict(os.environ if env is None else env)
-    uri = uri or store_uri(home, environment)
-    return MirrorProcess(journal_path, mirror_command([journal_path], home, uri, os.getpid()), environment)
+    command = mirror_command([journal_path], home, store_uri(home, environment), os.getpid())
+    return MirrorProcess(journal_path, command, environment)
 
 
 def mirror_command(
@@ -345,8 +343,9 @@ def being_mirrored(journal_path: Path) -> bool:
 
 
 def _evaluations(journal_path: Path) -> int:
+    uri = f"{journal_path.absolute().as_uri()}?mode=ro"
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{journal_path}?mode=ro", uri=True)) as db:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
             return int(db.execute("SELECT COALESCE(MAX(arrival), 0) FROM evaluations").fetchone()[0])
     except sqlite3.Error:
         return 0

@@ -59,7 +59,6 @@ def serve_ui(
     print_line: Callable[[str], None],
     host: str = "127.0.0.1",
     port: int = 5000,
-    uri: str | None = None,
     campaign: Path | None = None,
 ) -> int:
     """Serve the MLflow UI until Ctrl-C and print a link to ``campaign``'s view; returns the server's exit code.
@@ -68,7 +67,7 @@ def serve_ui(
     The server's own output goes into a file. If MLflow is a running server, only the link is printed. Raises UserError
     without a campaign, or without a free port.
     """
-    uri = uri or store_uri(home)
+    uri = store_uri(home)
     wanted = campaign or _newest(home)
     if uri.startswith(("http:", "https:")):
         page = _page(wanted, uri)
@@ -118,9 +117,9 @@ def _newest(home: Path) -> Path | None:
     return next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
 
 
-def closing_link(campaign: Path, home: Path, env: Mapping[str, str] = os.environ) -> str | None:
+def closing_link(campaign: Path, home: Path) -> str | None:
     """The last line of a run: a link to the campaign in MLflow, after the command that serves it."""
-    uri = store_uri(home, env)
+    uri = store_uri(home)
     page = _page(campaign, uri)
     if not page:
         return None
@@ -211,15 +210,20 @@ def free_port(host: str, port: int) -> int:
     """``port``, or the next one that is free. Raises UserError."""
     if not 1 <= port <= LAST_PORT:
         raise UserError(f"--port: {port} must be from 1 to {LAST_PORT}.")
+    nowhere = UserError(f"--host: {host!r} is no address of this machine.")
+    if not host:  # a socket takes it for every address there is
+        raise nowhere
     last = min(port + PORTS_TRIED - 1, LAST_PORT)
     for candidate in range(port, last + 1):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, candidate))
+            except (socket.gaierror, UnicodeError) as error:
+                raise nowhere from error
             except OSError as error:
-                if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                    raise UserError(f"--host: {host!r} is no address of this machine.") from error
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise nowhere from error
                 continue
             return candidate
     raise UserError(f"--port: none of {port} to {last} is free on {host}.")

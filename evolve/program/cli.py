@@ -29,6 +29,10 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--faster", type=Path, metavar="FILE", help="prove the replacements of this file instead of searching"
     )
+    command.add_argument(
+        "--winner", type=Path, metavar="FILE", action="append", default=[],
+        help="prove the winner of tilewright tune in this file, too, in place of its function (repeatable)",
+    )  # fmt: skip
     command.add_argument("--no-mlflow", action="store_true", help="do not write to MLflow")
     command.set_defaults(run=_run)
 
@@ -47,12 +51,17 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UserError("--seconds and --prove-seconds must be above 0.")
     if arguments.faster is not None and not arguments.faster.is_file():
         raise UserError(f"--faster: {arguments.faster} does not exist.")
+    for path in arguments.winner:
+        if not path.is_file():
+            raise UserError(f"--winner: {path} does not exist.")
     found = program(arguments.place, arguments.setup, arguments.out, arguments.home)
     proof = None
     if arguments.part == "tune":
         found.tune(arguments.seconds)
     elif arguments.part == "prove":
-        proof = found.prove(arguments.seconds, arguments.prove_seconds, arguments.fp8, arguments.faster)
+        proof = found.prove(
+            arguments.seconds, arguments.prove_seconds, arguments.fp8, arguments.faster, arguments.winner
+        )
     lines = list(record_lines(found.record(), found.ceiling()))
     if arguments.part != "record":
         lines += ceiling_lines(found.ceiling())

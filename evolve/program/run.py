@@ -6,10 +6,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.program import folder as files
@@ -26,6 +26,9 @@ from tilewright.evolve.program.folder import (
 from tilewright.evolve.program.screen import Ceiling, ceiling, figure_kind, page
 from tilewright.evolve.record.home import home_folder
 from tilewright.workers.child.launch import ROOT
+
+if TYPE_CHECKING:
+    from tilewright.evolve.intake.winner import Tuned
 
 CHILD = "tilewright.workers.program.main"
 LEAST_WALL = 900.0
@@ -87,7 +90,8 @@ class Program:
         return list(self.answer["found"])
 
     def prove(
-        self, seconds: float = 60.0, prove_seconds: float = 40.0, fp8: bool = False, faster: str | Path | None = None
+        self, seconds: float = 60.0, prove_seconds: float = 40.0, fp8: bool = False, faster: str | Path | None = None,
+        winners: Sequence["str | Path | Tuned"] = (),
     ) -> Mapping[str, Any]:  # fmt: skip
         """Tune, prove each replacement in the step, take out what does not pay, and write ``faster.py``.
 
@@ -96,12 +100,20 @@ class Program:
             prove_seconds: the budget of the interleaved rounds.
             fp8: replace linear layers by the library's blockwise FP8 too, which changes numerics.
             faster: a file whose ``REPLACEMENTS`` are proved instead of searched ones.
+            winners: what ``tilewright.tune`` returned, or its files: each is proved in place of its function.
 
         Returns:
             The proof: ``gain`` with ``interval``, what was ``kept`` and what was ``left_out`` with reasons.
         """
         given = str(Path(faster).resolve()) if faster is not None else ""
-        self._ask(part="prove", seconds=seconds, prove_seconds=prove_seconds, fp8=fp8, faster=given)
+        paths = [str((Path(w) if isinstance(w, str | Path) else w.module).resolve()) for w in winners]
+        if len({Path(path).name for path in paths}) < len(paths):
+            raise UserError(
+                "--winner: two files have one name, under which they would lie beside faster.py; rename one."
+            )
+        self._ask(
+            part="prove", seconds=seconds, prove_seconds=prove_seconds, fp8=fp8, faster=given, winners=paths
+        )
         proof: dict[str, Any] = {**self.answer["proof"], "kind": figure_kind(self.answer["record"])}
         self._write(proof)
         self._note("proved")
@@ -180,6 +192,8 @@ class Program:
             files[FASTER] = faster_text(
                 self.name, replacements, self.answer["fp8_shapes"], record["device"]["product"], proof
             )
+            for path in map(Path, self.answer.get("winners", ())):
+                files[path.name] = path.read_text(encoding="utf-8")
         else:
             (self.folder / FASTER).unlink(missing_ok=True)
         self._save(files)

@@ -190,5 +190,5 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms"
 
 
-def _shortened(text: str, most: int = 70) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _shortened(text: str) -> str:
+    return text if len(text) <= 70 else f"{text[:69]}…"

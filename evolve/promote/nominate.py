@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tilewright.evolve.campaign.conclusion import COMPARISON_FILE
 from tilewright.evolve.campaign.config import MOST_LETTERS, parse_config
-from tilewright.evolve.campaign.resolve import Resolved, objection, resolve
+from tilewright.evolve.campaign.resolve import Resolved, objection, resolve, target_of
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.home import JOURNAL
@@ -81,10 +81,7 @@ def nominate(
             )
         known = list(journal.candidates())
     config = parse_config(data, str(folder), recorded=True)
-    if suite is not None:
-        config = config.model_copy(update={"suite": suite})
-    resolved = resolve(config)
-    target = resolved.target
+    target = target_of(config)
     if target.compile_only:
         raise UserError(
             f"campaign {folder.name} only compiled for {target.name}, and its answers were judged "
@@ -95,6 +92,7 @@ def nominate(
             f"campaign {folder.name} was judged {Reached.INTERPRETER} (target {target.name}); what no device has run "
             f"cannot be promoted."
         )
+    resolved = resolve(config if suite is None else config.model_copy(update={"suite": suite}))
     if table is not None:
         chosen, assigned = _from_table(table, known, resolved)
     else:

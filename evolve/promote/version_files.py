@@ -434,9 +434,8 @@ def _golden(operator: Operator) -> tuple[Workload, bytes] | None:
     workload = min(checked.values(), key=operator.flops)
     inputs = operator.make_inputs(workload, 0, operator.input_kinds[-1])
     reference: dict[str, np.ndarray] = {}
-    for part in operator.oracle(
-        workload, inputs
-    ).values():  # an output's first reference is what it is judged by
+    for part in operator.oracle(workload, inputs).values():
+        # An output's first reference is what it is judged by.
         reference = {**part, **reference}
     arrays: dict[str, np.ndarray] = {}
     for number, spec in enumerate(operator.inputs(workload)):

@@ -9,9 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.library_writer import LibraryWriter
@@ -62,13 +61,8 @@ def warm_library(
     return changed, done.returncode == 0
 
 
-def add_plans(
-    writer: LibraryWriter, operator: str, name: str, data: bytes, verified: Mapping[str, Any] | None = None
-) -> str:
-    """A new version of an operator with the plans of a pack beside those it has; its id. Raises LibraryError.
-
-    ``verified``: on what the plans were run, when they were; plans of the old pack that are not in the new one stay.
-    """
+def add_plans(writer: LibraryWriter, operator: str, name: str, data: bytes) -> str:
+    """A new version of an operator with the plans of a pack beside those it has; its id. Raises LibraryError."""
     with writer.writing():
         current, receipt, dispatch = writer.version(operator)
         files = {n: writer.file(operator, current, n, sha256) for n, sha256 in receipt["files"].items()}
@@ -76,13 +70,13 @@ def add_plans(
         plans = fresh.everything()
         if name in files:
             plans = {**plan_shelf.Pack(files[name], name).everything(), **plans}
-        files[name] = plan_shelf.packed(plans, fresh.toolchain, verified or fresh.verified)
+        files[name] = plan_shelf.packed(plans, fresh.toolchain, fresh.verified)
         told = dict(receipt.get("plans", {}))
         told[name] = {
             "toolchain": fresh.toolchain,
             "count": len(plans),
             "digests": sorted({plan.digest for plan in plans.values()}),
-            "verified": verified or fresh.verified,
+            "verified": fresh.verified,
         }
         kept = {key: value for key, value in receipt.items() if key != "files"}
         note = {"action": "warm", "plans": len(plans), "target": next(iter(dispatch["targets"]))}

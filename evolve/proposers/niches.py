@@ -9,7 +9,6 @@ all proposals are points of the one known kernel.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from tilewright.evolve.proposers.rewrite.base import Rule, Site
 from tilewright.evolve.proposers.rewrite.proposer import inherit, offers, rewrite
 from tilewright.evolve.proposers.rule_credit import describe, rules_of
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, changes
-from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
+from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal, Searcher
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.space import Rows, Space, SpaceError
 
@@ -50,10 +49,6 @@ MEANINGS: tuple[frozenset[str], ...] = (
     frozenset({"programs", "num_programs", "num_sms"}),
 )
 """Names that say the same of different structures, in lower case."""
-
-
-class Searcher(Protocol):
-    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None: ...
 
 
 @dataclass

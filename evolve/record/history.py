@@ -136,6 +136,12 @@ class History:
         return self._best
 
 
+class Searcher(Protocol):
+    """Chooses the next proposal; a portfolio of proposers."""
+
+    def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None: ...
+
+
 class Proposer(Protocol):
     """Turns history into the next genome to try.
 

@@ -29,7 +29,7 @@ def campaigns(home: Path) -> list[Path]:
         wanted = os.X_OK if folder in home.parents else os.R_OK | os.X_OK
         if folder.exists() and not (folder.is_dir() and os.access(folder, wanted)):
             raise UserError(f"home: {folder} is not a readable folder.")
-    folders = [path.parent for path in (home / "campaigns").glob(f"*/{JOURNAL}")]
+    folders = [path.parent for path in (home / "campaigns").glob(f"*/{JOURNAL}") if path.is_file()]
     return sorted(folders, key=lambda folder: (folder / JOURNAL).stat().st_ctime)
 
 

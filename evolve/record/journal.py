@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -332,7 +333,10 @@ def is_running(path: Path) -> bool:
 
 
 def _connect(path: Path, *, write: bool) -> sqlite3.Connection:
-    uri = f"file:{path}" if write else f"file:{path}?mode=ro"
+    # Beside a journal in a folder that is for reading only, SQLite cannot keep the index of its log.
+    closed = not os.access(path.parent, os.W_OK, effective_ids=True)
+    still = closed and not path.with_name(f"{path.name}-wal").exists()
+    uri = path.absolute().as_uri() + ("" if write else "?mode=ro" + "&immutable=1" * still)
     try:
         db = sqlite3.connect(uri, uri=True, timeout=10.0, check_same_thread=False)
         if write:

@@ -10,7 +10,6 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report import tables
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.charts import Axis, convergence_svg, switched_charts
-from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.data import SEED_PREFIX, CampaignData, judge_lines, kernel_text, load
 from tilewright.evolve.report.lineage import (
     PAGE,
@@ -33,6 +32,7 @@ from tilewright.evolve.report.page import (
     write_atomically,
 )
 from tilewright.evolve.report.roofline import roofline, roofline_svg
+from tilewright.evolve.report.tables import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.text import duration_text, percent_text, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope

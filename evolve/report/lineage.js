@@ -34,11 +34,11 @@ function colours() {
   const s = style(), v = (name) => s.getPropertyValue("--" + name).trim();
   palette = {
     ground: v("ground"), ink: v("ink"), quiet: v("quiet"), rule: v("rule"), dot: v("dot"), winner: v("winner"),
-    mutation: { seed: v("seed"), parameter: v("winner"), rewrite: v("good"), crossover: v("baseline"), llm: v("store") },
-    verdict: { ok: v("good"), incorrect: v("bad"), compile_error: v("seed"), resource_error: v("store"), timeout: v("baseline"),
-      duplicate: v("dot"), outpaced: v("dot"), rejected: v("quiet"), crashed: v("bad"), implausible: v("load"), pending: v("rule") },
+    mutation: { seed: v("seed"), parameter: v("winner"), rewrite: v("good"), crossover: v("baseline"), llm: v("model") },
+    verdict: { ok: v("good"), incorrect: v("bad"), compile_error: v("seed"), resource_error: v("model"), timeout: v("baseline"),
+      duplicate: v("dot"), outpaced: v("dot"), rejected: v("quiet"), crashed: v("bad"), implausible: v("bad"), pending: v("rule") },
     gain: { "faster than its parent": v("good"), "equal within 0.1 %": v("dot"), slower: v("bad"), "no figure": v("quiet") },
-    island: Object.fromEntries(islands.map((n, k) => ["island " + n, [v("winner"), v("seed"), v("good"), v("baseline"), v("load"), v("store")][k % 6]])),
+    island: Object.fromEntries(islands.map((n, k) => ["island " + n, [v("winner"), v("seed"), v("good"), v("baseline"), v("bad"), v("model")][k % 6]])),
   };
 }
 function group(n) {

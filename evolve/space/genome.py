@@ -23,13 +23,8 @@ def normalise(source: str) -> str:
     returned as it is."""
     try:
         return _text_without_declarations(ast.parse(source))
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # a number of thousands of digits has no text
-        return source
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source  # a number of thousands of digits has no text
 
 
 def _text_without_declarations(tree: ast.Module) -> str:

@@ -1,4 +1,4 @@
-"""Triton kernels of a program, replaced at their modules' names. Standard library and Triton only.
+"""Triton kernels and tuned functions of a program, replaced at their modules' names. Standard library and Triton only.
 
 A replacement serves exactly the launches that it lists: dtype, shape, strides and alignment of every tensor, every
 integer and option. All other launches go to the kernel that stood at the name before. It takes and fills the tensors
@@ -8,11 +8,12 @@ that the program's own code hands it, so that ``torch.autograd.Function`` and CU
 import contextlib
 import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 ALIGNMENT = 16
@@ -153,6 +154,54 @@ class Option:
         return called
 
 
+@dataclass
+class Winner:
+    """A function that runs as ``tilewright tune`` made it: its winner serves the calls that were tuned.
+
+    ``name``: of the function in ``module``, or ``Class.apply`` of an autograd Function. ``file``: the winner's module,
+    beside the file that installs it. ``calls`` counts what the winner served, ``others`` what the original did.
+    """
+
+    module: str
+    name: str
+    file: str
+    pinned: bool = field(default=False, init=False)
+    calls: int = 0
+    others: int = 0
+    installed: bool = field(default=False, init=False)
+    stand_ins: dict[Any, Any] = field(default_factory=dict, init=False)
+
+    @property
+    def label(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    def stand_in(self, original: Any) -> Any:
+        """What stands where the function stood. Raises NotInstalled."""
+        path = Path(__file__).parent / self.file
+        try:
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            served = module.SERVED
+            winner = getattr(module, served["winner"])
+        except Exception as error:
+            raise NotInstalled(f"{path} is no winner's module: {type(error).__name__}: {error}") from error
+
+        def other(*args: Any, **kwargs: Any) -> Any:
+            self.calls, self.others = self.calls - 1, self.others + 1
+            return original(*args, **kwargs)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return (winner if self.installed else other)(*args, **kwargs)
+
+        served["function"] = other  # and not what the module holds now, which is the winner
+        found = functools.wraps(original)(untraced(called))
+        vars(found).update(_original=original, _replacement=self)
+        return found
+
+
 def innermost(kernel: Any) -> Any:
     """The function below ``triton.autotune`` and ``triton.heuristics``."""
     while hasattr(kernel, "fn") and hasattr(kernel.fn, "run"):
@@ -275,9 +324,10 @@ def launch(
 
 def names_of(value: Any, but: Collection[str] = ()) -> Iterator[tuple[ModuleType, str]]:
     """Every module-level name of a value, in all modules ``but`` these."""
+    bound = type(value) is MethodType  # made anew by each look at its class
     for module in [module for name, module in list(sys.modules.items()) if name not in but]:
         for name, known in list(getattr(module, "__dict__", {}).items()):
-            if known is value:
+            if known is value or (bound and type(known) is MethodType and known == value):
                 yield module, name
 
 
@@ -290,8 +340,14 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def _put_back_attribute(owner: type, name: str, stand_in: Any, before: Any) -> None:
+    """Undo what stands in a class. ``before``: None where the class had inherited it."""
+    if getattr(owner, name, None) is stand_in:
+        delattr(owner, name) if before is None else setattr(owner, name, before)
+
+
 def _put_back(
-    replacement: Replacement | Option, stand_in: Any, original: Any, places: list[tuple[ModuleType, str]],
+    replacement: Replacement | Option | Winner, stand_in: Any, original: Any, places: list[tuple[ModuleType, str]],
     modules: Collection[str],
 ) -> None:  # fmt: skip
     """Undo a replacement, also in modules that were imported since. Another installation's stand-in stays where it is,
@@ -315,7 +371,7 @@ class Installation:
     ``layers``: replaces linear layers while installed; made by ``tilewright_library``.
     """
 
-    replacements: Sequence[Replacement | Option]
+    replacements: Sequence[Replacement | Option | Winner]
     device: str = ""
     layers: Any = None
     _undo: list[Callable[[], None]] = field(default_factory=list)
@@ -346,20 +402,27 @@ class Installation:
                 f"proved on {self.device}, and this machine has {', '.join(sorted(found)) or 'none'}"
             )
 
-    def _put(self, replacement: Replacement | Option) -> None:
+    def _put(self, replacement: Replacement | Option | Winner) -> None:
+        *within, last = replacement.name.split(".")
         try:
-            original = getattr(_module(replacement.module), replacement.name)
+            owner = functools.reduce(getattr, within, _module(replacement.module))
+            original = getattr(owner, last)
         except (ImportError, AttributeError) as error:
             raise NotInstalled(f"{replacement.label} does not exist here") from error
-        stand_in = replacement.stand_ins.get(id(original)) or replacement.stand_in(original)
-        replacement.stand_ins[id(original)] = (
-            stand_in  # one object: torch.compile compiles again for each other
-        )
+        key: Any = id(original)
+        if type(original) is MethodType:
+            key = (id(original.__self__), id(original.__func__))
+        stand_in = replacement.stand_ins.get(key) or replacement.stand_in(original)
+        replacement.stand_ins[key] = stand_in  # one object: torch.compile compiles again for each other
         known = (replacement.label, len(sys.modules))  # to look for names takes longer than a step
         if known not in self._places:
             self._places[known] = list(names_of(original))
-        for owner, name in self._places[known]:
-            setattr(owner, name, stand_in)
+        for module, name in self._places[known]:
+            setattr(module, name, stand_in)
+        if isinstance(owner, type):
+            before = vars(owner).get(last)
+            setattr(owner, last, staticmethod(stand_in))
+            self._undo.append(lambda: _put_back_attribute(owner, last, stand_in, before))
         replacement.installed = True
         modules = frozenset(sys.modules)
         self._undo.append(lambda: _put_back(replacement, stand_in, original, self._places[known], modules))

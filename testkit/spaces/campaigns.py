@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testkit.spaces.tables import Table, TableEvaluator
-from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Searcher, Start
+from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Start
 from tilewright.evolve.campaign.searcher import foretelling
 from tilewright.evolve.campaign.transfer import Earlier, LeadsFirst, leads_of, records_of
 from tilewright.evolve.proposers.crossover import ParameterCrossover
@@ -16,7 +16,7 @@ from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate, Proposer
+from tilewright.evolve.record.history import Candidate, Proposer, Searcher
 from tilewright.fitness.evaluation import Evaluation
 
 ISLANDS = 2

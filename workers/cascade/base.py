@@ -13,10 +13,9 @@ from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Workload
-from tilewright.workers.child.launch import Launcher, cpu_seconds
+from tilewright.workers.child.launch import Launcher, Template, cpu_seconds
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.child.template import Template
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth, one_line
 
 LOG_BYTES = 32 << 10

@@ -37,8 +37,8 @@ from tilewright.workers.cascade.modelled_stages import (
     trace,
 )
 from tilewright.workers.cascade.verify_shapes import VerifyStage, to_verify
+from tilewright.workers.child.launch import Template
 from tilewright.workers.child.run_once import environment
-from tilewright.workers.child.template import Template
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep, Truth
 from tilewright.workers.toolchains import libtpu_simulator
 

@@ -86,9 +86,8 @@ def become_wardens_child(parent: int) -> int:
     ``parent`` is the process that started this one; the warden ends, and all below it, when that dies or asks. Returns
     the warden's id. The warden exits as the child does.
     """
-    adopt_orphans(
-        parent
-    )  # before there is a child: what it starts at once must already have the warden to fall to
+    # Before there is a child: what it starts at once must already have the warden to fall to.
+    adopt_orphans(parent)
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -6,9 +6,9 @@ from typing import Any
 
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.launch import Template
 from tilewright.workers.child.run_once import ChildLimits, run_child, temporary_folder
 from tilewright.workers.child.session import JobLimits, SessionDied
-from tilewright.workers.child.template import Template
 
 START_SECONDS = 90.0
 MEMORY_BYTES = 8 << 30

@@ -1,24 +1,26 @@
-"""Starting a child process: what every way to do so gives it, and the plain one, spawning it afresh.
+"""Starting a child process: spawned afresh, or forked from a template that has its libraries loaded, in milliseconds.
 
 A child gets its own session, environment, working directory and four streams. Above it is its warden
-(``workers.child.descendants``); ``end`` leaves nothing alive that it started. The other way is
-``workers.child.template``.
+(``workers.child.descendants``); ``end`` leaves nothing alive that it started.
 """
 
 import contextlib
 import glob
 import json
+import math
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import tilewright
 from tilewright.workers.child.descendants import descendants
@@ -62,6 +64,28 @@ def waiting_seconds(pid: int, elapsed: float) -> float:
             with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
                 waited += int(file.read().split()[1])
     return max(0.0, min(waited / 1e9, elapsed - cpu_seconds(pid)))
+
+
+WAITING_FACTOR = 3
+"""Seconds that a child waits for a processor of a busy machine do not count, up to so many times its wall clock."""
+
+
+class Deadline:
+    """A limit of ``seconds`` from now. Those that a tree of processes waits for a processor, ``waited``, move it."""
+
+    def __init__(self, pid: int, seconds: float) -> None:
+        self._pid, self._seconds = pid, seconds
+        self._began = time.monotonic()
+        self._before = waiting_seconds(pid, math.inf), cpu_seconds(pid)
+        self.waited = 0.0
+
+    def left(self) -> float:
+        """Seconds that are left; none, or less than none, once it has passed."""
+        elapsed = time.monotonic() - self._began
+        if elapsed >= self._seconds + self.waited:
+            waited = waiting_seconds(self._pid, elapsed + sum(self._before)) - self._before[0]
+            self.waited = max(self.waited, min(waited, WAITING_FACTOR * self._seconds))
+        return self._seconds + self.waited - elapsed
 
 
 def _of_all(pid: int, name: str) -> Iterator[bytes]:
@@ -140,3 +164,92 @@ class Spawn:
             start_new_session=True,
         )
         return Process(process.pid, process.wait)
+
+
+class TemplateLost(OSError):
+    """The template process is gone; the next start makes another."""
+
+
+class Template:
+    """Forks children from one process that has imported ``modules``.
+
+    Several threads may use it, each for its own child. The template runs only trusted code and holds no secret: its
+    environment is as scrubbed as a child's. It dies with this process.
+    """
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._modules = tuple(modules)
+        self._environment = dict(environment)
+        self._turn = threading.Lock()
+        self._channel: socket.socket | None = None
+        self._pid = 0
+        self._finalizer: weakref.finalize[..., Template] | None = None
+
+    def warm(self) -> None:
+        """Have a template process, if there is none, without waiting for its imports. Raises OSError."""
+        with self._turn:
+            self._warmed()
+
+    def _warmed(self) -> socket.socket:
+        if self._channel is not None:
+            return self._channel
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = [sys.executable, "-I", str(PROGRAMS / "template_main.py"), str(ROOT)]
+        with theirs:
+            process = subprocess.Popen(
+                [*program, str(theirs.fileno()), *self._modules],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._channel, self._pid = ours, process.pid
+        self._finalizer = weakref.finalize(self, _stop, ours, Process(process.pid, process.wait))
+        return ours
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the process and its children; of the latest one, where it had to be made again."""
+        return cpu_seconds(self._pid) if self._channel is not None else 0.0
+
+    def start(
+        self, config: Mapping[str, object], folder: Path, environment: Mapping[str, str], streams: Streams
+    ) -> Process:
+        """Raises OSError."""
+        order = {"folder": str(folder), "environment": dict(environment), "config": dict(config)}
+        passed = (streams.stdin, streams.stdout, streams.stderr, streams.result)
+        with self._turn:
+            channel = self._warmed()
+            pid = self._asked(channel, order, passed)["pid"]
+        return Process(pid, lambda: self._reaped(channel, pid))
+
+    def _reaped(self, channel: socket.socket, pid: int) -> int:
+        with self._turn:
+            return int(self._asked(channel, {"reap": pid})["code"])
+
+    def _asked(
+        self, channel: socket.socket, order: Mapping[str, object], passed: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """One order and its answer. Raises TemplateLost."""
+        try:
+            socket.send_fds(channel, [json.dumps(order).encode()], list(passed))
+            if answer := channel.recv(1 << 16):
+                return dict(json.loads(answer))
+            raise TemplateLost("the template process ended")
+        except OSError as error:
+            if channel is self._channel:
+                self.close()
+            raise TemplateLost(str(error)) from error
+
+    def close(self) -> None:
+        """End the template process and its children, for every thread; a later start makes another."""
+        self._channel = None
+        if self._finalizer is not None:
+            self._finalizer()
+
+
+def _stop(channel: socket.socket, process: Process) -> None:
+    channel.close()
+    process.end()

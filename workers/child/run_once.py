@@ -20,13 +20,13 @@ from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Death, Ending, death
 from tilewright.workers.child.frames import Frame, FrameReader, encode
 from tilewright.workers.child.launch import (
+    Deadline,
     Launcher,
     Process,
     Spawn,
     Streams,
     cpu_seconds,
     resident_bytes,
-    waiting_seconds,
 )
 
 _FATAL = re.compile(rb"^F\d{4} .*?\] (.*)$", re.MULTILINE)
@@ -35,9 +35,6 @@ _LOOK_SECONDS = 0.25
 ADDRESS_FACTOR = 3
 """Address space a child may map, as a multiple of the memory it may hold: libtpu maps far more than it touches."""
 
-
-WAITING_FACTOR = 3
-"""Seconds that a child waits for a processor of a busy machine do not count, up to so many times its wall clock."""
 
 PIPE_BYTES = 1 << 20
 """Of a pipe: each time one is full or empty its end here waits for its turn among threads that judge."""
@@ -111,7 +108,7 @@ def run_child(
             on_frame, on_sent=lambda: pipes.close(pipes.stdin),
         ) as drain:  # fmt: skip
             try:
-                ending, detail = _listen(drain, process, limits, began)
+                ending, detail = _listen(drain, process, limits)
             finally:
                 spent = cpu_seconds(process.pid)
                 code = process.end()
@@ -174,15 +171,13 @@ class Pipes:
                 os.close(end)
 
 
-def _listen(drain: Drain, process: Process, limits: ChildLimits, began: float) -> Stop:
+def _listen(drain: Drain, process: Process, limits: ChildLimits) -> Stop:
     """Until the result pipe closes, the clock runs out or a limit is passed."""
-    look, deadline = 0.0, began + limits.wall_seconds
+    look, deadline = 0.0, Deadline(process.pid, limits.wall_seconds)
     while drain.open:
         now = time.monotonic()
-        if now >= deadline:
-            waited = min(waiting_seconds(process.pid, now - began), WAITING_FACTOR * limits.wall_seconds)
-            deadline = began + limits.wall_seconds + waited
-        if now >= deadline:
+        if (left := deadline.left()) <= 0:
+            waited = deadline.waited
             besides = f", {waited:.0f} s of waiting for a processor apart" if waited >= 1 else ""
             return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s{besides}")
         if now >= look:
@@ -190,7 +185,7 @@ def _listen(drain: Drain, process: Process, limits: ChildLimits, began: float) -
             if resident_bytes(process.pid) > limits.memory_bytes:
                 held = f"held more than {limits.memory_bytes / 2**30:g} GiB of memory"
                 return Stop(Ending.MEMORY, held)
-        found = drain.step(min(deadline - now, _LOOK_SECONDS))
+        found = drain.step(min(left, _LOOK_SECONDS))
         if isinstance(found, Stop):
             return found
         if not found and process.wait(0):
@@ -199,7 +194,7 @@ def _listen(drain: Drain, process: Process, limits: ChildLimits, began: float) -
                 if isinstance(found, Stop):
                     return found
             break
-    if not process.wait(max(0.1, min(5.0, deadline - time.monotonic()))):
+    if not process.wait(max(0.1, min(5.0, deadline.left()))):
         return Stop(Ending.TIMEOUT, "closed its result pipe and stayed")
     drain.rest_of_log()
     return Stop(Ending.DONE, "")

@@ -93,10 +93,10 @@ class Session:
         self.jobs = 0
         """Served so far."""
 
-    def wait_ready(self, timeout_seconds: float = START_SECONDS) -> Mapping[str, Any]:
+    def wait_ready(self) -> Mapping[str, Any]:
         """What the runner said about itself. Raises SessionDied."""
         if self.hello is None:
-            found = self._converse(b"", "ready", JobLimits(timeout_seconds, timeout_seconds))
+            found = self._converse(b"", "ready", JobLimits(START_SECONDS, START_SECONDS))
             if found.ending is not Ending.DONE:
                 last = (found.log.strip().splitlines() or [""])[-1][:200]
                 raise SessionDied(f"{found.detail}{': ' + last if last else ''}")

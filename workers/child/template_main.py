@@ -1,6 +1,6 @@
 """The program of a template process: import once, then fork one child per order.
 
-Started by ``workers.child.template`` as ``python -I template_main.py ROOT CHANNEL_FD MODULE...``. An order
+Started by ``workers.child.launch.Template`` as ``python -I template_main.py ROOT CHANNEL_FD MODULE...``. An order
 comes with the child's four streams and is answered with the process id of its warden; ``reap`` waits for that and is
 answered with how it ended. The template itself never runs a job.
 """

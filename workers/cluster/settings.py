@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from tilewright.seeds.operator import Scope
-from tilewright.workers.child.run_once import WAITING_FACTOR
+from tilewright.workers.child.launch import WAITING_FACTOR
 from tilewright.workers.device.station import DeviceRatio, Entry
 from tilewright.workers.request import Limits
 

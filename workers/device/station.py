@@ -21,8 +21,8 @@ from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.launch import Template
 from tilewright.workers.child.session import JobLimits, SessionConfig, SessionDied, SessionPool
-from tilewright.workers.child.template import Template
 from tilewright.workers.device.lock import exclusive
 from tilewright.workers.device.oracle import DeviceOracle
 from tilewright.workers.toolchains import tpu as tpu_toolchain

@@ -8,7 +8,7 @@ from pathlib import Path
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
 from tilewright.workers.child.forked_children import ForkedChildren
-from tilewright.workers.child.template import Template
+from tilewright.workers.child.launch import Template
 from tilewright.workers.device.station import LocalStation, compile_children
 from tilewright.workers.toolchains import triton as triton_toolchain
 

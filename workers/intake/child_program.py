@@ -1,5 +1,6 @@
 """What the intake's programs share: one request as JSON on stdin, one answer as JSON on stdout."""
 
+import difflib
 import importlib.util
 import json
 import os
@@ -20,6 +21,12 @@ class Refusal(Exception):
     def __init__(self, what: str, line: int = 0) -> None:
         super().__init__(what)
         self.what, self.line = what, line
+
+
+def undefined(file: str, name: str, module: ModuleType) -> Refusal:
+    """Of a name that a file does not define, with the nearest that it does."""
+    close = difflib.get_close_matches(name, vars(module), n=1)
+    return Refusal(f"{file} defines no {name}" + (f"; did you mean {close[0]}?" if close else ""))
 
 
 def refused(what: str, line: int = 0, **more: object) -> Answer:

@@ -46,9 +46,8 @@ def answer_to(request: Request) -> Answer:
     made: list[str] = []
     judged: Any = contextlib.nullcontext
     if os.environ.get("TRITON_INTERPRET") == "1" and not request["chip"]:
-        from tilewright.workers.runners.triton.live_launch import (
-            interpreted as judged,
-        )  # plain, it takes no floats
+        # Plain, it takes no floats.
+        from tilewright.workers.runners.triton.live_launch import interpreted as judged
     asked = [(calls[min(n, len(calls) - 1)], dims) for n, dims in enumerate(request["dims"])]
     for call, dims in asked:
         try:

@@ -1,5 +1,6 @@
 """``python -m tilewright.workers.program.main REQUEST ANSWER``: runs a program and writes what was found."""
 
+import ast
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilewright.library.launch_replacement import Option, Replacement
+from tilewright.library.launch_replacement import Option, Replacement, Winner
 from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
@@ -29,7 +30,8 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
     ``path``, ``step``, ``setup``: the program. ``part``: ``record``, ``tune`` or ``prove``. ``seconds``,
     ``prove_seconds``: the budgets of the search and of the proof's rounds. ``fp8``: whether linear layers are replaced.
     ``kept``: the file of the search's outcomes. ``faster``: a file whose replacements are proved instead of searched
-    ones. The answer has ``why`` alone for a step that cannot be used.
+    ones. ``winners``: files of tuned functions that are proved beside them.
+    The answer has ``why`` alone for a step that cannot be used.
     """
 
     def load() -> Program:
@@ -76,6 +78,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         from tilewright.library.torch_linear_replacement import LinearLayers
 
         layers = LinearLayers(shapes)
+    replacements += map(_winner_of, map(Path, request.get("winners", ())))
     proof = Proof(program, recorded, replacements, layers)
     if part == "tune":
         proof.check_answers()
@@ -89,6 +92,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
             outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
             return {**answer, "replacements": [], "fp8_shapes": []}
     answer["replacements"] = [_text(r) for r in (*proof.kept, *proof.pins)]
+    answer["winners"] = [r.file for r in proof.kept if isinstance(r, Winner)]
     return answer
 
 
@@ -96,8 +100,10 @@ def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-def _text(r: Replacement | Option) -> str:
+def _text(r: Replacement | Option | Winner) -> str:
     """The expression that makes it, for ``faster.py``."""
+    if isinstance(r, Winner):
+        return f"Winner({r.module!r}, {r.name!r}, {Path(r.file).name!r})"
     if isinstance(r, Option):
         return f"Option({r.module!r}, {r.name!r}, {r.option!r}, {r.value!r}, frozenset({sorted(r.known, key=repr)!r}))"
     return f"Replacement({r.module!r}, {r.name!r}, {dict(r.launches)!r}, pinned={r.pinned!r})"
@@ -112,6 +118,7 @@ def _worth_it(recorded: Recorded) -> list[Job]:
             continue
         launch = recorded.launches[row["launch"]]
         if launch.left or launch.values is None:
+            _say(f"  {launch.kernel}: not searched, {launch.left or 'its values were not kept'}")
             continue
         headroom = row["seconds"] - row["floor"]
         if not device or headroom > WORTH * wall:
@@ -135,7 +142,24 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list
     return [Replacement(*place, launches, pinned=place not in better) for place, launches in chosen.items()]
 
 
-def _of_file(path: Path) -> list[Replacement | Option]:
+def _winner_of(path: Path) -> Winner:
+    """The function that a winner's module stands for; its code does not run. Raises BadStep."""
+    try:
+        tree = ast.parse(path.read_text("utf-8"))
+        (served,) = (
+            n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SERVED"
+        )
+        assert isinstance(served, ast.Dict)
+        rows = {ast.unparse(k): v for k, v in zip(served.keys, served.values, strict=True) if k is not None}
+        _, _, module, name = ast.literal_eval(rows["'original'"])
+    except (OSError, ValueError, SyntaxError, AssertionError, KeyError) as error:
+        raise BadStep(f"{path.name} is no winner's module of tilewright tune") from error
+    if not name.removesuffix(".apply").isidentifier():
+        raise BadStep(f"{path.name} is the winner of {name}; a function or Class.apply can be replaced")
+    return Winner(module, name, str(path.resolve()))
+
+
+def _of_file(path: Path) -> list[Replacement | Option | Winner]:
     """The replacements of a file that ``tilewright program`` wrote, or that was written by hand. Raises BadStep."""
     found = loaded(path)
     if "REPLACEMENTS" not in found:

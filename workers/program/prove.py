@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tilewright.fitness.intervals import Ratio, student_95
-from tilewright.library.launch_replacement import Installation, Option, Replacement
+from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
 from tilewright.workers.program.launches import tuner_of
 from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.replay import Replay, decibels
@@ -120,7 +120,8 @@ class Proof:
     """Decides which replacements stay. ``layers``: FP8 linear layers, which are one replacement among them."""
 
     def __init__(
-        self, program: Program, recorded: Recorded, replacements: Sequence[Replacement | Option], layers: Any = None
+        self, program: Program, recorded: Recorded, replacements: Sequence[Replacement | Option | Winner],
+        layers: Any = None,
     ) -> None:  # fmt: skip
         self.program, self.recorded = program, recorded
         self.kept = [r for r in replacements if not r.pinned]
@@ -170,10 +171,10 @@ class Proof:
 
     def check_answers(self) -> None:
         """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
-        option by the first step's gradients and result."""
+        option and a function's winner by the first step's gradients and result."""
         for r in [*self.kept, *self.pins]:
             try:
-                why = self._wrong_option(r) if isinstance(r, Option) else self._wrong(r)
+                why = self._wrong(r) if isinstance(r, Replacement) else self._wrong_option(r)
             except Exception as error:  # noqa: BLE001 - no memory, or a launch or a step that fails with it
                 synchronise()  # raises for a device that no longer answers
                 why = reason(error)
@@ -198,7 +199,7 @@ class Proof:
                     return f"wrong at {launch.text[:80]}: {why}"
         return ""
 
-    def _wrong_option(self, option: Option) -> str:
+    def _wrong_option(self, option: Option | Winner) -> str:
         before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
         first = [run["losses"][0] for run in (before, after)]
         if len(first[0]) != len(first[1]) or any(
@@ -291,7 +292,7 @@ class Proof:
         arms: dict[str, Installation | None] = {"": None}
         if kernels:
             arms["*"] = self._installation(kernels, None)
-        arms |= {r.label: Installation([r]) for r in self.kept if isinstance(r, Option)}
+        arms |= {r.label: Installation([r]) for r in self.kept if not isinstance(r, Replacement)}
         if self.layers is not None:
             arms[self.layers.label] = Installation([], layers=self.layers)
         if len(arms) == 1:
@@ -326,7 +327,9 @@ class Proof:
 
     # -- what stays ------------------------------------------------------------------------------
 
-    def _installation(self, replacements: Sequence[Replacement | Option], layers: Any) -> Installation:
+    def _installation(
+        self, replacements: Sequence[Replacement | Option | Winner], layers: Any
+    ) -> Installation:
         return Installation([*replacements, *self.pins], layers=layers)
 
     def _leave_out(self, label: str, why: str) -> None:

@@ -4,7 +4,6 @@ from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.gluon import lower, operand_once
 from tilewright.evolve.proposers.rewrite.gluon.chain import write as chain
 from tilewright.evolve.proposers.rewrite.pallas import (
-    caching,
     dots,
     exponents,
     grid,
@@ -19,7 +18,7 @@ from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, 
 
 def pallas_rules() -> tuple[Rule, ...]:
     return (
-        caching.CacheAcrossAxis(),
+        grid.CacheAcrossAxis(),
         dots.ChunkRows(),
         dots.ChunkColumns(),
         dots.ScaleBeforeDot(),

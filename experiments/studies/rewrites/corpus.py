@@ -55,7 +55,6 @@ The rule writes a tiled Triton product in Gluon for Hopper.
 | `slots`, `parts` | a tile is stored in `parts` through `slots` |
 | `producer_registers` | registers of the warp that copies |
 | `in_flight` or `pin` | products that add in place, or sums that stay in their registers |
-| `ahead` | load the next step's other values while the product runs (off at first) |
 | `ring` | bring one number for each row and step, such as a scale, with the operands |
 
 ## triton_lower_chain_to_gluon

@@ -64,7 +64,6 @@ _OF_FITNESS = (
 _OF_STAGES = (
     "measured_stages",
     "modelled_stages",
-    "compile_only_stages",
     "verify_shapes",
     "drawn_shapes",
     "modelled",

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from testkit import ROOT
+from tilewright.evolve.intake import served_calls
+from tilewright.workers.intake.child_program import loaded_module
 
 pytest.importorskip("triton")
 PROGRAM = Path(__file__).with_name("odd_calls.py")
@@ -95,7 +97,6 @@ def test_a_pallas_winner_has_the_derivatives_of_the_original(
     from jax.experimental.pallas import tpu
 
     from testkit import odd_calls, winners
-    from tilewright.workers.intake.child_program import loaded_module
     from tilewright.workers.intake.pallas.original import on_chip
 
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -121,3 +122,17 @@ def test_a_pallas_winner_has_the_derivatives_of_the_original(
         *(f"as recorded: {way}" for way in ("once", "jit", "vmap of jit", "shapes")), "by name", "defaults said",
         "other integers", "other integers, of the first",
     }  # fmt: skip
+
+
+def test_a_winner_that_stands_where_the_original_stood_finds_it_in_its_file(tmp_path, monkeypatch):
+    path = tmp_path / "stood.py"
+    path.write_text("def doubled(x):\n    return 2 * x\n")
+    text = Path(served_calls.__file__).read_text() + (
+        f"\nSERVED = {{'original': ({str(path)!r}, {str(tmp_path)!r}, 'stood', 'doubled')}}\n\n"
+        "def doubled(x):\n    return 'tuned' if x == 3 else tilewright_original(SERVED)(x)\n"
+    )
+    (tmp_path / "winner.py").write_text(text)
+    stood, winner = loaded_module(path), loaded_module(tmp_path / "winner.py")
+    monkeypatch.setitem(sys.modules, "stood", stood)
+    stood.doubled = winner.doubled
+    assert (stood.doubled(3), stood.doubled(4)) == ("tuned", 8)

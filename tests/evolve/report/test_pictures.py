@@ -10,11 +10,11 @@ from testkit.evaluations import candidate
 from testkit.sample_campaign import SampleCampaign
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.report.charts import Axis, convergence_svg
-from tilewright.evolve.report.credit import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.data import ancestry, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.evolve.report.lineage import lineage_svg
 from tilewright.evolve.report.roofline import roofline, roofline_svg
+from tilewright.evolve.report.tables import by_proposer, by_rule, credit_table
 from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import load_target
 

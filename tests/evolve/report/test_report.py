@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from testkit.evaluations import candidate, passed
 from testkit.sample_campaign import HOSTILE, SampleCampaign
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report import html
 from tilewright.evolve.report.data import Point, load
 from tilewright.evolve.report.html import render, write_report
 from tilewright.evolve.report.lineage import lineage_svg
@@ -57,6 +59,15 @@ def test_page_is_well_formed_and_asks_nothing_of_the_network(data):
         assert (attributes.get("href") or "#").startswith("#"), (tag, attributes)
         assert tag not in ("link", "iframe", "object", "embed", "base", "img")
     assert sum(tag == "script" for tag, _ in checker.tags) == 1
+
+
+def test_every_colour_that_a_page_names_is_one_in_both_modes():
+    parts = [
+        path.read_text() for path in Path(html.__file__).parent.iterdir() if path.suffix in (".css", ".js")
+    ]
+    named = re.findall(r'var\(--(\w+)\)|\bv\("(\w+)"\)', "".join(parts))
+    defined = re.findall(r"--(\w+):", "".join(parts))
+    assert {css or js for css, js in named} <= {name for name in defined if defined.count(name) == 2}
 
 
 def test_page_names_unit_target_and_kind_and_never_runs_hostile_text(data):

@@ -18,9 +18,8 @@ from tilewright.seeds.operator import Scope, SeedKernel
 from tilewright.workers.cascade import base
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, dealt_kinds, run_steps
 from tilewright.workers.cascade.measured import in_background
-from tilewright.workers.child.launch import Spawn
+from tilewright.workers.child.launch import Spawn, Template
 from tilewright.workers.child.session import SessionDied
-from tilewright.workers.child.template import Template
 from tilewright.workers.request import Failure, Findings, Limits
 
 OPERATOR = Doubler()

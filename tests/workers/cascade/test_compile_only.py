@@ -7,8 +7,7 @@ from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
-from tilewright.workers.cascade.compile_only import CompileOnlyCascade
-from tilewright.workers.cascade.compile_only_stages import describe_children
+from tilewright.workers.cascade.compile_only import CompileOnlyCascade, describe_children
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.request import GIB, Limits
 

@@ -10,9 +10,8 @@ import pytest
 from testkit.scripted import SOURCE, Doubler, answers, request, shape, travelled
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.targets import load_target
-from tilewright.workers.cascade import compile_only, compile_only_stages
-from tilewright.workers.cascade.compile_only import CompileOnlyCascade, descriptors
-from tilewright.workers.cascade.compile_only_stages import CrossCompileStage
+from tilewright.workers.cascade import compile_only
+from tilewright.workers.cascade.compile_only import CompileOnlyCascade, CrossCompileStage, descriptors
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.request import Failure, Findings
 
@@ -44,7 +43,7 @@ class Compiler:
             self.asked.append((compiler, doing, target))
             return said
 
-        monkeypatch.setattr(compile_only_stages, "compile_all", compile_all)
+        monkeypatch.setattr(compile_only, "compile_all", compile_all)
 
     def close(self):
         self.closed = True
@@ -135,7 +134,7 @@ def test_an_answer_that_does_not_read_is_a_crash(monkeypatch, said):
 
 def test_plans_of_cuda_are_taken_as_they_come(monkeypatch):
     refused, seen = Failure(Verdict.DUPLICATE, "known"), []
-    monkeypatch.setattr(compile_only_stages, "adopt_plans", lambda frame, *_: seen.append(frame) or refused)
+    monkeypatch.setattr(compile_only, "adopt_plans", lambda frame, *_: seen.append(frame) or refused)
     first, last = Frame("compiled", {"notes": []}), Frame("aside")
     assert compiled(monkeypatch, [first, last])[0] is refused and seen == [first]
 

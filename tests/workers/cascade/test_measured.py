@@ -30,7 +30,7 @@ pytest.importorskip("triton")
 FAMILY = FIXTURES / "small_fp8"
 POINT = {"block_m": 64, "block_n": 128, "num_warps": 4, "num_stages": 4, "group_m": 8, "skew": True}
 PATIENT = Limits(trace=ChildLimits(60.0), compile=ChildLimits(120.0, 8 * GIB))
-HASTY = Limits(trace=ChildLimits(4.0), compile=ChildLimits(120.0, 8 * GIB))
+HASTY = Limits(trace=ChildLimits(2.0), compile=ChildLimits(120.0, 8 * GIB))
 
 
 @pytest.fixture(scope="module")

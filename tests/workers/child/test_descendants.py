@@ -12,9 +12,8 @@ import pytest
 from testkit import twins
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
-from tilewright.workers.child.launch import ROOT, Spawn
+from tilewright.workers.child.launch import ROOT, Spawn, Template
 from tilewright.workers.child.run_once import ChildLimits, environment, run_child
-from tilewright.workers.child.template import Template
 
 LIMITS = ChildLimits(60.0, memory_bytes=8 << 30)
 SCATTER = (

@@ -1,7 +1,6 @@
 """A child that answers and ends between two looks at it."""
 
 import os
-import time
 
 from tilewright.workers.child.drain import ByteLimits, Drain
 from tilewright.workers.child.ending import Ending
@@ -32,7 +31,7 @@ def test_what_it_said_last_is_heard_though_another_holds_its_pipe():
     (result, theirs), (out, _), (err, _), (_, stdin) = pipes
     limits = ChildLimits(wall_seconds=5.0)
     with Drain(stdin, (out, err), result, b"", FrameReader(1 << 20), ByteLimits(1 << 20, 1 << 20)) as drain:
-        stop = _listen(drain, EndsWhileItIsAskedFor(theirs), limits, time.monotonic() + 5.0)
+        stop = _listen(drain, EndsWhileItIsAskedFor(theirs), limits)
         assert stop.ending is Ending.DONE and [frame.kind for frame in drain.frames] == ["done"]
     for pipe in pipes:
         for end in pipe:

@@ -12,9 +12,9 @@ import pytest
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
+from tilewright.workers.child.launch import Template, TemplateLost
 from tilewright.workers.child.run_once import ChildLimits, environment, run_child
 from tilewright.workers.child.session import JobLimits
-from tilewright.workers.child.template import Template, TemplateLost
 
 LIMITS = ChildLimits(20.0, memory_bytes=1 << 30)
 

@@ -6,7 +6,7 @@ import pytest
 from tilewright.workers.intake import winner_trial
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import BadCall, Literal, TensorArgument, parse
-from tilewright.workers.intake.calls.sizes import size_of, size_text
+from tilewright.workers.intake.calls.sizes import shape_text, size_of, size_text
 from tilewright.workers.intake.judge.inputs import draw, draws
 from tilewright.workers.intake.operator import Operand
 
@@ -98,6 +98,13 @@ def test_bounds_of_integers_follow_their_dimension():
 def test_sizes_of_results_follow_from_dimensions(seen, text):
     assert size_text(seen) == text
     assert all(size_of(text, dims) == size for dims, size in seen)
+
+
+def test_axes_of_one_size_are_each_a_dimension_of_their_own():
+    """An image of as many rows as columns: what was checked keeps both, and cannot tell one from the other."""
+    image = {"M": 8, "N": 64, "K": 32, "L": 32}
+    assert shape_text(image, [({**image, "M": 4}, (4, 64, 32, 32))], (8, 64, 32, 32)) == ("M", "N", "K", "L")
+    assert shape_text(image, [({**image, "L": 16}, (32, 32))], (32, 32)) == ("K", "K")
 
 
 def test_a_winner_is_given_its_own_tensors_without_the_gradients_of_a_pair():

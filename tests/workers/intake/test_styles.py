@@ -31,7 +31,7 @@ from tilewright.workers.intake.judge.input_kinds import inputs_of
 from tilewright.workers.intake.triton import program
 from tilewright.workers.intake.triton.knob_evidence import product_work
 from tilewright.workers.intake.triton.interpreter_run import Interpreter
-from tilewright.workers.runners.triton.candidate import load_module
+from tilewright.workers.runners.triton.tensors import load_module
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 

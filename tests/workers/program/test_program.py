@@ -141,6 +141,24 @@ CASES = {
 }
 
 
+TUNED = """
+import torch
+
+SERVED = {{"original": ("program.py", "", "program", "Scale.apply"), "winner": "scale"}}
+
+class Doubled(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: {factor} * x)
+    backward = staticmethod(lambda ctx, dy: 2.0 * dy)
+
+def scale(x):
+    return Doubled.apply(x){detached} if len(x) == 3 else SERVED["function"](x)
+"""
+TUNED_CASES = {
+    "winner": ("2.0", "", ""), "wrong winner": ("2.1", "", "the first result is"),
+    "winner without a gradient": ("2.0", ".detach()", "results and gradients are"),
+}  # fmt: skip
+
+
 REFUSED = {
     "fails": ("record", "program.py:fails raises ValueError: no"),
     "fails_later": ("record", "program.py:fails_later raises RuntimeError: the data ended"),
@@ -250,6 +268,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for case, (text, _) in CASES.items():
         (folder / f"{case}.py").write_text(f"{WINNERS}\n\nREPLACEMENTS = [{text}]\n")
         requests[case] = {"step": "step", "part": "prove", "faster": str(folder / f"{case}.py")}
+    (folder / "none.py").write_text("REPLACEMENTS = []\n")
+    for case, (factor, detached, _) in TUNED_CASES.items():
+        (folder / f"{case}.py").write_text(TUNED.format(factor=factor, detached=detached))
+        requests[case] = {
+            **requests["better"],
+            "faster": str(folder / "none.py"),
+            "winners": [str(folder / f"{case}.py")],
+        }
     return asked(folder, requests)
 
 
@@ -277,12 +303,13 @@ def test_an_output_whose_memory_holds_the_answer_already_is_known_as_one(answers
     assert row["tried"] > 0, row
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *TUNED_CASES])
 def test_only_what_pays_stays(answers: dict[str, Any], case: str) -> None:
-    why, answer = CASES[case][1], answers[case]
+    why, answer = {**CASES, **TUNED_CASES}[case][-1], answers[case]
     proof = answer["proof"]
-    assert bool(answer["replacements"]) == (case == "better"), proof
-    if case in ("better", "own"):
+    assert bool(answer["replacements"]) == (case in ("better", "winner")), proof
+    assert bool(answer.get("winners")) == (case == "winner")
+    if not why:
         assert proof["gain"] > 1 and proof["kept"][0]["interval"][0] > 1 and proof["kept"][0]["calls"] > 0
     else:
         assert proof["gain"] is None and why in proof["left_out"][0]["why"]

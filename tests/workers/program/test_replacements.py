@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewright.evolve.program import run as program_run  # noqa: E402
-from tilewright.library.launch_replacement import Installation, Replacement, signature  # noqa: E402
+from tilewright.library.launch_replacement import Installation, NotInstalled, Replacement, Winner, signature  # noqa: E402
 from tilewright.workers.program import ENDED, scout, turns  # noqa: E402
 from tilewright.workers.program.launches import Launch, LaunchRecorder, Values  # noqa: E402
 from tilewright.workers.program.search import Job, Outcomes, search  # noqa: E402
@@ -141,6 +141,46 @@ def test_every_name_is_restored_whatever_came_between(module: Any) -> None:
         patch.setitem(sys.modules, "__main__", module)
         with first.installed():
             assert module.kernel is stand_in and "replaced" not in sys.modules
+
+
+TUNED = """
+SERVED = {"original": ("", "", "replaced", "doubled"), "winner": "tuned"}
+
+def tuned(x):
+    return 2 * x if x == 3 else SERVED["function"](x)
+"""
+
+
+def test_a_tuned_function_stands_under_every_name_and_gives_other_calls_back(
+    module: Any, tmp_path: Path
+) -> None:
+    class Base:
+        apply = classmethod(lambda cls, x: (cls.__name__, x))
+
+    vars(module).update(doubled=lambda x: ("original", x), Own=type("Own", (Base,), {}))
+    vars(module).update(alias=module.doubled, of_class=module.Own.apply)
+    original = module.doubled
+    (tmp_path / "tuned.py").write_text(TUNED)
+    names = {"doubled": ("original", 4), "Own.apply": ("Own", 4)}
+    winners = {name: Winner("replaced", name, str(tmp_path / "tuned.py")) for name in names}
+    found = Installation([*winners.values()])
+    for _ in range(2):
+        with found.installed():
+            known = module.doubled
+            for one in (module.doubled, module.alias, module.Own.apply, module.of_class):
+                assert one(3) == 6
+            assert {
+                name: (module.doubled if name == "doubled" else module.Own.apply)(4) for name in names
+            } == names
+            assert Base.apply(3) == ("Base", 3)
+        assert module.doubled is module.alias is original and module.of_class == module.Own.apply
+        assert module.Own.apply(3) == ("Own", 3) and "apply" not in vars(module.Own)
+        assert known(3) == ("original", 3), "somebody still has it"
+    assert [(w.calls, w.others) for w in winners.values()] == [(4, 4), (4, 2)]
+    (tmp_path / "tuned.py").write_text("x = 1")
+    with pytest.raises(NotInstalled, match="is no winner's module"):
+        Installation([Winner("replaced", "doubled", str(tmp_path / "tuned.py"))]).install()
+    assert module.doubled is original
 
 
 def test_a_winner_is_loaded_before_a_stream_is_captured(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,27 +2,18 @@
 
 import re
 
-import numpy as np
 import pytest
 
-from testkit.rewriting import Trial, load_cases, run_checks
+from testkit.rewriting import Trial, load_cases, rewritten, run_checks
 from testkit.seeds.triton_station import interpreter, objection
 from tilewright.evolve.proposers.rewrite.base import KernelSource
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 
-
-def lowered(case):
-    rule, kernel = LowerProduct(), KernelSource(case.source)
-    (site,) = rule.sites(kernel)
-    child = rule.apply(kernel, site, np.random.default_rng(0))
-    assert child is not None
-    return child.source, {**KernelSource(child.source).defaults, **case.params, "stages": 1}
-
-
 (CASE,) = load_cases(["triton/fp8_blockwise_pointer.py"])
-RIGHT, POINT = lowered(CASE)
+RIGHT = rewritten(LowerProduct, CASE.source)
+POINT = {**KernelSource(RIGHT).defaults, **CASE.params, "stages": 1}
 
 
 def without(line, source=RIGHT):

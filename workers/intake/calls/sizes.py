@@ -57,9 +57,12 @@ def shape_text(
 ) -> tuple[int | str, ...]:
     """A result's shape by dimensions: of sizes at ``dims``, and of those that were ``seen`` at other ones. Raises
     LookupError."""
-    given = [*(at for at, _ in seen), dims]
-    axes = zip(*(sizes for _, sizes in seen), sizes, strict=True)
-    return tuple(size_text([(at, int(n)) for at, n in zip(given, axis, strict=True)]) for axis in axes)
+    texts: list[int | str] = []
+    for axis in zip(*(sizes for _, sizes in seen), sizes, strict=True):
+        # Of dimensions that are of one size everywhere, each axis gets its own.
+        given = [*(at for at, _ in seen), {name: dims[name] for name in sorted(dims, key=texts.count)}]
+        texts.append(size_text([(at, int(n)) for at, n in zip(given, axis, strict=True)]))
+    return tuple(texts)
 
 
 def _texts(dims: Mapping[str, int], size: int, constant: bool) -> Iterator[int | str]:
@@ -71,12 +74,10 @@ def _texts(dims: Mapping[str, int], size: int, constant: bool) -> Iterator[int |
     yield from (f"{n}/{by}" for n in dims for by in POWERS)
     yield from (f"{times}*{n}" for n in dims for times in range(2, MOST_TIMES + 1))
     yield from (f"{n}/{by}*{by}" for n in dims for by in POWERS)
-    yield from (
-        f"{n}+{more}" for n in dims for more in (-1, *range(1, MOST_TIMES + 1))
-    )  # offsets have one more
+    # Offsets have one more.
+    yield from (f"{n}+{more}" for n in dims for more in (-1, *range(1, MOST_TIMES + 1)))
     yield from ("+".join(names) for names in itertools.combinations(dims, 2))
     for one, other in itertools.permutations(dims, 2):
-        yield from (
-            f"{one}*{other}{more}/{by}" for by in POWERS for more in ("", f"+{by}")
-        )  # states between chunks
+        # States between chunks.
+        yield from (f"{one}*{other}{more}/{by}" for by in POWERS for more in ("", f"+{by}"))
         yield from (f"{times}*{one}*{other}" for times in (2, 3, 4, 8))

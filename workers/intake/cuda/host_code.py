@@ -367,9 +367,8 @@ class HostCode:
             if one < 0 or two <= 0:
                 raise self._refusal(node, "divides whole numbers that are not positive")
             return one // two if sign == "/" else one % two
-        if (
-            type(one) is float
-        ):  # asked before a whole number on its right, it would forget where that comes from
+        if type(one) is float:
+            # Asked before a whole number on its right, it would forget where that comes from.
             one = traced_numbers.traced(one, traced_numbers.number_text(one), frozenset())
         if sign not in _BINARY:
             raise self._refusal(node)

@@ -122,9 +122,8 @@ class HostFunction:
         with stub_device(self._part):
             function = found_function(path, self.name, reference)
         names, weights = argument_names(function, given[0]), weights_of(function, reference)
-        for again in (
-            (True, False) if weights else (False,)
-        ):  # with all, then with those that kernels are given
+        for again in (True, False) if weights else (False,):
+            # With all, then with those that kernels are given.
             callee, calls = with_weights(function, weights, given)
             own, places = operands(calls, tensor_places(calls, names), frozenset())
             self._recorded = CallSite(

@@ -62,6 +62,8 @@ def read(output: np.ndarray, reference: np.ndarray) -> Reading:
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64).reshape(-1, columns)
+    if np.array_equal(found, wanted):  # as of a kernel that is its own judge
+        return Reading(db, 0.0, tuple([0] * output.ndim), float(found.flat[0]), float(wanted.flat[0]))
     rounded, unit = elements._rounded(wanted, output.dtype)
     around = elements._around(wanted)
     with np.errstate(all="ignore"):

@@ -4,7 +4,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,8 +28,23 @@ from tilewright.workers.intake.operator import Operand, Result, as_result, is_co
 
 Arrays = Mapping[str, np.ndarray]
 Dims = Mapping[str, int]
-Pair = tuple[list[np.ndarray], list[np.ndarray]]
-"""A kernel's outputs, and the answers to the same inputs."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A kernel's outputs, and the answers to the same inputs."""
+
+    outputs: list[np.ndarray]
+    answers: list[np.ndarray]
+    readings: dict[int, Reading] = field(default_factory=dict)
+
+    def reading(self, number: int) -> Reading:
+        """That of one output, read once."""
+        if number not in self.readings:
+            answer = self.answers[number].astype(np.float64)
+            self.readings[number] = read(self.outputs[number], answer)
+        return self.readings[number]
+
 
 EDGE_DRAWS = 8
 """Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
@@ -119,7 +134,7 @@ class InputKinds:
         self._dtypes = [
             output.dtype.name for output, _ in zip(shapes[0].outputs, shapes[0].answers, strict=False)
         ]
-        self._pairs = {"randn": [(shape.outputs, shape.answers) for shape in shapes]}
+        self._pairs = {"randn": [Pair(shape.outputs, shape.answers) for shape in shapes]}
         self.spread = 4
         self.notes: list[str] = []
         self.operands = list(operands)
@@ -160,18 +175,14 @@ class InputKinds:
 
     def add(self, kind: str, outputs: list[np.ndarray], answers: list[np.ndarray]) -> None:
         """Add what the kernel and the reference say of further inputs of a kind, such as those of a timed shape."""
-        self._pairs[kind].append((outputs, answers))
+        self._pairs[kind].append(Pair(outputs, answers))
 
     def bound(self, number: int, kinds: Collection[str] = ()) -> tuple[Bar | None, str, str]:
         """``bar_of_text`` of a result on these kinds (default: all); a bar of 0 dB for integers and 8-bit floats."""
         dtype = self._dtypes[number]
         if not is_float(dtype) or is_narrow(dtype):
             return Bar(0.0, None), "", ""
-        readings: list[Reading] = [
-            read(outputs[number], answers[number].astype(np.float64))
-            for kind in kinds or self._pairs
-            for outputs, answers in self._pairs[kind]
-        ]
+        readings = [pair.reading(number) for kind in kinds or self._pairs for pair in self._pairs[kind]]
         known = [operand.dtype for operand in self.operands]
         return bar_of_text(readings, known, dtype, self._factors, self._source)
 
@@ -194,7 +205,7 @@ class InputKinds:
     def _leans(self, number: int) -> bool:
         """Whether the kernel's own codes that are not the reference's are mostly too large, or too small."""
         pairs = [
-            (outputs[number], answers[number]) for some in self._pairs.values() for outputs, answers in some
+            (pair.outputs[number], pair.answers[number]) for some in self._pairs.values() for pair in some
         ]
         return any(turned_one_way(codes, as_result(wanted, codes.dtype.name)) for codes, wanted in pairs)
 
@@ -240,7 +251,7 @@ class InputKinds:
             for outputs, answer in zip(self._run_all(inputs), answers, strict=True):
                 if outputs is None or wrong(outputs, answer, self.operands):
                     return None
-                found.append((outputs, answer))
+                found.append(Pair(outputs, answer))
         return found
 
     def _bears_others(self, kind: str, spread: int) -> bool:
@@ -250,9 +261,8 @@ class InputKinds:
         runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else self._effort.kernel_draws
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
         pairs = self._bears(self.operands, asked, kind, spread, most, own)
-        self._pairs[kind] += (
-            pairs or []
-        )  # the more draws, the nearer is the largest error to what a campaign sees
+        # The more draws, the nearer is the largest error to what a campaign sees.
+        self._pairs[kind] += pairs or []
         return pairs is not None
 
     def _bears_edges(self, operands: Sequence[Operand]) -> bool:
@@ -286,7 +296,7 @@ class InputKinds:
         ):
             if outputs is None or wrong(outputs, due, operands):
                 return None
-            pairs.append((outputs, due))
+            pairs.append(Pair(outputs, due))
         return pairs
 
 

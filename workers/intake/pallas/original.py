@@ -35,6 +35,7 @@ from jax.extend.core import ClosedJaxpr
 from tilewright.fitness.original import Site, data_of, texts_of
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.intake.calls.objects import scope_of
+from tilewright.workers.intake.child_program import undefined
 from tilewright.workers.intake.source.knobs import with_params
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.runners.pallas import jaxpr_names, trace
@@ -78,7 +79,7 @@ class Original:
             (root / path).write_text(text, encoding="utf-8")
         _forget(root)
         module, _ = load(root / self.path, self.function, traced=False)
-        return function_in(module, self.function)
+        return function_in(module, self.function, Path(self.path).name)
 
     def settled(self, texts: Mapping[str, str]) -> Original:
         """With some parameters replaced by these texts: another parameter, or the value that the files have."""
@@ -115,12 +116,12 @@ class Original:
         return build
 
 
-def function_in(module: types.ModuleType, name: str) -> Callable[..., Any]:
-    """A function of a module, also of a class. Raises LookupError."""
+def function_in(module: types.ModuleType, name: str, file: str) -> Callable[..., Any]:
+    """A function of a module, also of a class. Raises Refusal."""
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise LookupError(name)
+            raise undefined(file, name, module)
         found = getattr(found, part)
     made: Callable[..., Any] = found
     return made
@@ -183,6 +184,11 @@ def _alone(shard_map: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+def _load(ref: Any, idx: Any, mask: Any = None, other: Any = None) -> Any:
+    """``pl.load`` of older versions; what a mask leaves out was anything."""
+    return ref[idx] if other is None else jnp.where(mask, ref[idx], other)
+
+
 def _add_old_names() -> None:
     """Give JAX the names that public code uses from its older versions."""
     for module, name, now in (
@@ -190,8 +196,8 @@ def _add_old_names() -> None:
         (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
         (pltpu, "ANY", pl.ANY),
         (dtypes, "bit_width", dtypes.itemsize_bits),
-        (pl, "load", lambda ref, index: ref[index]),
-        (pl, "store", lambda ref, index, value: ref.__setitem__(index, value)),
+        (pl, "load", _load),
+        (pl, "store", lambda ref, idx, val, mask=None: pltpu.store(ref.at[idx], val, mask=mask)),
     ):
         if not hasattr(module, name):
             setattr(module, name, now)

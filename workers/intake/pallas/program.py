@@ -57,10 +57,7 @@ def answer_to(request: Request) -> Answer:
         module, loader = load(path, request["function"], traced=False)
         if not request["function"]:
             return _surveyed(module, loader.missing)
-        try:
-            function = function_in(module, request["function"])
-        except LookupError as error:
-            raise Refusal(f"{path.name} defines no {request['function']}") from error
+        function = function_in(module, request["function"], path.name)
         if not callable(function):
             raise Refusal(f"{request['function']} of {path.name} is no function")
         given = [parse(text.replace("torch.", "jnp.")) for text in request["calls"]]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tilewright.workers.child.launch import waiting_seconds
+from tilewright.workers.child.launch import Deadline
 from tilewright.workers.intake.child_program import first_line
 from tilewright.workers.runners.triton.launch_guard import POISON, Canaries, LaunchGuard
 from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
@@ -109,7 +109,7 @@ class _Process:
     """A forked process that runs a kernel module. It ends with this one."""
 
     def __init__(self, module: ModuleType) -> None:
-        self.seconds, self._born = 0.0, time.monotonic()
+        self.seconds = 0.0
         self._ours, theirs = multiprocessing.Pipe()
         sys.stdout.flush()
         self._pid = os.fork()
@@ -123,21 +123,16 @@ class _Process:
 
     def answer(self, most: float) -> list[np.ndarray] | Exception:
         """Of the next run that it was given: its outputs, or why there are none."""
-        before, waited, began = _spent(self._pid), self._waited(), time.monotonic()
+        before, deadline = _spent(self._pid), Deadline(self._pid, MOST_SECONDS)
         try:
             while not self._ours.poll(LOOK_SECONDS):
                 self.seconds = _spent(self._pid) - before
-                waiting = min(self._waited() - waited, 3 * MOST_SECONDS)
-                if self.seconds > most or time.monotonic() - began - waiting > MOST_SECONDS:
+                if self.seconds > most or deadline.left() <= 0:
                     return TooSlow()
             answer, self.seconds = self._ours.recv()
         except (EOFError, ConnectionError):
             return Crashed("its process ended: a kernel reads or writes outside its tensors")
         return answer
-
-    def _waited(self) -> float:
-        """Seconds that it has waited for a processor so far."""
-        return waiting_seconds(self._pid, time.monotonic() - self._born)
 
     def end(self) -> None:
         self._ours.close()

@@ -31,6 +31,7 @@ from tilewright.workers.intake.child_program import (
     answer_request,
     first_line,
     refused,
+    undefined,
 )
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
@@ -50,9 +51,9 @@ from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, ker
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work, tiling_knobs
 from tilewright.workers.intake.triton.stub_device import stub_device
 from tilewright.workers.intake.triton.trace import Trace
-from tilewright.workers.runners.triton.candidate import load_module
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
+from tilewright.workers.runners.triton.tensors import load_module
 
 EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0)
 OWN_DRAWS = 4
@@ -171,7 +172,7 @@ def function_in(module: ModuleType, name: str, file: str) -> Any:
         try:
             return eval(ast.unparse(node), {**vars(module), "__builtins__": {}})
         except (NameError, AttributeError) as error:
-            raise Refusal(f"{file} defines no {name}") from error
+            raise undefined(file, name, module) from error
 
     node = ast.parse(name, mode="eval").body
     function = value(node)

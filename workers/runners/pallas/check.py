@@ -38,14 +38,21 @@ from tilewright.workers.runners.pallas.sampled_grid import Program, places
 from tilewright.workers.runners.pallas.trace import check_form, mesh_of, specs_of
 
 _GET, _STORE, _SWAP = interpreter.get.__wrapped__, interpreter.store.__wrapped__, interpreter.swap.__wrapped__
+_PARALLEL = interpreter._get_parallel_dim_semantics
 Place = tuple[Any, ...]
 """Device, core, memory and buffer."""
 
 
 def install() -> None:
-    """Let the interpreter know views."""
+    """Let the interpreter know views, and axes that ``jax.vmap`` puts in front of a grid."""
+    vars(interpreter)["_get_parallel_dim_semantics"] = _parallel
     for name, made in (("get", _get), ("store", _store), ("swap", _swap)):
         setattr(interpreter, name, interpreter.fail_on_exception(made))
+
+
+def _parallel(params: Any, count: int) -> tuple[bool, ...]:
+    named = _PARALLEL(params, count)
+    return (*[True] * (count - len(named)), *named)
 
 
 def _get(token: Any, *call: Any, **options: Any) -> Any:
@@ -64,10 +71,17 @@ def _store(token: Any, *call: Any, **options: Any) -> Any:
 
 
 def _swap(token: Any, *call: Any, **options: Any) -> Any:
+    """JAX's own takes a mask whose rows outnumber its columns for one that reaches out of the memory."""
     ranges, views = _divided(call[4])
-    if not views:
+    value, mask = np.array(call[5]), call[6]
+    if not views and mask is None:
         return _SWAP(token, *call, **options)
-    before, value, mask = _GET(None, *call[:4], ranges, **options)[1], np.array(call[5]), call[6]
+    try:
+        before = _GET(None, *call[:4], ranges, **options)[1]
+    except IndexError:
+        if views:
+            raise
+        return _SWAP(token, *call, **options)  # what the mask leaves out may lie outside
     seen = view_of(before, views)
     changed = put(before, views, value if mask is None else np.where(np.array(mask), value, seen))
     return _SWAP(token, *call[:4], ranges, changed, None, **options)[0], seen

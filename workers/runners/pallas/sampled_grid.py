@@ -195,7 +195,10 @@ class _Kernel:
         if not all(isinstance(size, int) for size in self._grid) or math.prod(self._grid) > MOST_STEPS:
             raise NotImplementedError("the kernel's grid has too many steps, or a size that is not known")
         semantics = getattr(params["compiler_params"], "dimension_semantics", None) or ()
-        named = [*semantics, *[None] * len(self._grid)][: len(self._grid)]
+        mapped = ["parallel"] * len(
+            self._mapping.vmapped_dims
+        )  # in front of those that the kernel's author named
+        named = [*mapped, *semantics, *[None] * len(self._grid)][: len(self._grid)]
         self._parallel = [kind in ("parallel", tpu_core.PARALLEL) for kind in named]
         self._count = self._mapping.num_index_operands
         self._tables = list(scalars[: self._count])

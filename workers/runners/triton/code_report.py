@@ -27,9 +27,8 @@ from tilewright.library.torch_record import TargetDriver
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners import cuda
 from tilewright.workers.runners.failures import error_frame
-from tilewright.workers.runners.triton.candidate import Answer, checked_results, load_module
 from tilewright.workers.runners.triton.launch_guard import LaunchGuard
-from tilewright.workers.runners.triton.tensors import torch_dtype
+from tilewright.workers.runners.triton.tensors import Answer, checked_results, load_module, torch_dtype
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 

@@ -21,8 +21,8 @@ from tilewright.fitness.dialect import is_cuda
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners import cuda
 from tilewright.workers.runners.failures import error_frame
-from tilewright.workers.runners.triton.candidate import Answer, load_module
 from tilewright.workers.runners.triton.recorder import Recorder
+from tilewright.workers.runners.triton.tensors import Answer, load_module
 
 _CACHE = "TRITON_CACHE_DIR"
 

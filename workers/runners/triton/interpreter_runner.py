@@ -19,7 +19,6 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.device_runner import Answer
 from tilewright.workers.runners.gluon_emulator.install import install as install_emulator
 from tilewright.workers.runners.gluon_emulator.install import is_gluon
-from tilewright.workers.runners.triton.candidate import checked_results, load_module
 from tilewright.workers.runners.triton.clock import CpuClock, nothing
 from tilewright.workers.runners.triton.interpreter_rounding import repair as repair_interpreter
 from tilewright.workers.runners.triton.launch_guard import (
@@ -28,7 +27,7 @@ from tilewright.workers.runners.triton.launch_guard import (
     leave_interpreter_unguarded,
     poison,
 )
-from tilewright.workers.runners.triton.tensors import Tensors, torch_dtype
+from tilewright.workers.runners.triton.tensors import Tensors, checked_results, load_module, torch_dtype
 from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
 
 

@@ -32,7 +32,7 @@ from tilewright.library.plans.format import (
     scalar,
 )
 from tilewright.library.torch_record import RecordedCall, TargetDriver
-from tilewright.workers.runners.triton.candidate import checked_results
+from tilewright.workers.runners.triton.tensors import checked_results
 
 SHIFT = 1 << 12
 """Bytes by which addresses of the second call differ; a multiple of every alignment a kernel is compiled for."""

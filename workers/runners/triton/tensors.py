@@ -1,8 +1,11 @@
-"""Arrays as torch tensors, operands made on a device, and what is read back of outputs."""
+"""What the runners of torch devices share: a candidate as a module, its operands and what is read of its outputs."""
 
+import itertools
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,37 @@ import torch
 
 from tilewright.seeds.sampled import places, stream
 from tilewright.workers.child.frames import Frame, dtype_named
+from tilewright.workers.runners import bare_module
 from tilewright.workers.runners.device_runner import operand_tables
+
+Answer = Callable[[Frame], None]
+
+_numbers = itertools.count()
+
+
+def load_module(source: str) -> ModuleType:
+    """The candidate's module, from a real file in the working directory: Triton reads a kernel's source again."""
+    number = next(_numbers)
+    path = Path(f"candidate{number}.py").absolute()
+    path.write_text(source, encoding="utf-8")
+    return bare_module.execute(source, f"candidate{number}", str(path))
+
+
+def checked_results(results: Any, wanted: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """What ``launch`` returned, by name. Raises TypeError unless it is exactly the tensors that are wanted."""
+    if not isinstance(results, tuple | list) or len(results) != len(wanted):
+        raise TypeError(
+            f"launch returns {type(results).__name__} instead of a tuple of {len(wanted)} tensors"
+        )
+    for result, spec in zip(results, wanted, strict=True):
+        if type(result) is not torch.Tensor or not result.is_contiguous():
+            raise TypeError(f"output {spec['name']} is no plain contiguous tensor")
+        shape, dtype = list(result.shape), str(result.dtype).removeprefix("torch.")
+        if shape != spec["shape"] or dtype != spec["dtype"]:
+            expected = f"{spec['dtype']}{spec['shape']}"
+            raise TypeError(f"output {spec['name']} is {dtype}{shape} instead of {expected}")
+    return {spec["name"]: result for result, spec in zip(results, wanted, strict=True)}
+
 
 Tensors = dict[str, torch.Tensor]
 

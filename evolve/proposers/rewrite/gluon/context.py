@@ -151,14 +151,7 @@ class Lowering:
         return Carrier(self.kernel.tl, "gl", shape, self.names["mma"], names, self.row_layouts, part)
 
     def _renamed(self, piece: int) -> dict[str, str]:
-        return {name: f"{name}_{piece}" for name in sorted(self._per_piece())}
-
-    def _per_piece(self) -> set[str]:
-        return {n for name in self.plan.per_piece for n in (name, self._later(name))}
-
-    @staticmethod
-    def _later(name: str) -> str:
-        return f"{name}_later"
+        return {name: f"{name}_{piece}" for name in sorted(self.plan.per_piece)}
 
     def _is_tile(self, name: str) -> bool:
         """Whether a name begins as a tile of zeros, so that its type is that of the product."""
@@ -179,20 +172,6 @@ class Lowering:
             tuple(n for n in self._order if n in wanted and n not in fixed),
             tuple(n for n in self._order if n in wanted and n in fixed),
         )
-
-    def _loads_ahead(self) -> bool:
-        """Whether loads beside the operands' can be made a step earlier: nothing of them is carried between steps."""
-        early = self.plan.early
-        written = {name for s in early for name in s.writes}
-        late = {name for s in self.plan.late for name in s.writes}
-        bound: set[str] = set()
-        for statement in early:
-            if statement.reads & (written | late) - bound:
-                return False
-            bound |= statement.writes
-        plain = all(isinstance(s.node, ast.Assign | ast.If) for s in early)
-        loads = any(calls(s.node, self.kernel.tl, "load") for s in early)
-        return plain and loads and isinstance(self.product.loop.target, ast.Name)
 
     def _c(self) -> str:
         assert self.stored is not None

@@ -1,7 +1,7 @@
 """The new kernel's text: producer, consumer and entry, with the statements that are carried over."""
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import libcst as cst
 
@@ -78,7 +78,7 @@ class DeviceText(EpilogueText):
             "producer_body": self._lines(self._body_for_copies(), {}, None),
             "outside": self._lines(plan.outside, {}, None),
             "before": self._pieces(plan.before),
-            **self._early(),
+            "early": self._early(),
             **self._ring(),
             "body": self._body(),
             "end": self._end(),
@@ -87,8 +87,6 @@ class DeviceText(EpilogueText):
             "store_wait": "tma.store_wait(0)" if self.stored else "",
             "c_slots_made": self._slots_made(),
             "store_layouts": self._store_layouts(),
-            "ahead_fixed": "AHEAD: gl.constexpr, " if self._loads_ahead() else "",
-            "ahead_argument": "AHEAD, " if self._loads_ahead() else "",
             "consumer_c": f"c_desc, {names['c_slots']}, " if self.stored else "",
             "entry_c": "c_desc, " if self.stored else "",
             "slots_parameter": f"{slots}C_LAYOUT: gl.constexpr, " if self.stored else "",
@@ -129,45 +127,18 @@ class DeviceText(EpilogueText):
         """Statements for every tile of columns: once where they are the same for all of them."""
         lines = []
         for statement in statements:
-            if not statement.writes & self._per_piece():
+            if not statement.writes & self.plan.per_piece:
                 lines.append(self._carrier({}).carry(statement))
                 continue
             lines.append(self._carrier(self._renamed(0)).carry(statement))
             lines.append(guarded(self._carrier(self._renamed(1)).carry(statement)))
         return "\n".join(_joined(lines))
 
-    def _early(self) -> dict[str, str]:
-        """The statements before a step's product: in their place, or a step ahead, behind the product's start."""
-        here = self._early_lines(lambda statement: statement)
-        if not self._loads_ahead():
-            return {"early": here, "early_first": "", "early_taken": ""}
-        first = f"{self._turn()}_first"
-        begun = self._early_lines(lambda statement: _renamed_in(statement, {self._turn(): first}))
-        return {
-            "early": only("not AHEAD", here),
-            "early_first": only("AHEAD", f"{first} = {self._bounds()[0]}\n{begun}"),
-            "early_taken": only("AHEAD", self._early_lines(lambda statement: _taken(statement, self._later))),
-        }
-
-    def _early_next(self) -> str:
-        """The statements of ``_early`` for the next step; the last step's once more where there is none."""
-        if not self._loads_ahead():
-            return self._ring_read()
-        first, stop, step = self._bounds()
-        turn = self._turn()
-        place = (
-            f"{self._later(turn)} = min({turn} + {step}, {first} + ({stop} - {first} - 1) // {step} * {step})"
-        )
-        bound = {name for s in self.plan.early for name in s.writes} | {turn}
-        names = {name: self._later(name) for name in bound}
-        moved = self._early_lines(lambda statement: _renamed_in(statement, names))
-        return only("AHEAD", f"{place}\n{moved}") + "\n" + self._ring_read()
-
-    def _early_lines(self, changed: Callable[[Statement], Statement]) -> str:
-        """The early statements, each changed, those that the ring may make up for under that condition."""
+    def _early(self) -> str:
+        """The statements before a step's product, one that the ring may make up for under that condition."""
         texts = []
         for statement in self.plan.early:
-            text = self._pieces([changed(statement)])
+            text = self._pieces([statement])
             held = self.numbers is not None and statement is self.numbers.statement
             texts.append(only("not RING", text) if held else text)
         return "\n".join(texts)
@@ -227,21 +198,6 @@ class DeviceText(EpilogueText):
         }
         return {f"ring_{key}": texts[key] for key in keys}
 
-    def _turn(self) -> str:
-        assert isinstance(self.product.loop.target, ast.Name)
-        return self.product.loop.target.id
-
-    def _bounds(self) -> tuple[str, str, str]:
-        """Start, stop and step of the loop over K."""
-        call = self.product.loop.iter
-        assert isinstance(call, ast.Call)
-        texts = [f"({self._carrier({}).expression(ast.unparse(a))})" for a in call.args]
-        return (
-            ("0", texts[0], "1")
-            if len(texts) == 1
-            else (texts[0], texts[1], texts[2] if len(texts) > 2 else "1")
-        )
-
     def _body(self) -> str:
         """From the first product of a step to its end."""
         late, product = list(self.plan.late), self.product
@@ -268,7 +224,7 @@ class DeviceText(EpilogueText):
                 "ready_of": self.names["ready" if piece == 0 else "ready_more"],
                 "number": str(piece),
                 "last": f"PIECES == {piece + 1}",
-                "early_next": self._early_next() if piece == 0 else "",
+                "ring_read": self._ring_read() if piece == 0 else "",
                 "a_view": ".permute((1, 0))" if self.product.left.turned else "",
                 "b_view": ".permute((1, 0))" if self.product.right.turned else "",
             }
@@ -319,29 +275,6 @@ class DeviceText(EpilogueText):
         node.name = self.helper_names[node.name]
         node.decorator_list = [ast.parse("gluon.jit", mode="eval").body]
         return ast.unparse(ast.fix_missing_locations(self._carrier({}).visit(node)))
-
-
-def _renamed_in(statement: Statement, names: Mapping[str, str]) -> Statement:
-    class Rename(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            return ast.Name(names.get(node.id, node.id), node.ctx)
-
-    made = Rename().visit(ast.parse(statement.text).body[0])
-    return Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
-
-
-def _taken(statement: Statement, later: Callable[[str], str]) -> Statement:
-    """Takes over what was bound under later names."""
-
-    class Take(ast.NodeTransformer):
-        def visit_Assign(self, node: ast.Assign) -> ast.AST:
-            names = [n for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)]
-            taken = [ast.Name(later(n.id), ast.Load()) for n in names]
-            value: ast.expr = taken[0] if len(taken) == 1 else ast.Tuple(list(taken), ast.Load())
-            return ast.Assign(node.targets, value)
-
-    made = Take().visit(ast.parse(statement.text).body[0])
-    return Statement(ast.parse(ast.unparse(ast.fix_missing_locations(made))).body[0])
 
 
 def _joined(lines: Iterable[str]) -> list[str]:

@@ -159,7 +159,6 @@ class HostText(Lowering):
             "a_desc": _descriptor(left, f"[{', '.join(a_box)}]", "a_layout"),
             "b_desc": _descriptor(right, f"[{', '.join(b_box)}]", "b_layout"),
             "given": "".join(f"{text}, " for text in [*given, *stored]),
-            "ahead": f"AHEAD={self._param('ahead')}, " if self._loads_ahead() else "",
             "ring": self._ring_launch(),
             "mode": f"IN_FLIGHT={self._param('in_flight')} and stages > 1"
             if mode == "IN_FLIGHT"

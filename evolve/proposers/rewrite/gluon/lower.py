@@ -83,8 +83,6 @@ class _Writer(DeviceText, HostText):
             del space["in_flight"]
         else:
             del space["pin"]
-        if not self._loads_ahead():
-            del space["ahead"]
         if self.numbers is None:
             del space["ring"]
         if self.stored is None:

@@ -69,7 +69,6 @@ SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "producer_registers": ((24, 40), 24),
     "in_flight": ((False, True), True),
     "pin": ((False, True), True),
-    "ahead": ((False, True), False),
     "ring": ((False, True), True),
 }
 """What a lowered kernel can be tuned by: values and default."""
@@ -188,7 +187,7 @@ def {kernel}_consumer(
     {consumer_c}{ring_stages}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile}, {a_stages},
     {b_stages}, {empty}, {ready}, {ready_more}, {consumer_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, PIECES: gl.constexpr, WALK: gl.constexpr, K_INSTRUCTION: gl.constexpr,
-    {slots_fixed}{ahead_fixed}{ring_used}{mode}: gl.constexpr, {group}: gl.constexpr
+    {slots_fixed}{ring_used}{mode}: gl.constexpr, {group}: gl.constexpr
 ):
     """Multiply this group's rows with every piece of columns, and finish the tiles as the kernel does."""
     {mma}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {COLUMNS}, K_INSTRUCTION])
@@ -204,13 +203,11 @@ def {kernel}_consumer(
         {column_tile}_1 = min({piece} * PIECES + 1, {last_column_tile})
         <before>
         {launched} = 0
-        <early_first>
         {loop}
             <early>
             mbarrier.wait({ready}.index({stage}), {phase})
             {a_now} = {a_stages}.index({stage} * CONSUMERS + {group}){a_view}
             <body>
-            <early_taken>
             {wrapped} = {stage} == STAGES - 1
             {stage} = gl.where({wrapped}, 0, {stage} + 1)
             {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
@@ -225,7 +222,7 @@ if {number}:
 {partial} = warpgroup_mma(
     {a_now}, {b_stages}.index({stage} * PIECES + {number}){b_view}, {nothing}, use_acc=False, is_async=True
 )
-<early_next>
+<ring_read>
 {partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
 if {last}:
     mbarrier.arrive({empty}.index({stage}), count=1)
@@ -252,7 +249,7 @@ def {kernel}(
     a_desc, b_desc, {entry_c}{ring_entry}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, {last_column_tile},
     {entry_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PIECES: gl.constexpr,
     WALK: gl.constexpr, K_INSTRUCTION: gl.constexpr, A_BYTES: gl.constexpr, B_BYTES: gl.constexpr,
-    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, {slots_parameter}{ahead_fixed}{ring_layout}{mode}: gl.constexpr,
+    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, {slots_parameter}{ring_layout}{mode}: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr
 ):
     {a_stages} = gl.allocate_shared_memory(a_desc.dtype, [STAGES * CONSUMERS, {a_box}], A_LAYOUT)
@@ -274,7 +271,7 @@ _CONSUME = (
     "({kernel}_consumer, ({consumer_c}{ring_stages}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, "
     "{last_column_tile}, "
     "{a_stages}, {b_stages}, {empty}, {ready}, {ready_more}, {consumer_arguments}STAGES, CONSUMERS, PIECES, WALK, "
-    "K_INSTRUCTION, {slots_argument}{ahead_argument}{ring_argument}{mode}, NUMBER)),"
+    "K_INSTRUCTION, {slots_argument}{ring_argument}{mode}, NUMBER)),"
 )
 _PRODUCE = (
     "({kernel}_producer, (a_desc, b_desc, {ring_desc}{rows_of_tiles}, {columns_of_tiles}, {last_row_tile}, "
@@ -317,7 +314,7 @@ LAUNCH = """
     B_BYTES={a}.element_size() * b_box,
     A_LAYOUT=a_layout,
     B_LAYOUT=b_layout,
-    {ahead}{ring}{mode},
+    {ring}{mode},
     REGISTERS=(240, 240, 160)[{consumers} - 1] - 8 * ({producer_registers} == 40),
     PRODUCER_REGISTERS={producer_registers},
     num_warps=4,

@@ -1,14 +1,13 @@
 """Two products of one loop in Gluon: every parameter keeps the meaning, planted faults are found, what is refused."""
 
+import functools
 import re
-from functools import cache
 
-import numpy as np
 import pytest
 
 from testkit.compile_ahead import compiled_ahead
-from testkit.rewriting import Case, Trial, load_cases, run_checks
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from testkit.rewriting import Case, Trial, load_cases, rewritten, run_checks
+from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.chain.write import LowerChain
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.dialect import check
@@ -18,13 +17,7 @@ pytest.importorskip("triton")
 (CASE,) = load_cases(["triton/attention_causal.py"])
 
 
-@cache
-def lowered(source):
-    rule, kernel = LowerChain(), KernelSource(source)
-    (site,) = rule.sites(kernel)
-    child = rule.apply(kernel, site, np.random.default_rng(0))
-    assert child is not None
-    return child.source
+lowered = functools.partial(rewritten, LowerChain)
 
 
 def changed(*pairs, source=CASE.source):

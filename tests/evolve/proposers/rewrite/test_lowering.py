@@ -1,15 +1,13 @@
 """Lowering a tiled product to Gluon: every parameter keeps the meaning, the code is Hopper's, and what is refused."""
 
+import functools
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from testkit.compile_ahead import compiled_ahead
-from testkit.rewriting import Trial, load_cases, run_checks
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from testkit.rewriting import Trial, load_cases, refusal, rewritten, run_checks
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
 from tilewright.evolve.proposers.rewrite.proposer import offers
 from tilewright.evolve.space.space import read_declarations
@@ -20,19 +18,13 @@ CASES = {case.name.split("/")[1]: case for case in load_cases(["triton/"])}
 POINTER = load_operator("gemm_fp8_blockwise/gemm_nt").kernels["pointer"].source
 
 
-@cache
-def lowered(source):
-    rule, kernel = LowerProduct(), KernelSource(source)
-    (site,) = rule.sites(kernel)
-    child = rule.apply(kernel, site, np.random.default_rng(0))
-    assert child is not None
-    return child.source
+lowered = functools.partial(rewritten, LowerProduct)
 
 
 VARIANTS = {
     "fp8_blockwise_pointer.py": [
-        {"pieces": 2, "slots": 2, "parts": 2, "ahead": True},
-        {"consumers": 1, "pin": False, "stages": 1, "programs": 1, "ahead": False, "ring": False},
+        {"pieces": 2, "slots": 2, "parts": 2},
+        {"consumers": 1, "pin": False, "stages": 1, "programs": 1, "ring": False},
         {"consumers": 3, "skew": True, "walk_rows": 1},
     ],
     "matmul_masked.py": [
@@ -118,16 +110,6 @@ def stack_bytes(code):
     return int(found)
 
 
-@cache
-def refusal(source):
-    """Why a source is not lowered; "" if it is."""
-    try:
-        lowered(source)
-    except Unsupported as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.parametrize(
     ("name", "old", "new", "reason"),
     [
@@ -150,8 +132,8 @@ def refusal(source):
 )  # fmt: skip
 def test_what_is_refused(name, old, new, reason):
     source = CASES[f"matmul_{name}.py"].source
-    assert old in source and refusal(source) == ""
-    assert reason in refusal(source.replace(old, new))
+    assert old in source and refusal(LowerProduct, source) == ""
+    assert reason in refusal(LowerProduct, source.replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -165,8 +147,8 @@ def test_what_is_refused(name, old, new, reason):
 )  # fmt: skip
 def test_rows_that_begin_anywhere_are_refused(old, new, reason):
     source = CASES["grouped_tokens.py"].source
-    assert old in source and refusal(source) == ""
-    assert reason in refusal(source.replace(old, new))
+    assert old in source and refusal(LowerProduct, source) == ""
+    assert reason in refusal(LowerProduct, source.replace(old, new))
 
 
 @pytest.mark.slow

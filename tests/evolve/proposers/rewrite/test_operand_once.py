@@ -1,13 +1,10 @@
 """Computing an operand of a product once: it stays what it was, can then be lowered, and what is refused."""
 
 from dataclasses import replace
-from functools import cache
 
-import numpy as np
 import pytest
 
-from testkit.rewriting import Trial, load_cases, run_checks
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from testkit.rewriting import Trial, load_cases, refusal, rewritten, run_checks
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
 from tilewright.evolve.proposers.rewrite.gluon.operand_once import ComputeOperandOnce
 from tilewright.evolve.space.space import read_declarations
@@ -16,27 +13,10 @@ from tilewright.fitness.dialect import check
 (CASE,) = load_cases(["packed_weights"])
 
 
-def after(source, rule):
-    kernel = KernelSource(source)
-    (site,) = rule.sites(kernel)
-    child = rule.apply(kernel, site, np.random.default_rng(0))
-    assert child is not None
-    return child.source
-
-
-@cache
-def refusal(source):
-    try:
-        after(source, ComputeOperandOnce())
-    except Unsupported as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.slow
 def test_lowered_behind_it_the_product_stays_the_same_tails_included():
-    once = after(CASE.source, ComputeOperandOnce())
-    both = after(once, LowerProduct())
+    once = rewritten(ComputeOperandOnce, CASE.source)
+    both = rewritten(LowerProduct, once)
     assert check(both, entry="launch") == []
     tails = [[name, [{72: 40, 48: 41}.get(n, n) for n in shape], *rest] for name, shape, *rest in CASE.inputs]
     wrong = once.replace("code.to(tl.float32) - zero", "code.to(tl.float32) + zero")
@@ -65,5 +45,5 @@ def test_lowered_behind_it_the_product_stays_the_same_tails_included():
     ],
 )  # fmt: skip
 def test_what_is_refused(old, new, reason):
-    assert old in CASE.source and refusal(CASE.source) == ""
-    assert reason in refusal(CASE.source.replace(old, new))
+    assert old in CASE.source and refusal(ComputeOperandOnce, CASE.source) == ""
+    assert reason in refusal(ComputeOperandOnce, CASE.source.replace(old, new))
