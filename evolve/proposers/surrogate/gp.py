@@ -259,12 +259,15 @@ class GaussianProcess:
                 break
         self._place = place
 
-    def posterior(self, features: np.ndarray, targets: np.ndarray, spare: int = 0) -> Posterior:
-        """The belief after these observations; it can take in ``spare`` more."""
+    def posterior(
+        self, features: np.ndarray, targets: np.ndarray, stretch: float = 1.0, spare: int = 0
+    ) -> Posterior:
+        """The belief after these observations, length scales times ``stretch``; it can take in ``spare`` more."""
         noise, trend = 2.0 ** self._place[-1], 2.0 ** self._place[-2]
         few = len(features) <= FEW
         groups = [np.flatnonzero(self._groups == g) for g in range(self._count)] if few else []
-        return Posterior(features, targets, self._scales, Kernel(trend, groups), noise=noise, spare=spare)
+        scales = self._scales / stretch
+        return Posterior(features, targets, scales, Kernel(trend, groups), noise=noise, spare=spare)
 
     @property
     def _scales(self) -> np.ndarray:

@@ -1,9 +1,7 @@
-"""The belief of a campaign about points it has not tried: a Gaussian process and trees, averaged.
+"""The belief of a campaign about points it has not tried: two Gaussian processes, one with longer length scales.
 
-The process learns from a handful of points which parameters matter; the trees find the cliffs and
-interactions of a hardware's limits once there are points on both sides. Their average is better than either
-through most of a campaign. Failures have no fitness: a second forest learns where they lie, and for the
-first they count as the worst fitness seen.
+Few points fit many length scales, and a search that trusts one fit stays in the valley where it was made. So each
+process counts for half of what is expected of a point. Failures have no fitness: a forest learns where they lie.
 """
 
 import math
@@ -14,7 +12,7 @@ import numpy as np
 from scipy.special import erfcx
 
 from tilewright.evolve.proposers.surrogate.features import Encoder
-from tilewright.evolve.proposers.surrogate.gp import GaussianProcess, Posterior
+from tilewright.evolve.proposers.surrogate.gp import GaussianProcess
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.proposers.surrogate.trees import Forest
 from tilewright.evolve.space.space import Rows
@@ -22,7 +20,9 @@ from tilewright.evolve.space.space import Rows
 FIRST_ROUNDS = 6
 LATER_ROUNDS = 2
 
-TREES = 25
+STRETCHES = (1.0, 2.0)
+"""Length scales of each process, as multiples of those that were fitted."""
+
 FAILURE_TREES = 20
 
 FAILURE_PRIOR = 6.0
@@ -40,16 +40,12 @@ MOST_SPARE = 240
 """Points the process takes in between two refits, at most."""
 
 MOST_SPLIT = 200
-"""The same for the trees."""
+"""Points the trees learn failures from, at most, chosen alike."""
 
 KNEE = 2.0
 """Loss beyond which a point counts as merely bad, as a multiple of the median loss."""
 
 LEAST_KNEE = 0.02
-
-TREES_SHARE = 0.2
-"""Weight of the trees in the average: 0.4 loses 0.9 points after 25 evaluations, none loses 1 after 50 on two of four
-families of recorded spaces (``experiments/records/search/choices_by_family.md``)."""
 
 _FAR = 20.0
 """Deviations from the best beyond which expected improvement is its asymptote."""
@@ -99,16 +95,14 @@ class Model:
         warped = self._warp(targets)
         age = self._ages()
         self._learn_process(warped, age, spare)
-        kept = _chosen(np.where(ok, warped, -np.inf), age, MOST_SPLIT)
-        split = self._encoded(self._encoder.split, kept)
-        fallen = np.where(ok, warped, warped[ok].min())
-        self._forest = Forest(split, fallen[kept], TREES, seed, bootstrap=False)
         self._failures = None
         if not ok.all():
-            self._failures = Forest(split, ok[kept].astype(float), FAILURE_TREES, seed + 1, bootstrap=False)
+            kept = _chosen(np.where(ok, warped, -np.inf), age, MOST_SPLIT)
+            split = self._encoded(self._encoder.split, kept)
+            self._failures = Forest(split, ok[kept].astype(float), FAILURE_TREES, seed, bootstrap=False)
         self._success_rate = float(ok.mean())
         self._best = 0.0
-        self._pool = _Pool()
+        self._feasible = np.zeros(0)
 
     def _learn_process(self, warped: np.ndarray, age: np.ndarray, spare: int) -> None:
         chosen = _chosen(warped, age, MOST_POINTS)
@@ -117,28 +111,31 @@ class Model:
         rounds = LATER_ROUNDS if self._tuned else FIRST_ROUNDS
         self._process.tune(smooth[tuned], targets[tuned], rounds)
         self._tuned = True
-        self._posterior: Posterior = self._process.posterior(smooth, targets, min(spare, MOST_SPARE))
+        spare = min(spare, MOST_SPARE)
+        self._posteriors = [self._process.posterior(smooth, targets, stretch, spare) for stretch in STRETCHES]
 
     @property
     def room(self) -> int:
         """Successes it can still observe before the next refit."""
-        return self._posterior.room
+        return self._posteriors[0].room
 
     def add(self, groups: Sequence[Group]) -> None:
         """More points to be asked about."""
         for source, rows in groups:
             if not len(rows):
                 continue
-            split = self._encoder.split(source, rows)
-            self._posterior.add_pool(self._encoder.smooth(source, rows))
-            self._pool.add(*self._forest.predict(split), self._feasible(split))
+            smooth = self._encoder.smooth(source, rows)
+            for posterior in self._posteriors:
+                posterior.add_pool(smooth)
+            self._feasible = np.concatenate([self._feasible, self._probability_of_success(source, rows)])
 
     def observe(self, places: Sequence[int], targets: Sequence[float]) -> None:
         """What became of some points of the pool, as log fitness; failures wait for the next refit."""
         told = [(p, t) for p, t in zip(places, targets, strict=True) if not math.isnan(t)][: self.room]
         if told:
             warped = self._warp(np.array([target for _, target in told]))
-            self._posterior.observe(np.array([place for place, _ in told]), warped)
+            for posterior in self._posteriors:
+                posterior.observe(np.array([place for place, _ in told]), warped)
             self._best = max(self._best, float(warped.max()))
 
     def promise(self, pending: Sequence[int] = (), doubt: float = 1.0) -> np.ndarray:
@@ -147,20 +144,18 @@ class Model:
         ``pending`` are places of points in flight. ``doubt`` scales the standard deviation: less of it asks for
         what is known to be good.
         """
-        mean, spread = self._posterior.predict(np.array(pending, dtype=int))
-        other_mean, other_spread, feasible = self._pool.columns()
-        mean = (1 - TREES_SHARE) * mean + TREES_SHARE * other_mean
-        spread = np.sqrt((1 - TREES_SHARE) * spread**2 + TREES_SHARE * other_spread**2)
-        return log_improvement(mean, doubt * spread, self._best) + np.log(feasible)
+        beliefs = [posterior.predict(np.array(pending, dtype=int)) for posterior in self._posteriors]
+        gains = [log_improvement(mean, doubt * spread, self._best) for mean, spread in beliefs]
+        return np.logaddexp.reduce(gains) - math.log(len(gains)) + np.log(self._feasible)
 
     def gain(self, warped: float) -> float:
         """A small improvement over the best, as modelled, in log fitness."""
         return warped * self._warp.knee * self._warp.width
 
-    def _feasible(self, split: np.ndarray) -> np.ndarray:
+    def _probability_of_success(self, source: int, rows: Rows) -> np.ndarray:
         if self._failures is None:
-            return np.ones(len(split))
-        votes, _ = self._failures.predict(split)
+            return np.ones(len(rows))
+        votes = self._failures.predict(self._encoder.split(source, rows))
         blended = (FAILURE_PRIOR * votes + self._success_rate) / (FAILURE_PRIOR + 1.0)
         return np.clip(blended, LEAST_FEASIBLE, 1.0)
 
@@ -194,22 +189,6 @@ def _chosen(targets: np.ndarray, age: np.ndarray, most: int) -> np.ndarray:
     rest = np.setdiff1d(good, best)
     latest = rest[np.argsort(-age[rest], kind="stable")[: most - len(best)]]
     return np.sort(np.concatenate([best, latest]))
-
-
-class _Pool:
-    """Answers of the trees on the points a model is asked about; they give it once for each."""
-
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-
-    def add(self, mean: np.ndarray, spread: np.ndarray, feasible: np.ndarray) -> None:
-        self._parts.append(np.stack([mean, spread, feasible]))
-
-    def columns(self) -> np.ndarray:
-        """[3, points]: mean, standard deviation, probability of success."""
-        if len(self._parts) > 1:
-            self._parts = [np.concatenate(self._parts, axis=1)]
-        return self._parts[0] if self._parts else np.zeros((3, 0))
 
 
 def log_improvement(mean: np.ndarray, spread: np.ndarray, best: float) -> np.ndarray:

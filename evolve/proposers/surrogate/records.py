@@ -127,7 +127,7 @@ def misleads(earlier: SourceRecords, own: SourceRecords) -> bool:
     if len(both) < LEAST_RECORDS:
         return False
     forest = Forest(known, before, _TREES, seed=len(earlier.rows), bootstrap=True)
-    told, _ = forest.predict(encoder.split(0, np.array([rows[k] for k in both])))
+    told = forest.predict(encoder.split(0, np.array([rows[k] for k in both])))
     ranks = [_ranks(np.round(values, 9)) for values in (told, came[both])]
     foretold, found = (rank - rank.mean() for rank in ranks)
     scale = math.sqrt(float(foretold @ foretold) * float(found @ found))
