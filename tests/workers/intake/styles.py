@@ -270,7 +270,7 @@ def _together(x, factor):
 
 @functools.cache
 def _half(device, dtype):
-    return torch.tensor([0.5], dtype=dtype, device=device)
+    return torch.full((1,), 0.5, dtype=dtype, device=device)
 
 
 @triton.jit

@@ -137,21 +137,3 @@ def test_a_number_that_is_a_size_follows_it_and_is_guarded(answers):
 def test_the_original_of_one_of_several_is_found():
     place = (str(STYLES), str(STYLES.parent), "styles", 'maker(factor=3)["tripled"]')
     assert tilewright_imported(*place).__name__ == "scaled"
-
-
-def test_sizes_are_plain_until_somebody_asks_for_symbols():
-    """Torch's eager way on tensors without memory imports no symbolic algebra; a file that asks for it gets it."""
-    code = (
-        "import sys, torch\n"
-        "from tilewright.workers.intake.triton.eager_torch import without_compiler\n"
-        "without_compiler()\n"
-        "with torch.device('meta'):\n"
-        "    x = torch.empty(2, 4, 8)\n"
-        "    assert (torch.empty_like(x) + x[:1]).softmax(-1).shape == (2, 4, 8)\n"
-        "    torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True)\n"
-        "print('sympy.core' in sys.modules)\n"
-        "import sympy\n"
-        "print(sympy.Symbol('n') + 1)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.stdout.split("\n")[:2] == ["False", "n + 1"], done.stderr[-2000:]

@@ -79,9 +79,9 @@ class Recording(TorchFunctionMode):
             return 0
         if name == "arange":
             return self._counted(func, args, options)
-        if name in ("tensor", "as_tensor", "scalar_tensor") and (lone := _lone_number(args[0])):
+        if name in ("tensor", "as_tensor", "scalar_tensor") and isinstance(args[0], bool | int | float):
             dtype = {"dtype": torch.tensor(args[0]).dtype}
-            return self._made("full", torch.full, lone, {**dtype, **options})
+            return self._made("full", torch.full, ((), args[0]), {**dtype, **options})
         if name in torch_kernels.TOGETHER and options.keys() <= {"dim"} and self._known(args):
             with self:
                 return torch_kernels.TOGETHER[name](*args, **options)
@@ -346,16 +346,6 @@ def _put_together(
     if isinstance(result, tuple):  # ``max`` along an axis
         return torch.Tensor.amax if name == "amax" else torch.Tensor.amin
     return None if isinstance(dims, int) else functools.partial(torch_kernels.over_axes, name)
-
-
-def _lone_number(value: Any) -> tuple[list[int], Any] | None:
-    """The shape of nested lists, and the number in them; None where there are several. Of none in them, 0."""
-    shape: list[int] = []
-    while isinstance(value, list | tuple) and len(value) == 1:
-        shape, value = [*shape, 1], value[0]
-    if value in ([], ()):
-        return [*shape, 0], 0
-    return (shape, value) if isinstance(value, bool | int | float) else None
 
 
 def record(
