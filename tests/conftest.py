@@ -1,7 +1,5 @@
 """Processes and fixtures that tests share because they are costly."""
 
-import gc
-
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -22,20 +20,6 @@ class TestOrFile(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)  # the study of mutants runs pytest without its plugins
 def pytest_xdist_make_scheduler(config, log):
     return TestOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None
-
-
-def pytest_collection_finish(session):
-    """What was imported stays: the garbage collector need not look at it."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_runtest_setup(item):
-    """Full collections are rare: kernels that JAX interprets with races detected make very many objects that stay.
-
-    Set for each test, since a campaign sets its own.
-    """
-    gc.set_threshold(20_000, 20, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)

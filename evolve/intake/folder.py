@@ -47,7 +47,8 @@ def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any], v
     put(kernels / f"{SEED}.py", str(answer["source"]))
     own = kernels.resolve() / f"{SELF}.py"
     if reference == SELF or answer.get("rest"):
-        put(own, str(answer["source"]))
+        chip = f"CHIP = {answer['chip']!r}\n" if "chip" in answer else ""
+        put(own, f"{answer['source']}{chip}")
     if reference == SELF:
         reference = f"{SELF}:{own}"
     elif answer.get("rest"):

@@ -18,6 +18,8 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"a tensor that is not contiguous", "allocate it contiguous and give the kernel its strides"),
     (r"launches no \w+ kernel", "name the function that launches the kernel, with arguments that take it there"),
     (r"unbound axis name|several devices", "name the function that one device runs; kernels of several are not taken"),
+    (r"does what no candidate may", "compute that before or after the call, and name the function around the kernel "
+     "alone"),
     (r"does not lower for", "give shapes that the kernel takes on a TPU, or the --target it is written for"),
     (r"an answer that is not finite", "give inputs on which it is: --args 'f32[8] * 0.01', or a real call's: --call"),
     (r"of at most \d+ that are interpreted", "give a smaller call, which is checked as it is"),

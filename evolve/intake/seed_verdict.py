@@ -95,7 +95,8 @@ def _evaluation(
         where = Path(home) / f"{request.name}_tuned"
         folder.write(where, request.function, request.reference, answer, request.values)
         try:
-            resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False}))
+            one = {"workers.count": 1} if isinstance(target.part, Chip) else {}  # each worker has children
+            resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False, **one}))
         except UserError as error:  # its operator is none
             return re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")
         pool = make_pool(pool_settings(resolved), device)

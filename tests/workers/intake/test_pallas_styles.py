@@ -31,8 +31,9 @@ CALL = "f32[64, 512]"
 CHIP = {"kind": "TPU7x", "cores": 1}
 
 
-def asked(path, name, call, folder):
-    return {"path": str(path), "function": name, "reference": "", "calls": [call], "folder": str(folder)}
+def asked(path, name, call, folder, target="tpu7x"):
+    asked_of = {"path": str(path), "function": name, "target": target}
+    return {**asked_of, "reference": "", "calls": [call], "folder": str(folder)}
 
 
 @pytest.fixture
@@ -48,8 +49,8 @@ def taken(monkeypatch, tmp_path):
 
     monkeypatch.setattr(pallas, "judge", kept)
 
-    def take(name, path=STYLES):
-        answer = pallas.answer_to(asked(path, name, CALL, tmp_path))
+    def take(name, path=STYLES, target="tpu7x"):
+        answer = pallas.answer_to(asked(path, name, CALL, tmp_path, target))
         assert answer["refusals"] == []
         return *found[-1], answer["notes"]
 
@@ -181,6 +182,7 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
         )  # fmt: skip
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, pages)]
         call = pl.pallas_call(kernel, grid_spec=grid, out_shape=shapes, input_output_aliases={2: 1})
+        pages = pltpu.with_memory_space_constraint(pages, pltpu.HBM)
         out, pages = call(table, x, pages)
         return out, pages.reshape(32, 128)
 

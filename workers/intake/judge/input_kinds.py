@@ -142,7 +142,9 @@ class InputKinds:
         self._pairs["randn"] += more or []
         self.operands = with_edges(operands, numbers, self._bears_edges)
         own = ((GIVEN,),) if any(o.values for o in self.operands) else ()
-        for kinds in (*own, SET_APART, tuple(FEW_VALUES)):
+        floats = sum(is_float(operand.dtype) for operand in operands)
+        apart = (SET_APART,) if floats else ()  # integers are the same of every such kind
+        for kinds in (*own, *apart, tuple(FEW_VALUES)):
             for kind in kinds:
                 spreads = (4,) if kind in ("far", GIVEN, *FEW_VALUES) else (4, 2, 1)
                 if any(self._added(kind, spread) for spread in spreads):
@@ -152,10 +154,9 @@ class InputKinds:
                         "no time was left to try them" if self._late else "the original kernel fails on them"
                     )
                     self.notes.append(f"inputs of kind {kind} are not used: {why}")
-        self._one_of(ROWS[SIGNED])
-        floats = sum(is_float(operand.dtype) for operand in operands)
+        self._one_of(ROWS[SIGNED] if floats else ())
         for name, powers in EXTREME.items():
-            if name != "lone" or floats > 1:  # else it is as huge
+            if floats > (name == "lone"):  # alone it is as huge
                 self._one_of([f"{name}-{power}" for power in powers])
         for kind in SPECIAL if floats else ():
             if not (effort.special and self._one_of(ROWS[kind])):

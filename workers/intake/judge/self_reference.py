@@ -96,7 +96,7 @@ def _pallas(source: str, folder: Path) -> Run:
 
     module = bare_module.execute(source, "itself", "itself.py")
     build = Original.of_source(source).build(folder) if is_original(source) else module.build
-    chip = load_target("tpu7x").chip  # the newest: a function may refuse older ones
+    chip = load_target(getattr(module, "CHIP", "tpu7x")).chip  # the one that it was read in for
     assert chip is not None
     seed = SeedBuild(chip, build, [])
     return lambda inputs: seed.run(dict(module.DEFAULTS), list(inputs.values()))

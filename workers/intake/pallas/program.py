@@ -34,6 +34,7 @@ from tilewright.workers.intake.pallas.trial import Module, judge
 from tilewright.workers.intake.source.knobs import LANES, MOST_SIZE, Knob, block_values, is_size
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.names import plain_function
+from tilewright.workers.runners.pallas.jaxpr_codec import NoForm, encode
 from tilewright.workers.runners.pallas.trace import unwrapped
 
 _COUNTED = re.compile(r"block|tile|page|chunk")
@@ -85,6 +86,12 @@ def answer_to(request: Request) -> Answer:
 
     if not launched(original, {}):
         raise Refusal(f"{request['function']} launches no Pallas kernel in this call")
+    seed = SeedBuild(chip, original.build(folder), _sized(operands, 0))
+    try:
+        with seed.mesh():
+            encode(seed.closed({}, defaults))
+    except NoForm as error:
+        raise Refusal(f"the call does what no candidate may: {error}") from error
     places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
     original, inner = sizes_within(original, places_used, launched, {*parameters, *defaults, *RESERVED})
     sizes = {min(n, MOST_SIZE) for call in calls for tensor in call.tensors() for n in tensor.shape}

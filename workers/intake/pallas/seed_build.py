@@ -196,12 +196,14 @@ class SeedBuild:
         return beside, needed, list(dict.fromkeys(reasons))
 
 
-_SHAPED = frozenset(("reshape", "pad", "transpose", "squeeze", "broadcast_in_dim", "slice"))
+_SHAPED = frozenset(
+    ("reshape", "pad", "transpose", "squeeze", "broadcast_in_dim", "slice", "with_memory_space_constraint")
+)
 
 
 def picked(closed: ClosedJaxpr) -> tuple[set[int], set[int]]:
-    """Numbers of the operands that a kernel copies by hand, as pages that a table names: it may copy a part of them.
-    And of the outputs that are such an operand, changed in place."""
+    """Numbers of the operands of which a kernel may read a part: it copies them by hand, as pages that a table names,
+    or integers say where its blocks lie. And of the outputs that are such an operand, changed in place."""
     origins: dict[Any, set[int]] = {v: {n} for n, v in enumerate(closed.jaxpr.invars)}
     found = _picked(closed.jaxpr, origins)
     outputs = [set() if isinstance(v, Literal) else origins.get(v, set()) for v in closed.jaxpr.outvars]
@@ -215,9 +217,14 @@ def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
         given = [set() if isinstance(v, Literal) else origins.get(v, set()) for v in equation.invars]
         params, made = equation.params, equation.outvars
         if equation.primitive.name == "pallas_call":
-            count = params["grid_mapping"].num_dynamic_grid_bounds
+            mapping = params["grid_mapping"]
+            count = mapping.num_dynamic_grid_bounds
             for of, ref in zip(given[count:], params["jaxpr"].invars, strict=False):
                 found |= of if str(getattr(ref.aval, "memory_space", "")) in ("any", "hbm") else set()
+            for of, block in zip(
+                given[count + mapping.num_index_operands :], mapping.block_mappings, strict=False
+            ):
+                found |= of if _looks_up(block.index_map_jaxpr.jaxpr, len(mapping.grid)) else set()
             origins.update((made[output], given[count + n]) for n, output in params["input_output_aliases"])
         elif equation.primitive.name == "jit":
             inner = params["jaxpr"].jaxpr
@@ -227,6 +234,12 @@ def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
         elif equation.primitive.name in _SHAPED:
             origins[made[0]] = given[0]
     return found
+
+
+def _looks_up(index_map: Any, axes: int) -> bool:
+    """Whether the place of a block depends on integers beside the axes of the grid."""
+    integers = set(index_map.invars[axes:])
+    return any(not isinstance(v, Literal) and v in integers for e in index_map.eqns for v in e.invars)
 
 
 _PLACES = re.compile(

@@ -123,6 +123,8 @@ def judge(
         return found
 
     effort = EFFORT if isinstance(oracle, Oracle) else OWN_EFFORT
+    if isinstance(module, Original):  # a candidate is the same function, with other sizes
+        effort = replace(effort, seconds=effort.seconds / 2)
     kinds = InputKinds(operands, shapes, oracle, run_all, effort, factors, module.source(""), numbers)
     operands = seed.operands = kinds.operands
     if isinstance(oracle, Oracle):  # of a kernel that is its own judge nothing is off
@@ -182,6 +184,7 @@ def judge(
         "constraints": constraints, "judge_notes": notes, "beside": sorted(beside),
         "moved": {label: count for label, count in moved.items() if count},
         "kinds": kinds.names, "spread": kinds.spread, "independent": [], "dims": all_dims, "work": work,
+        "chip": chip.name,
         "legal": {
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },

@@ -138,10 +138,10 @@ class _Writer:
         return self._numbers[atom]
 
     def _equations(self, equations: Sequence[core.JaxprEqn]) -> list[Any]:
-        """All but those that lay an array out over a mesh anew: here it is of one device, and that moves nothing."""
+        """All but those that only place an array: over a mesh, which is of one device here, or in a memory."""
         written = []
         for equation in equations:
-            if equation.primitive.name == "reshard":
+            if equation.primitive.name in ("reshard", "with_memory_space_constraint"):
                 self._numbers[equation.outvars[0]] = self._atom(equation.invars[0])
             else:
                 written.append(self._equation(equation))
