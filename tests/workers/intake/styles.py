@@ -276,7 +276,7 @@ def _half(device, dtype):
 @triton.jit
 def _scaled(x_ptr, by_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * tl.load(by_ptr), mask=at < n)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * tl.load(by_ptr), mask=~(at >= n))
 
 
 def together(x, factor):

@@ -59,14 +59,17 @@ class OwnAnswers:
     precision: str = ""
     precisions: Sequence[str] = ("float64", "float32")
     run_all: Callable[[Sequence[Arrays]], Sequence[list[np.ndarray] | None]] | None = None
+    _asked: bool = False
+    """Whether it was asked before: its precision is known."""
     _last: list[tuple[Arrays, list[np.ndarray]]] = field(default_factory=list)
     """Inputs in the kernel's own precision, and its outputs."""
 
     def __call__(self, inputs: Arrays) -> list[np.ndarray]:
         """The answers, with the first in the highest precision in which it computes the same. Raises what ``run``
         raises."""
-        if self.call:
+        if self._asked:
             return [wide(a) for a in self.run(widened(inputs, self.precision))]
+        self._asked = True
         self.call = ", ".join(f"{operand.name}={operand.name}" for operand in self.operands)
         plain = self.run(inputs)
         for precision in self.precisions:
@@ -80,7 +83,7 @@ class OwnAnswers:
 
     def to_all(self, every: Sequence[Arrays]) -> list[list[np.ndarray]]:
         """The answers to several inputs. Raises what ``run`` raises, and ValueError."""
-        if not self.call or self.run_all is None:
+        if not self._asked or self.run_all is None:
             return [self(inputs) for inputs in every]
         made = [
             m for m in self.run_all([widened(inputs, self.precision) for inputs in every]) if m is not None

@@ -28,6 +28,9 @@ LOOPED_SECONDS = 3.0
 """Most seconds of a processor that a run may take, and the most elements of the operands of several tiles."""
 LOOPED_ELEMENTS = 1 << 21
 
+RUN_GOAL = 0.15
+"""Seconds of a processor that a run may take before its shape is made smaller along axes without tiles."""
+
 TOO_SLOW, MOST_LATE = "more than", 2
 """Beginning of a reason, and the shapes that may take longer before no further ones are tried."""
 
@@ -104,10 +107,12 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
     wide = list(filter(fits, looped(dims, tiles, holds, fits)))
     late: list[dict[str, int]] = []
     last = last_resorts(dims)
+    heavy = False
     left = deque([*wide, *ladder(dims, _rank(seed), holds)])
     while left and len(found) < 3 and len(late) <= MOST_LATE:
         plain = left.popleft()
-        small = plain if plain in wide else thinned(seed, plain, holds, bool(late))
+        few = without_batches(seed, plain, holds) if heavy else plain
+        small = plain if plain in wide else thinned(seed, few, holds, bool(late) and few == plain)
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
         slow = clock() > until or sum(shape.seconds for shape in found) > SLOW_SECONDS
@@ -115,10 +120,15 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         if known or big or (found and (slow or plain in last)):
             continue
         if not (reason := refused(small, LOOPED_SECONDS)):
+            heavy = heavy or found[-1].seconds > RUN_GOAL
+            few = without_batches(seed, small, holds) if heavy and small not in wide else small
+            if few != small and not refused(few, LOOPED_SECONDS):
+                del found[-2]  # each is run for every kind of inputs and every value of a knob
             continue
+        heavy = heavy or reason.startswith(TOO_SLOW)
         if reason.startswith(TOO_SLOW) and small not in wide:
             late.append(small)
-            left.appendleft(plain)
+            left.appendleft(small)
         if small not in wide or not reason.startswith(TOO_SLOW):
             reasons[label] = reason
     if late and not found:
@@ -151,6 +161,19 @@ def thinned(
             break
         few = {**thin, name: min(small[name], THIN[place % len(THIN)])}
         if (slow or programs_of(seed, few) < programs_of(seed, thin)) and holds(few):
+            thin = few
+    return thin
+
+
+def without_batches(
+    seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool]
+) -> dict[str, int]:
+    """The shape, with few elements along axes of which each element has programs of its own: no tile lies there."""
+    thin = dict(small)
+    for place, name in enumerate(list(small)[:-1]):
+        few = {**thin, name: min(small[name], THIN[place % len(THIN)])}
+        own = programs_of(seed, few) * small[name] == programs_of(seed, thin) * few[name]
+        if own and few != thin and holds(few):
             thin = few
     return thin
 

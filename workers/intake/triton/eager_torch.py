@@ -1,29 +1,55 @@
-"""Torch without its compiler: what is read in runs eagerly, and importing the compiler takes seconds."""
+"""Torch without its compiler and its algebra: what is read in runs eagerly, on plain sizes, and importing them takes
+seconds.
+"""
 
 import importlib
+import operator
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
-_NAME = "torch._dynamo"
 
+class _StandIn(types.ModuleType):
+    """A module with a few values, of which torch asks for nothing else on its eager way. The real one is imported as
+    soon as anything else of it is asked for."""
 
-class _Dynamo(types.ModuleType):
-    """Stands in for ``torch._dynamo`` where torch wants to be sure that it does not compile a function of its own. The
-    real one is imported as soon as anything else of it is asked for."""
-
-    def disable(self, fn: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-        return fn
+    def __init__(self, name: str, asked: str, **values: object) -> None:
+        super().__init__(name)
+        vars(self).update(values, _asked=asked)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # which imports of its submodules ask for
+        if name.startswith("__") and name not in self._asked:
             raise AttributeError(name)
-        if sys.modules.get(_NAME) is self:
-            del sys.modules[_NAME]
-        return getattr(importlib.import_module(_NAME), name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
-def without_dynamo() -> None:
-    """Put the stand-in in place, unless the compiler is there."""
-    sys.modules.setdefault(_NAME, _Dynamo(_NAME))
+def _undecorated(fn: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
+    return fn
+
+
+class _Symbol:
+    """What no number of a process without symbolic algebra is."""
+
+
+def without_compiler() -> None:
+    """Put stand-ins in place of ``torch._dynamo``, of symbolic sizes, and of the algebra under them, unless they are
+    there."""
+    plain: dict[str, object] = {
+        **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), bool),
+        "statically_known_true": bool, "guarding_hint_or_throw": lambda size: size,
+        "is_nested_int": lambda size: False, "has_guarding_hint": lambda size: True,
+        "free_unbacked_symbols": lambda given: set(),
+        "sym_eq": operator.eq, "sym_and": lambda *given: all(given), "sym_or": lambda *given: any(given),
+    }  # fmt: skip
+    importlib.import_module("torch.fx.experimental._config")  # which the real ones bring
+    package = "__path__ __all__"  # imports of its parts ask for them
+    every = (
+        _StandIn("torch._dynamo", package, disable=_undecorated),
+        _StandIn("sympy", package, Basic=_Symbol),
+        _StandIn("torch.fx.experimental.symbolic_shapes", "__all__", **plain),
+    )
+    for module in every:
+        sys.modules.setdefault(module.__name__, module)

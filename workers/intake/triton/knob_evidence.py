@@ -265,7 +265,7 @@ def product_work(seed: Seed) -> dict[str, int]:
 WORK_SECONDS = 6.0
 """Of a processor."""
 
-PROGRAMS = (5, 3, 1)
+PROGRAMS = (4, 2, 1)
 """How many along each axis of a grid, whose products stand for those of all."""
 
 

@@ -44,7 +44,7 @@ from tilewright.workers.intake.source.settings import SettingsRead
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
 from tilewright.workers.intake.triton.checked_shapes import checked_shapes
-from tilewright.workers.intake.triton.eager_torch import without_dynamo
+from tilewright.workers.intake.triton.eager_torch import without_compiler
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
@@ -451,5 +451,5 @@ def _rest(seed: Seed) -> list[str]:
 
 
 if __name__ == "__main__":
-    without_dynamo()
+    without_compiler()
     answer_request(answer_to)
