@@ -117,7 +117,8 @@ def _within(block: cst.IndentedBlock, name: str, calls: str) -> cst.IndentedBloc
     """The function ``name`` gets the statements after it as well, and its calls follow."""
     body = list(block.body)
     (place,) = (i for i, s in enumerate(body) if isinstance(s, cst.FunctionDef) and s.name.value == name)
-    inner = cst.IndentedBlock(body=[*body[place].body.body, *body[place + 1 :]])  # type: ignore[union-attr]
+    own = cst.ensure_type(cst.ensure_type(body[place], cst.FunctionDef).body, cst.IndentedBlock)
+    inner = cst.IndentedBlock(body=[*own.body, *body[place + 1 :]])
     return block.with_changes(
         body=[*body[:place], body[place].with_changes(body=inner), *parse_statements(calls)]
     )
