@@ -8,6 +8,7 @@ can hold them. Eager code that nothing watches (no torch.compile, no dispatch mo
 subclass) skips torch's dispatcher and queues a ``Layer``'s plans.
 """
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,10 @@ from .torch_layer import (
     kept_rows,
     kept_weight,
     kept_weight_bytes,
+    plain_bytes,
+    plain_rows,
     plain_weight,
+    quantiser,
     run,
     serving_rows,
 )
@@ -79,6 +83,24 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     x_q, x_s, xt_q, xt_s = _quantise("quant_dual", x)
     w_q, w_s, wt_q, wt_s = _quantise("quant_128x128_dual", w)
     return _product("gemm_nt", (x_q, x_s), (w_q, w_s)), _packed(xt_q, xt_s), _packed(wt_q, wt_s)
+
+
+def quantise_input(x: torch.Tensor) -> Tensors:
+    """x [M, K], in whole blocks of rows: codes and scales in one uint8 tensor, and what is kept of it."""
+    layer = quantiser(*x.shape, x.device) if x.is_cuda else None
+    if layer is not None:
+        return layer.quantise(aligned(x))
+    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
+    return _packed(x_q, x_s), _packed(xt_q, xt_s)
+
+
+def linear_given(x: torch.Tensor, plain: torch.Tensor, kept_x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """y [M, N] from both results of ``quantise_input``; x and what is kept of it are for the gradient."""
+    (m, k), n = x.shape, w.shape[0]
+    layer = _entry(x.device, m, n, k)
+    if layer is not None:
+        return layer.forward_given(plain, aligned(w))
+    return first_rows(_product("gemm_nt", plain_rows(plain, m, k), _quantise("quant_128x128", w)), m)
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -171,10 +193,26 @@ def linear_backward(
     return dx, dw
 
 
+def linear_backward_given(
+    dy: torch.Tensor, kept_x: torch.Tensor, w: torch.Tensor, need_x: bool, need_w: bool
+) -> Tensors:
+    """As ``linear_backward``, with w quantised once more: its copy need not be kept from the forward pass on."""
+    n, k = w.shape
+    layer = _entry(dy.device, dy.shape[0], n, k)
+    if layer is not None:
+        return layer.backward(aligned(dy), kept_x, aligned(w), need_x, need_w, again=True)
+    return linear_backward(dy, kept_x, _packed(*_quantise("quant_128x128_dual", w)[2:]), k, need_x, need_w)
+
+
 # -- the ops -----------------------------------------------------------------------------------------
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _LIBRARY.define("linear(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define("quantise_input(Tensor x) -> (Tensor, Tensor)")
+_LIBRARY.define("linear_given(Tensor x, Tensor plain, Tensor kept_x, Tensor w) -> Tensor")
+_LIBRARY.define(
+    "linear_backward_given(Tensor dy, Tensor kept_x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
+)
 _LIBRARY.define("linear_forward_only(Tensor x, Tensor w) -> Tensor")
 _LIBRARY.define("quantise_weight(Tensor w) -> Tensor")
 _LIBRARY.define("linear_kept(Tensor x, Tensor kept_w, SymInt n) -> (Tensor, Tensor)")
@@ -206,23 +244,32 @@ def _fake_backward(
     return dx, dy.new_empty((n, k)) if need_w else dy.new_empty(0)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    ctx.save_for_backward(*output[1:])
-    ctx.k = inputs[0].shape[1]
-    ctx.mark_non_differentiable(*output[1:])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[2:])
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dy: torch.Tensor | None, *unused: Any) -> tuple[torch.Tensor | None, ...]:
-    need_x, need_w = ctx.needs_input_grad
+def _differentiate(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    need_x, _, _, need_w = ctx.needs_input_grad
     if dy is None:
-        return None, None
-    dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
-    return dx if need_x else None, dw if need_w else None
+        return None, None, None, None
+    dx, dw = OPS.linear_backward_given(dy, *ctx.saved_tensors, need_x, need_w)
+    return dx if need_x else None, None, None, dw if need_w else None
 
 
 _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
     ("linear", linear, _fake_linear),
+    (
+        "quantise_input",
+        quantise_input,
+        lambda x: (_bytes(x, plain_bytes(*x.shape)), _bytes(x, kept_bytes(*x.shape))),
+    ),
+    ("linear_given", linear_given, lambda x, plain, kept_x, w: x.new_empty((x.shape[0], w.shape[0]))),
+    (
+        "linear_backward_given",
+        linear_backward_given,
+        lambda dy, kept_x, w, *needs: _fake_backward(dy, kept_x, w, w.shape[1], *needs),
+    ),
     ("linear_forward_only", linear_forward_only, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
     ("quantise_weight", quantise_weight, lambda w: _bytes(w, both_weight_bytes(*w.shape))),
     ("linear_kept", linear_kept, _fake_kept),
@@ -232,53 +279,35 @@ for _name, _real, _fake in _IMPLEMENTATIONS:
     _LIBRARY.impl(_name, _real, "CPU")
     _LIBRARY.impl(_name, _real, "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
-torch.library.register_autograd(f"{NAMESPACE}::linear", _differentiate, setup_context=_save, lib=_LIBRARY)
+torch.library.register_autograd(
+    f"{NAMESPACE}::linear_given", _differentiate, setup_context=_save, lib=_LIBRARY
+)
 
 
 # -- eager calls that nothing watches --------------------------------------------------------------
 
 
 class _Linear(torch.autograd.Function):
-    """The layer for autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, layer: Layer) -> torch.Tensor:
-        y, kept = layer.forward_jointly(x, w)
-        ctx.save_for_backward(kept)
-        ctx.layer = layer
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        need_x, need_w, _ = ctx.needs_input_grad
-        (kept,) = ctx.saved_tensors
-        layer = ctx.layer
-        if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
-            dx, dw = OPS.linear_backward(dy, *layer.parts(kept), layer.k, need_x, need_w)
-        else:
-            dx, dw = layer.backward_jointly(aligned(dy), kept, need_x, need_w)
-        return dx if need_x else None, dw if need_w else None, None
-
-
-class _LinearGiven(torch.autograd.Function):
     """The layer for autograd, with x quantised before; the gradient is x's all the same."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, quantised: Tensors, layer: Layer) -> torch.Tensor:
-        y, kept_w = layer.forward_given(quantised[0], w)
-        ctx.save_for_backward(quantised[1], kept_w)
+        ctx.save_for_backward(quantised[1], w)
         ctx.layer = layer
-        return y
+        return layer.forward_given(quantised[0], w)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         need_x, need_w, *_ = ctx.needs_input_grad
-        kept_x, kept_w = ctx.saved_tensors
-        dx, dw = OPS.linear_backward(aligned(dy), kept_x, kept_w, ctx.layer.k, need_x, need_w)
+        kept_x, w = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
+            dx, dw = OPS.linear_backward_given(dy, kept_x, w, need_x, need_w)
+        else:
+            dx, dw = ctx.layer.backward(aligned(dy), kept_x, w, need_x, need_w, again=True)
         return dx if need_x else None, dw if need_w else None, None, None
 
 
-class SharedInput:
+class SharedInput(threading.local):
     """The input that was quantised last: layers that read one tensor in turn, such as q, k and v, quantise it once."""
 
     def __init__(self) -> None:
@@ -288,16 +317,19 @@ class SharedInput:
 
     def quantised(self, x: torch.Tensor, rows: torch.Tensor, layer: Layer) -> Tensors:
         """Of x, whose rows are ``rows``. Autograd's version says whether it was changed since."""
-        if torch.cuda.is_current_stream_capturing():  # a graph that is replayed alone has to hold the kernel
-            return layer.quantise(rows)
-        key = (x._version, torch._C._cuda_getCurrentRawStream(x.device.index))
+        if torch.cuda.is_current_stream_capturing() or x.is_inference():
+            return layer.quantise(rows)  # a graph that is replayed alone has to hold the kernel
+        key = (x._version, x.data_ptr(), torch._C._cuda_getCurrentRawStream(x.device.index))
         if self._of() is not x or self._key != key:
             self._quantised = layer.quantise(rows)
-            self._of, self._key = weakref.ref(x), key
+            self._of, self._key = weakref.ref(x, self._end), key
         return self._quantised
 
-    def clear(self) -> None:
+    def _end(self, gone: object) -> None:
         self._of, self._quantised = (lambda: None), ()
+
+
+INPUT = SharedInput()
 
 
 class _LinearKept(torch.autograd.Function):
@@ -318,7 +350,6 @@ class _LinearKept(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Linear).apply
-_apply_given = super(torch.autograd.Function, _LinearGiven).apply
 """``_Linear.apply`` less what it does for functorch's transforms, none of which is active where it is called."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -331,11 +362,8 @@ def unwatched(x: torch.Tensor, w: torch.Tensor) -> bool:
     return type(x) in _PLAIN and type(w) in _PLAIN
 
 
-def straight(x: torch.Tensor, w: torch.Tensor, shared: SharedInput | None = None) -> torch.Tensor | None:
-    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit.
-
-    ``shared``: quantises x for a gradient.
-    """
+def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
+    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit."""
     if not x.is_cuda or x.device != w.device or not unwatched(x, w):
         return None
     bfloat16 = torch.bfloat16
@@ -354,11 +382,9 @@ def straight(x: torch.Tensor, w: torch.Tensor, shared: SharedInput | None = None
     if layer is None:
         return None
     rows = x if flat else x.reshape(m, k)
-    if trains and shared is not None:
+    if trains:
         rows = aligned(rows)
-        y: torch.Tensor = _apply_given(rows, aligned(w), shared.quantised(x, rows, layer), layer)
-    elif trains:
-        y = _apply(aligned(rows), aligned(w), layer)
+        y: torch.Tensor = _apply(rows, aligned(w), INPUT.quantised(x, rows, layer), layer)
     elif whole == m:
         y = layer.infer(aligned(rows), aligned(w))
     else:
@@ -446,7 +472,12 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if _unfit(rows, w, trains):
         _note_unfit()
         return torch.nn.functional.linear(x, w)
-    y = OPS.linear(rows, w)[0] if trains else OPS.linear_forward_only(rows, w)
+    # ops of their own, so that a compiler quantises once what several layers read
+    y = (
+        OPS.linear_given(rows, *OPS.quantise_input(rows.detach()), w)
+        if trains
+        else OPS.linear_forward_only(rows, w)
+    )
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 

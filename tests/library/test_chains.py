@@ -92,7 +92,7 @@ def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher
     x, w, dy = (t[:rows].contiguous() if len(t) == M else t for t in operands())
     layer = Layer(rows, N, K, torch.device("cpu"), True)
     xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
-    y = torch_operators._Linear.apply(xg, wg, layer)
+    y = torch_operators._Linear.apply(xg, wg, layer.quantise(x), layer)
     dx, dw = torch.autograd.grad(y, (xg, wg), dy)
     wanted = by_operators(x, w, dy)
     assert torch.equal(y, wanted[0]) and torch.equal(dx, wanted[3]) and torch.equal(dw, wanted[4])
