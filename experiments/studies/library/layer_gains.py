@@ -5,7 +5,7 @@
 
 Per layer (N x K), rows and mode, the microseconds of a call of both: ``kept`` (inference, weights quantised before),
 ``infer`` (inference, weights quantised in the call) and ``train`` (forward and both gradients), each ``eager`` (wall
-clock over many calls in a row) and as a CUDA ``graph``. Calls walk over copies of the weights, more than the L2 holds.
+clock over many calls in a row) and as a CUDA ``graph``. FP8 always, with ``--served`` the layer as ``convert`` makes it. Calls walk over copies of the weights, more than the L2 holds.
 Contenders take turns in reversed order; medians of rounds. With ``--table`` the modes of a result go into
 ``tilewright_library``'s ``layer_times.json``, without a GPU.
 """
@@ -65,7 +65,7 @@ def captured(calls: Calls, count: int) -> Callable[[], Any]:
     return graph.replay
 
 
-def modules(n: int, k: int, kept: bool) -> Pair:
+def modules(n: int, k: int, kept: bool, only_faster: bool = False) -> Pair:
     """(FP8, bf16) layers over copies of one weight."""
     from tilewright_library import Linear
 
@@ -75,7 +75,7 @@ def modules(n: int, k: int, kept: bool) -> Pair:
     for _ in range(copies):
         layer = torch.nn.Linear(k, n, bias=False, dtype=torch.bfloat16, device="cuda")
         plain.append(layer)
-        fast = Linear.from_linear(layer, only_faster=False)
+        fast = Linear.from_linear(layer, only_faster=only_faster)
         fast._keeping, fast._calls = kept, {} if kept else None
         ours.append(fast)
     return ours, plain
@@ -180,13 +180,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=0.002, help="seconds of one burst")
     parser.add_argument("--seconds", type=float, default=500.0, help="stop after")
+    parser.add_argument("--served", action="store_true", help="bf16 where the table says that it is faster")
     parser.add_argument("--table", type=Path, help="a result: its times go into OUT, a table that is there")
     options = parser.parse_args()
     if options.table:
         read = [json.loads(path.read_text()) for path in (options.table, options.out)]
         options.out.write_text(json.dumps(table(*read), sort_keys=True, separators=(",", ":")) + "\n")
         return
-    layer_rows.FILLED_ROWS = 1  # so that all rows are measured
+    if not options.served:
+        layer_rows.FILLED_ROWS = 1  # so that all rows are measured
     layers = [tuple(map(int, text.split("x"))) for text in options.layers.split(",") if text]
     layers = layers or [layer for group in LAYERS.values() for layer in group]
     begun = time.monotonic()
@@ -197,7 +199,7 @@ def main() -> None:
     }
     for n, k in layers:
         for mode in options.modes.split(","):
-            pair = modules(n, k, mode == "kept")
+            pair = modules(n, k, mode == "kept", options.served)
             for m in map(int, options.rows.split(",")):
                 if time.monotonic() - begun > options.seconds:
                     break
