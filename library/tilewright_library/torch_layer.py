@@ -56,15 +56,15 @@ def kept_bytes(m: int, k: int) -> int:
 
 
 def plain_bytes(m: int, k: int) -> int:
-    """Of x [M, K] in 1 x 128 blocks, M in whole blocks: codes [M, K], scales [M, K/128]."""
+    """Of x [M, K] in 1 x 128 blocks, M in whole blocks: codes [M, K], scales [K/128, M]."""
     m = whole_rows(m)
     return m * k + 4 * m * (k // BLOCK)
 
 
 def plain_rows(plain: torch.Tensor, m: int, k: int) -> Tensors:
-    """(codes [M, K], scales [M, K/128]) of x, M in whole blocks."""
+    """(codes [M, K], scales [K/128, M]) of x, M in whole blocks."""
     m = whole_rows(m)
-    return _cut(plain, 0, m, k, (m, k // BLOCK))
+    return _cut(plain, 0, m, k, (k // BLOCK, m))
 
 
 def kept_weight_bytes(n: int, k: int) -> int:
