@@ -4,8 +4,8 @@
 graph, by mode, layer and rows, and the host's time of an eager call. Modes: ``kept`` (inference, weight quantised
 before), ``infer`` (weight quantised in the call), ``train`` (forward and both gradients). An ``eager`` inference takes
 the longer of both times. A gain is bf16's time over FP8's. Another layer than those measured is judged by the nearest,
-in the sum of |log2 n| and |log2 k|, less a share of the gain for each doubling between them (``DOUBT``); rows in between
-by a straight line over log2 of the rows. Standard library only.
+in the sum of |log2 n| and |log2 k|, less a share of the gain for each doubling between (``DOUBT``); rows in between by
+a straight line over log2 of the rows. Standard library only.
 """
 
 import functools
@@ -26,8 +26,8 @@ FILLED_ROWS = 1024
 """From so many rows on any number is multiplied for a gradient, filled up with rows of zeros to whole blocks."""
 
 DOUBT = 0.15
-"""Of a gain, for each doubling that lies between a layer and the one that was measured. Of the layers measured, each left
-out in turn, FP8 then lost more than 3 % in FIRST cases, and in SECOND without it."""
+"""Of a gain, for each doubling between a layer and the one measured. Of the layers measured, each left out in turn, FP8
+lost more than 3 % in 11 of 744 cases with kept weights, without it in 29; in training in 0 and 16 of 456."""
 
 Ranges = tuple[tuple[int, int], ...]
 """Rows from the first of a pair up to, and without, the second."""

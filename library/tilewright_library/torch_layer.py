@@ -8,7 +8,6 @@ as the kernels that use it are queued, and queues two or three kernels.
 What is kept of an operand lies in one uint8 tensor: e4m3 codes of the transposed copy, then its scales.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Mapping
 
@@ -53,18 +52,6 @@ def kept_bytes(m: int, k: int) -> int:
     """Of the transposed copy of x [M, K] in 1 x 128 blocks, M in whole blocks: codes [K, M], scales [M/128, K]."""
     m = whole_rows(m)
     return m * k + 4 * (m // BLOCK) * k
-
-
-def plain_bytes(m: int, k: int) -> int:
-    """Of x [M, K] in 1 x 128 blocks, M in whole blocks: codes [M, K], scales [K/128, M]."""
-    m = whole_rows(m)
-    return m * k + 4 * m * (k // BLOCK)
-
-
-def plain_rows(plain: torch.Tensor, m: int, k: int) -> Tensors:
-    """(codes [M, K], scales [K/128, M]) of x, M in whole blocks."""
-    m = whole_rows(m)
-    return _cut(plain, 0, m, k, (k // BLOCK, m))
 
 
 def kept_weight_bytes(n: int, k: int) -> int:
@@ -132,12 +119,15 @@ class Layer:
             "forward_kept": lambda: self._forward_chain(training=True, kept_weight=True),
             "quantise": self._quantise_chain,
             "forward_given": lambda: self._forward_chain(training=True, kept_weight=False, given=True),
+            "forward_anew": lambda: self._forward_chain(training=True, kept_weight=False, anew=True),
             "infer": lambda: self._forward_chain(training=False, kept_weight=False),
             "infer_kept": lambda: self._forward_chain(training=False, kept_weight=True),
             "backward": lambda: self._backward_chain(need_x=True, need_w=True),
             "backward_x": lambda: self._backward_chain(need_x=True, need_w=False),
             "again": lambda: self._backward_chain(need_x=True, need_w=True, again=True),
             "again_x": lambda: self._backward_chain(need_x=True, need_w=False, again=True),
+            "anew": lambda: self._backward_chain(need_x=True, need_w=True, again=True, anew=True),
+            "anew_w": lambda: self._backward_chain(need_x=False, need_w=True, anew=True),
             "backward_w": lambda: self._backward_chain(need_x=False, need_w=True),
         }
         self._chains: dict[str, tuple[Chain, int]] = {}
@@ -164,8 +154,10 @@ class Layer:
         chain.add(serve, [(_X, 0)], results, _room(work))
         return chain, work.bytes
 
-    def _forward_chain(self, *, training: bool, kept_weight: bool, given: bool = False) -> tuple[Chain, int]:
-        """``given``: the place of x holds its codes and scales, and nothing is kept of w."""
+    def _forward_chain(
+        self, *, training: bool, kept_weight: bool, given: bool = False, anew: bool = False
+    ) -> tuple[Chain, int]:
+        """``given``: the place of x holds its codes and scales, and nothing is kept of w. ``anew``: nothing is kept."""
         m, n, k = self.m, self.n, self.k
         chain, work = Chain(), Layout()
         room = _room(work)
@@ -176,25 +168,30 @@ class Layer:
             x: list[Place] = [(_X, 0), (_X, m * k)] if given else [(_X, 0)]
         else:
             x = [room(m * k), room(4 * m * (k // BLOCK))]
-            x_kept = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
-            serve_x = _served("quant_dual" if training else "quant_1x128", (m, k), self._device, self._short)
+            both = training and (not anew or self._short is not None)  # that one fills rows up
+            x_kept: list[Place] = [(_KEPT_X, 0), (_KEPT_X, m * k)] if both else []
+            if both and anew:
+                x_kept = [room(m * k), room(4 * (m // BLOCK) * k)]
+            serve_x = _served("quant_dual" if both else "quant_1x128", (m, k), self._device, self._short)
             chain.add(serve_x, [(_X, 0)], [*x, *x_kept], room)
         if kept_weight:
             start = -(-self._kept_w // 16) * 16
             w = [(_KEPT_W, start), (_KEPT_W, start + n * k)]
         else:
             w = [room(n * k), room(4 * (n // BLOCK) * (k // BLOCK))]
-            both = training and not given
-            w_kept = [(_KEPT_W, 0), (_KEPT_W, n * k)] if both else []
-            serve_w = _served("quant_128x128_dual" if both else "quant_128x128", (n, k), self._device)
+            keeps = training and not given and not anew
+            w_kept = [(_KEPT_W, 0), (_KEPT_W, n * k)] if keeps else []
+            serve_w = _served("quant_128x128_dual" if keeps else "quant_128x128", (n, k), self._device)
             chain.add(serve_w, [(_W, 0)], [*w, *w_kept], room)
         if one is None or one.plan is None:
             one = _served("gemm_nt", (m, n, k), self._device)
         chain.add(one, [*x, *w], [(_Y, 0)], room)
         return chain, work.bytes
 
-    def _backward_chain(self, *, need_x: bool, need_w: bool, again: bool = False) -> tuple[Chain, int]:
-        """``again``: the place of what is kept of w holds w."""
+    def _backward_chain(
+        self, *, need_x: bool, need_w: bool, again: bool = False, anew: bool = False
+    ) -> tuple[Chain, int]:
+        """``again``: the place of what is kept of w holds w; ``anew``: that of x holds x."""
         m, n, k, device = self.m, self.n, self.k, self._device
         chain, work = Chain(), Layout()
         room = _room(work)
@@ -208,7 +205,15 @@ class Layer:
                 chain.add(_served("quant_128x128_dual", (n, k), device), [(_KEPT_W, 0)], [*plain, *w_t], room)
             chain.add(_served("gemm_nt", (m, k, n), device), [*dy, *w_t], [(_Y, 0)], room)
         if need_w:
-            x_t = [(_KEPT_X, 0), (_KEPT_X, m * k)]
+            x_t: list[Place] = [(_KEPT_X, 0), (_KEPT_X, m * k)]
+            if anew:
+                plain, x_t = (
+                    [room(m * k), room(4 * m * (k // BLOCK))],
+                    [room(m * k), room(4 * (m // BLOCK) * k)],
+                )
+                chain.add(
+                    _served("quant_dual", (m, k), device, self._short), [(_KEPT_X, 0)], [*plain, *x_t], room
+                )
             chain.add(_served("gemm_nt_rows", (n, k, m), device), [*dy_t, *x_t], [(_W, 0)], room)
         return chain, work.bytes
 
@@ -217,11 +222,7 @@ class Layer:
         if not training:
             self._chain("infer")
             return
-        self.prepare("quantise", "forward_given", "again", "forward")
-
-    def prepare(self, *names: str) -> None:
-        """Resolve passes. Raises NotServed."""
-        for name in names:
+        for name in ("quantise", "forward_given", "again", "forward", "forward_anew", "anew"):
             self._chain(name)
 
     # -- the passes ----------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ class Layer:
         """Codes and scales of x, and what is kept of it, for every layer of these rows and K."""
         m, k = self.m, self.k
         chain, size = self._chain("quantise")
-        plain, kept = self._bytes(plain_bytes(m, k)), self._bytes(self._kept_x)
+        plain, kept = self._bytes(m * k + 4 * m * (k // BLOCK)), self._bytes(self._kept_x)
         self._queue(chain, size, (x.data_ptr(), 0, plain.data_ptr(), kept.data_ptr(), 0))
         return plain, kept
 
@@ -277,6 +278,13 @@ class Layer:
         chain, size = self._chain("forward_given")
         y = self._results(self.m, self.n)
         self._queue(chain, size, (plain.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0))
+        return self._given(y)
+
+    def forward_anew(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """y, with nothing kept."""
+        chain, size = self._chain("forward_anew")
+        y = self._results(self.m, self.n)
+        self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0))
         return self._given(y)
 
     def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -298,21 +306,25 @@ class Layer:
     def backward(
         self,
         dy: torch.Tensor,
-        kept_x: torch.Tensor,
+        x: torch.Tensor,
         w: torch.Tensor,
         need_x: bool,
         need_w: bool,
-        again: bool = False,
+        way: str = "backward",
     ) -> Tensors:
-        """dx and dw, empty where not needed, from a contiguous dy; ``again``: w is itself, not what is kept of it."""
+        """dx and dw, empty where not needed, from a contiguous dy and what is kept of x and of w.
+
+        ``way`` "again": from w itself; "anew": from x and w themselves.
+        """
         m, n, k = self.m, self.n, self.k
-        name = ("again" if again else "backward") + ("" if need_w else "_x") if need_x else "backward_w"
+        if not need_w:
+            name = "backward_x" if way == "backward" else "again_x"
+        else:
+            name = way if need_x else "anew_w" if way == "anew" else "backward_w"
         chain, size = self._chain(name)
         dx = self._results(m, k) if need_x else self._bytes(0)
         dw = self._results(n, k) if need_w else self._bytes(0)
-        self._queue(
-            chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x.data_ptr(), w.data_ptr())
-        )
+        self._queue(chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), x.data_ptr(), w.data_ptr()))
         return self._given(dx) if need_x else dx, dw
 
 
@@ -343,14 +355,3 @@ def entry(m: int, n: int, k: int, device: torch.device, trains: bool) -> Layer |
                 layer = None
             _LAYERS[key] = layer
     return _LAYERS[key]
-
-
-@functools.cache
-def quantiser(m: int, k: int, device: torch.device) -> Layer | None:
-    """What quantises x [M, K] for a gradient, whatever N; None where it has no plan."""
-    layer = Layer(m, BLOCK, k, device, True)
-    try:
-        layer.prepare("quantise")
-    except NotServed:
-        return None
-    return layer

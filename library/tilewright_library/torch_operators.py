@@ -30,10 +30,7 @@ from .torch_layer import (
     kept_rows,
     kept_weight,
     kept_weight_bytes,
-    plain_bytes,
-    plain_rows,
     plain_weight,
-    quantiser,
     run,
     serving_rows,
 )
@@ -85,22 +82,14 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     return _product("gemm_nt", (x_q, x_s), (w_q, w_s)), _packed(xt_q, xt_s), _packed(wt_q, wt_s)
 
 
-def quantise_input(x: torch.Tensor) -> Tensors:
-    """x [M, K], in whole blocks of rows: codes and scales in one uint8 tensor, and what is kept of it."""
-    layer = quantiser(*x.shape, x.device) if x.is_cuda else None
-    if layer is not None:
-        return layer.quantise(aligned(x))
-    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
-    return _packed(x_q, x_s), _packed(xt_q, xt_s)
-
-
-def linear_given(x: torch.Tensor, plain: torch.Tensor, kept_x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """y [M, N] from both results of ``quantise_input``; x and what is kept of it are for the gradient."""
+def linear_anew(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """y [M, N]; both operands are quantised once more for the gradient, and nothing but them is kept until then."""
     (m, k), n = x.shape, w.shape[0]
     layer = _entry(x.device, m, n, k)
     if layer is not None:
-        return layer.forward_given(plain, aligned(w))
-    return first_rows(_product("gemm_nt", plain_rows(plain, m, k), _quantise("quant_128x128", w)), m)
+        return layer.forward_anew(aligned(x), aligned(w))
+    operands = _quantise("quant_1x128", _filled(x)), _quantise("quant_128x128", w)
+    return first_rows(_product("gemm_nt", *operands), m)
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -193,25 +182,28 @@ def linear_backward(
     return dx, dw
 
 
-def linear_backward_given(
-    dy: torch.Tensor, kept_x: torch.Tensor, w: torch.Tensor, need_x: bool, need_w: bool
+def linear_backward_anew(
+    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, need_x: bool, need_w: bool
 ) -> Tensors:
-    """As ``linear_backward``, with w quantised once more: its copy need not be kept from the forward pass on."""
-    n, k = w.shape
-    layer = _entry(dy.device, dy.shape[0], n, k)
+    """As ``linear_backward``, of x and w themselves."""
+    (m, k), n = x.shape, w.shape[0]
+    layer = _entry(dy.device, m, n, k)
     if layer is not None:
-        return layer.backward(aligned(dy), kept_x, aligned(w), need_x, need_w, again=True)
-    return linear_backward(dy, kept_x, _packed(*_quantise("quant_128x128_dual", w)[2:]), k, need_x, need_w)
+        return layer.backward(aligned(dy), aligned(x), aligned(w), need_x, need_w, "anew")
+    kept_x, kept_w = (
+        _packed(*_quantise(name, t)[2:])
+        for name, t in (("quant_dual", _filled(x)), ("quant_128x128_dual", w))
+    )
+    return linear_backward(dy, kept_x, kept_w, k, need_x, need_w)
 
 
 # -- the ops -----------------------------------------------------------------------------------------
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _LIBRARY.define("linear(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define("quantise_input(Tensor x) -> (Tensor, Tensor)")
-_LIBRARY.define("linear_given(Tensor x, Tensor plain, Tensor kept_x, Tensor w) -> Tensor")
+_LIBRARY.define("linear_anew(Tensor x, Tensor w) -> Tensor")
 _LIBRARY.define(
-    "linear_backward_given(Tensor dy, Tensor kept_x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
+    "linear_backward_anew(Tensor dy, Tensor x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
 )
 _LIBRARY.define("linear_forward_only(Tensor x, Tensor w) -> Tensor")
 _LIBRARY.define("quantise_weight(Tensor w) -> Tensor")
@@ -245,30 +237,25 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[2:])
+    ctx.save_for_backward(*inputs)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    need_x, _, _, need_w = ctx.needs_input_grad
+    need_x, need_w = ctx.needs_input_grad
     if dy is None:
-        return None, None, None, None
-    dx, dw = OPS.linear_backward_given(dy, *ctx.saved_tensors, need_x, need_w)
-    return dx if need_x else None, None, None, dw if need_w else None
+        return None, None
+    dx, dw = OPS.linear_backward_anew(dy, *ctx.saved_tensors, need_x, need_w)
+    return dx if need_x else None, dw if need_w else None
 
 
 _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
     ("linear", linear, _fake_linear),
+    ("linear_anew", linear_anew, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
     (
-        "quantise_input",
-        quantise_input,
-        lambda x: (_bytes(x, plain_bytes(*x.shape)), _bytes(x, kept_bytes(*x.shape))),
-    ),
-    ("linear_given", linear_given, lambda x, plain, kept_x, w: x.new_empty((x.shape[0], w.shape[0]))),
-    (
-        "linear_backward_given",
-        linear_backward_given,
-        lambda dy, kept_x, w, *needs: _fake_backward(dy, kept_x, w, w.shape[1], *needs),
+        "linear_backward_anew",
+        linear_backward_anew,
+        lambda dy, x, w, *needs: _fake_backward(dy, x, w, w.shape[1], *needs),
     ),
     ("linear_forward_only", linear_forward_only, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
     ("quantise_weight", quantise_weight, lambda w: _bytes(w, both_weight_bytes(*w.shape))),
@@ -280,7 +267,7 @@ for _name, _real, _fake in _IMPLEMENTATIONS:
     _LIBRARY.impl(_name, _real, "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
 torch.library.register_autograd(
-    f"{NAMESPACE}::linear_given", _differentiate, setup_context=_save, lib=_LIBRARY
+    f"{NAMESPACE}::linear_anew", _differentiate, setup_context=_save, lib=_LIBRARY
 )
 
 
@@ -301,9 +288,10 @@ class _Linear(torch.autograd.Function):
         need_x, need_w, *_ = ctx.needs_input_grad
         kept_x, w = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
-            dx, dw = OPS.linear_backward_given(dy, kept_x, w, need_x, need_w)
+            kept_w = _packed(*_quantise("quant_128x128_dual", w.detach())[2:])
+            dx, dw = OPS.linear_backward(dy, kept_x, kept_w, ctx.layer.k, need_x, need_w)
         else:
-            dx, dw = ctx.layer.backward(aligned(dy), kept_x, w, need_x, need_w, again=True)
+            dx, dw = ctx.layer.backward(aligned(dy), kept_x, w, need_x, need_w, "again")
         return dx if need_x else None, dw if need_w else None, None, None
 
 
@@ -472,12 +460,7 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if _unfit(rows, w, trains):
         _note_unfit()
         return torch.nn.functional.linear(x, w)
-    # ops of their own, so that a compiler quantises once what several layers read
-    y = (
-        OPS.linear_given(rows, *OPS.quantise_input(rows.detach()), w)
-        if trains
-        else OPS.linear_forward_only(rows, w)
-    )
+    y = OPS.linear_anew(rows, w) if trains else OPS.linear_forward_only(rows, w)
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 
