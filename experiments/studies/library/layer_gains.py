@@ -7,8 +7,8 @@ Per layer (N x K), rows and mode, the microseconds of a call of both: ``kept`` (
 ``infer`` (inference, weights quantised in the call) and ``train`` (forward and both gradients), each ``eager`` (wall
 clock over many calls in a row, the least of rounds: other programs may hold the host) and as a CUDA ``graph`` (by the
 device's clock, median of rounds). FP8 always, with ``--served`` the layer as ``convert`` makes it. Calls walk over
-copies of the weights, more than the L2 holds. Contenders take turns in reversed order. With ``--table`` the modes of a result go into
-``tilewright_library``'s ``layer_times.json``, without a GPU.
+copies of the weights, more than the L2 holds. Contenders take turns in reversed order. With ``--table`` the modes of a
+result go into ``tilewright_library``'s ``layer_times.json``, without a GPU.
 """
 
 import argparse
