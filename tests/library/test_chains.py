@@ -97,7 +97,10 @@ def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher
     wanted = by_operators(x, w, dy)
     assert torch.equal(y, wanted[0]) and torch.equal(dx, wanted[3]) and torch.equal(dw, wanted[4])
     anew = layer.forward_anew(x, w), *layer.backward(dy, x, w, True, True, "anew")
-    anew += (layer.backward(dy, x, w, True, False, "anew")[0], layer.backward(dy, x, w, False, True, "anew")[1])
+    anew += (
+        layer.backward(dy, x, w, True, False, "anew")[0],
+        layer.backward(dy, x, w, False, True, "anew")[1],
+    )
     assert all(torch.equal(a, b) for a, b in zip(anew, (y, dx, dw, dx, dw), strict=True))
     filled = by_operators(
         *(torch.nn.functional.pad(t, (0, 0, 0, M - rows)) if len(t) == rows else t for t in (x, w, dy))
