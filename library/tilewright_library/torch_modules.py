@@ -292,6 +292,7 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for address, kept in held.items():
+            kept.calls.clear()  # they hold it
             if KEPT.get(address) is kept:
                 del KEPT[address]
         for layer in layers:

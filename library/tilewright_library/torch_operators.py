@@ -96,7 +96,11 @@ def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """y [M, N]; nothing is kept for a gradient. A weight in ``KEPT`` is quantised once."""
     kept = KEPT.get(w.data_ptr())
     if kept is not None and kept.holds(w):
-        return infer_kept(x, w.shape[0], kept.copies())
+        if x.is_cuda and x.shape not in kept.calls:
+            kept.calls[x.shape] = served_call(x, kept.weight, kept)
+        call = kept.calls.get(x.shape)
+        found = call(x, kept.weight, None) if call is not None else None
+        return infer_kept(x, w.shape[0], kept.copies()) if found is None else found
     rows = _served(x)
     layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
     if layer is not None:
@@ -119,11 +123,12 @@ def quantise_weight(w: torch.Tensor) -> torch.Tensor:
 class KeptWeight:
     """A weight [N, K] with both quantised copies, made at their first use and when autograd sees the weight change."""
 
-    __slots__ = ("_copies", "version", "weight")
+    __slots__ = ("_copies", "calls", "version", "weight")
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight, self.version = weight, -1
         self._copies = torch.empty(0, dtype=torch.uint8, device=weight.device)
+        self.calls: dict[torch.Size, ServedCall | None] = {}
 
     def holds(self, w: torch.Tensor) -> bool:
         """Whether the operand at this weight's address still is the weight."""
