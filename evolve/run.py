@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tilewright.evolve.campaign.conclusion import Finals, References, conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
-from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.interrupt import CtrlC
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason, failure_text
 from tilewright.evolve.campaign.preparation import (
@@ -192,21 +191,18 @@ class _Run:
     def _campaign(self, references: References) -> Campaign:
         config, search = self.resolved.config, self.resolved.config.search
         limits = config.budget
-        budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness, limits.until == "converged")
+        budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness)
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
-        built = build_searcher(self.resolved, archive, self.journal, self.home, self.display.note)
+        searcher = build_searcher(self.resolved, archive, self.journal, self.home, self.display.note)
         campaign = Campaign(
             plan,
-            built.searcher,
+            searcher,
             archive,
             references,
             self.journal,
             self._show,
             self._racing(archive),
-            History(),
-            Convergence(self.resolved.floors()),
-            built.foretell,
             ready=lambda: references.wait(0.0),
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
