@@ -26,7 +26,6 @@ from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL, REPORT, discard, logbook, new_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.bill import SPENT

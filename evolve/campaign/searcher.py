@@ -31,7 +31,7 @@ from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, Param
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import POINTS, History, Proposer, Searcher
+from tilewright.evolve.record.history import POINTS, Proposer, Searcher
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.fitness import dialect
