@@ -14,6 +14,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
 from tilewright.evolve.proposers.rewrite.gluon.chain.scale import number_in_host, unscaled
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
+from tilewright.evolve.proposers.rewrite.gluon.chain.written_out import written_out
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
     calls,
@@ -145,6 +146,7 @@ def read(kernel: TritonKernel) -> Chains:
     """Raises Unsupported with what is not understood."""
     (function,) = ast.parse(dedented(kernel.source, kernel.function)).body
     assert isinstance(function, ast.FunctionDef)
+    function.body = written_out(function.body, kernel)
     function = _Programs(kernel.tl).visit(function)
     body = [Statement(s) for s in ast.parse(ast.unparse(ast.Module(function.body, []))).body]
     body = [s for s in body if not is_idle(s, kernel.tl)]
@@ -382,16 +384,10 @@ def _tried(reader: SumReader, node: ast.expr) -> Sum | None:
 
 def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) -> tuple[str, Box]:
     """(name, box) of a product's right operand, loaded in the loop."""
-    turned = False
-    while True:
-        if isinstance(node, ast.Attribute) and node.attr == "T":
-            node, turned = node.value, not turned
-        elif isinstance(node, ast.Call) and device_call(node, tl) == "trans" and len(node.args) == 1:
-            node, turned = node.args[0], not turned
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
-            node = node.func.value
-        else:
-            break
+    node, turned = _turned(node, tl)
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+        node, again = _turned(node.func.value, tl)
+        turned ^= again
     name, loads = "", [node]
     if isinstance(node, ast.Name):
         name = node.id
@@ -403,6 +399,11 @@ def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) 
         ]
         if sum(name in s.writes for s in body) != 1:
             raise Unsupported(f"operand {name} is changed after it is loaded")
+        found = [_turned(n, tl) for n in loads]
+        loads, turns = [n for n, _ in found], {again for _, again in found}
+        if len(turns) > 1:
+            raise Unsupported(f"operand {name}, which is transposed in one place and not in another")
+        turned ^= True in turns
     if not loads or any(device_call(n, tl) != "load" for n in loads):
         raise Unsupported(f"an operand computed by {ast.unparse(node)[:40]}")
     # of several loads, chosen by what the compiler knows, the one that masks most
@@ -412,6 +413,18 @@ def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) 
         box = _loaded(boxes, load)
     assert box is not None
     return name, replace(box, turned=not box.turned) if turned else box
+
+
+def _turned(node: ast.expr, tl: str) -> tuple[ast.expr, bool]:
+    """What an expression transposes, and whether it does so an odd number of times."""
+    turned = False
+    while True:
+        if isinstance(node, ast.Attribute) and node.attr == "T":
+            node, turned = node.value, not turned
+        elif isinstance(node, ast.Call) and device_call(node, tl) == "trans" and len(node.args) == 1:
+            node, turned = node.args[0], not turned
+        else:
+            return node, turned
 
 
 def _loaded(boxes: BoxReader, load: ast.Call) -> Box:

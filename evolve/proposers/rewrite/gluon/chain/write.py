@@ -214,8 +214,8 @@ class ChainText:
         return "\n\n\n".join(["", *parts])
 
     def _carrier(self, renamed: Mapping[str, str] | None = None) -> ChainCarrier:
-        loop = self.chains.loops[0]
-        tiles = dict.fromkeys(loop.tiles, self.names["v_stages"]) | {
+        loaded = frozenset[str]().union(*(loop.tiles for loop in self.chains.loops))
+        tiles = dict.fromkeys(loaded, self.names["v_stages"]) | {
             self.chains.query_name: self.names["q_stages"]
         }
         return ChainCarrier(self.chains, self.names, {**tiles, **(renamed or {})})
