@@ -123,6 +123,11 @@ WRITTEN = {
         ("    m_i = tl.zeros", "    kd = tl.make_tensor_descriptor(K + (head // shared) * stride_kh, [N_K, HEAD], [stride_kn, 1], [BLOCK_N, HEAD])\n    vd = tl.make_tensor_descriptor(V + (head // shared) * stride_vh, [N_K, HEAD], [stride_vn, 1], [BLOCK_N, HEAD])\n    m_i = tl.zeros"),  # noqa: E501
         (LOAD_K, "kd.load([start_n, 0]).T"), (LOAD_V, "vd.load([start_n, 0])"), (BASES, ""),
     ],
+    "a left operand that is scaled before the loop": [
+        ("qk *= sm_scale\n", "qk *= 1.0\n"),
+        ("    for start_n", "    scaled = (q * (sm_scale * 1.5)).to(tl.float16)\n    for start_n"),
+        ("tl.dot(q, k)", "tl.dot(scaled, k)"),
+    ],
     "a helper that holds the loop, called twice": [
         (LOOP, "".join(
             f"    acc, l_i, m_i = walk(acc, l_i, m_i, q, k_ptrs, v_ptrs, offs_m, offs_n, sm_scale, {low}, {high}, stride_kn, stride_vn, N_K, BLOCK_M, BLOCK_N, {stage})\n"  # noqa: E501

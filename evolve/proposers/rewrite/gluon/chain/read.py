@@ -82,7 +82,12 @@ class Chains:
 
     kernel: TritonKernel
     query: Box
-    query_name: str
+    query_names: frozenset[str]
+    """Of the tile that is loaded, and of what is made of it."""
+
+    prepared: tuple[Statement, ...]
+    """What is made of the tile before the loops."""
+
     loops: tuple[Chain, ...]
     between: tuple[tuple[Statement, ...], ...]
     after: tuple[Statement, ...]
@@ -176,8 +181,8 @@ def read(kernel: TritonKernel) -> Chains:
         raise Unsupported("loops of different operands")
     before = body[: places[0]]
     name = left.pop()
-    query = _query(kernel, name, before, bound)
-    between = [tuple(s for s in before if not (s.writes & {name} and calls(s.node, kernel.tl, "load")))]
+    query, names, prepared = _query(kernel, name, before, bound)
+    between = [tuple(s for s in before if not s.writes & names)]
     between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
     axis = _shared_axis(loops, query, body)
     loops, parts = unscaled(loops, [*between, body[places[-1] + 1 :]], kernel, bound)
@@ -185,7 +190,18 @@ def read(kernel: TritonKernel) -> Chains:
     if axis >= len(grid):
         raise Unsupported("a grid with fewer axes than the kernel asks for")
     return Chains(
-        kernel, query, name, tuple(loops), tuple(parts[:-1]), parts[-1], grid, whole, axis, bound, sums
+        kernel,
+        query,
+        names,
+        prepared,
+        tuple(loops),
+        tuple(parts[:-1]),
+        parts[-1],
+        grid,
+        whole,
+        axis,
+        bound,
+        sums,
     )
 
 
@@ -487,20 +503,30 @@ def _held(
 
 def _query(
     kernel: TritonKernel, left: str, before: Sequence[Statement], bound: Mapping[str, ast.expr]
-) -> Box:
-    """The box of the first product's left operand."""
+) -> tuple[Box, frozenset[str], tuple[Statement, ...]]:
+    """The box of the first product's left operand, the names of its tile, and what is made of it first."""
     if not left.isidentifier():
         raise Unsupported(f"an operand computed by {left[:40]}")
     boxes = BoxReader(kernel, SumReader(kernel.tl, bound, {}), None)
-    writers = [s for s in before if left in s.writes]
-    if not writers:
+    names, loads, prepared = {left}, list[ast.expr](), list[Statement]()
+    loaded = {n for s in before if calls(s.node, kernel.tl, "load") for n in s.writes}
+    for statement in reversed(before):
+        if not statement.writes & names:
+            continue
+        found = [n.value for n in ast.walk(statement.node) if isinstance(n, ast.Assign)]
+        if found and all(device_call(n, kernel.tl) == "load" for n in found):
+            loads += found
+        elif loads or len(statement.reads & loaded) != 1 or not isinstance(statement.node, ast.Assign):
+            raise Unsupported(f"an operand computed by {statement.text[:40]}")
+        else:
+            prepared.insert(0, statement)
+            names |= statement.reads & loaded
+    if not loads:
         raise Unsupported(f"operand {left}, which is loaded in the loop")
-    loads = [n.value for s in writers for n in ast.walk(s.node) if isinstance(n, ast.Assign)]
-    if not loads or any(device_call(n, kernel.tl) != "load" for n in loads):
-        raise Unsupported(f"an operand computed by {writers[-1].text[:40]}")
-    return [
+    tiles = [
         _loaded(boxes, n) for n in sorted(loads, key=lambda n: len(ast.unparse(n))) if isinstance(n, ast.Call)
-    ][-1]
+    ]
+    return tiles[-1], frozenset(names), tuple(prepared)
 
 
 def _shared_axis(loops: Iterable[Chain], query: Box, body: Sequence[Statement]) -> int:
