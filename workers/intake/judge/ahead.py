@@ -41,6 +41,7 @@ class Ahead(Generic[T]):
     def __call__(self, *key: Hashable) -> T:
         """The answer to a key; made here if no process was begun for it, or that one failed."""
         with contextlib.suppress(KeyError, EOFError, OSError), self._begun.pop(key) as answers:
+            answer: T
             answer, seconds = answers.recv()
             self.seconds += seconds
             return answer

@@ -17,7 +17,7 @@ _OPERATIONS = {
 
 def written_out(body: Sequence[ast.stmt], kernel: TritonKernel) -> list[ast.stmt]:
     """The statements of a function. Raises Unsupported for a helper that cannot be written out."""
-    known = {}
+    known: dict[str, ast.expr] = {}
     for name in kernel.constexprs:
         given = kernel.given(name)
         text = "" if given is None else kernel.source.code(given)
@@ -27,8 +27,9 @@ def written_out(body: Sequence[ast.stmt], kernel: TritonKernel) -> list[ast.stmt
     made: list[ast.stmt] = []
     for statement in _settled(body, known):
         call = getattr(statement, "value", None)
-        name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
-        here = _inlined(helpers[name], statement, call, len(made), kernel) if name in helpers else [statement]
+        here = [statement]
+        if isinstance(call, ast.Call) and (helper := helpers.get(ast.unparse(call.func))):
+            here = _inlined(helper, statement, call, len(made), kernel)
         made += _settled(here, known)
     tiles = _Tiles(kernel)
     made = [one for statement in made for one in tiles.statement(statement)]
