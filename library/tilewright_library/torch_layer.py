@@ -168,11 +168,10 @@ class Layer:
             x: list[Place] = [(_X, 0), (_X, m * k)] if given else [(_X, 0)]
         else:
             x = [room(m * k), room(4 * m * (k // BLOCK))]
-            both = training and (not anew or self._short is not None)  # that one fills rows up
-            x_kept: list[Place] = [(_KEPT_X, 0), (_KEPT_X, m * k)] if both else []
-            if both and anew:
-                x_kept = [room(m * k), room(4 * (m // BLOCK) * k)]
-            serve_x = _served("quant_dual" if both else "quant_1x128", (m, k), self._device, self._short)
+            x_kept: list[Place] = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
+            if anew:  # quant_dual fills rows up
+                x_kept = [] if self._short is None else _both(room, m, k)[1]
+            serve_x = _served("quant_dual" if x_kept else "quant_1x128", (m, k), self._device, self._short)
             chain.add(serve_x, [(_X, 0)], [*x, *x_kept], room)
         if kept_weight:
             start = -(-self._kept_w // 16) * 16
@@ -195,8 +194,7 @@ class Layer:
         m, n, k, device = self.m, self.n, self.k, self._device
         chain, work = Chain(), Layout()
         room = _room(work)
-        dy = [room(m * n), room(4 * m * (n // BLOCK))]
-        dy_t = [room(m * n), room(4 * (m // BLOCK) * n)]
+        dy, dy_t = _both(room, m, n)
         chain.add(_served("quant_dual", (m, n), device, self._short), [(_X, 0)], [*dy, *dy_t], room)
         if need_x:
             w_t: list[Place] = [(_KEPT_W, 0), (_KEPT_W, n * k)]
@@ -207,13 +205,9 @@ class Layer:
         if need_w:
             x_t: list[Place] = [(_KEPT_X, 0), (_KEPT_X, m * k)]
             if anew:
-                plain, x_t = (
-                    [room(m * k), room(4 * m * (k // BLOCK))],
-                    [room(m * k), room(4 * (m // BLOCK) * k)],
-                )
-                chain.add(
-                    _served("quant_dual", (m, k), device, self._short), [(_KEPT_X, 0)], [*plain, *x_t], room
-                )
+                plain, x_t = _both(room, m, k)
+                serve_x = _served("quant_dual", (m, k), device, self._short)
+                chain.add(serve_x, [(_KEPT_X, 0)], [*plain, *x_t], room)
             chain.add(_served("gemm_nt_rows", (n, k, m), device), [*dy_t, *x_t], [(_W, 0)], room)
         return chain, work.bytes
 
@@ -326,6 +320,11 @@ class Layer:
         dw = self._results(n, k) if need_w else self._bytes(0)
         self._queue(chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), x.data_ptr(), w.data_ptr()))
         return self._given(dx) if need_x else dx, dw
+
+
+def _both(room: Callable[[int], Place], m: int, k: int) -> tuple[list[Place], list[Place]]:
+    """Room for x [M, K] in 1 x 128 blocks, plain and transposed."""
+    return [room(m * k), room(4 * m * (k // BLOCK))], [room(m * k), room(4 * (m // BLOCK) * k)]
 
 
 def _room(work: Layout) -> Callable[[int], Place]:

@@ -211,8 +211,6 @@ _LIBRARY.define(
     "linear_backward_anew(Tensor dy, Tensor x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
 )
 _LIBRARY.define("linear_forward_only(Tensor x, Tensor w) -> Tensor")
-_LIBRARY.define("quantise_weight(Tensor w) -> Tensor")
-_LIBRARY.define("linear_kept(Tensor x, Tensor kept_w, SymInt n) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "linear_backward(Tensor dy, Tensor kept_x, Tensor kept_w, SymInt k, bool need_x, bool need_w)"
     " -> (Tensor, Tensor)"
@@ -227,10 +225,6 @@ def _bytes(like: torch.Tensor, size: int) -> torch.Tensor:
 def _fake_linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     (m, k), n = x.shape, w.shape[0]
     return x.new_empty((m, n)), _bytes(x, kept_bytes(m, k)), _bytes(x, kept_weight_bytes(n, k))
-
-
-def _fake_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
-    return x.new_empty((x.shape[0], n)), _bytes(x, kept_bytes(*x.shape))
 
 
 def _fake_backward(
@@ -263,8 +257,6 @@ _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
         lambda dy, x, w, *needs: _fake_backward(dy, x, w, w.shape[1], *needs),
     ),
     ("linear_forward_only", linear_forward_only, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
-    ("quantise_weight", quantise_weight, lambda w: _bytes(w, both_weight_bytes(*w.shape))),
-    ("linear_kept", linear_kept, _fake_kept),
     ("linear_backward", linear_backward, _fake_backward),
 )
 for _name, _real, _fake in _IMPLEMENTATIONS:

@@ -134,24 +134,6 @@ def measure(pair: Pair, m: int, mode: str, rounds: int, budget: float) -> dict[s
     return found
 
 
-def numbers_hold(m: int, n: int, k: int) -> list[float]:
-    """SNR in dB of y, dx and dw against bf16's."""
-    ours, plain = modules(n, k, False)
-    x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    dy = torch.randn(m, n, dtype=torch.bfloat16, device="cuda")
-    pairs = []
-    for layer in (ours[0], plain[0]):
-        y = layer(x)
-        pairs.append((y, *torch.autograd.grad(y, (x, layer.weight), dy)))
-    return [
-        round(
-            10 * math.log10(b.float().square().sum().item() / (a.float() - b.float()).square().sum().item()),
-            1,
-        )
-        for a, b in zip(*pairs, strict=True)
-    ]
-
-
 def table(found: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     """A table for ``tilewright_library.layer_rows``: a result's times in the place of an old table's of its rows."""
     from tilewright_library import layer_rows, store
@@ -230,20 +212,6 @@ def main() -> None:
             torch.cuda.empty_cache()
         options.out.write_text(json.dumps(found) + "\n")
         say(f"{n} x {k}: {time.monotonic() - begun:.0f} s")
-    for shape in (
-        ()
-        if options.served
-        else (
-            (1000, 4096, 4096),
-            (4000, 4096, 4096),
-            (4095, 6144, 4096),
-            (8191, 4096, 14336),
-            (300, 4096, 4096),
-        )
-    ):
-        found.setdefault("db", {})["x".join(map(str, shape))] = numbers_hold(*shape)
-    options.out.write_text(json.dumps(found) + "\n")
-    say(f"dB of y, dx, dw against bf16: {found.get('db')}")
 
 
 if __name__ == "__main__":
