@@ -42,9 +42,6 @@ ROWS = (
 HELD_BYTES = 160 << 20
 """Of weights that calls walk over: three times the L2."""
 
-PAUSE_CYCLES = 400_000
-"""Of the device, 0.2 ms, in which the host queues a graph and the events around it."""
-
 Calls = list[Callable[[], Any]]
 Pair = tuple[list[torch.nn.Module], list[torch.nn.Module]]
 
@@ -63,7 +60,7 @@ def replayed(replay: Callable[[], Any]) -> float:
     """Seconds of a graph by the device's clock."""
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    torch.cuda._sleep(PAUSE_CYCLES)
+    torch.cuda._sleep(400_000)  # 0.2 ms, in which the host queues what follows
     begun.record()
     replay()
     ended.record()
