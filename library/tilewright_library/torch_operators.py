@@ -20,6 +20,7 @@ from .plans.format import ALIGNMENT
 from .torch_contract import BLOCK, Tensors
 from .torch_launch import aligned
 from .torch_layer import (
+    ANEW_ROWS,
     LAUNCHER,
     NAMESPACE,
     Layer,
@@ -82,14 +83,17 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     return _product("gemm_nt", (x_q, x_s), (w_q, w_s)), _packed(xt_q, xt_s), _packed(wt_q, wt_s)
 
 
-def linear_anew(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """y [M, N]; both operands are quantised once more for the gradient, and nothing but them is kept until then."""
+def linear_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """As ``linear``; from ``ANEW_ROWS`` on nothing is kept, and both are quantised once more for the gradient."""
     (m, k), n = x.shape, w.shape[0]
+    if m < ANEW_ROWS:
+        return linear(x, w)
     layer = _entry(x.device, m, n, k)
     if layer is not None:
-        return layer.forward_anew(aligned(x), aligned(w))
-    operands = _quantise("quant_1x128", _filled(x)), _quantise("quant_128x128", w)
-    return first_rows(_product("gemm_nt", *operands), m)
+        y = layer.forward_anew(aligned(x), aligned(w))
+    else:
+        y = _product("gemm_nt", _quantise("quant_1x128", _filled(x)), _quantise("quant_128x128", w))
+    return first_rows(y, m), _bytes(x, 0), _bytes(x, 0)
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -206,7 +210,7 @@ def linear_backward_anew(
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _LIBRARY.define("linear(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define("linear_anew(Tensor x, Tensor w) -> Tensor")
+_LIBRARY.define("linear_trained(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
 _LIBRARY.define(
     "linear_backward_anew(Tensor dy, Tensor x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
 )
@@ -235,22 +239,32 @@ def _fake_backward(
     return dx, dy.new_empty((n, k)) if need_w else dy.new_empty(0)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _fake_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    y, *kept = _fake_linear(x, w)
+    return y, *(kept if x.shape[0] < ANEW_ROWS else (_bytes(x, 0), _bytes(x, 0)))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    ctx.anew, ctx.k = inputs[0].shape[0] >= ANEW_ROWS, inputs[0].shape[1]
+    ctx.save_for_backward(*(inputs if ctx.anew else output[1:]))
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def _differentiate(ctx: Any, dy: torch.Tensor | None, *unused: Any) -> tuple[torch.Tensor | None, ...]:
     need_x, need_w = ctx.needs_input_grad
     if dy is None:
         return None, None
-    dx, dw = OPS.linear_backward_anew(dy, *ctx.saved_tensors, need_x, need_w)
+    if ctx.anew:
+        dx, dw = OPS.linear_backward_anew(dy, *ctx.saved_tensors, need_x, need_w)
+    else:
+        dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
     return dx if need_x else None, dw if need_w else None
 
 
 _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
     ("linear", linear, _fake_linear),
-    ("linear_anew", linear_anew, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
+    ("linear_trained", linear_trained, _fake_trained),
     (
         "linear_backward_anew",
         linear_backward_anew,
@@ -264,7 +278,7 @@ for _name, _real, _fake in _IMPLEMENTATIONS:
     _LIBRARY.impl(_name, _real, "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
 torch.library.register_autograd(
-    f"{NAMESPACE}::linear_anew", _differentiate, setup_context=_save, lib=_LIBRARY
+    f"{NAMESPACE}::linear_trained", _differentiate, setup_context=_save, lib=_LIBRARY
 )
 
 
@@ -276,19 +290,21 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, quantised: Tensors, layer: Layer) -> torch.Tensor:
-        ctx.save_for_backward(quantised[1], w)
+        y, kept_w = layer.forward_given(quantised[0], w)
+        ctx.save_for_backward(quantised[1], kept_w)
         ctx.layer = layer
-        return layer.forward_given(quantised[0], w)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         need_x, need_w, *_ = ctx.needs_input_grad
-        kept_x, w = ctx.saved_tensors
+        (kept_x, w), layer = ctx.saved_tensors, ctx.layer
         if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
-            kept_w = _packed(*_quantise("quant_128x128_dual", w.detach())[2:])
-            dx, dw = OPS.linear_backward(dy, kept_x, kept_w, ctx.layer.k, need_x, need_w)
+            kept_w = _packed(*_quantise("quant_128x128_dual", w.detach())[2:]) if layer.anew else w
+            dx, dw = OPS.linear_backward(dy, kept_x, kept_w, layer.k, need_x, need_w)
         else:
-            dx, dw = ctx.layer.backward(aligned(dy), kept_x, w, need_x, need_w, "again")
+            way = "again" if layer.anew else "backward"
+            dx, dw = layer.backward(aligned(dy), kept_x, w, need_x, need_w, way)
         return dx if need_x else None, dw if need_w else None, None, None
 
 
@@ -457,7 +473,7 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if _unfit(rows, w, trains):
         _note_unfit()
         return torch.nn.functional.linear(x, w)
-    y = OPS.linear_anew(rows, w) if trains else OPS.linear_forward_only(rows, w)
+    y = OPS.linear_trained(rows, w)[0] if trains else OPS.linear_forward_only(rows, w)
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 

@@ -87,8 +87,10 @@ def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(launche
     assert torch.equal(layer.infer(x[:rows].contiguous(), w), found[0])
 
 
+@pytest.mark.parametrize("anew", [1, M + 1], ids=["quantised anew", "kept"])
 @pytest.mark.parametrize("rows", [M, M - 56, 1])
-def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher, rows):
+def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher, monkeypatch, rows, anew):
+    monkeypatch.setattr(torch_layer, "ANEW_ROWS", anew)
     x, w, dy = (t[:rows].contiguous() if len(t) == M else t for t in operands())
     layer = Layer(rows, N, K, torch.device("cpu"), True)
     xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
