@@ -87,14 +87,14 @@ class _Numbered(TorchFunctionMode):
 
 class _Notes(_Numbered):
     """Names a call's tensors while it runs without memory. ``nodes``: operations by the name of their result; ``own``:
-    where a tensor was made; ``places``: where a result was first made; ``made``: where one that torch has not made is
-    first used. ``kernels``: whether new memory is a kernel's to write."""
+    where a tensor was made; ``first``: its name before a kernel changed it; ``places``: where a result was first made;
+    ``made``: where one that torch has not made is first used. ``kernels``: whether kernels write new memory."""
 
     def __init__(self, leaves: Mapping[str, torch.Tensor], kernels: bool) -> None:
         super().__init__()
         self.nodes, self.made, self._kernels = dict[str, Any](), dict[str, Place](), kernels
         self.known: dict[int, tuple[torch.Tensor, int, str]] = {}
-        self.own, self.places = dict[int, Place](), dict[str, Place]()
+        self.own, self.places, self.first = dict[int, Place](), dict[str, Place](), dict[int, str]()
         for name, tensor in leaves.items():
             self.name(tensor, name)
 
@@ -112,7 +112,7 @@ class _Notes(_Numbered):
             again = flat(func(*args, **{k: v for k, v in options.items() if k != "device"}))
             for place, (one, two) in enumerate(zip(flat(result), again, strict=True)):
                 self.name(one, self.named(two)[1])
-                self.own[id(one)] = (self._number, place, name)
+                self.own[id(one)], self.first[id(one)] = (self._number, place, name), self.found(one)
                 self.places.setdefault(self.found(one), self.own[id(one)])
         return result
 
@@ -268,10 +268,11 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
     for pointer in pointers(trace):
         var = trace.find(pointer.tensor)
         root = root_of(var) if var is not None else None
-        if root is None or (id(root.tensor) in one.own and one.found(root.tensor) not in two.places):
+        known_as = one.first.get(id(root.tensor), "") if root is not None else ""
+        if root is None or (known_as and known_as not in two.places):
             raise why
-        if id(root.tensor) in one.own:
-            place = two.places[one.found(root.tensor)]
+        if known_as:
+            place = two.places[known_as]
             own_name = before.setdefault(one.own[id(root.tensor)], f"{place[2]}{len(before) + 1}")
             there[place], operands[own_name] = own_name, root.tensor
         elif root.kind == "input":

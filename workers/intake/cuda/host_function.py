@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import functools
 import inspect
 import re
@@ -19,7 +20,7 @@ from tilewright.workers.intake.calls.dimensions import operands, tensor_places
 from tilewright.workers.intake.child_program import Refusal, Request, first_line
 from tilewright.workers.intake.cuda.device_code import DeviceCode
 from tilewright.workers.intake.cuda.host_code import HostCode, Launch, Numbers
-from tilewright.workers.intake.cuda.launch_text import Dims, LaunchWriter, launched, pointers, written
+from tilewright.workers.intake.cuda.launch_text import COPY, Dims, LaunchWriter, launched, pointers, written
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.load import load
@@ -122,6 +123,9 @@ class HostFunction:
         with stub_device(self._part):
             function = found_function(path, self.name, reference)
         names, weights = argument_names(function, given[0]), weights_of(function, reference)
+        # What nobody else sees, a kernel may change: what torch made for a part, what a layer is called with.
+        part, layer = getattr(function, "__globals__", {}).get("KERNELS"), hasattr(function, "__self__")
+        self._changed = {*part.given.values()} if part is not None else {*names} if layer else set[str]()
         for again in (True, False) if weights else (False,):
             # With all, then with those that kernels are given.
             callee, calls = with_weights(function, weights, given)
@@ -209,6 +213,7 @@ class HostFunction:
         self._numbers.decided.clear()
         writer = self._writer(timed[0])
         text, self.sized = writer.text(), writer.sized
+        self.code.text += COPY if writer.copied else ""
         self.knobs = {**self.code.numbers, **self._numbers.known}
         for name, value in self._numbers.known.items():
             if name in self._numbers.decided or self._unlike(text, timed[0], {name: 2 * value}):
@@ -222,7 +227,8 @@ class HostFunction:
 
     def _writer(self, dims: Dims, literal: bool = False) -> LaunchWriter:
         trace = self._traced(dims)
-        return LaunchWriter(trace, self.outputs, self._numbers.known, self.code.headers, literal)
+        known, headers = self._numbers.known, self.code.headers
+        return LaunchWriter(trace, self.outputs, known, headers, literal, self._changed)
 
     def unlike_at(self, dims: Dims) -> str:
         """Why the launch is not what the function does at some dimensions; empty where it is."""
@@ -257,12 +263,15 @@ def with_weights(
     function: Any, weights: Mapping[str, tuple[str, torch.Tensor]], calls: Sequence[Call]
 ) -> tuple[Callable[..., Any], list[Call]]:
     """A layer as a function that is given weights by other names, and the calls with them as keywords."""
-    if not weights:
+    layer = getattr(function, "__self__", None)
+    if not isinstance(layer, torch.nn.Module):
         return function, list(calls)
     made = {known: TensorArgument(str(t.dtype)[6:], tuple(t.shape)) for known, (_, t) in weights.items()}
 
     def forward(*given: Any, **named: Any) -> Any:
         own = {name: named.pop(known) for known, (name, _) in weights.items()}
-        return torch.func.functional_call(function.__self__, own, given, named)
+        fresh = copy.copy(layer)  # what the layer keeps of a call is not the next one's
+        fresh._buffers, fresh._parameters = {**layer._buffers}, {**layer._parameters}
+        return torch.func.functional_call(fresh, own, given, named)
 
     return forward, [Call(call.arguments, {**call.keywords, **made}) for call in calls]

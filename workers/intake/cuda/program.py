@@ -37,7 +37,7 @@ def module_text(
     for name, value in knobs.items():
         if name not in space:
             launch = launch.replace(f'params["{name}"]', str(value))
-            device = re.sub(rf"(unroll[ (]+|bounds__\([^)]*)\b{name}\b", rf"\g<1>{value}", device)
+            device = re.sub(rf"(unroll[ (]+|bounds__\([^)]*|#if )\b{name}\b", rf"\g<1>{value}", device)
         launch = launch.replace(f"${name}$", name if name in space else str(value))
     declared = {"SPACE": {n: tuple(v) for n, v in space.items()}, "DEFAULTS": {n: knobs[n] for n in space}}
     head = "".join(f"{name} = {table!r}\n" for name, table in declared.items()).replace("'", '"')
@@ -108,9 +108,10 @@ class Intake:
     def answer(self) -> Answer:
         """What the operator and its seed are made of. Raises Refusal."""
         site, source = self.site, self._source
-        device, certain = scheduled(source.code.text, source.knobs)
+        self.compiled(source.code.text, {}, source.knobs)  # its lines are the file's
+        plain = launched(self.text, site.operands, site.dims[0], source.knobs)
+        device, certain = scheduled(source.code, source.knobs, plain["steps"])
         knobs = {**source.knobs, **certain}
-        self.compiled(device, {}, knobs)
         shapes = self.shapes()
         factors = bounds.factors(site.operands, shapes[0].dims) if "mma" in device else ""
         kinds = InputKinds(
