@@ -8,6 +8,7 @@ import contextlib
 import functools
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,7 @@ class _Notes(_Numbered):
     def __init__(self, leaves: Mapping[str, torch.Tensor], kernels: bool) -> None:
         super().__init__()
         self.nodes, self.made, self._kernels = dict[str, Any](), dict[str, Place](), kernels
+        self.alike = dict[str, str]()
         self.known: dict[int, tuple[torch.Tensor, int, str]] = {}
         self.own, self.places, self.first = dict[int, Place](), dict[str, Place](), dict[int, str]()
         for name, tensor in leaves.items():
@@ -234,7 +236,11 @@ def _same(one: _Notes, two: _Notes, bound: dict[str, str], first: Any, second: A
     if isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second):
         return all(_same(one, two, bound, a, b) for a, b in zip(first, second, strict=True))
     known = isinstance(first, str) and first in one.nodes and second in two.nodes
-    return bool(first == second or (known and _same(one, two, bound, one.nodes[first], two.nodes[second])))
+    if known and first != second and one.alike.get(first) != second:  # a network meets a tensor often
+        if not _same(one, two, bound, one.nodes[first], two.nodes[second]):
+            return False
+        one.alike[first] = second
+    return bool(first == second or known)
 
 
 def cut(request: Request, why: Refusal) -> dict[str, str]:
@@ -277,6 +283,7 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
             there[place], operands[own_name] = own_name, root.tensor
         elif root.kind == "input":
             operands[root.name] = root.tensor
+    sys.setrecursionlimit(50_000)  # of a network as deep as it likes
     alike = len(found) == len(wanted) and _same(one, two, bound, tuple(found), tuple(wanted))
     if not alike or not bound or any(n not in two.places for n in bound.values()):
         raise why
