@@ -156,6 +156,8 @@ def test_host_code_is_followed(tmp_path):
         (KERNEL.replace("at < n", "at < n && k < 256"), "n / threads, threads", "THREADS", "same"),
         (KERNEL.replace("at < n", "at < n + blockDim.x"), "96, threads", "THREADS", "the grid does not follow it"),
         (KERNEL, "threads > 300 ? 5 : 6, threads", "THREADS", "absent"),
+        (KERNEL.replace("#pragma unroll 2", ""), "", "UNROLL_L0", ""),
+        (KERNEL.replace("#pragma unroll 2", "").replace("k < ITEMS", "k < 4"), "", "UNROLL_L0", "absent"),
     ],
 )  # fmt: skip
 def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, why):
