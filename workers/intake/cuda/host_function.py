@@ -30,14 +30,17 @@ from tilewright.workers.intake.triton.results import root_of
 from tilewright.workers.intake.triton.stub_device import stub_device
 from tilewright.workers.intake.triton.trace import Trace
 
+FASTMATH = "FASTMATH"
+_FUNCTIONS = re.compile(r"(exp|log|sqrt|pow|tanh|sin|cos|erf|sigmoid)\w*\(| / ")
+"""What the compiler's fast arithmetic changes."""
 _BOUND = re.compile(r'\.def\(\s*"(\w+)"\s*,\s*&?\s*(?:\w+::)*(\w+)')
 
 
 class Extension:
     """What ``load_inline`` returns: the host functions of a source, followed when they are called."""
 
-    def __init__(self, source: str, numbers: Numbers, used: list[Extension]) -> None:
-        self.source, self._numbers, self._used = source, numbers, used
+    def __init__(self, source: str, numbers: Numbers, used: list[Extension], fast: bool) -> None:
+        self.source, self._numbers, self._used, self.fast = source, numbers, used, fast
 
     @functools.cached_property
     def _code(self) -> DeviceCode:
@@ -64,13 +67,14 @@ def read_extensions(folder: Path, numbers: Numbers, used: list[Extension]) -> No
     """From now on extensions are read and not compiled; ``used`` gets those that are called. ``folder``: where files
     without a folder lie."""
 
-    def inline(name: Any, cpp_sources: Any, cuda_sources: Any = (), *_: Any, **__: Any) -> Extension:
+    def inline(name: Any, cpp_sources: Any, cuda_sources: Any = (), *_: Any, **more: Any) -> Extension:
         given = [[some] if isinstance(some, str) else some or () for some in (cuda_sources, cpp_sources)]
-        return Extension("\n".join(text for some in given for text in some), numbers, used)
+        fast = any("fast_math" in flag for flag in more.get("extra_cuda_cflags") or ())
+        return Extension("\n".join(text for some in given for text in some), numbers, used, fast)
 
-    def of_files(name: Any, sources: Any, *_: Any, **__: Any) -> Extension:
+    def of_files(name: Any, sources: Any, *_: Any, **more: Any) -> Extension:
         files = [folder / file for file in ([sources] if isinstance(sources, str) else sources)]
-        return inline(name, [file.read_text(encoding="utf-8") for file in files])
+        return inline(name, [file.read_text(encoding="utf-8") for file in files], **more)
 
     vars(cpp_extension).update(load_inline=inline, load=of_files)
 
@@ -160,6 +164,8 @@ class HostFunction:
             callee, str(path), self.name, self.calls, reference, own, places, part=self._part
         )
         self.code = DeviceCode("\n".join(one.source for one in self._used))
+        if _FUNCTIONS.search(self.code.text):
+            self.knobs[FASTMATH] = int(any(one.fast for one in self._used))
 
     def _traced(self, dims: Dims, shapes: Sequence[Any] = ()) -> Trace:
         """The first call at some dimensions, or shapes. Raises Refusal, and what the function raises."""
@@ -214,7 +220,7 @@ class HostFunction:
         writer = self._writer(timed[0])
         text, self.sized = writer.text(), writer.sized
         self.code.text += COPY if writer.copied else ""
-        self.knobs = {**self.code.numbers, **self._numbers.known}
+        self.knobs |= {**self.code.numbers, **self._numbers.known}
         for name, value in self._numbers.known.items():
             if name in self._numbers.decided or self._unlike(text, timed[0], {name: 2 * value}):
                 text = re.sub(rf'params\["{name}"\]|\${name}\$', str(value), text)
@@ -227,8 +233,10 @@ class HostFunction:
 
     def _writer(self, dims: Dims, literal: bool = False) -> LaunchWriter:
         trace = self._traced(dims)
-        known, headers = self._numbers.known, self.code.headers
-        return LaunchWriter(trace, self.outputs, known, headers, literal, self._changed)
+        options = {"headers": '("cuda",)'} if self.code.headers else {}
+        if (fast := self.knobs.get(FASTMATH)) is not None:
+            options["fast_math"] = str(fast) if literal else f'params["{FASTMATH}"]'
+        return LaunchWriter(trace, self.outputs, self._numbers.known, options, literal, self._changed)
 
     def unlike_at(self, dims: Dims) -> str:
         """Why the launch is not what the function does at some dimensions; empty where it is."""

@@ -9,9 +9,11 @@ from typing import Any
 from tilewright.workers.intake.cuda.device_code import DeviceCode
 from tilewright.workers.intake.source.knobs import MEANING, MEANT, values_around
 
-CERTAIN = {"UNROLL": (1, 2, 4, 8, 16), "RESIDENT": (1, 2, 3, 4, 6, 8), "RESTRICT": (0, 1)}
-"""Values of an unrolled loop (0: as the compiler likes), of the blocks that a multiprocessor shall hold, and whether
-pointers say that nothing else points there."""
+CERTAIN = {
+    "UNROLL": (1, 2, 4, 8, 16), "RESIDENT": (1, 2, 3, 4, 6, 8), "RESTRICT": (0, 1), "FASTMATH": (0, 1),
+}  # fmt: skip
+"""Values of an unrolled loop (0: as the compiler likes), of the blocks that a multiprocessor shall hold, whether
+pointers say that nothing else points there, and of the compiler's fast arithmetic, which gates judge."""
 
 MOST_LOOPS = 3
 _OWN = "#if RESTRICT\n#define OWN_MEMORY __restrict__\n#else\n#define OWN_MEMORY\n#endif\n"
@@ -42,7 +44,8 @@ def scheduled(code: DeviceCode, launched: Mapping[str, int], steps: Any = ()) ->
     text = re.sub(r"(#pragma unroll[ (]+|__launch_bounds__\([^,()]+,\s*)(\d+)", named, data.decode())
     for name, value in launched.items():
         text = re.sub(rf"(__launch_bounds__\(\s*){value}\b", rf"\g<1>{name}", text)
-    return (_OWN if names else "") + text, found | own | ({"RESTRICT": 0} if names else {})
+    certain = {n: v for n, v in launched.items() if n in CERTAIN}  # of the compiler
+    return (_OWN if names else "") + text, found | own | certain | ({"RESTRICT": 0} if names else {})
 
 
 def found_knobs(

@@ -58,19 +58,15 @@ class LaunchWriter:
     """Writes a recording down. ``literal``: with plain numbers; ``sized``: whether some size had to be one."""
 
     def __init__(
-        self,
-        trace: Trace,
-        outputs: Sequence[str],
-        numbers: Collection[str],
-        headers: bool,
-        literal: bool = False,
-        changed: Collection[str] = (),
-    ) -> None:
-        """``numbers``: names of parameters; ``headers``: whether the kernels include CUDA's; ``changed``: arguments
-        that they may change, of which they then get a copy. Raises Refusal."""
+        self, trace: Trace, outputs: Sequence[str], numbers: Collection[str], options: Mapping[str, str],
+        literal: bool = False, changed: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """``numbers``: names of parameters; ``options``: the compiler's, as texts; ``changed``: arguments that kernels
+        may change, of which they then get a copy. Raises Refusal."""
         self.numbers = numbers
         self._trace, self._literal, self.sized = trace, literal, False
-        self._options = ', "options": {"headers": ("cuda",)}' * headers
+        listed = ", ".join(f'"{name}": {value}' for name, value in options.items())
+        self._options = f', "options": {{{listed}}}' * bool(options)
         self._vars = {**trace.inputs, **{step.name: step for step in trace.steps if isinstance(step, Var)}}
         self._outputs: dict[int, str] = {}
         self.copied = {name: f"{name}_own" for name in written(trace) if name not in outputs}
