@@ -36,7 +36,8 @@ _OWN = {"Half": "__half", "BFloat16": "__nv_bfloat16"}
 _NOTHING = re.compile(r"nullptr|NULL|nullopt|kCUDA|kStrided|Contiguous|Preserve|cuda[A-Z]\w+")
 _IGNORED = re.compile(
     r"cuda(GetLastError|PeekAtLastError|DeviceSynchronize|StreamSynchronize|FuncSetAttribute|"
-    r"FuncSetCacheConfig|GetErrorString|SetDevice|GetDevice)|f?printf|get(Current|Default)CUDAStream|device_of"
+    r"FuncSetCacheConfig|GetErrorString|SetDevice|GetDevice|(Stream|Event)(Create|Destroy|Record|Wait)\w*)|f?printf|"
+    r"get(Current|Default)CUDAStream|getStreamFromPool|setCurrentCUDAStream|device_of"
 )
 """Calls that launch nothing, and whose answers nobody uses."""
 
