@@ -86,8 +86,16 @@ class Intake:
         dims, rank = site.dims[0], max(len(o.shape) for o in site.operands)
         literals = re.findall(r"\b\d{2,9}\b", self._source.code.text)
         numbers = set(dims.values() if self._source.sized else map(int, literals))
-        for wanted in (*(check_dims(dims, scale, rank) for scale in ("large", "even")), *last_resorts(dims)):
-            small = {n: dims[n] if dims[n] in numbers else size for n, size in wanted.items()}
+        few = [{n: min(size, least) for n, size in dims.items()} for least in (3, 2)]  # of a batch of images
+        asked = (
+            [check_dims(dims, scale, rank) for scale in ("large", "even")]
+            if len(dims) > 1 or rank < 3
+            else few
+        )
+        for wanted in (*asked, *last_resorts(dims)):
+            small = {
+                n: dims[n] if dims[n] in numbers and asked is not few else size for n, size in wanted.items()
+            }
             if len(found) == 2 or (found and (small in last_resorts(dims) or small == found[0].dims)):
                 continue
             try:
