@@ -71,7 +71,7 @@ class LowerChain(NodeRule[Chains]):
 NAMES = (
     "tiles others last lap row other stage phase q_phase q_stages k_stages v_stages bars "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
-    "heads all_laps many there groups own_first own skipped whole masked o_stages"
+    "query heads all_laps many there groups own_first own skipped whole masked o_stages"
 )
 """That the new kernel binds."""
 
@@ -214,10 +214,9 @@ class ChainText:
         return "\n\n\n".join(["", *parts])
 
     def _carrier(self, renamed: Mapping[str, str] | None = None) -> ChainCarrier:
-        loop = self.chains.loops[0]
-        tiles = dict.fromkeys(loop.tiles, self.names["v_stages"]) | {
-            self.chains.query_name: self.names["q_stages"]
-        }
+        loaded = frozenset[str]().union(*(loop.tiles for loop in self.chains.loops))
+        tiles = dict.fromkeys(loaded, self.names["v_stages"])
+        tiles |= dict.fromkeys(self.chains.query_names, self.names["q_stages"])
         return ChainCarrier(self.chains, self.names, {**tiles, **(renamed or {})})
 
     def _plain(self, text: str) -> str:
@@ -281,7 +280,15 @@ class ChainText:
             )
         consuming, consumed = self._consumer_loops()
         finished, after = self._after()
-        consuming |= finished | {chains.rows, chains.columns, chains.width, chains.depth}
+        scalars = self._scalars(self._reads(chains.prepared) - chains.query_names)
+        made_of = dict.fromkeys(chains.query_names, names["query"])
+        prepare = self._lines(scalars) + "\n" + self._lines(chains.prepared, made_of)
+        prepared = filled(texts.PREPARED, {**table, "prepare": prepare}) if chains.prepared else ""
+        consuming |= (
+            self._reads([*scalars, *chains.prepared])
+            | finished
+            | {chains.rows, chains.columns, chains.width, chains.depth}
+        )
         producing |= {chains.rows, chains.columns, chains.width, chains.depth}
         boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
         made = {}
@@ -291,7 +298,14 @@ class ChainText:
         self.passed = [n for n in self.order if n in names_of["entry"]]
         runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
         made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
-        return {**table, **made, "loops": "\n".join(loops), "after": after, "consumer_loops": consumed}
+        return {
+            **table,
+            **made,
+            "loops": "\n".join(loops),
+            "after": after,
+            "consumer_loops": consumed,
+            "prepared": prepared,
+        }
 
     def _step_names(self, number: int) -> set[str]:
         loop = self.chains.loops[number]
