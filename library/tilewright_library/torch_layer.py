@@ -24,9 +24,9 @@ NAMESPACE = (__package__ or "tilewright_library").replace(".", "_")
 
 LAUNCHER = Launcher(Dispatcher())
 
-ANEW_ROWS = 4096
-"""From so many rows on a gradient quantises weights once more, 1 to 5 % of a layer's time there (at 1,024 rows 9 %, on
-an H200, measured), and keeps no copy of them until then; in compiled code none of x either."""
+AGAIN_ROWS = 4096
+"""From so many rows on a gradient quantises weights again, which takes 1 to 5 % of a layer's time there (9 % at 1,024 rows,
+on an H200, measured), and keeps no copy of them until then."""
 
 
 def run(name: str, dims: tuple[int, ...], inputs: Mapping[str, torch.Tensor]) -> Tensors:
@@ -111,7 +111,7 @@ class Layer:
         self.rows, self.n, self.k = m, n, k
         self.trains = m % BLOCK == 0 if trains is None else trains
         self.m = whole_rows(m) if self.trains else m
-        self.anew = m >= ANEW_ROWS
+        self.again = m >= AGAIN_ROWS
         self._short = m if m != self.m else None
         self._device, self._index = device, device.index or 0
         self._stream = torch._C._cuda_getCurrentRawStream
@@ -124,15 +124,13 @@ class Layer:
             "forward_kept": lambda: self._forward_chain(training=True, kept_weight=True),
             "quantise": self._quantise_chain,
             "forward_given": lambda: self._forward_chain(training=True, kept_weight=False, given=True),
-            "forward_anew": lambda: self._forward_chain(training=True, kept_weight=False, anew=True),
+            "forward_again": lambda: self._forward_chain(training=True, kept_weight=False, again=True),
             "infer": lambda: self._forward_chain(training=False, kept_weight=False),
             "infer_kept": lambda: self._forward_chain(training=False, kept_weight=True),
             "backward": lambda: self._backward_chain(need_x=True, need_w=True),
             "backward_x": lambda: self._backward_chain(need_x=True, need_w=False),
             "again": lambda: self._backward_chain(need_x=True, need_w=True, again=True),
             "again_x": lambda: self._backward_chain(need_x=True, need_w=False, again=True),
-            "anew": lambda: self._backward_chain(need_x=True, need_w=True, again=True, anew=True),
-            "anew_w": lambda: self._backward_chain(need_x=False, need_w=True, anew=True),
             "backward_w": lambda: self._backward_chain(need_x=False, need_w=True),
         }
         self._chains: dict[str, tuple[Chain, int]] = {}
@@ -160,9 +158,9 @@ class Layer:
         return chain, work.bytes
 
     def _forward_chain(
-        self, *, training: bool, kept_weight: bool, given: bool = False, anew: bool = False
+        self, *, training: bool, kept_weight: bool, given: bool = False, again: bool = False
     ) -> tuple[Chain, int]:
-        """``given``: the place of x holds its codes and scales. ``anew``: nothing is kept."""
+        """``given``: the place of x holds its codes and scales. ``again``: nothing is kept of w."""
         m, n, k = self.m, self.n, self.k
         chain, work = Chain(), Layout()
         room = _room(work)
@@ -173,17 +171,15 @@ class Layer:
             x: list[Place] = [(_X, 0), (_X, m * k)] if given else [(_X, 0)]
         else:
             x = [room(m * k), room(4 * m * (k // BLOCK))]
-            x_kept: list[Place] = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
-            if anew:  # quant_dual fills rows up
-                x_kept = [] if self._short is None else _both(room, m, k)[1]
-            serve_x = _served("quant_dual" if x_kept else "quant_1x128", (m, k), self._device, self._short)
+            x_kept = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
+            serve_x = _served("quant_dual" if training else "quant_1x128", (m, k), self._device, self._short)
             chain.add(serve_x, [(_X, 0)], [*x, *x_kept], room)
         if kept_weight:
             start = -(-self._kept_w // 16) * 16
             w = [(_KEPT_W, start), (_KEPT_W, start + n * k)]
         else:
             w = [room(n * k), room(4 * (n // BLOCK) * (k // BLOCK))]
-            keeps = training and not anew and not (given and self.anew)
+            keeps = training and not again and not (given and self.again)
             w_kept = [(_KEPT_W, 0), (_KEPT_W, n * k)] if keeps else []
             serve_w = _served("quant_128x128_dual" if keeps else "quant_128x128", (n, k), self._device)
             chain.add(serve_w, [(_W, 0)], [*w, *w_kept], room)
@@ -192,14 +188,13 @@ class Layer:
         chain.add(one, [*x, *w], [(_Y, 0)], room)
         return chain, work.bytes
 
-    def _backward_chain(
-        self, *, need_x: bool, need_w: bool, again: bool = False, anew: bool = False
-    ) -> tuple[Chain, int]:
-        """``again``: the place of what is kept of w holds w; ``anew``: that of x holds x."""
+    def _backward_chain(self, *, need_x: bool, need_w: bool, again: bool = False) -> tuple[Chain, int]:
+        """``again``: the place of what is kept of w holds w."""
         m, n, k, device = self.m, self.n, self.k, self._device
         chain, work = Chain(), Layout()
         room = _room(work)
-        dy, dy_t = _both(room, m, n)
+        dy = [room(m * n), room(4 * m * (n // BLOCK))]
+        dy_t = [room(m * n), room(4 * (m // BLOCK) * n)]
         chain.add(_served("quant_dual", (m, n), device, self._short), [(_X, 0)], [*dy, *dy_t], room)
         if need_x:
             w_t: list[Place] = [(_KEPT_W, 0), (_KEPT_W, n * k)]
@@ -208,11 +203,7 @@ class Layer:
                 chain.add(_served("quant_128x128_dual", (n, k), device), [(_KEPT_W, 0)], [*plain, *w_t], room)
             chain.add(_served("gemm_nt", (m, k, n), device), [*dy, *w_t], [(_Y, 0)], room)
         if need_w:
-            x_t: list[Place] = [(_KEPT_X, 0), (_KEPT_X, m * k)]
-            if anew:
-                plain, x_t = _both(room, m, k)
-                serve_x = _served("quant_dual", (m, k), device, self._short)
-                chain.add(serve_x, [(_KEPT_X, 0)], [*plain, *x_t], room)
+            x_t = [(_KEPT_X, 0), (_KEPT_X, m * k)]
             chain.add(_served("gemm_nt_rows", (n, k, m), device), [*dy_t, *x_t], [(_W, 0)], room)
         return chain, work.bytes
 
@@ -221,7 +212,7 @@ class Layer:
         if not training:
             self._chain("infer")
             return
-        ways = ("again", "forward_anew", "anew") if self.anew else ("backward",)
+        ways = ("forward_again", "again") if self.again else ("backward",)
         for name in ("quantise", "forward_given", "forward", *ways):
             self._chain(name)
 
@@ -274,18 +265,18 @@ class Layer:
         return plain, kept
 
     def forward_given(self, plain: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """y from ``quantise`` of x, and what is kept of w: w itself from ``ANEW_ROWS`` on."""
+        """y from ``quantise`` of x, and what is kept of w: w itself from ``AGAIN_ROWS`` on."""
         chain, size = self._chain("forward_given")
-        y, kept_w = self._results(self.m, self.n), w if self.anew else self._bytes(self._kept_w)
+        y, kept_w = self._results(self.m, self.n), w if self.again else self._bytes(self._kept_w)
         self._queue(chain, size, (plain.data_ptr(), w.data_ptr(), y.data_ptr(), 0, kept_w.data_ptr()))
         return self._given(y), kept_w
 
-    def forward_anew(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """y, with nothing kept."""
-        chain, size = self._chain("forward_anew")
-        y = self._results(self.m, self.n)
-        self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, 0))
-        return self._given(y)
+    def forward_again(self, x: torch.Tensor, w: torch.Tensor) -> Tensors:
+        """y and what is kept of x."""
+        chain, size = self._chain("forward_again")
+        y, kept_x = self._results(self.m, self.n), self._bytes(self._kept_x)
+        self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), kept_x.data_ptr(), 0))
+        return self._given(y), kept_x
 
     def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """y alone."""
@@ -306,31 +297,22 @@ class Layer:
     def backward(
         self,
         dy: torch.Tensor,
-        x: torch.Tensor,
+        kept_x: torch.Tensor,
         w: torch.Tensor,
         need_x: bool,
         need_w: bool,
-        way: str = "backward",
+        again: bool = False,
     ) -> Tensors:
-        """dx and dw, empty where not needed, from a contiguous dy and what is kept of x and of w.
-
-        ``way`` "again": from w itself; "anew": from x and w themselves.
-        """
+        """dx and dw, empty where not needed, from a contiguous dy; ``again``: from w, not from what is kept of it."""
         m, n, k = self.m, self.n, self.k
-        if not need_w:
-            name = "backward_x" if way == "backward" else "again_x"
-        else:
-            name = way if need_x else "anew_w" if way == "anew" else "backward_w"
+        name = ("again" if again else "backward") + ("" if need_w else "_x") if need_x else "backward_w"
         chain, size = self._chain(name)
         dx = self._results(m, k) if need_x else self._bytes(0)
         dw = self._results(n, k) if need_w else self._bytes(0)
-        self._queue(chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), x.data_ptr(), w.data_ptr()))
+        self._queue(
+            chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x.data_ptr(), w.data_ptr())
+        )
         return self._given(dx) if need_x else dx, dw
-
-
-def _both(room: Callable[[int], Place], m: int, k: int) -> tuple[list[Place], list[Place]]:
-    """Room for x [M, K] in 1 x 128 blocks, plain and transposed."""
-    return [room(m * k), room(4 * m * (k // BLOCK))], [room(m * k), room(4 * (m // BLOCK) * k)]
 
 
 def _room(work: Layout) -> Callable[[int], Place]:

@@ -20,7 +20,7 @@ from .plans.format import ALIGNMENT
 from .torch_contract import BLOCK, Tensors
 from .torch_launch import aligned
 from .torch_layer import (
-    ANEW_ROWS,
+    AGAIN_ROWS,
     LAUNCHER,
     NAMESPACE,
     Layer,
@@ -84,16 +84,14 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
 
 
 def linear_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """As ``linear``; from ``ANEW_ROWS`` on nothing is kept, and both are quantised once more for the gradient."""
+    """As ``linear``; from ``AGAIN_ROWS`` on nothing is kept of w, which is quantised again for the gradient."""
     (m, k), n = x.shape, w.shape[0]
-    if m < ANEW_ROWS:
+    if m < AGAIN_ROWS:
         return linear(x, w)
     layer = _entry(x.device, m, n, k)
     if layer is not None:
-        y = layer.forward_anew(aligned(x), aligned(w))
-    else:
-        y = _product("gemm_nt", _quantise("quant_1x128", _filled(x)), _quantise("quant_128x128", w))
-    return first_rows(y, m), _bytes(x, 0), _bytes(x, 0)
+        return *layer.forward_again(aligned(x), aligned(w)), _bytes(x, 0)
+    return *linear(x, w)[:2], _bytes(x, 0)
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -191,19 +189,15 @@ def linear_backward(
     return dx, dw
 
 
-def linear_backward_anew(
-    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, need_x: bool, need_w: bool
+def linear_backward_again(
+    dy: torch.Tensor, kept_x: torch.Tensor, w: torch.Tensor, need_x: bool, need_w: bool
 ) -> Tensors:
-    """As ``linear_backward``, of x and w themselves."""
-    (m, k), n = x.shape, w.shape[0]
-    layer = _entry(dy.device, m, n, k)
+    """As ``linear_backward``, from w itself."""
+    n, k = w.shape
+    layer = _entry(dy.device, dy.shape[0], n, k)
     if layer is not None:
-        return layer.backward(aligned(dy), aligned(x), aligned(w), need_x, need_w, "anew")
-    kept_x, kept_w = (
-        _packed(*_quantise(name, t)[2:])
-        for name, t in (("quant_dual", _filled(x)), ("quant_128x128_dual", w))
-    )
-    return linear_backward(dy, kept_x, kept_w, k, need_x, need_w)
+        return layer.backward(aligned(dy), kept_x, aligned(w), need_x, need_w, again=True)
+    return linear_backward(dy, kept_x, _packed(*_quantise("quant_128x128_dual", w)[2:]), k, need_x, need_w)
 
 
 # -- the ops -----------------------------------------------------------------------------------------
@@ -212,7 +206,7 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _LIBRARY.define("linear(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
 _LIBRARY.define("linear_trained(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
 _LIBRARY.define(
-    "linear_backward_anew(Tensor dy, Tensor x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
+    "linear_backward_again(Tensor dy, Tensor kept_x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
 )
 _LIBRARY.define("linear_forward_only(Tensor x, Tensor w) -> Tensor")
 _LIBRARY.define(
@@ -241,12 +235,12 @@ def _fake_backward(
 
 def _fake_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     y, *kept = _fake_linear(x, w)
-    return y, *(kept if x.shape[0] < ANEW_ROWS else (_bytes(x, 0), _bytes(x, 0)))
+    return y, *(kept if x.shape[0] < AGAIN_ROWS else (kept[0], _bytes(x, 0)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    ctx.anew, ctx.k = inputs[0].shape[0] >= ANEW_ROWS, inputs[0].shape[1]
-    ctx.save_for_backward(*(inputs if ctx.anew else output[1:]))
+    ctx.again, ctx.k = inputs[0].shape[0] >= AGAIN_ROWS, inputs[0].shape[1]
+    ctx.save_for_backward(output[1], inputs[1] if ctx.again else output[2])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
@@ -255,8 +249,8 @@ def _differentiate(ctx: Any, dy: torch.Tensor | None, *unused: Any) -> tuple[tor
     need_x, need_w = ctx.needs_input_grad
     if dy is None:
         return None, None
-    if ctx.anew:
-        dx, dw = OPS.linear_backward_anew(dy, *ctx.saved_tensors, need_x, need_w)
+    if ctx.again:
+        dx, dw = OPS.linear_backward_again(dy, *ctx.saved_tensors, need_x, need_w)
     else:
         dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
     return dx if need_x else None, dw if need_w else None
@@ -266,9 +260,9 @@ _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
     ("linear", linear, _fake_linear),
     ("linear_trained", linear_trained, _fake_trained),
     (
-        "linear_backward_anew",
-        linear_backward_anew,
-        lambda dy, x, w, *needs: _fake_backward(dy, x, w, w.shape[1], *needs),
+        "linear_backward_again",
+        linear_backward_again,
+        lambda dy, kept_x, w, *needs: _fake_backward(dy, kept_x, w, w.shape[1], *needs),
     ),
     ("linear_forward_only", linear_forward_only, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
     ("linear_backward", linear_backward, _fake_backward),
@@ -300,11 +294,10 @@ class _Linear(torch.autograd.Function):
         need_x, need_w, *_ = ctx.needs_input_grad
         (kept_x, w), layer = ctx.saved_tensors, ctx.layer
         if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
-            kept_w = _packed(*_quantise("quant_128x128_dual", w.detach())[2:]) if layer.anew else w
+            kept_w = _packed(*_quantise("quant_128x128_dual", w.detach())[2:]) if layer.again else w
             dx, dw = OPS.linear_backward(dy, kept_x, kept_w, layer.k, need_x, need_w)
         else:
-            way = "again" if layer.anew else "backward"
-            dx, dw = layer.backward(aligned(dy), kept_x, w, need_x, need_w, way)
+            dx, dw = layer.backward(aligned(dy), kept_x, w, need_x, need_w, layer.again)
         return dx if need_x else None, dw if need_w else None, None, None
 
 

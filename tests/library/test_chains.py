@@ -87,10 +87,10 @@ def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(launche
     assert torch.equal(layer.infer(x[:rows].contiguous(), w), found[0])
 
 
-@pytest.mark.parametrize("anew", [1, M + 1], ids=["quantised anew", "kept"])
+@pytest.mark.parametrize("again", [1, M + 1], ids=["quantised again", "kept"])
 @pytest.mark.parametrize("rows", [M, M - 56, 1])
-def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher, monkeypatch, rows, anew):
-    monkeypatch.setattr(torch_layer, "ANEW_ROWS", anew)
+def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher, monkeypatch, rows, again):
+    monkeypatch.setattr(torch_layer, "AGAIN_ROWS", again)
     x, w, dy = (t[:rows].contiguous() if len(t) == M else t for t in operands())
     layer = Layer(rows, N, K, torch.device("cpu"), True)
     xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
@@ -98,12 +98,10 @@ def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher
     dx, dw = torch.autograd.grad(y, (xg, wg), dy)
     wanted = by_operators(x, w, dy)
     assert torch.equal(y, wanted[0]) and torch.equal(dx, wanted[3]) and torch.equal(dw, wanted[4])
-    anew = layer.forward_anew(x, w), *layer.backward(dy, x, w, True, True, "anew")
-    anew += (
-        layer.backward(dy, x, w, True, False, "anew")[0],
-        layer.backward(dy, x, w, False, True, "anew")[1],
-    )
-    assert all(torch.equal(a, b) for a, b in zip(anew, (y, dx, dw, dx, dw), strict=True))
+    made, kept_x = layer.forward_again(x, w)
+    again = [made, *layer.backward(dy, kept_x, w, True, True, again=True)]
+    again.append(layer.backward(dy, kept_x, w, True, False, again=True)[0])
+    assert all(torch.equal(a, b) for a, b in zip(again, (y, dx, dw, dx), strict=True))
     filled = by_operators(
         *(torch.nn.functional.pad(t, (0, 0, 0, M - rows)) if len(t) == rows else t for t in (x, w, dy))
     )
