@@ -379,7 +379,7 @@ COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys
 
 def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(folder: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "15")
+    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "30")
     printed = ran(folder, COMMAND, *call)
     assert "cut(apart=" in printed and "apart" not in (folder / "pieces_faster" / "faster.py").read_text()
     kept = json.loads((folder / "pieces_faster" / "search.json").read_text())
@@ -403,7 +403,7 @@ def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
 
 def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
     """The command, and what it writes: gradients as before, other shapes by the original, nothing left behind."""
-    call = ("program", "program.py:step", "tune", "--setup", "setup", "--seconds", "15", "--no-mlflow")
+    call = ("program", "program.py:step", "tune", "--setup", "setup", "--seconds", "25", "--no-mlflow")
     printed = ran(folder, COMMAND, *call)
     assert "2 distinct launch(es)" in printed
     use = """
