@@ -79,14 +79,10 @@ def test_products_of_8_bits_are_added_as_the_source_adds_them():
     case = CASES["matmul_masked.py"]
     source = case.source.replace("accumulator = tl.dot(a, b, accumulator)", "accumulator += tl.dot(a, b)")
     assert "IN_FLIGHT=2 if" in lowered(source) and "IN_FLIGHT=2" not in lowered(case.source)
-    b = (
-        ("b.shape[1]", "b.shape[0]"),
-        ("b.stride(0),", "b.stride(2),"),
-        ("b.stride(1),", "b.stride(0),"),
-        ("b.stride(2),", "b.stride(1),"),
-    )  # noqa: E501
-    for old, new in b:  # [N, K], as the tensor cores take 8 bits
-        source = source.replace(old, new)
+    rows, turned = "b.stride(0),\n        b.stride(1),", "b.stride(1),\n        b.stride(0),"
+    source = source.replace("b.shape[1]", "b.shape[0]").replace(
+        rows, turned
+    )  # [N, K], as 8 bits are multiplied
     inputs = [
         [n, shape[:: 1 if n == "a" else -1], "float8_e4m3fn", kind] for n, shape, _, kind in case.inputs
     ]
