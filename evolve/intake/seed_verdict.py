@@ -19,6 +19,7 @@ from tilewright.evolve.intake.tune import Request, config_of, write_operator
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation, GateReading, Verdict
 from tilewright.fitness.targets import Target
+from tilewright.seeds.catalogue import forget
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice
@@ -71,6 +72,7 @@ def run_settled(
     for note in answer["notes"][known:]:
         say(f"  note       {note}")
     write_operator(answer.get("asked", request), answer, where)
+    forget(where)
     return run(None)
 
 
