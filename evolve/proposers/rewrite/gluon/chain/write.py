@@ -58,20 +58,18 @@ class LowerChain(NodeRule[Chains]):
                 del space[key]
         given = [kernel.given(n) for n in (payload.rows, payload.columns)]
         own = [read_parameter(kernel.source, g) if g is not None else "" for g in given]
-        if len(payload.loops) > 1 and "columns" in space and all(own):
-            # which steps a mask spares may rest on what the source says of its tiles
+        several = len(payload.loops) > 1 and "columns" in space and all(own)
+        if several:  # which steps a mask spares may rest on what the source says of its tiles
             known = kernel.source.space[own[1]]
-            values = tuple(v for v in space["columns"][0] if v in known) or space["columns"][0]
-            space["columns"] = (values, max((v for v in values if v <= 128), default=min(values)))
-            if own[0] == own[1] and "rows" in space:
-                space["columns"] = space["rows"]
+            values = tuple(v for v in space["columns"][0] if v in known) or (64,)
+            space["columns"] = (values, max(v for v in values if v <= 128 or v == values[0]))
         if payload.rows.isdigit() and payload.rows not in ("64", "128"):
             raise Unsupported("rows that no group of warps multiplies")
         tunables = {key: edit.add_parameter(key, values, default) for key, (values, default) in space.items()}
         names = {"rows": payload.rows, "columns": tunables.get("rows", payload.columns), **tunables}
         for expression, reason in CONSTRAINTS.items():
             edit.add_constraint(re.sub(r"[a-z_]+", lambda found: names[found[0]], expression), reason)
-        if len(payload.loops) > 1 and len(set(own)) == 1 and {"rows", "columns"} <= set(tunables):
+        if several and len(set(own)) == 1 and "rows" in tunables:
             edit.add_constraint(f"{tunables['columns']} == {tunables['rows']}", "one number in the source")
         text = ChainText(edit, payload, tunables)
         edit.before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
