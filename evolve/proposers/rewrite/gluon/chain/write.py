@@ -62,7 +62,8 @@ class LowerChain(NodeRule[Chains]):
         if several:  # which steps a mask spares may rest on what the source says of its tiles
             known = kernel.source.space[own[1]]
             values = tuple(v for v in space["columns"][0] if v in known) or (64,)
-            space["columns"] = (values, max(v for v in values if v <= 128 or v == values[0]))
+            most = 64 if own[0] == own[1] else 128
+            space["columns"] = (values, max(v for v in values if v <= most or v == values[0]))
         if payload.rows.isdigit() and payload.rows not in ("64", "128"):
             raise Unsupported("rows that no group of warps multiplies")
         tunables = {key: edit.add_parameter(key, values, default) for key, (values, default) in space.items()}
