@@ -19,7 +19,7 @@ import torch
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
 from tilewright.workers.program.launches import tuner_of
-from tilewright.workers.program.record import Recorded
+from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
 from tilewright.workers.program.turns import ratio
@@ -116,6 +116,9 @@ LOST_DB = 1.0
 """Of a gradient that was dropped, or is of something else, the difference is as large as itself: 0 dB or less."""
 
 
+PINNED = "the launches of other kernels, straight to what was compiled"
+
+
 class Proof:
     """Decides which replacements stay. ``layers``: FP8 linear layers, which are one replacement among them."""
 
@@ -126,7 +129,9 @@ class Proof:
         self.program, self.recorded = program, recorded
         self.kept = [r for r in replacements if not r.pinned]
         self.pins = [r for r in replacements if r.pinned]
-        """Kernels at their tuner's choice, installed beside the others."""
+        """Kernels as they are, installed beside the others: no tuner and no Triton looks at their launches again."""
+        self.paid = bool(self.pins) and host_bound(recorded.data)
+        """Whether that is a part of the gain (``PINNED``), and not for the sake of the first step."""
         self.layers = layers
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
@@ -135,15 +140,16 @@ class Proof:
         """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds. ``worth``: what the
         search says that each function's launches save of the step, by label."""
         self.check_answers()
-        if self.kept or self.layers is not None:
+        if self.kept or self.layers is not None or self.paid:
             self._check_program()
         alone = self._alone(worth)
         result: dict[str, Any] = {"gain": None, "kept": []}
-        while self.kept or self.layers is not None:
+        while self.kept or self.layers is not None or self.paid:
             parts, whole, before, after = self._measured(seconds)
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
                 calls = self._installation(self.kept, self.layers).counts()
+                calls[PINNED] = sum(r.calls for r in self.pins)
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
                     "kept": [{
@@ -164,7 +170,7 @@ class Proof:
             self.pins = []
         elif self.pins:
             names = ", ".join(r.name for r in self.pins)
-            self.notes.append(f"kept at what their own tuners chose, which need not run: {names}")
+            self.notes.append(f"launched as they are, without their tuners, which need not run: {names}")
         return {**result, "left_out": self.left_out, "notes": self.notes}
 
     # -- answers ---------------------------------------------------------------------------------
@@ -214,8 +220,12 @@ class Proof:
         if self.layers is not None:
             self._leave_out(self.layers.label, why)
             return self._check_program()
+        if not self.kept:
+            self.pins, self.paid = [], False
         for label in [r.label for r in self.kept]:
             self._leave_out(label, why)
+        if self.paid:
+            self._check_program()
 
     def _check_program(self) -> None:
         """Losses, gradients and memory from the same starts, as it was and with everything installed."""
@@ -291,7 +301,9 @@ class Proof:
         kernels = [r for r in self.kept if isinstance(r, Replacement)]
         arms: dict[str, Installation | None] = {"": None}
         if kernels:
-            arms["*"] = self._installation(kernels, None)
+            arms["*"] = Installation(kernels)
+        if self.paid:
+            arms[PINNED] = Installation(self.pins)
         arms |= {r.label: Installation([r]) for r in self.kept if not isinstance(r, Replacement)}
         if self.layers is not None:
             arms[self.layers.label] = Installation([], layers=self.layers)
@@ -299,6 +311,8 @@ class Proof:
             return {}
         rounds = self.recorded.turns.beside("", arms)
         saved = {name: 1 - 1 / ratio(found, "", name).value for name, found in rounds.items()}
+        if self.paid and not ratio(rounds[PINNED], "", PINNED).low > 1.0:
+            self._leave_out(PINNED, f"give {_range(ratio(rounds[PINNED], '', PINNED))} to the step")
         together, whole = saved.pop("*", 0.0), sum(worth.get(r.label, 0.0) for r in kernels)
         for r in kernels:
             saved[r.label] = together * (worth.get(r.label, 0.0) / whole if whole else 1 / len(kernels))
@@ -315,6 +329,8 @@ class Proof:
                 arms[r.label] = self._installation([o for o in self.kept if o is not r], self.layers)
         if self.layers is not None:
             arms[self.layers.label] = self._installation(self.kept, None)
+        if self.paid:
+            arms[PINNED] = Installation(self.kept, layers=self.layers)
         share = len(arms) / (len(arms) + len(single))
         rounds = turns.beside("*", arms, seconds * share)
         parts = {name: ratio(found, name, "*") for name, found in rounds.items()}
@@ -337,12 +353,18 @@ class Proof:
         self.kept = [r for r in self.kept if r.label != label]
         if self.layers is not None and self.layers.label == label:
             self.layers = None
+        if label == PINNED:
+            self.paid, tuned = (
+                False,
+                {f"{of.module}.{of.name}" for of in self.recorded.launches if tuner_of(of.outer)},
+            )
+            self.pins = [pin for pin in self.pins if pin.label in tuned]
 
     def _pin(self, label: str) -> None:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label and tuner_of(launch.outer) is not None
+            if f"{launch.module}.{launch.name}" == label and (self.paid or tuner_of(launch.outer) is not None)
         }  # fmt: skip
         found = next((r for r in self.kept if r.label == label), None)
         if chosen and isinstance(found, Replacement):

@@ -44,6 +44,15 @@ ANNOTATIONS = ("gpu_user", "ProfilerStep", "## Call", "Optimizer.")
 COPY_BYTES, COPIES, FP8_ROUNDS = 1 << 30, 7, 3
 
 
+HOST_SHARE = 0.9
+"""Of the device's time: of a step that takes the host longer to issue, launches bound the time."""
+
+
+def host_bound(data: Mapping[str, Any]) -> bool:
+    """Whether the host takes about as long to issue the recorded step as the device to run it."""
+    return not data["graph"] and bool(data["host_seconds"] > HOST_SHARE * data["busy_seconds"] > 0)
+
+
 @dataclass
 class Recorded:
     """The record as data, and what only this process can hold: the launches with values, and a started step."""
