@@ -94,6 +94,19 @@ def tuned_kernel(x, n, eps: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexp
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x + at, tl.load(x + at, mask=at < n) + eps, mask=at < n)
 
+@triton.heuristics({"EVEN": lambda given: sum(range(100_000)) > 0})
+@triton.jit
+def heavy_kernel(out, x, EVEN: tl.constexpr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(out + at, 2.0 * tl.load(x + at))
+
+def heavy(model):
+    x = torch.ones(4, 16)
+    out = torch.empty_like(x)
+    for a, b in zip(out, x):
+        heavy_kernel[(1,)](a, b, SIZE=16)
+    return out
+
 def again(model):
     if not hasattr(model, "out"):
         model.x, model.out = torch.ones(64), torch.full((64,), 3.0)
@@ -174,10 +187,13 @@ REFUSED = {
 }
 ASKED = """
 import json, sys
+from tilewright.workers.program import main, prove
 from tilewright.workers.program.main import answer_to
 import triton
+bound = main.host_bound
 answers = {}
 for name, request in json.load(open(sys.argv[1])).items():
+    prove.host_bound = main.host_bound = (lambda data: True) if name == "heavy" else bound
     answers[name] = answer_to(request)
     left = [v for m in (sys.modules.get("program"),) for v in vars(m).values() if type(v).__name__ == "Launcher"]
     assert not left and type(triton.runtime.jit.JITFunction.run).__name__ == "function", name
@@ -263,6 +279,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "packaged": {"step": "packaged", "part": "tune", "seconds": 0.1},
         "again": {"step": "again", "part": "tune", "seconds": 0.1},
         "pieces": {"step": "pieces", "part": "prove", "seconds": 30},
+        "heavy": {"step": "heavy", "part": "prove", "seconds": 0.1},
         **{step: {"step": step, "part": part} for step, (part, _) in REFUSED.items()},
     }
     for case, (text, _) in CASES.items():
@@ -301,6 +318,15 @@ def test_a_tuner_s_kernel_is_searched_and_one_behind_addresses_is_not(answers: d
 def test_an_output_whose_memory_holds_the_answer_already_is_known_as_one(answers: dict[str, Any]) -> None:
     (row,) = answers["again"]["found"]
     assert row["tried"] > 0, row
+
+
+def test_launches_that_cost_the_host_go_straight_to_what_was_compiled(answers: dict[str, Any]) -> None:
+    proof = answers["heavy"]["proof"]
+    (kept,) = proof["kept"]
+    assert (
+        "straight to what was compiled" in kept["label"] and kept["interval"][0] > 1.2 and kept["calls"] > 0
+    )
+    assert "heavy_kernel" in answers["heavy"]["replacements"][0]
 
 
 @pytest.mark.parametrize("case", [*CASES, *TUNED_CASES])
