@@ -82,8 +82,9 @@ def loss_test(
     found = []
     for begin in {0, steps - max(1, steps // 4)}:
         test = _of_part(original, changed, begin, trains, db)
-        if nudged:
-            test = replace(test, bits=BITS * _of_part(original, nudged, begin, trains, math.inf).most)
+        bits = _of_part(original, nudged, begin, trains, math.inf).most if nudged else 0.0
+        if math.isfinite(bits):
+            test = replace(test, bits=BITS * bits)
         found.append(test)
     return max(found, key=lambda test: test.most / max(test.allowed, 1e-300))
 
