@@ -68,7 +68,7 @@ class LossTest:
 
 LATE, BITS = 2.0, 3.0
 """Times a run is later than the noise explains, and times the most that the last bit of every parameter changes: two
-draws from one lot differ by so much more in one of ten."""
+draws from one lot differ by so much more in one of thirty."""
 
 
 def loss_test(
