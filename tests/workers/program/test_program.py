@@ -257,12 +257,8 @@ def ran(folder: Path, code: str, *arguments: str, **variables: str) -> str:
 
 def asked(folder: Path, requests: dict[str, dict[str, Any]], interpret: str = "1") -> dict[str, Any]:
     """The answer to every request, one after the other in a process: nothing may be left installed."""
-    common = {
-        "path": str(folder / "program.py"),
-        "setup": "setup",
-        "prove_seconds": 0.8,
-        "kept": str(folder / "kept.json"),
-    }
+    path, kept = (str(folder / name) for name in ("program.py", "kept.json"))
+    common = {"path": path, "setup": "setup", "prove_seconds": 0.8, "kept": kept}
     (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
     ran(folder, ASKED, "requests.json", "answers.json", TRITON_INTERPRET=interpret)
     return json.loads((folder / "answers.json").read_text())
@@ -288,11 +284,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "none.py").write_text("REPLACEMENTS = []\n")
     for case, (factor, detached, _) in TUNED_CASES.items():
         (folder / f"{case}.py").write_text(TUNED.format(factor=factor, detached=detached))
-        requests[case] = {
-            **requests["better"],
-            "faster": str(folder / "none.py"),
-            "winners": [str(folder / f"{case}.py")],
-        }
+        given = {"faster": str(folder / "none.py"), "winners": [str(folder / f"{case}.py")]}
+        requests[case] = requests["better"] | given
     return asked(folder, requests)
 
 
@@ -370,22 +363,8 @@ def test_what_a_package_prunes_is_not_tried() -> None:
 
     pruned = {"early_config_prune": lambda configs, *_, **__: [c for c in configs if c.kwargs["BLOCK"] <= 32]}
     tuner = triton.autotune([triton.Config({"BLOCK": 32})], [], prune_configs_by=pruned)(triton.jit(scale))
-    facts: Any = (
-        triton.heuristics({})(tuner),
-        "m",
-        "scale",
-        "",
-        (),
-        (),
-        {},
-        None,
-        (),
-        {"BLOCK": 32},
-        0,
-        "",
-        "",
-    )
-    launch = Launch("scale", *facts)
+    heuristics: Any = triton.heuristics({})(tuner)
+    launch = Launch("scale", heuristics, "m", "scale", "", (), (), {}, None, (), {"BLOCK": 32}, 0, "", "")
     tried = [c["BLOCK"] for c in neighbours(launch, {}) if "BLOCK" in c]
     assert 16 in tried and 64 not in tried
 
@@ -395,9 +374,7 @@ def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers
     assert [row["label"].partition("(")[2].partition("=")[0] for row in proof["kept"]] == ["rows"]
     left = {row["label"].partition("(")[2].partition("=")[0]: row["why"] for row in proof["left_out"]}
     assert "the first result is" in left["apart"]
-    assert any(
-        text.startswith("Option('program', 'cut', 'rows'") for text in answers["pieces"]["replacements"]
-    )
+    assert "Option('program', 'cut', 'rows'" in "".join(answers["pieces"]["replacements"])
 
 
 COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
