@@ -81,11 +81,9 @@ def loss_test(
     steps = min(len(curve) for curve in (*original, *changed))
     found = []
     for begin in {0, steps - max(1, steps // 4)}:
-        test = _of_part(original, changed, begin, trains, db)
         bits = _of_part(original, nudged, begin, trains, math.inf).most if nudged else 0.0
-        if math.isfinite(bits):
-            test = replace(test, bits=BITS * bits)
-        found.append(test)
+        bits = BITS * bits if math.isfinite(bits) else 0.0
+        found.append(replace(_of_part(original, changed, begin, trains, db), bits=bits))
     return max(found, key=lambda test: test.most / max(test.allowed, 1e-300))
 
 
@@ -268,9 +266,7 @@ class Proof:
         for column in range(len(before["losses"][0])):
             curves = [_column(runs, column) for runs in zip(*pairs, strict=True)]
             found = loss_test(curves[0], curves[1], trains, ours)
-            if (
-                not found.passes and trains
-            ):  # of steps that a last bit throws elsewhere, nothing more can be asked
+            if trains and not found.passes:  # some steps are thrown as far by a last bit
                 nudged = nudged or [self._trajectory(None, start=n, nudged=True) for n in range(starts)]
                 found = loss_test(curves[0], curves[1], trains, ours, _column(nudged, column))
             self.notes.append(f"results of {len(before['losses'])} steps from {starts} start(s): {found}")
@@ -371,11 +367,8 @@ class Proof:
         if self.layers is not None and self.layers.label == label:
             self.layers = None
         if label == PINNED:
-            self.paid, tuned = (
-                False,
-                {f"{of.module}.{of.name}" for of in self.recorded.launches if tuner_of(of.outer)},
-            )
-            self.pins = [pin for pin in self.pins if pin.label in tuned]
+            tuned = {f"{of.module}.{of.name}" for of in self.recorded.launches if tuner_of(of.outer)}
+            self.paid, self.pins = False, [pin for pin in self.pins if pin.label in tuned]
 
     def _pin(self, label: str) -> None:
         """What a kernel's own tuner had chosen instead of what did not pay."""
