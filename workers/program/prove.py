@@ -324,8 +324,6 @@ class Proof:
             return {}
         rounds = self.recorded.turns.beside("", arms)
         saved = {name: 1 - 1 / ratio(found, "", name).value for name, found in rounds.items()}
-        if self.paid and not saved[PINNED] > 0.0:
-            self._leave_out(PINNED, f"give {_range(ratio(rounds[PINNED], '', PINNED))} to the step")
         together, whole = saved.pop("*", 0.0), sum(worth.get(r.label, 0.0) for r in kernels)
         for r in kernels:
             saved[r.label] = together * (worth.get(r.label, 0.0) / whole if whole else 1 / len(kernels))
