@@ -27,11 +27,8 @@ WORTH = 0.001
 def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
     """The outcome of a request.
 
-    ``path``, ``step``, ``setup``: the program. ``part``: ``record``, ``tune`` or ``prove``. ``seconds``,
-    ``prove_seconds``: the budgets of the search and of the proof's rounds. ``fp8``: whether linear layers are replaced.
-    ``kept``: the file of the search's outcomes. ``faster``: a file whose replacements are proved instead of searched
-    ones. ``winners``: files of tuned functions that are proved beside them.
-    The answer has ``why`` alone for a step that cannot be used.
+    Its keys are what ``evolve.program.run`` is asked for, ``part``: ``record``, ``tune`` or ``prove``, and ``kept``: the
+    file of the search's outcomes. The answer has ``why`` alone for a step that cannot be used.
     """
 
     def load() -> Program:

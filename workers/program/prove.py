@@ -1,11 +1,9 @@
 """The proof of replacements: answers on every recorded launch, losses, gradients, interleaved times of the step.
 
-A percentage of the loss judges nothing: a loss that falls towards nothing differs from itself by more than itself. So
-both programs run from the same starts, which differ in their seed and in the last bit of every parameter. The mean
-difference over the starts, with its 95 % interval, has to lie within the standard deviation of the original's own mean
-loss over the starts, and what the noise of the gradients explains. Of gradients with noise of a share p of their power,
-1 / sqrt(1 + p) of a step goes where the original goes: the run is late on the original's own curve, by twice that at
-most, as noise grows beside a gradient that vanishes.
+A loss that falls towards nothing differs from itself by more than itself, so both programs run from the same starts,
+which differ in seed and last bits. The mean difference, with its interval, has to lie within what the starts deviate by
+and what the gradients' noise explains: with a share p of their power, 1 / sqrt(1 + p) of a step goes where the original
+goes, and the run is late on the original's own curve, by twice that at most.
 """
 
 import math
@@ -120,8 +118,7 @@ OPTION_SHARE = 2.0**-8
 """Most that an option may change the first step's result: a sum in another order, in bfloat16."""
 
 GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
-"""Least signal-to-noise ratio of all gradients of the first step. Those of the original differ from themselves where
-the last bit of every parameter changes, which is reported beside it."""
+"""Least signal-to-noise ratio of all gradients of the first step."""
 
 LOST_DB = 1.0
 """Of a gradient that was dropped, or is of something else, the difference is as large as itself: 0 dB or less."""
@@ -297,7 +294,10 @@ class Proof:
                     trains = bool(first)
                     tensors = [t for t in found if t.numel() > 1 and t.is_floating_point()]
                     first |= {f"result {n}": t for n, t in enumerate(tensors)}
-                    first = {name: _sampled(t.detach()).to("cpu", copy=True) for name, t in first.items()}
+                    first = {
+                        name: t.detach().reshape(-1)[:: -(-t.numel() // SAMPLED) or 1].to("cpu", copy=True)
+                        for name, t in first.items()
+                    }
             synchronise()
         self.program.state = None  # its memory is the next one's
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
@@ -306,11 +306,8 @@ class Proof:
     # -- times -----------------------------------------------------------------------------------
 
     def _alone(self, worth: Mapping[str, float]) -> dict[str, float]:
-        """Share of the step that each part saves where it alone is installed, by label: the prediction adds them.
-
-        Kernels are installed together, because one is too little to be seen in the step, and share what they save as
-        the search says.
-        """
+        """Share of the step that each part saves alone, by label: the prediction adds them. Kernels are too little to
+        be seen one by one; they share what they save together as the search says."""
         kernels = [r for r in self.kept if isinstance(r, Replacement)]
         arms: dict[str, Installation | None] = {"": None}
         if kernels:
@@ -387,16 +384,10 @@ def _range(found: Ratio) -> str:
     return f"{found.value:.4f} x ({found.low:.4f} to {found.high:.4f})"
 
 
-def _sampled(t: torch.Tensor) -> torch.Tensor:
-    """At most about ``SAMPLED`` elements of a tensor, spread over it."""
-    return t.reshape(-1)[:: -(-t.numel() // SAMPLED) or 1]
-
-
 def lost_gradient(
     original: dict[str, torch.Tensor], nudged: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]
 ) -> str:
-    """Which parameter has not its gradient any more; empty where all do. Beside the gradients of large parameters that
-    of a norm's weight is not seen; one that the last bit of the parameters changes as much is nobody's."""
+    """Which parameter has not its gradient any more, however small beside others; empty where all have."""
     for name in (name for name in original if not name.startswith("result ")):
         own, db = (_first_db({name: original[name]}, {name: other[name]}) for other in (nudged, ours))
         if not db >= min(LOST_DB, own - 6.0):

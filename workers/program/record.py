@@ -44,13 +44,9 @@ ANNOTATIONS = ("gpu_user", "ProfilerStep", "## Call", "Optimizer.")
 COPY_BYTES, COPIES, FP8_ROUNDS = 1 << 30, 7, 3
 
 
-HOST_SHARE = 0.9
-"""Of the device's time: of a step that takes the host longer to issue, launches bound the time."""
-
-
 def host_bound(data: Mapping[str, Any]) -> bool:
     """Whether the host takes about as long to issue the recorded step as the device to run it."""
-    return not data["graph"] and bool(data["host_seconds"] > HOST_SHARE * data["busy_seconds"] > 0)
+    return not data["graph"] and bool(data["host_seconds"] > 0.9 * data["busy_seconds"] > 0)
 
 
 @dataclass
@@ -228,7 +224,8 @@ def _rows(
             elif len(set(numbers)) == 1:
                 number = numbers[0]
         else:
-            kind, name = _kind(name), re.sub(r"<.*", "", name)[:80]
+            kinds = (kind for kind, parts in KINDS.items() if any(p in name.lower() for p in parts))
+            kind, name = next(kinds, "other"), re.sub(r"<.*", "", name)[:80]
         seen[name] += 1
         seconds[(kind, name, number)].append(took)
     rows = [
@@ -258,11 +255,6 @@ def _row(
         "arguments": getattr(found, "text", ""), "products": "dot(" in getattr(found, "source", ""),
         "configuration": str(getattr(found, "chosen", "")),
     }  # fmt: skip
-
-
-def _kind(name: str) -> str:
-    lower = name.lower()
-    return next((kind for kind, parts in KINDS.items() if any(p in lower for p in parts)), "other")
 
 
 def _random_states() -> list[Any]:

@@ -1,8 +1,7 @@
 """A look ahead: the program runs once in a process of its own, in which a launch only says what it would compile.
 
-All of that, with every configuration of the packages' own tuners, then compiles at once, in as many processes as there
-are cores, and the program itself finds it on disk. Kernels that do not run leave wrong values behind, and whatever
-becomes of that process: nothing but its list is used.
+All of that, with every configuration of the packages' tuners, then compiles at once, and the program finds it on disk.
+Kernels that do not run leave wrong values behind: nothing but that process's list is used.
 """
 
 import contextlib
