@@ -199,8 +199,7 @@ def _rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each kernel and distinct launch. Launches join kernels by name and order. ``copy``: bytes/s.
 
-    ``floor``: least seconds of the calls, by the time that a copy takes for the bytes of their tensors, each read or
-    written once; their own seconds where the bytes are not known. ``left``: why a kernel cannot be replaced.
+    ``floor``: seconds that a copy of the bytes of the calls' tensors takes; their own where these are not known.
     """
     if not kernels:  # no device: launches alone, without times
         calls = Counter(event.number for event in events)

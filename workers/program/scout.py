@@ -114,10 +114,9 @@ BENCH_WARMUP_MS, BENCH_MS = 5, 25
 def scouted(load: Callable[[], Program]) -> dict[str, Any]:
     """What the look ahead found; empty where there is no device. Call it before this process uses the device.
 
-    ``kernels``: how many compiled. ``tuners``, ``configurations``: launches with a tuner, and what these choose among.
-    ``compiled``: how many of the configurations did, ``failed``: which did not, ``late``: how many of these for want of
-    time. ``seconds``: of all of it, ``compile_seconds``: of one compilation after the other. ``linears``: rows, output
-    and input features of bf16 layers, and whether they are trained. ``why``: what failed, in place of all that.
+    ``tuners``, ``configurations``: launches with a tuner, and what these choose among. ``failed``: which did not compile,
+    ``late``: how many of these for want of time. ``compile_seconds``: of one compilation after the other. ``linears``:
+    rows, output and input features of bf16 layers, and whether they are trained. ``why``: what failed.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return {}

@@ -1,7 +1,5 @@
-"""Times of a program's step under several installations, which take turns in bursts of steps without a wait.
-
-Products in bf16 draw more power than a GPU may: a step after a pause says 0.96 of what it takes in a row (H100).
-"""
+"""Times of a program's step under several installations, which take turns in bursts of steps without a wait: after a
+pause a step takes 0.96 of what it takes in a row (H100)."""
 
 import functools
 import time
