@@ -27,8 +27,8 @@ WORTH = 0.001
 def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
     """The outcome of a request.
 
-    Its keys are what ``evolve.program.run`` asks for, ``part``: ``record``, ``tune`` or ``prove``, and ``kept``: the file
-    of the search's outcomes. The answer has ``why`` alone for a step that cannot be used.
+    Its keys are what ``evolve.program.run`` asks for, ``part``: ``record``, ``tune`` or ``prove``, and ``kept``:
+    the file of the search's outcomes. The answer has ``why`` alone for a step that cannot be used.
     """
 
     def load() -> Program:

@@ -114,7 +114,7 @@ BENCH_WARMUP_MS, BENCH_MS = 5, 25
 def scouted(load: Callable[[], Program]) -> dict[str, Any]:
     """What the look ahead found; empty where there is no device. Call it before this process uses the device.
 
-    ``tuners``, ``configurations``: launches with a tuner, and what these choose among. ``failed``: which did not compile,
+    ``tuners``, ``configurations``: launches with a tuner, and what these choose among. ``failed``: which did not,
     ``late``: how many of these for want of time. ``compile_seconds``: of one compilation after the other. ``linears``:
     rows, output and input features of bf16 layers, and whether they are trained. ``why``: what failed.
     """
