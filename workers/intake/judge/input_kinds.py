@@ -191,14 +191,10 @@ class InputKinds:
         """Add what the kernel and the reference say of further inputs of a kind, such as those of a timed shape."""
         self._pairs[kind].append(Pair(outputs, answers))
 
-    def _is_read(self, number: int) -> bool:
-        """Whether a result has readings: a float of more than 8 bits."""
-        return is_float(self._dtypes[number]) and not is_narrow(self._dtypes[number])
-
     def bound(self, number: int, kinds: Collection[str] = ()) -> tuple[Bar | None, str, str]:
         """``bar_of_text`` of a result on these kinds (default: all); a bar of 0 dB for integers and 8-bit floats."""
         dtype = self._dtypes[number]
-        if not self._is_read(number):
+        if not is_float(dtype) or is_narrow(dtype):
             return Bar(0.0, None), "", ""
         readings = [pair.reading(number) for kind in kinds or self._pairs for pair in self._pairs[kind]]
         known = [operand.dtype for operand in self.operands]
@@ -279,9 +275,6 @@ class InputKinds:
         """``_outcomes``, and ``_others`` of kinds that have any."""
         found = self._outcomes(kind, spread)
         others = [] if found and kind in ("repeated", GIVEN) else found and self._others(kind, spread + 1)
-        for pair in (*(found or ()), *(others or ())):
-            for number in filter(self._is_read, range(len(self._dtypes))):
-                pair.reading(number)
         return found, others
 
     def _others(self, kind: str, spread: int) -> list[Pair] | None:

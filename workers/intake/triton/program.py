@@ -298,6 +298,15 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
         if made.source not in known:
             known.add(made.source)
             yield made
+    site.followed.clear()
+    site.keeps_arguments = False
+    if (
+        site.join_equal()
+    ):  # the reference tells them apart, as lengths of queries and of keys, and the kernel does not
+        with stub_device(site.part):
+            made = site.module_at(site.dims[0], types)
+        torch.set_default_device("cpu")
+        yield made
 
 
 def _drawn_or_given(
@@ -410,6 +419,7 @@ def _judged(
         return {**refused(f"the kernel module is wrong: {fault}"), "notes": notes}
     return {
         "source": source,
+        "dims": site.dims,
         "space": {name: list(values) for name, values in space.items()},
         "defaults": defaults,
         "points": seed.text.configurations(space, defaults),

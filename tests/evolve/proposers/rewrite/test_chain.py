@@ -123,6 +123,7 @@ WRITTEN = {
         ("    m_i = tl.zeros", "    kd = tl.make_tensor_descriptor(K + (head // shared) * stride_kh, [N_K, HEAD], [stride_kn, 1], [BLOCK_N, HEAD])\n    vd = tl.make_tensor_descriptor(V + (head // shared) * stride_vh, [N_K, HEAD], [stride_vn, 1], [BLOCK_N, HEAD])\n    m_i = tl.zeros"),  # noqa: E501
         (LOAD_K, "kd.load([start_n, 0]).T"), (LOAD_V, "vd.load([start_n, 0])"), (BASES, ""),
     ],
+    "a factor that is a product, in base two": [("qk *= sm_scale", "qk *= sm_scale * 1.5"), ("tl.exp(", "tl.exp2(")],
     "a left operand that is scaled before the loop": [
         ("qk *= sm_scale\n", "qk *= 1.0\n"),
         ("    for start_n", "    scaled = (q * (sm_scale * 1.5)).to(tl.float16)\n    for start_n"),

@@ -17,7 +17,7 @@ from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, 
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.gluon.chain.texts import CONSTRAINTS, SPACE
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
-from tilewright.evolve.proposers.rewrite.gluon.host import spare_launch
+from tilewright.evolve.proposers.rewrite.gluon.host import read_parameter, spare_launch
 from tilewright.evolve.proposers.rewrite.gluon.lower import IMPORTS, TAKEN
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Carrier,
@@ -56,12 +56,22 @@ class LowerChain(NodeRule[Chains]):
             extent = getattr(payload, key)
             if extent.isdigit() or (key == "columns" and extent == payload.rows):
                 del space[key]
+        given = [kernel.given(n) for n in (payload.rows, payload.columns)]
+        own = [read_parameter(kernel.source, g) if g is not None else "" for g in given]
+        several = len(payload.loops) > 1 and "columns" in space and all(own)
+        if several:  # which steps a mask spares may rest on what the source says of its tiles
+            known = kernel.source.space[own[1]]
+            values = tuple(v for v in space["columns"][0] if v in known) or (64,)
+            most = 64 if own[0] == own[1] else 128
+            space["columns"] = (values, max(v for v in values if v <= most or v == values[0]))
         if payload.rows.isdigit() and payload.rows not in ("64", "128"):
             raise Unsupported("rows that no group of warps multiplies")
         tunables = {key: edit.add_parameter(key, values, default) for key, (values, default) in space.items()}
         names = {"rows": payload.rows, "columns": tunables.get("rows", payload.columns), **tunables}
         for expression, reason in CONSTRAINTS.items():
             edit.add_constraint(re.sub(r"[a-z_]+", lambda found: names[found[0]], expression), reason)
+        if several and len(set(own)) == 1 and "rows" in tunables:
+            edit.add_constraint(f"{tunables['columns']} == {tunables['rows']}", "one number in the source")
         text = ChainText(edit, payload, tunables)
         edit.before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
         edit.replace_statement(kernel.source.statement(kernel.launch()), text.launches())

@@ -36,9 +36,6 @@ def written_out(body: Sequence[ast.stmt], kernel: TritonKernel) -> list[ast.stmt
     return [ast.fix_missing_locations(statement) for statement in made]
 
 
-# -- helpers ---------------------------------------------------------------------------------------------
-
-
 class _Renamed(ast.NodeTransformer):
     def __init__(self, values: Mapping[str, ast.expr], names: Mapping[str, str]) -> None:
         self.values, self.names = values, names
@@ -111,9 +108,6 @@ def _value(node: ast.expr) -> int | str | None:
     if not values or None in values or operation is None or {type(v) for v in values} - {int, bool}:
         return None
     return int(operation(*values))
-
-
-# -- tiles behind block pointers and descriptors ---------------------------------------------------------
 
 
 class _Tiles(ast.NodeTransformer):
