@@ -75,8 +75,8 @@ class ModuleProcess:
 
 
 SPARE: list[socket.socket] = []
-"""Ends of processes of Triton's interpreter that wait for a module: their imports are done, as those of the process that
-reads functions in, of which they are forks."""
+"""Ends of processes of Triton's interpreter that wait for a module. Their imports are done: they are forks of the
+process that reads functions in."""
 
 
 def stand_by(end: int) -> None:
@@ -133,12 +133,16 @@ def main() -> None:
             for frame in reader.feed(data):
                 if run is None:
                     source = (path := Path(frame.data["path"])).read_text(encoding="utf-8")
-                    run = _triton(source, path) if "\ndef launch(" in source else _pallas(source, Path(folder))
+                    run = (
+                        _triton(source, path) if "\ndef launch(" in source else _pallas(source, Path(folder))
+                    )
                     continue
                 try:
                     answer = Frame("done", arrays={f"o{n}": a for n, a in enumerate(run(frame.arrays))})
                 except Exception as error:  # noqa: BLE001 - told to who asked
-                    answer = Frame("failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+                    answer = Frame(
+                        "failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+                    )
                 end.sendall(encode(answer))
 
 

@@ -89,7 +89,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         try:
             inputs = inputs_of(site.operands, small, "randn", 4)
             outputs = seed.interpreter.outputs(seed.defaults, inputs, most)
-            seconds = seed.interpreter.seconds
+            seconds, outside = seed.interpreter.seconds, seed.interpreter.read_outside
             answers = seed.reference(inputs)
         except Refusal as refusal:
             return refusal.what
@@ -98,6 +98,8 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         except Exception as error:  # noqa: BLE001 - a shape the kernel or the reference does not take
             return first_line(error)
         reason = wrong(outputs, answers, site.operands)
+        if outside and small != dims:
+            reason = "a kernel reads outside its tensors"
         if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
             reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
         if not reason:

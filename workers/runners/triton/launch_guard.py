@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -42,6 +43,9 @@ CANARY_BYTES = 1 << 14
 """On either side of a tensor; a multiple of every alignment a kernel may rely on."""
 
 
+_LOAD: dict[str, Any] = {}
+
+
 class OutsideWrite(RuntimeError):
     """A kernel wrote beside a tensor it was given."""
 
@@ -55,6 +59,8 @@ class Canaries:
         self._kept = kept
         self.made: list[torch.Tensor] = []
         self._rings: list[torch.Tensor] = []
+        self._spans: list[tuple[int, int]] = []
+        self.read_outside = False
 
     def allocate(
         self, like: torch.Tensor, device: torch.device | str, fill: int | None = None
@@ -69,6 +75,7 @@ class Canaries:
             middle.copy_(old[-1].reshape(-1).roll(1).view(torch.uint8))
         else:
             middle.fill_(poison() if fill is None or fill == KEPT else fill)
+        self._spans.append((middle.data_ptr(), middle.data_ptr() + size))
         for ring in (memory[:CANARY_BYTES], memory[CANARY_BYTES + size :]):
             ring.fill_(CANARY)
             self._rings.append(ring)
@@ -79,6 +86,23 @@ class Canaries:
         made = self.allocate(tensor, tensor.device)
         made.view(-1).view(torch.uint8).copy_(tensor.reshape(-1).view(torch.uint8))
         return made
+
+    def watch(self) -> None:
+        """Note, from now on in this process, whether a kernel in Triton's interpreter reads beside these tensors."""
+        import triton.runtime.interpreter as interpreter
+
+        plain = _LOAD.setdefault("plain", interpreter.InterpreterBuilder.create_masked_load)
+
+        def load(builder: Any, places: Any, mask: Any, *rest: Any) -> Any:
+            at = np.asarray(places.data)[np.asarray(mask.data).astype(bool)]
+            if at.size and not self.read_outside:
+                first, last = int(at.min()), int(at.max())
+                if not any(begin <= first and last < end for begin, end in self._spans):
+                    inside = [(at >= begin) & (at < end) for begin, end in self._spans]
+                    self.read_outside = not np.logical_or.reduce(inside).all()
+            return plain(builder, places, mask, *rest)
+
+        interpreter.InterpreterBuilder.create_masked_load = load
 
     def inspect(self) -> None:
         """After the device is done. Raises OutsideWrite."""
