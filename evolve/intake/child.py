@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.workers.child.launch import ROOT, Deadline
-from tilewright.workers.intake.judge.self_reference import SPARE
 
 if TYPE_CHECKING:
     from tilewright.fitness.targets import Target
@@ -58,15 +56,10 @@ class Intake:
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         }  # fmt: skip
-        ours, theirs = socket.socketpair()
-        if program == MAIN:
-            SPARE[:], imported = [ours], (str(theirs.fileno()),)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"tilewright.workers.intake.{program}", *imported],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
-                pass_fds=[theirs.fileno()],
-            )  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"tilewright.workers.intake.{program}", *imported],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        )  # fmt: skip
 
     def answer(
         self, request: Mapping[str, Any], seconds: float, meanwhile: Callable[[], None]

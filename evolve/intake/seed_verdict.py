@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 SECONDS = 300.0
 """Most that the seed's evaluation may take."""
 
-FAINT = 2.0**-12
-"""Share of what is usual that elements may first be off by, where a target's sums make more noise than rounding."""
+FAINT = 2.0**-12  # share of what is usual, where a target's sums make more noise than rounding
 
 
 def seed_failure(

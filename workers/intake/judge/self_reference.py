@@ -4,9 +4,7 @@ Triton's interpreter is chosen before Triton is first imported, so such a refere
 with the one that asks. This module is its program: it answers a frame of inputs by a frame of results.
 """
 
-import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +33,6 @@ class ModuleProcess:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: socket.socket | None = None
         self._reader = FrameReader(LIMIT)
         self._lock = threading.Lock()
 
@@ -48,46 +45,26 @@ class ModuleProcess:
         return [answer.arrays[f"o{n}"] for n in range(len(answer.arrays))]
 
     def _ask(self, frame: Frame) -> Frame:
-        with contextlib.suppress(OSError):
-            if self._end is None:
-                self._end = SPARE.pop() if SPARE else self._started()
-                self._reader = FrameReader(LIMIT)
-                self._end.sendall(encode(Frame("module", {"path": str(self._path)})))
-            self._end.sendall(encode(frame))
-            while data := self._end.recv(1 << 20):
-                if frames := self._reader.feed(data):
-                    return frames[0]
-        self._end = None
+        if self._process is None or self._process.poll() is not None:
+            self._process = self._started()
+            self._reader = FrameReader(LIMIT)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(encode(frame))
+        self._process.stdin.flush()
+        while data := os.read(self._process.stdout.fileno(), 1 << 20):
+            if frames := self._reader.feed(data):
+                return frames[0]
         raise RuntimeError(f"{self._path.name}: the process that runs it as its own reference ended")
 
-    def _started(self) -> socket.socket:
+    def _started(self) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         }  # fmt: skip
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tilewright.workers.intake.judge.self_reference"],
-                stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
-            )  # fmt: skip
-        return ours
-
-
-SPARE: list[socket.socket] = []
-"""Ends of processes of Triton's interpreter that wait for a module. Their imports are done: they are forks of the
-process that reads functions in."""
-
-
-def stand_by(end: int) -> None:
-    """Fork a process that waits at this socket for a module, and holds no other file of this one."""
-    if os.fork() == 0:
-        os.dup2(end, 0)
-        os.dup2(nothing := os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(nothing, 2)
-        main()
-        os._exit(0)
-    os.close(end)
+        return subprocess.Popen(
+            [sys.executable, "-m", "tilewright.workers.intake.judge.self_reference", str(self._path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
+        )  # fmt: skip
 
 
 Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
@@ -126,24 +103,27 @@ def _pallas(source: str, folder: Path) -> Run:
 
 
 def main() -> None:
-    """Answer frames at the socket that is the standard input until there are no more."""
-    reader, end, run = FrameReader(LIMIT), socket.socket(fileno=0), None
+    """Answer frames until there are no more."""
+    path = Path(sys.argv[1])
+    out = os.dup(1)
+    os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="tilewright-itself-") as folder:
-        while data := end.recv(1 << 20):
-            for frame in reader.feed(data):
-                if run is None:
-                    source = (path := Path(frame.data["path"])).read_text(encoding="utf-8")
-                    run = (
-                        _triton(source, path) if "\ndef launch(" in source else _pallas(source, Path(folder))
-                    )
-                    continue
-                try:
-                    answer = Frame("done", arrays={f"o{n}": a for n, a in enumerate(run(frame.arrays))})
-                except Exception as error:  # noqa: BLE001 - told to who asked
-                    answer = Frame(
-                        "failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
-                    )
-                end.sendall(encode(answer))
+        source = path.read_text(encoding="utf-8")
+        run = _triton(source, path) if "\ndef launch(" in source else _pallas(source, Path(folder))
+        _answer(run, out)
+
+
+def _answer(run: Run, out: int) -> None:
+    reader = FrameReader(LIMIT)
+    while data := os.read(0, 1 << 20):
+        for frame in reader.feed(data):
+            try:
+                answer = Frame("done", arrays={f"o{n}": a for n, a in enumerate(run(frame.arrays))})
+            except Exception as error:  # noqa: BLE001 - told to who asked
+                answer = Frame("failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+            view = memoryview(encode(answer))
+            while view:
+                view = view[os.write(out, view) :]
 
 
 if __name__ == "__main__":

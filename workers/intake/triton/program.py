@@ -9,7 +9,6 @@ import importlib
 import inspect
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from tilewright.workers.intake.child_program import (
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
 from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, OwnAnswers
-from tilewright.workers.intake.judge.self_reference import SELF, stand_by
+from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.load import load
@@ -452,6 +451,5 @@ def _rest(seed: Seed) -> list[str]:
 
 
 if __name__ == "__main__":
-    stand_by(int(sys.argv[1]))
     without_compiler()
     answer_request(answer_to)

@@ -80,7 +80,7 @@ class Recording(TorchFunctionMode):
         if name == "arange":
             return self._counted(func, args, options)
         if name in ("tensor", "as_tensor", "scalar_tensor") and isinstance(
-            args[0], bool | int | float | list | tuple
+            args[0], int | float | list | tuple
         ):
             return self._listed(args[0], {"dtype": torch.tensor(args[0]).dtype, **options})
         if name in torch_kernels.TOGETHER and options.keys() <= {"dim"} and self._known(args):

@@ -96,10 +96,10 @@ class Canaries:
         def load(builder: Any, places: Any, mask: Any, *rest: Any) -> Any:
             at = np.asarray(places.data)[np.asarray(mask.data).astype(bool)]
             if at.size and not self.read_outside:
-                first, last = int(at.min()), int(at.max())
-                if not any(begin <= first and last < end for begin, end in self._spans):
-                    inside = [(at >= begin) & (at < end) for begin, end in self._spans]
-                    self.read_outside = not np.logical_or.reduce(inside).all()
+                first, last = at.min(), at.max()
+                one = any(begin <= first and last < end for begin, end in self._spans)
+                inside = one or sum((at >= begin) & (at < end) for begin, end in self._spans)
+                self.read_outside = not np.all(inside)
             return plain(builder, places, mask, *rest)
 
         interpreter.InterpreterBuilder.create_masked_load = load
