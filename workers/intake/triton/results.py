@@ -182,7 +182,6 @@ def _follow(
     """Add to ``found`` what statements do through pointers, in their order. ``roots``: by name the parameters that it
     may point into there; a name that is assigned anew points into the old ones no more."""
     for statement in body:
-        blocks = [b for b in (getattr(statement, part, None) for part in ("body", "orelse")) if b]
         heads = [n for n in ast.iter_child_nodes(statement) if not isinstance(n, ast.stmt)]
         for call in (n for head in heads for n in ast.walk(head) if isinstance(n, ast.Call) and n.args):
             _use(call, roots, found, names, depth)
@@ -191,18 +190,12 @@ def _follow(
             for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
                 kept = isinstance(statement, ast.AugAssign) or not isinstance(target, ast.Name | ast.Tuple)
                 roots.update({n: made | (roots.get(n, set()) if kept else set()) for n in _names(target)})
-        before: _Roots = {}
-        while blocks and roots != before:  # a loop comes round until nothing is new
+        blocks, before = [getattr(statement, part, []) for part in ("body", "orelse")], {}
+        while any(blocks) and roots != before:  # a loop comes round until nothing is new
             before = {n: set(r) for n, r in roots.items()}
-            ends = [{n: set(r) for n, r in roots.items()} for _ in blocks]
-            for block, end in zip(blocks, ends, strict=True):
-                _follow(block, end, found, names, depth)
-            if isinstance(statement, ast.If):
-                ends += [before] * (len(ends) == 1)
-                before = roots
-                roots.clear()
-            for name, others in ((n, r) for end in ends for n, r in end.items()):
-                roots[name] = roots.get(name, set()) | others
+            for block in blocks:
+                _follow(block, end := {n: set(r) for n, r in before.items()}, found, names, depth)
+                roots.update({n: roots.get(n, set()) | r for n, r in end.items()})
 
 
 def _use(call: ast.Call, roots: _Roots, found: _Roots, names: Mapping[str, Any], depth: int) -> None:
@@ -217,11 +210,8 @@ def _use(call: ast.Call, roots: _Roots, found: _Roots, names: Mapping[str, Any],
         target = kernel_function(inner)
         parameters = [a.arg for a in definition(target)[0].args.args]
         inner_uses = pointer_uses(target, depth + 1)
-        given = {
-            **dict(zip(parameters, call.args, strict=False)),
-            **{k.arg: k.value for k in call.keywords if k.arg},
-        }
-        for parameter, value in given.items():
+        given = [*zip(parameters, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+        for parameter, value in given:
             for use in ("read", "written"):
                 if inner_uses.get(str(parameter)) in (use, "both"):
                     found[use] |= _pointers(value, roots)

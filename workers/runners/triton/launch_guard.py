@@ -43,9 +43,6 @@ CANARY_BYTES = 1 << 14
 """On either side of a tensor; a multiple of every alignment a kernel may rely on."""
 
 
-_LOAD: dict[str, Any] = {}
-
-
 class OutsideWrite(RuntimeError):
     """A kernel wrote beside a tensor it was given."""
 
@@ -88,21 +85,21 @@ class Canaries:
         return made
 
     def watch(self) -> None:
-        """Note, from now on in this process, whether a kernel in Triton's interpreter reads beside these tensors."""
+        """Note whether a kernel in Triton's interpreter reads beside these tensors, from now on in this process."""
         import triton.runtime.interpreter as interpreter
 
-        plain = _LOAD.setdefault("plain", interpreter.InterpreterBuilder.create_masked_load)
+        builder = interpreter.InterpreterBuilder
+        plain = builder.plain_load = getattr(builder, "plain_load", builder.create_masked_load)
 
-        def load(builder: Any, places: Any, mask: Any, *rest: Any) -> Any:
+        def load(own: Any, places: Any, mask: Any, *rest: Any, **more: Any) -> Any:
             at = np.asarray(places.data)[np.asarray(mask.data).astype(bool)]
-            if at.size and not self.read_outside:
-                first, last = at.min(), at.max()
-                one = any(begin <= first and last < end for begin, end in self._spans)
-                inside = one or sum((at >= begin) & (at < end) for begin, end in self._spans)
-                self.read_outside = not np.all(inside)
-            return plain(builder, places, mask, *rest)
+            low, high = at.min(initial=1 << 63), at.max(initial=0)
+            if not any(begin <= low and high < end for begin, end in self._spans):
+                inside = sum((at >= begin) & (at < end) for begin, end in self._spans)
+                self.read_outside |= not np.all(inside)
+            return plain(own, places, mask, *rest, **more)
 
-        interpreter.InterpreterBuilder.create_masked_load = load
+        builder.create_masked_load = load
 
     def inspect(self) -> None:
         """After the device is done. Raises OutsideWrite."""
