@@ -51,12 +51,7 @@ def unscaled(
     if not rows.close():
         return unchanged
     chains = [
-        replace(
-            chain,
-            early=rows.of(chain.early),
-            middle=rows.of(chain.middle),
-            late=rows.of(chain.late),
-        )
+        replace(chain, early=rows.of(chain.early), middle=rows.of(chain.middle), late=rows.of(chain.late))
         for chain, _ in made
     ]
     return chains, [rows.of(part) for part in outside]
@@ -282,7 +277,7 @@ class _Scaled(ast.NodeTransformer):
 
     def __init__(self, tl: str, name: str, factor: ast.expr) -> None:
         self.tl, self.name, self.factor = tl, name, factor
-        self.text = f"{name} * {ast.unparse(factor)}"
+        self.text = ast.unparse(ast.BinOp(ast.Name(name), ast.Mult(), factor))
 
     def of(self, statement: Statement) -> Statement:
         node = ast.parse(statement.text).body[0]
