@@ -9,7 +9,7 @@ from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.intake import folder, seed_verdict, tune
-from tilewright.evolve.intake.seed_verdict import _settled, run_settled, seed_failure
+from tilewright.evolve.intake.seed_verdict import FAINT, _settled, run_settled, seed_failure
 from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.evaluation import GateReading
@@ -84,6 +84,18 @@ def test_what_a_device_does_otherwise_is_left_out_or_measured(inputs, detail, ki
     failed = GateReading(gate="o0", inputs=inputs, value=70.0, passed=False, detail=detail)
     assert _settled(answer, failed, TARGET) == (kinds is not None) == bool(answer["notes"])
     assert answer["kinds"] == (kinds or ["randn", "faint-118"]) and answer["results"][0][4] == worst
+
+
+def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own():
+    rows = [["o0", "bfloat16", ["M"], 45.0, None, 0, False], ["o1", "int8", ["M"], 0.0, None, 1, False]]
+    answer = {"kinds": ["randn"], "notes": [], "results": rows}
+    failed = [
+        ("o0", "7.6 dB more noise than rounding makes"),
+        ("o1", "codes that differ do so one way, up or down"),
+    ]
+    noisy, codes = (GateReading(gate=g, inputs="randn", value=70, passed=False, detail=d) for g, d in failed)
+    assert [_settled(answer, one, TARGET) for one in (noisy, codes, codes)] == [True, True, False]
+    assert rows[0][4] == FAINT and rows[1][6] and len(answer["notes"]) == 2
 
 
 def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch):
