@@ -91,7 +91,7 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     elif (row[4] or 0.0) < cut:
         row[4] = cut
         note = (
-            f"{row[0]} may be off by {cut:.2g} of what is usual: tensor cores add 8-bit products to dot's third operand "
+            f"{row[0]} may be off by {cut:.2g} of what is usual: tensor cores add 8-bit products to what dot is given "
             "with 14 bits; write acc += tl.dot(a, b) for sums in float32"
         )
     elif row[4] is not None and row[4] < share <= cap:
