@@ -31,8 +31,6 @@ from tilewright.evolve.record.home import (
 from tilewright.evolve.report.text import bytes_text, printable, shorten
 
 if TYPE_CHECKING:
-    from tilewright.evolve.promote.command import PromotionOutcome
-    from tilewright.evolve.promote.library_writer import LibraryWriter
     from tilewright.evolve.run import CampaignOutcome
 
 INTERRUPTED = 130
@@ -204,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
         (ui, "the link opens the newest"),
     ):
         command.add_argument("campaign", nargs="?", help=f"id or folder of the campaign (default: {default})")
-    add_commands(commands, _register)
+    add_commands(commands)
     add_intake_commands(commands, _tell)
     add_program_command(commands)
     for listed in commands._choices_actions:
@@ -428,12 +426,6 @@ def _ui(arguments: argparse.Namespace) -> int:
     home = home_folder(arguments.home)
     campaign = find_campaign(home, arguments.campaign) if arguments.campaign is not None else None
     return serve_ui(home, _say, arguments.host, arguments.port, campaign=campaign)
-
-
-def _register(outcome: PromotionOutcome, library: LibraryWriter, home: Path) -> str:
-    from tilewright.evolve.mlflow_mirror.registry import register
-
-    return register(outcome, library, home)
 
 
 def _say(*lines: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tilewright.evolve.campaign.conclusion import Finals, References, conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
-from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.interrupt import CtrlC
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason, failure_text
 from tilewright.evolve.campaign.preparation import (
@@ -27,7 +26,6 @@ from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import History
 from tilewright.evolve.record.home import JOURNAL, REPORT, discard, logbook, new_campaign
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.bill import SPENT
@@ -192,21 +190,18 @@ class _Run:
     def _campaign(self, references: References) -> Campaign:
         config, search = self.resolved.config, self.resolved.config.search
         limits = config.budget
-        budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness, limits.until == "converged")
+        budget = Budget(limits.evaluations, limits.wall_seconds, limits.fitness)
         plan = Plan(self.resolved.starts, budget, config.seed, search.lag, search.islands, search.order)
         archive = Archive(search.islands, search.migration_interval)
-        built = build_searcher(self.resolved, archive, self.journal, self.home, self.display.note)
+        searcher = build_searcher(self.resolved, archive, self.journal, self.home, self.display.note)
         campaign = Campaign(
             plan,
-            built.searcher,
+            searcher,
             archive,
             references,
             self.journal,
             self._show,
             self._racing(archive),
-            History(),
-            Convergence(self.resolved.floors()),
-            built.foretell,
             ready=lambda: references.wait(0.0),
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]

@@ -96,6 +96,11 @@ def _raised_in(error: BaseException, path: Path) -> bool:
     return frame.f_code.co_filename == str(path)
 
 
+def forget(folder: Path) -> None:
+    """An operator's folder that was written again is read again."""
+    sys.modules.pop(f"tilewright_user_{folder.name}", None)
+
+
 def _module(folder: Path) -> ModuleType:
     if folder.parent == HERE:
         return importlib.import_module(f"tilewright.seeds.{folder.name}.operator")

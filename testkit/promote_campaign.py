@@ -31,7 +31,7 @@ CHILD = Genome(TILED, {"block_m": 256, "block_n": 256, "block_k": 512})
 OTHER = Genome(TILED, {"block_m": 256, "block_n": 128, "block_k": 512})
 GENOMES = (SEED, CHILD, OTHER)
 OPERATOR = "small_gemm/good"
-SHAPES = ("256x256x512", "512x512x512")
+SHAPES = ("256x256x512", "512x256x512")
 
 Seconds = Callable[[Genome, str], float]
 

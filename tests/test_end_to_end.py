@@ -179,6 +179,7 @@ def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(unbroken, 
             asked()
 
 
+@pytest.mark.slow  # without workers: tests/faults
 def test_a_killed_driver_resumes_to_the_same_journal(tmp_path, unbroken):
     process = start(tmp_path, "run", campaign_file(tmp_path, mlflow={"enabled": False}))
     wait_for_an_evaluation(tmp_path)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from itertools import takewhile
 
 import pytest
 
@@ -35,6 +36,18 @@ NOT_RUN = {
 """What the ``console`` blocks hold, and why it is not run here."""
 
 
+SESSION = """
+import sys, traceback
+while text := sys.stdin.readline():
+    try:
+        exec(compile(eval(text), "page", "exec"), {"__name__": "__main__"})
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)
+    print("end of block", flush=True)
+"""
+"""Runs the page's blocks of Python one after the other: JAX and MLflow are imported once."""
+
+
 def masked(text):
     """Text with numbers and runs of spaces replaced, since figures follow the versions of JAX and libtpu."""
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "#", text))
@@ -50,6 +63,8 @@ def test_the_tutorial_runs_as_printed(tmp_path):
     paths = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": f"{command.parent}:{os.environ['PATH']}"}
     environment = clean_environment(**paths)
     printed, console = "", []
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    session = subprocess.Popen([sys.executable, "-c", SESSION], cwd=tmp_path, env=environment, **pipes)
     (deletion,) = map(textwrap.dedent, DELETION)
     after = deletion.partition("for run")[0] + LEFT
     for language, text in [*BLOCK.findall(PAGE), ("python", deletion), ("python", after)]:
@@ -60,13 +75,18 @@ def test_the_tutorial_runs_as_printed(tmp_path):
         elif language == "text":
             missing = [line for line in text.splitlines() if masked(line) not in masked(printed)]
             assert not missing, printed
+        elif language == "python":
+            session.stdin.write(f"{text!r}\n")
+            session.stdin.flush()
+            said = "".join(takewhile(lambda line: line != "end of block\n", session.stdout))
+            assert session.poll() is None and "Traceback" not in said, said
+            printed += said
         else:
-            run = ["bash", "-ec", text] if language == "sh" else [sys.executable, "-c", text]
-            done = subprocess.run(
-                run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800
-            )
+            run = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 800}
+            done = subprocess.run(["bash", "-ec", text], **run)
             assert done.returncode == 0, done.stdout + done.stderr
             printed += done.stdout
+    session.communicate()
     assert console == list(NOT_RUN)
     _, shown = re.findall(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
     assert not [line for line in shown.splitlines() if masked(line) not in masked(printed)], "the README's"

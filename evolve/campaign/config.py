@@ -10,7 +10,15 @@ from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 import tilewright
 from tilewright.evolve.errors import UserError
@@ -41,18 +49,29 @@ class _Section(BaseModel):
         return value
 
 
+RETIRED_LIMIT = 200
+"""Evaluations after which a resumed campaign ends whose journal names no limit but ``until: converged``."""
+
+
 class BudgetConfig(_Section):
     """Limits of a campaign; the first one reached ends it. ``fitness`` is on the suite, in the operator's unit."""
 
     evaluations: int | None = Field(default=None, ge=1, le=10**9)
     wall_seconds: float | None = Field(default=None, gt=0)
     fitness: float | None = Field(default=None, gt=0)
-    until: Literal["converged"] | None = None
-    """``converged``: when the next 32 evaluations are expected to gain less than 0.5 %."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retired(cls, told: Any, info: ValidationInfo) -> Any:
+        """A journal of an earlier version may say ``until: converged``, which is gone; what a user writes may not."""
+        if not info.context or not isinstance(told, dict) or "until" not in told:
+            return told
+        kept = {key: value for key, value in told.items() if key != "until"}
+        return kept if any(value is not None for value in kept.values()) else {"evaluations": RETIRED_LIMIT}
 
     @property
     def bounded(self) -> bool:
-        return any(v is not None for v in (self.evaluations, self.wall_seconds, self.fitness, self.until))
+        return any(v is not None for v in (self.evaluations, self.wall_seconds, self.fitness))
 
 
 class SearchConfig(_Section):
@@ -205,7 +224,7 @@ class CampaignConfig(_Section):
     @classmethod
     def _bounded(cls, budget: BudgetConfig) -> BudgetConfig:
         if not budget.bounded:
-            raise ValueError("needs at least one of evaluations, wall_seconds, fitness, until")
+            raise ValueError("needs at least one of evaluations, wall_seconds, fitness")
         return budget
 
 

@@ -20,7 +20,6 @@ from typing import Protocol
 import numpy as np
 
 from tilewright.evolve.campaign.config import Order
-from tilewright.evolve.campaign.convergence import Convergence
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Searcher, in_memory
@@ -35,7 +34,6 @@ class StopReason(StrEnum):
     EVALUATIONS = "evaluations"
     WALL_TIME = "wall_time"
     TARGET = "target_reached"
-    CONVERGED = "converged"
     EXHAUSTED = "space_exhausted"
     INTERRUPTED = "interrupted"
     SEED_FAILED = "seed_failed"
@@ -47,14 +45,12 @@ class Budget:
     """A campaign stops at the first limit reached. ``None`` sets no limit.
 
     ``evaluations`` counts proposals, failures included; as many duplicates again are free, since they cost no
-    figure. ``fitness`` is in the operator's unit (``fitness.score.rate_unit``). ``until_converged``: when going on is
-    not worth its price (``evolve.campaign.convergence``).
+    figure. ``fitness`` is in the operator's unit (``fitness.score.rate_unit``).
     """
 
     evaluations: int | None = None
     wall_seconds: float | None = None
     fitness: float | None = None
-    until_converged: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,10 +126,6 @@ class Campaign:
     """Stops candidates that fall behind; without a racer every candidate is measured on the whole suite."""
 
     history: History = field(default_factory=History)
-    convergence: Convergence = field(default_factory=Convergence)
-    foretell: Callable[[History], float | None] = lambda history: None
-    """Relative gain that a model expects of the 32 most promising points."""
-
     ready: Callable[[], Sequence[tuple[int, Evaluation]]] = lambda: ()
     """Evaluations that have finished, asked for between proposals, so that workers continue while the model thinks."""
 
@@ -245,13 +237,12 @@ class Campaign:
         budget, best = self.plan.budget, self.history.best
         if budget.fitness is not None and best and (best[1].fitness or 0.0) >= budget.fitness:
             return StopReason.TARGET
-        if budget.until_converged and self.convergence.reached(lambda: self.foretell(self.history)):
-            return StopReason.CONVERGED
         proposed = len(self.history.candidates)
+        if proposed in self._known:  # what is recorded was within the budget
+            return None
         if budget.evaluations is not None and proposed - self._free_duplicates >= budget.evaluations:
             return StopReason.EVALUATIONS
-        recorded = proposed in self._known
-        if budget.wall_seconds is not None and not recorded and self.elapsed_seconds >= budget.wall_seconds:
+        if budget.wall_seconds is not None and self.elapsed_seconds >= budget.wall_seconds:
             return StopReason.WALL_TIME
         return None
 
@@ -314,7 +305,6 @@ class Campaign:
             self._queue.remove(index)
         candidate, evaluation = self.history.candidates[index], self._arrived.pop(index)
         self.history.integrate(candidate, evaluation)
-        self.convergence.add(evaluation)
         self._integrated += 1
         self._duplicates += evaluation.verdict is Verdict.DUPLICATE
         if evaluation.artefact and evaluation.verdict in (Verdict.OK, Verdict.OUTPACED):

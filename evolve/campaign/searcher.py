@@ -31,7 +31,7 @@ from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, Param
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
 from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import POINTS, History, Proposer, Searcher
+from tilewright.evolve.record.history import POINTS, Proposer, Searcher
 from tilewright.evolve.record.home import JOURNAL, find_campaign
 from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.fitness import dialect
@@ -50,21 +50,13 @@ _BUILDERS: dict[str, _Builder] = {
 }
 
 
-@dataclass(frozen=True)
-class BuiltSearcher:
-    """A campaign's searcher, and what its model foretells (see ``evolve.campaign.loop``)."""
-
-    searcher: Searcher
-    foretell: Callable[[History], float | None]
-
-
 def build_searcher(
     resolved: Resolved,
     archive: Archive,
     journal: Journal,
     home: Path,
     note: Callable[[str], None] = lambda text: None,
-) -> BuiltSearcher:
+) -> Searcher:
     """The proposers that the configuration names, over the campaign's archive. ``note`` shows a warning.
 
     Raises UserError.
@@ -96,13 +88,7 @@ def build_searcher(
         searcher = LeadsFirst(leads_of(earlier, resolved.space), searcher)
     if resolved.given:
         searcher = LeadsFirst(resolved.given, searcher, POINTS, "a point given with its seed")
-    return BuiltSearcher(searcher, foretelling(proposers))
-
-
-def foretelling(proposers: Sequence[Proposer]) -> Callable[[History], float | None]:
-    """What the surrogate among them foretells; None for ever where there is none."""
-    models = [proposer for proposer in proposers if isinstance(proposer, SurrogateProposer)]
-    return models[0].foretell if models else lambda history: None
+    return searcher
 
 
 def with_earlier(resolved: Resolved, home: Path) -> Resolved:

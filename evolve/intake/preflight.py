@@ -1,10 +1,11 @@
 """The screen that ``check`` and ``tune`` show before a campaign: arguments, results, judge, parameters, space."""
 
-import contextlib
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from tilewright.fitness.dialect import is_cuda
 from tilewright.fitness.original import is_original
@@ -112,16 +113,26 @@ def _space(answer: Mapping[str, Any]) -> Iterator[str]:
 def _rewrites(source: str) -> Iterator[str]:
     """Rules of rewriting that find a place in the kernel."""
     from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
-    from tilewright.evolve.proposers.rewrite.registry import rules
+    from tilewright.evolve.proposers.rewrite.gluon.chain.write import LowerChain
+    from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
+    from tilewright.evolve.proposers.rewrite.registry import openings, rules
 
     if is_original(source) or is_cuda(source):
         yield "  rewrites   none: the function runs as it stands, only its parameters are tuned"
         return
-    kernel, applied = KernelSource(source), []
+    kernel, applied, refused = KernelSource(source), [], dict[str, Unsupported]()
     every = rules(kernel.language)
     for rule in every:
-        with contextlib.suppress(Unsupported):
-            applied += [f"{rule.name} ({len(places)})"] if (places := rule.sites(kernel)) else []
+        try:
+            places = rule.sites(kernel)
+            for place in places if rule.name in openings() else ():
+                rule.apply(kernel, place, np.random.default_rng(0))
+            applied += [f"{rule.name} ({len(places)})"] if places else []
+        except Unsupported as error:
+            refused[rule.name] = error
+    wanted = LowerChain.name if source.count(".dot(") > 1 else LowerProduct.name
+    if ".dot(" in source and wanted in refused and not openings() & {a.partition(" ")[0] for a in applied}:
+        yield f"  schedule   the kernel's own, not Hopper's: {wanted} does not take {refused[wanted]}"
     shown = ", ".join(applied) or "none"
     yield f"  rewrites   {len(applied)} of {len(every)} rules apply (number of places): {shown}"
 

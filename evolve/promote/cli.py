@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 Commands = Any
 """What ``ArgumentParser.add_subparsers`` returns."""
 
-Register = Callable[[Any, Any, Path], str]
-"""Notes a promotion elsewhere, given its outcome, the library and the home; says what it did in a line."""
 
-
-def add_commands(commands: Commands, register: Register) -> None:
-    """Add both commands to the parser; ``register`` is told of each promotion."""
+def add_commands(commands: Commands) -> None:
+    """Add both commands to the parser."""
     promote = commands.add_parser(
         "promote", help="verify a campaign's winner again and put it into a library"
     )
@@ -37,7 +34,7 @@ def add_commands(commands: Commands, register: Register) -> None:
     )
     promote.add_argument("--address", help="Ray cluster to use instead of this machine")
     _library_options(promote)
-    promote.set_defaults(run=_promote, register=register)
+    promote.set_defaults(run=_promote)
 
     library = commands.add_parser("library", help="list, verify and maintain the promoted kernels")
     actions = library.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -133,7 +130,6 @@ def _promote(arguments: argparse.Namespace) -> int:
     fault = record(outcome.promotion, outcome.version)
     if fault is not None:
         _say(f"not noted in the campaign's journal: {fault}")
-    _say(arguments.register(outcome, writer, home))
     return 0
 
 

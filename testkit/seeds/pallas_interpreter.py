@@ -1,5 +1,6 @@
 """Pallas seeds in JAX's interpreter of a TPU, and what gates read of them."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,13 +26,19 @@ def interpreted(
     source: str, params: Mapping[str, Any], operands: Sequence[Any], how: Any = STRICT
 ) -> np.ndarray:
     """A kernel's answer on the CPU."""
-    module: dict[str, Any] = {"__name__": "kernel"}
-    exec(compile(source, "kernel.py", "exec"), module)
     # pipelines inside a kernel lay out their buffers for the device at hand
     device = jax.sharding.AbstractDevice(device_kind="TPU7x", num_cores=1, platform="tpu")
     mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh), pltpu.force_tpu_interpret_mode(how):
-        return np.asarray(jax.jit(module["build"](dict(params)))(*operands))
+        return np.asarray(_built(source, tuple(sorted(params.items())))(*operands))
+
+
+@functools.lru_cache(maxsize=8)
+def _built(source: str, params: tuple[tuple[str, Any], ...]) -> Any:
+    """Traced once for all inputs of a shape."""
+    module: dict[str, Any] = {"__name__": "kernel"}
+    exec(compile(source, "kernel.py", "exec"), module)
+    return jax.jit(module["build"](dict(params)))
 
 
 def readings(

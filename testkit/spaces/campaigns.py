@@ -9,7 +9,6 @@ import numpy as np
 
 from testkit.spaces.tables import Table, TableEvaluator
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Start
-from tilewright.evolve.campaign.searcher import foretelling
 from tilewright.evolve.campaign.transfer import Earlier, LeadsFirst, leads_of, records_of
 from tilewright.evolve.proposers.crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
@@ -74,8 +73,7 @@ def table_campaign(
         "surrogate": lambda: SurrogateProposer(archive, spaces, records),
         "crossover": lambda: ParameterCrossover(archive, spaces),
     }
-    proposers = [builders[name]() for name in setting.proposers]
-    searcher: Searcher = Portfolio(proposers)
+    searcher: Searcher = Portfolio([builders[name]() for name in setting.proposers])
     leads = leads_of(earlier, table.space_of)
     start = Start("random", table.random_genome(np.random.default_rng([seed, 1])))
     if leads:
@@ -84,8 +82,7 @@ def table_campaign(
         [start], Budget(evaluations=setting.budget), seed, setting.lag, islands=ISLANDS, must_pass=False
     )
     evaluator = TableEvaluator(table, setting.lag, setting.noise)
-    told = foretelling(proposers)
-    return Campaign(plan, searcher, archive, evaluator, record or Nowhere(), foretell=told)
+    return Campaign(plan, searcher, archive, evaluator, record or Nowhere())
 
 
 def run_search(table: Table, seed: int, setting: Setting) -> Run:

@@ -130,7 +130,7 @@ class PoolAtOnce(AtOnce):
 
     def evaluate(self, job: Job) -> Evaluation:
         rate = self.rate(job)
-        shape = "512x512x512" if job.scope is Scope.FINAL else "256x256x512"
+        shape = "512x256x512" if job.scope is Scope.FINAL else "256x256x512"
         read = figures(shape, 1 / rate, diagnosis={"spills": 4711})
         return passed(job.genome, read, fitness=rate, target="tpu7x", suite="tiny")
 

@@ -61,9 +61,6 @@ def home(tmp_path, monkeypatch):
         promote_cli, "_evaluator", lambda address: lambda resolved: FormulaPool(resolved, quick_child)
     )
     monkeypatch.setattr(
-        "tilewright.evolve.mlflow_mirror.registry.register", lambda *arguments: "MLflow: left out"
-    )
-    monkeypatch.setattr(
         "tilewright.evolve.promote.library_commands._run_checks", lambda writer, operator: _passed()
     )
     return tmp_path

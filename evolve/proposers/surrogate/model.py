@@ -148,10 +148,6 @@ class Model:
         gains = [log_improvement(mean, doubt * spread, self._best) for mean, spread in beliefs]
         return np.logaddexp.reduce(gains) - math.log(len(gains)) + np.log(self._feasible)
 
-    def gain(self, warped: float) -> float:
-        """A small improvement over the best, as modelled, in log fitness."""
-        return warped * self._warp.knee * self._warp.width
-
     def _probability_of_success(self, source: int, rows: Rows) -> np.ndarray:
         if self._failures is None:
             return np.ones(len(rows))

@@ -97,11 +97,6 @@ class SurrogateProposer:
             return self._explore(history, rng)
         return self._improve(history, self._view)
 
-    def foretell(self, history: History) -> float | None:
-        """Relative gain that the model expects of the most promising points nobody has proposed; None without one."""
-        self._fold(history)
-        return None if self._view is None else self._view.foretold()
-
     # -- folding ---------------------------------------------------------------------------------
 
     def _fold(self, history: History) -> None:

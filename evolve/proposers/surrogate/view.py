@@ -93,9 +93,6 @@ NEAR_PENDING = 0.5
 _DIGITS = 9
 """Scores are compared to so many digits, so that rounding differs nowhere between machines."""
 
-FORETOLD = 32
-"""Points whose expected improvement is added up where it is asked what is still to be gained."""
-
 EXPLOIT_EVERY = 4
 EXPLOIT_DOUBT = 0.25
 """Every fourth look, the model's doubt counts for a quarter: expected improvement alone explores for too long."""
@@ -188,11 +185,6 @@ class View:
         place = int(order[np.argmax(self._open[order])])
         records, row = self.model.sources[self._owners[place]], self._rows[place]
         return records, row, self._parent(self._owners[place], row)
-
-    def foretold(self) -> float:
-        """Relative gain expected of the open points of most expected improvement, each for itself, in all."""
-        scores = np.sort(self.model.promise()[self._open])[-FORETOLD:]
-        return round(self.model.gain(float(np.exp(scores).sum())), _DIGITS)
 
     def _ranking(self, waiting: Sequence[int]) -> np.ndarray:
         """Places from the most promising down; without points in flight, the same until the next look."""

@@ -67,14 +67,14 @@ The rule writes a loop of two products, the second of what is made of the first 
   is the row's largest score and the host knows that the factor is above zero, and in `exp(y - z)` of two such rows,
   the unscaled difference is taken first and multiplied by the factor; a sum over a row's number becomes its product
   with the inverse. The old kernel stays for tensors that no descriptor describes and factors below zero.
-* **It lowers** causal and full attention, shared heads of keys, windows, caps and biases; pointers that a loop
-  advances; several such loops one after the other; grids of two or three axes, and of one whose programs are read as
-  `p % n` and `p // n` alone.
-* **It refuses** left operands that are computed before the loop, keys or values behind block pointers or
-  descriptors, masked by a number that only the device knows (sequences of several lengths) or by more than sides;
-  grids whose programs share no keys along one axis; sums that are not stored as a tile of a tensor; loops that read
-  the second product's sums; helpers that hold the loop; atomics, early returns, `while`. So it refuses the backward
-  loops, which have more than two products.
+* **It lowers** causal and full attention, shared heads of keys, windows, caps and biases; pointers and block pointers
+  that a loop advances, descriptors that the kernel makes, transposed keys; a left operand that is scaled or cast before
+  the loop; several such loops one after the other, also in helpers that return a tuple of names; grids of two or three
+  axes, and of one whose programs are read as `p % n` and `p // n` alone.
+* **It refuses** keys or values behind descriptors that the host makes, masked by a number that only the device knows
+  (sequences of several lengths) or by more than sides; grids whose programs share no keys along one axis, or that the
+  kernel counts; sums that are not stored as a tile of a tensor; loops that read the second product's sums; atomics,
+  early returns, `while`. So it refuses the backward loops, which have more than two products.
 * **Its parameters**:
 
 | parameter | sets |

@@ -12,6 +12,7 @@ from testkit import FIXTURES, ROOT
 from tilewright import api
 from tilewright.evolve.campaign import preparation
 from tilewright.evolve.campaign.config import (
+    RETIRED_LIMIT,
     BudgetConfig,
     CampaignConfig,
     LlmConfig,
@@ -64,12 +65,17 @@ def test_a_wrong_key_is_named(change, words):
         assert word in message
 
 
-def test_an_old_journal_may_name_rules_and_a_proposer_that_are_gone():
+def test_an_old_journal_may_name_what_is_gone():
     gone = {**GOOD, "search": {"without_rules": ["pallas_manual_copy", "pallas_chunk_rows"]}}
     config = parse_config(gone, recorded=True)
     assert config.search.without_rules == ("pallas_manual_copy", "pallas_chunk_rows")
     config = parse_config({**GOOD, "search": {"proposers": ["surrogate", "local_search"]}}, recorded=True)
     assert config.search.proposers == ("surrogate",)
+    for budget, left in (({"fitness": 2.0}, None), ({}, RETIRED_LIMIT), ({"evaluations": 9}, 9)):
+        told = {**GOOD, "budget": {**budget, "until": "converged"}}
+        assert parse_config(told, recorded=True).budget.evaluations == left
+        with pytest.raises(UserError, match=r"unknown key 'budget.until' \(allowed: evaluations, "):
+            parse_config(told)
 
 
 def test_a_key_given_twice_is_refused(tmp_path):

@@ -64,7 +64,7 @@ def test_they_are_tried_before_anything_else(made, tmp_path):
     assert [g.params["BLOCK"] for g in given] == [64, 256]
     archive, history = Archive(1, 1), History()
     journal = Journal(tmp_path / JOURNAL, create=True)
-    searcher = build_searcher(resolved, archive, journal, tmp_path).searcher
+    searcher = build_searcher(resolved, archive, journal, tmp_path)
     seed = Candidate(0, start.genome, (), Mutation(MutationKind.SEED, "seed", ""), 0, 0)
     history.propose(seed)
     rng, tried = np.random.default_rng(0), []

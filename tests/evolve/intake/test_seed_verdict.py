@@ -1,13 +1,15 @@
 """``check`` says of a seed what its campaign says."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 
 from tests.evolve.intake import kernels
-from tilewright.evolve.errors import UserError
-from tilewright.evolve.intake import folder, tune
-from tilewright.evolve.intake.seed_verdict import _settled, seed_failure
+from tilewright.evolve.campaign.resolve import resolve
+from tilewright.evolve.errors import SeedFailed, UserError
+from tilewright.evolve.intake import folder, seed_verdict, tune
+from tilewright.evolve.intake.seed_verdict import _settled, run_settled, seed_failure
 from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.evaluation import GateReading
@@ -82,3 +84,23 @@ def test_what_a_device_does_otherwise_is_left_out_or_measured(inputs, detail, ki
     failed = GateReading(gate="o0", inputs=inputs, value=70.0, passed=False, detail=detail)
     assert _settled(answer, failed, TARGET) == (kinds is not None) == bool(answer["notes"])
     assert answer["kinds"] == (kinds or ["randn", "faint-118"]) and answer["results"][0][4] == worst
+
+
+def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch):
+    request, answer = taken[0], {**taken[1]}
+    where, seen = tmp_path / "group_norm_tuned", []
+    folder.write(where, "group_norm", request.reference, answer)
+    monkeypatch.setattr(
+        seed_verdict, "seed_failure", lambda _, answer, *__: answer["kinds"].__delitem__(slice(1, None))
+    )
+    answer["kinds"] = [*answer["kinds"]]
+
+    def campaign(_):
+        config = tune.config_of(request, TARGET, where, {"mlflow.enabled": False})
+        seen.append(len(resolve(config).operator.input_kinds))
+        if len(seen) == 1:
+            raise SeedFailed("it fails")
+
+    gpu = SimpleNamespace(interpreted=False, part=None)
+    run_settled(campaign, request, answer, gpu, where, None, print)
+    assert seen[0] > seen[1] == 1

@@ -46,7 +46,7 @@ def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_use
         for rows, columns in ((64, 384), (32, 256))
     ]
     row = "({M}, {N}): ({rows}, {columns}),  # {low_us} {us} {high_us} {gain} {campaign}"
-    told = ["tune", "scale.py:scale", *calls, "--target=v6e", "--evaluations=3", "--no-mlflow"]
+    told = ["tune", "scale.py:scale", *calls, "--target=v6e", "--evaluations=1", "--no-mlflow"]
     assert main([*told, "--table=blocks.txt", f"--row={row}"]) == 0
     text = Path("blocks.txt").read_text()
     found = re.findall(r"\((\d+), (\d+)\): \((\d+), (\d+)\),  # (\S+) (\S+) (\S+) (\S+) scale-00(\d)\n", text)

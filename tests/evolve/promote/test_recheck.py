@@ -121,7 +121,7 @@ def test_a_kernel_that_fails_is_dropped(tmp_path, campaign):
 def test_where_nothing_passes_nothing_is_served(writer):
     found = recheck(writer, failing(OTHER))
     assert not all(finding.good for finding in found)
-    assert "no kernel serves 256x256x512, 512x512x512" in found[0].sentence
+    assert "no kernel serves 256x256x512, 512x256x512" in found[0].sentence
     with pytest.raises(store.NotServed):
         store.load_table(OPERATOR, "interpret", writer.kernels)
     assert writer.index(OPERATOR)["current"] is None

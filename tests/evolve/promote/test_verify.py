@@ -12,17 +12,18 @@ OPERATOR = "small_gemm/good"
 
 
 class CascadePool(FormulaPool):
-    """Evaluates in this process, one job after the other."""
+    """Evaluates candidates in this process, one job after the other; what a baseline takes is made up."""
 
     def __init__(self, resolved):
         super().__init__(resolved, quick_child)
         self._cascade = ModelledCascade(resolved.operator, resolved.target, resolved.suite)
 
     def _evaluation(self, job):
-        baseline = self.resolved.operator.kernels[job.baseline] if job.baseline else None
+        if job.baseline:
+            return super()._evaluation(job)
         return self._cascade.evaluate(
             job.genome.id, job.genome.source, job.genome.params, seed=job.seed, scope=job.scope,
-            baseline=baseline, best=job.best, only=job.only,
+            best=job.best, only=job.only,
         )  # fmt: skip
 
 

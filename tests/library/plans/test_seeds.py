@@ -44,9 +44,14 @@ def compiler():
     pool.close()
 
 
-@pytest.mark.parametrize(
-    ("operator", "kernel"), [pytest.param(*s, id=f"{s[0].name}/{s[1].name}") for s in seeds()]
-)
+def case(operator, kernel):
+    """Baselines, and one kernel in groups whose plain form is recorded as well, are slow."""
+    slow = "unfused" in kernel.name or operator.name.endswith("grouped4")
+    marks = [pytest.mark.slow] if slow else []
+    return pytest.param(operator, kernel, id=f"{operator.name}/{kernel.name}", marks=marks)
+
+
+@pytest.mark.parametrize(("operator", "kernel"), [case(*seed) for seed in seeds()])
 def test_a_seed_is_recorded_without_a_device(compiler, operator, kernel):
     workload = next(iter(operator.suites.values())).check[0]
     inputs, outputs = operator.inputs(workload, kernel.inputs), operator.outputs(workload)

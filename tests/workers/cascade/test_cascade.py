@@ -77,7 +77,7 @@ def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate():
     second = judged("# a comment\n" + twins.HONEST, best=0.0)
     assert (second.fitness, second.artefact) == (first.fitness, first.artefact)
     shapes = sorted(reading.inputs.partition(" at ")[2] for reading in second.gates)
-    assert shapes == ["", "256x256x512", "512x512x512"], (
+    assert shapes == ["", "256x256x512", "512x256x512"], (
         "what beats the best is checked on measured and final shapes"
     )
     third = judged(twins.HONEST, known_artefacts={first.artefact})

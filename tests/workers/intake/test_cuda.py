@@ -71,7 +71,7 @@ def test_a_launcher_with_pointers_becomes_a_module_that_compiles(tmp_path):
     assert answer["refusals"] == [] and answer["call"] == "x, 3.0, 19200"
     assert answer["calls"] == ["f32[96, 200], 3.0, 19200"] and answer["parameters"] == ["x", "factor", "n"]
     assert [row[0] for row in (*answer["operands"], *answer["results"])] == ["x", "y"]
-    assert set(answer["space"]) == {"BLOCK", "ITEMS", "RESIDENT_0", "UNROLL_1"}
+    assert set(answer["space"]) == {"BLOCK", "ITEMS", "RESIDENT_0", "UNROLL_1", "RESTRICT"}
     assert answer["space"]["BLOCK"][0] == 32 and answer["defaults"]["BLOCK"] == 128
     code = answer["source"].partition("CUDA = ")[2]
     assert (
@@ -156,13 +156,15 @@ def test_host_code_is_followed(tmp_path):
         (KERNEL.replace("at < n", "at < n && k < 256"), "n / threads, threads", "THREADS", "same"),
         (KERNEL.replace("at < n", "at < n + blockDim.x"), "96, threads", "THREADS", "the grid does not follow it"),
         (KERNEL, "threads > 300 ? 5 : 6, threads", "THREADS", "absent"),
+        (KERNEL.replace("#pragma unroll 2", ""), "", "UNROLL_L0", ""),
+        (KERNEL.replace("#pragma unroll 2", "").replace("k < ITEMS", "k < 4"), "", "UNROLL_L0", "absent"),
     ],
 )  # fmt: skip
 def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, why):
     grid = grid or "(n + BLOCK * ITEMS - 1) / (BLOCK * ITEMS), BLOCK"
     kernel = HostFunction(with_tensors(tmp_path, PLAIN.replace("n / 512, threads", grid), code))
     text, named, dims = settled(kernel)
-    _, certain = scheduled(kernel.code.text, kernel.knobs)
+    _, certain = scheduled(kernel.code, kernel.knobs)
     knobs = {**kernel.knobs, **certain}
     said = lambda changed: launched(text, kernel.own(named), dims, {**knobs, **changed})  # noqa: E731
     space, fixed = found_knobs(knobs, certain, kernel.code, said, lambda *_: True)
@@ -294,7 +296,7 @@ def test_state_and_foreign_code_in_a_file_are_refused_and_their_honest_twins_are
 ):
     code = f"{added}\n{KERNEL.replace('#pragma', within + chr(10) + '#pragma')}{LAUNCHER}"
     intake = Intake(request(tmp_path, code))
-    device, certain = scheduled(intake._source.code.text, intake._source.knobs)
+    device, certain = scheduled(intake._source.code, intake._source.knobs)
     knobs = {**intake._source.knobs, **certain}
     if said:
         with pytest.raises(Refusal, match=said):

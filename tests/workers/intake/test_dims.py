@@ -56,8 +56,12 @@ def _convolution(x, w):
         ("i32[1024,256], f16[8,2048], i64[5], i32[4]", _packed, [("M", "L/8"), ("M/128", "L"), ("Q+1",), ("Q",)]),
         # the few elements of a batch and a filter stay
         ("f32[2,18,12,12], f32[20,18,3,3]", _convolution, [("M", "N", "K", "L"), ("P", "N", "Q", "R")]),
+        # a batch alone changes where all else decides a result's size
+        ("f32[16,32,9,9], f32[64,32,3,3], f32[16,64,7,7]",
+         lambda x, w, y: (x[1:], w, y) == ((32, 9, 9), (64, 32, 3, 3), (x[0], 64, 7, 7)),
+         [("M", 32, 9, 9), (64, 32, 3, 3), ("M", 64, 7, 7)]),
     ],
-    ids=["scales", "nothing", "product", "half", "chunks", "head", "packed", "filter"],
+    ids=["scales", "nothing", "product", "half", "chunks", "head", "packed", "filter", "batch"],
 )  # fmt: skip
 def test_dimensions_are_as_different_as_the_function_bears(call, works, shapes):
     found, dims = _settled(call, works)

@@ -172,7 +172,7 @@ def settle(
     for kept in _keepable(shapes) if best is None else ():
         ways = _assignments(shapes)
         best = best or _most_names(raw, shapes, ways, MOST_BLOCKS, calls, both, size, kept)
-    best = best or _in_blocks(raw, shapes, calls, both) or None
+    best = best or _in_blocks(raw, shapes, calls, both) or _batch(raw, shapes, both) or None
     if best is None and surely is not None:
         best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, works, size)
     chosen = best or next(_assignments(shapes, merged=True))
@@ -205,6 +205,20 @@ def _keepable(shapes: Sequence[Sizes]) -> list[set[int]]:
     few = {size for size in sizes if size < KEEPABLE[0]}
     larger = sorted(size for size in sizes if KEEPABLE[0] <= size <= KEEPABLE[1])
     return [*([few] if few else []), *({size} for size in larger), *(few | {size} for size in larger if few)]
+
+
+def _batch(raw: Sequence[Operand], shapes: Sequence[Sizes], works: Works) -> list[Any]:
+    """The first axis of the first operand, and of those of its rank that have as many elements there, as the one
+    dimension, where all other sizes stay, as those of an image and a filter do; empty where that does not work."""
+    if not shapes or any(len(set(size)) > 1 for shape in shapes for size in shape):
+        return []
+    batch, rank, numbers = shapes[0][:1], len(shapes[0]), [[size[0] for size in shape] for shape in shapes]
+    for chosen in (range(len(raw)), (0, len(raw) - 1)):
+        named = [n for n in chosen if len(shapes[n]) == rank and shapes[n][:1] == batch]
+        made = [(LETTERS[0], *row[1:]) if n in named else tuple(row) for n, row in enumerate(numbers)]
+        if rank > 2 and batch != ((1,),) and works({LETTERS[0]: 3}, _named(raw, made)):
+            return made
+    return []
 
 
 def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, works: Works) -> list[Any]:

@@ -14,12 +14,12 @@ import contextlib
 import json
 import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tilewright.workers.intake.calls.call_values import arguments_of, call_text
+from tilewright.workers.intake.calls.call_values import arguments_of, call_text, value_text
 from tilewright.workers.intake.calls.kept_values import values_of, write
 from tilewright.workers.intake.source.load import package_of
 
@@ -59,24 +59,37 @@ def _on_host() -> Iterator[None]:
         yield
 
 
-def calls(path: Path, name: str = "", torch: bool = True) -> list[Any]:
+def calls(path: Path, name: str = "", torch: bool = True, bare: bool = False) -> list[Any]:
     """The calls of a file, which may use ``torch``: its import takes seconds. Raises LookupError where it has none, and
     whatever the file raises."""
     sys.path[:0] = [str(Path.cwd()), str(path.parent)]
     with _on_host() if torch else contextlib.nullcontext():
-        return _calls(path, name)
+        return _calls(path, name, bare and torch)
 
 
-def _calls(path: Path, name: str) -> list[Any]:
+def _calls(path: Path, name: str, bare: bool) -> list[Any]:
     module = runpy.run_path(str(path))
     found = next((n for n in ((name,) if name else (*NAMES, *ONE)) if n in module), None)
     if found is None:
         wanted = f"named {name}" if name else f"no {' or '.join((*NAMES, *ONE))}"
         raise LookupError(f"{path.name} has {'nothing ' if name else ''}{wanted}")
     value = module[found]
-    value = value() if callable(value) else value
+    if callable(value):
+        made = _bare(value) if bare else None
+        value = value() if made is None else made
     many = isinstance(value, list) and value and all(isinstance(c, tuple | list | dict | str) for c in value)
     return list(value) if many and (found not in ONE or isinstance(value[0], tuple)) else [value]
+
+
+def _bare(make: Callable[[], Any]) -> Any:
+    """What a function makes, on tensors without memory; None where it, or the text, asks for their values."""
+    import torch
+
+    with contextlib.suppress(Exception), torch.device("meta"):
+        made = make()
+        value_text(made)
+        return made
+    return None
 
 
 def main() -> None:
@@ -91,12 +104,12 @@ def main() -> None:
         if of and (package := package_of(Path(of))) is not None:
             sys.meta_path.insert(0, package)
         for file, name in zip(places[::2], places[1::2], strict=True):
-            for made in calls(Path(file), name, torch):
+            for made in calls(Path(file), name, torch, not values):
                 if isinstance(made, str):
                     rows.setdefault(made, [])
                 else:
                     given = arguments_of(made)
-                    rows.setdefault(call_text(*given), values_of(*given))
+                    rows.setdefault(call_text(*given), values_of(*given) if values else [])
         answer = {"calls": list(rows)}
         if values:
             write(Path(values), list(rows.values()))

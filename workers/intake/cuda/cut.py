@@ -8,6 +8,7 @@ import contextlib
 import functools
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,14 +88,15 @@ class _Numbered(TorchFunctionMode):
 
 class _Notes(_Numbered):
     """Names a call's tensors while it runs without memory. ``nodes``: operations by the name of their result; ``own``:
-    where a tensor was made; ``places``: where a result was first made; ``made``: where one that torch has not made is
-    first used. ``kernels``: whether new memory is a kernel's to write."""
+    where a tensor was made; ``first``: its name before a kernel changed it; ``places``: where a result was first made;
+    ``made``: where one that torch has not made is first used. ``kernels``: whether kernels write new memory."""
 
     def __init__(self, leaves: Mapping[str, torch.Tensor], kernels: bool) -> None:
         super().__init__()
         self.nodes, self.made, self._kernels = dict[str, Any](), dict[str, Place](), kernels
+        self.alike = dict[str, str]()
         self.known: dict[int, tuple[torch.Tensor, int, str]] = {}
-        self.own, self.places = dict[int, Place](), dict[str, Place]()
+        self.own, self.places, self.first = dict[int, Place](), dict[str, Place](), dict[int, str]()
         for name, tensor in leaves.items():
             self.name(tensor, name)
 
@@ -112,7 +114,7 @@ class _Notes(_Numbered):
             again = flat(func(*args, **{k: v for k, v in options.items() if k != "device"}))
             for place, (one, two) in enumerate(zip(flat(result), again, strict=True)):
                 self.name(one, self.named(two)[1])
-                self.own[id(one)] = (self._number, place, name)
+                self.own[id(one)], self.first[id(one)] = (self._number, place, name), self.found(one)
                 self.places.setdefault(self.found(one), self.own[id(one)])
         return result
 
@@ -234,7 +236,11 @@ def _same(one: _Notes, two: _Notes, bound: dict[str, str], first: Any, second: A
     if isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second):
         return all(_same(one, two, bound, a, b) for a, b in zip(first, second, strict=True))
     known = isinstance(first, str) and first in one.nodes and second in two.nodes
-    return bool(first == second or (known and _same(one, two, bound, one.nodes[first], two.nodes[second])))
+    if known and first != second and one.alike.get(first) != second:  # a network meets a tensor often
+        if not _same(one, two, bound, one.nodes[first], two.nodes[second]):
+            return False
+        one.alike[first] = second
+    return bool(first == second or known)
 
 
 def cut(request: Request, why: Refusal) -> dict[str, str]:
@@ -268,14 +274,16 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
     for pointer in pointers(trace):
         var = trace.find(pointer.tensor)
         root = root_of(var) if var is not None else None
-        if root is None or (id(root.tensor) in one.own and one.found(root.tensor) not in two.places):
+        known_as = one.first.get(id(root.tensor), "") if root is not None else ""
+        if root is None or (known_as and known_as not in two.places):
             raise why
-        if id(root.tensor) in one.own:
-            place = two.places[one.found(root.tensor)]
+        if known_as:
+            place = two.places[known_as]
             own_name = before.setdefault(one.own[id(root.tensor)], f"{place[2]}{len(before) + 1}")
             there[place], operands[own_name] = own_name, root.tensor
         elif root.kind == "input":
             operands[root.name] = root.tensor
+    sys.setrecursionlimit(50_000)  # of a network as deep as it likes
     alike = len(found) == len(wanted) and _same(one, two, bound, tuple(found), tuple(wanted))
     if not alike or not bound or any(n not in two.places for n in bound.values()):
         raise why

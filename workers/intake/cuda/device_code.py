@@ -117,6 +117,28 @@ class DeviceCode:
         made = self._parser.parse(f"int v = {text};".encode()).root_node
         return next(within(made, "init_declarator")).child_by_field_name("value")
 
+    def places(self) -> tuple[list[int], list[int]]:
+        """In the text's bytes: where innermost loops begin that are unrolled by nobody, and before which names
+        ``__restrict__`` may stand."""
+        root, data = self._parser.parse(self.text.encode()).root_node, self.text.encode()
+        loops, names = [], []
+        for loop in within(root, "for_statement"):
+            before, test = (
+                data[: loop.start_byte].rstrip().rpartition(b"\n")[2],
+                loop.child_by_field_name("condition"),
+            )
+            counted = test is None or re.search(rb"[<>]=?\s*\d+$", test.text)
+            if not counted and b"#pragma" not in before and len([*within(loop, "for_statement")]) == 1:
+                loops.append(loop.start_byte)
+        for kernel in within(root, "function_definition"):
+            rows = next(within(kernel, "parameter_list")).named_children
+            if b"__global__" in kernel.text.partition(b"(")[0]:
+                plain = [
+                    r for r in rows if "parameter" in r.type and b"*" in r.text and b"restrict" not in r.text
+                ]
+                names += [[*within(r, "identifier")][-1].start_byte for r in plain]
+        return loops, names
+
     def constant(self, name: str, given: Sequence[str] = ()) -> Any:
         """What a macro stands for, with arguments ``given``, as a syntax tree; None where the text defines none."""
         listed = r"\(([^()]*)\)" if given else "()"
@@ -140,7 +162,7 @@ class DeviceCode:
             )
             if kind in ("linkage_specification", "namespace_definition", "declaration_list", "preproc_ifdef"):
                 changed = [*self._changed(node)]
-                alone = any(part.type == "function_definition" for part in node.children)
+                alone = any(part.type in ("function_definition", "declaration") for part in node.children)
                 yield from ((node, ""),) if changed and alone else changed
             elif kind == "preproc_include":
                 vendor = _VENDOR.fullmatch(text.split(None, 1)[-1].strip().strip('<>"')) is not None

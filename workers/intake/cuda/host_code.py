@@ -36,7 +36,8 @@ _OWN = {"Half": "__half", "BFloat16": "__nv_bfloat16"}
 _NOTHING = re.compile(r"nullptr|NULL|nullopt|kCUDA|kStrided|Contiguous|Preserve|cuda[A-Z]\w+")
 _IGNORED = re.compile(
     r"cuda(GetLastError|PeekAtLastError|DeviceSynchronize|StreamSynchronize|FuncSetAttribute|"
-    r"FuncSetCacheConfig|GetErrorString|SetDevice|GetDevice)|f?printf|get(Current|Default)CUDAStream|device_of"
+    r"FuncSetCacheConfig|GetErrorString|SetDevice|GetDevice|(Stream|Event)(Create|Destroy|Record|Wait)\w*)|f?printf|"
+    r"get(Current|Default)CUDAStream|getStreamFromPool|setCurrentCUDAStream|device_of"
 )
 """Calls that launch nothing, and whose answers nobody uses."""
 
@@ -208,6 +209,10 @@ class HostCode:
         """Make a variable."""
         if "auto" in kind:
             kind = "double" if isinstance(value, float) else ""
+        if kind.endswith("dim3") and isinstance(value, list):  # its numbers have no names of their own
+            axes = [self._free(f"{name.upper()}_{axis}") for axis in "XYZ"]
+            pairs = zip(axes, value, strict=True)
+            value = [self._numbers.named(n, v) if type(v) is int and v > 1 else v for n, v in pairs]
         scope[name], scope[f":{name}"] = self._as(kind, value, node), kind
 
     def _free(self, name: str) -> str:
@@ -514,6 +519,9 @@ class HostCode:
         shared = sizes[2] if sizes[2:] else 0
         made = Launch(name, [*bound.values()], parameters, kernel.text, grid, block, shared, arguments)
         trace.steps.append(made)
+        for one, value in zip(parameters, arguments, strict=True):
+            if isinstance(value, Pointer) and not one.const:
+                torch.autograd.graph.increment_version(value.tensor)  # to torch it may be another value now
 
 
 def _of_torch(function: Any, given: Sequence[Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import functools
 import inspect
 import re
@@ -19,7 +20,7 @@ from tilewright.workers.intake.calls.dimensions import operands, tensor_places
 from tilewright.workers.intake.child_program import Refusal, Request, first_line
 from tilewright.workers.intake.cuda.device_code import DeviceCode
 from tilewright.workers.intake.cuda.host_code import HostCode, Launch, Numbers
-from tilewright.workers.intake.cuda.launch_text import Dims, LaunchWriter, launched, pointers, written
+from tilewright.workers.intake.cuda.launch_text import COPY, Dims, LaunchWriter, launched, pointers, written
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.load import load
@@ -29,14 +30,17 @@ from tilewright.workers.intake.triton.results import root_of
 from tilewright.workers.intake.triton.stub_device import stub_device
 from tilewright.workers.intake.triton.trace import Trace
 
+FASTMATH = "FASTMATH"
+_FUNCTIONS = re.compile(r"(exp|log|sqrt|pow|tanh|sin|cos|erf|sigmoid)\w*\(| / ")
+"""What the compiler's fast arithmetic changes."""
 _BOUND = re.compile(r'\.def\(\s*"(\w+)"\s*,\s*&?\s*(?:\w+::)*(\w+)')
 
 
 class Extension:
     """What ``load_inline`` returns: the host functions of a source, followed when they are called."""
 
-    def __init__(self, source: str, numbers: Numbers, used: list[Extension]) -> None:
-        self.source, self._numbers, self._used = source, numbers, used
+    def __init__(self, source: str, numbers: Numbers, used: list[Extension], fast: bool) -> None:
+        self.source, self._numbers, self._used, self.fast = source, numbers, used, fast
 
     @functools.cached_property
     def _code(self) -> DeviceCode:
@@ -63,13 +67,14 @@ def read_extensions(folder: Path, numbers: Numbers, used: list[Extension]) -> No
     """From now on extensions are read and not compiled; ``used`` gets those that are called. ``folder``: where files
     without a folder lie."""
 
-    def inline(name: Any, cpp_sources: Any, cuda_sources: Any = (), *_: Any, **__: Any) -> Extension:
+    def inline(name: Any, cpp_sources: Any, cuda_sources: Any = (), *_: Any, **more: Any) -> Extension:
         given = [[some] if isinstance(some, str) else some or () for some in (cuda_sources, cpp_sources)]
-        return Extension("\n".join(text for some in given for text in some), numbers, used)
+        fast = any("fast_math" in flag for flag in more.get("extra_cuda_cflags") or ())
+        return Extension("\n".join(text for some in given for text in some), numbers, used, fast)
 
-    def of_files(name: Any, sources: Any, *_: Any, **__: Any) -> Extension:
+    def of_files(name: Any, sources: Any, *_: Any, **more: Any) -> Extension:
         files = [folder / file for file in ([sources] if isinstance(sources, str) else sources)]
-        return inline(name, [file.read_text(encoding="utf-8") for file in files])
+        return inline(name, [file.read_text(encoding="utf-8") for file in files], **more)
 
     vars(cpp_extension).update(load_inline=inline, load=of_files)
 
@@ -122,6 +127,9 @@ class HostFunction:
         with stub_device(self._part):
             function = found_function(path, self.name, reference)
         names, weights = argument_names(function, given[0]), weights_of(function, reference)
+        # What nobody else sees, a kernel may change: what torch made for a part, what a layer is called with.
+        part, layer = getattr(function, "__globals__", {}).get("KERNELS"), hasattr(function, "__self__")
+        self._changed = {*part.given.values()} if part is not None else {*names} if layer else set[str]()
         for again in (True, False) if weights else (False,):
             # With all, then with those that kernels are given.
             callee, calls = with_weights(function, weights, given)
@@ -156,6 +164,8 @@ class HostFunction:
             callee, str(path), self.name, self.calls, reference, own, places, part=self._part
         )
         self.code = DeviceCode("\n".join(one.source for one in self._used))
+        if _FUNCTIONS.search(self.code.text):
+            self.knobs[FASTMATH] = int(any(one.fast for one in self._used))
 
     def _traced(self, dims: Dims, shapes: Sequence[Any] = ()) -> Trace:
         """The first call at some dimensions, or shapes. Raises Refusal, and what the function raises."""
@@ -209,7 +219,8 @@ class HostFunction:
         self._numbers.decided.clear()
         writer = self._writer(timed[0])
         text, self.sized = writer.text(), writer.sized
-        self.knobs = {**self.code.numbers, **self._numbers.known}
+        self.code.text += COPY if writer.copied else ""
+        self.knobs |= {**self.code.numbers, **self._numbers.known}
         for name, value in self._numbers.known.items():
             if name in self._numbers.decided or self._unlike(text, timed[0], {name: 2 * value}):
                 text = re.sub(rf'params\["{name}"\]|\${name}\$', str(value), text)
@@ -222,7 +233,10 @@ class HostFunction:
 
     def _writer(self, dims: Dims, literal: bool = False) -> LaunchWriter:
         trace = self._traced(dims)
-        return LaunchWriter(trace, self.outputs, self._numbers.known, self.code.headers, literal)
+        options = {"headers": '("cuda",)'} if self.code.headers else {}
+        if (fast := self.knobs.get(FASTMATH)) is not None:
+            options["fast_math"] = str(fast) if literal else f'params["{FASTMATH}"]'
+        return LaunchWriter(trace, self.outputs, self._numbers.known, options, literal, self._changed)
 
     def unlike_at(self, dims: Dims) -> str:
         """Why the launch is not what the function does at some dimensions; empty where it is."""
@@ -257,12 +271,15 @@ def with_weights(
     function: Any, weights: Mapping[str, tuple[str, torch.Tensor]], calls: Sequence[Call]
 ) -> tuple[Callable[..., Any], list[Call]]:
     """A layer as a function that is given weights by other names, and the calls with them as keywords."""
-    if not weights:
+    layer = getattr(function, "__self__", None)
+    if not isinstance(layer, torch.nn.Module):
         return function, list(calls)
     made = {known: TensorArgument(str(t.dtype)[6:], tuple(t.shape)) for known, (_, t) in weights.items()}
 
     def forward(*given: Any, **named: Any) -> Any:
         own = {name: named.pop(known) for known, (name, _) in weights.items()}
-        return torch.func.functional_call(function.__self__, own, given, named)
+        fresh = copy.copy(layer)  # what the layer keeps of a call is not the next one's
+        fresh._buffers, fresh._parameters = {**layer._buffers}, {**layer._parameters}
+        return torch.func.functional_call(fresh, own, given, named)
 
     return forward, [Call(call.arguments, {**call.keywords, **made}) for call in calls]

@@ -9,28 +9,43 @@ from typing import Any
 from tilewright.workers.intake.cuda.device_code import DeviceCode
 from tilewright.workers.intake.source.knobs import MEANING, MEANT, values_around
 
-CERTAIN = {"UNROLL": (1, 2, 4, 8, 16), "RESIDENT": (1, 2, 3, 4, 6, 8)}
-"""Values of an unrolled loop, and of the blocks that a multiprocessor shall hold."""
+CERTAIN = {
+    "UNROLL": (1, 2, 4, 8, 16), "RESIDENT": (1, 2, 3, 4, 6, 8), "RESTRICT": (0, 1), "FASTMATH": (0, 1),
+}  # fmt: skip
+"""Values of an unrolled loop (0: as the compiler likes), of the blocks that a multiprocessor shall hold, whether
+pointers say that nothing else points there, and of the compiler's fast arithmetic, which gates judge."""
+
+MOST_LOOPS = 3
+_OWN = "#if RESTRICT\n#define OWN_MEMORY __restrict__\n#else\n#define OWN_MEMORY\n#endif\n"
 
 WARP, SECONDS = 32, 90.0  # after these no other value is compiled
 
 Said = Callable[[Mapping[str, int]], Any]
 
 
-def scheduled(text: str, launched: Mapping[str, int]) -> tuple[str, dict[str, int]]:
+def scheduled(code: DeviceCode, launched: Mapping[str, int], steps: Any = ()) -> tuple[str, dict[str, int]]:
     """Device code with the numbers of unrolled loops and launch bounds as parameters, and these. A bound that repeats a
-    parameter of the launch follows it."""
-    found: dict[str, int] = {}
+    parameter of the launch follows it. ``steps``: what is launched; where no launch is given a tensor twice, its
+    kernels' pointers may say so."""
+    loops, names = code.places()
+    given = [[a[0] for a in s["arguments"] if isinstance(a, tuple)] for s in steps if "kernel" in s]
+    names = names if given and all(len(set(row)) == len(row) for row in given) else []
+    own = {f"UNROLL_L{n}": 0 for n in range(len(loops[:MOST_LOOPS]))}
+    added = [(at, f"\n#pragma unroll {name}\n") for at, name in zip(loops, own, strict=False)]
+    data, found = code.text.encode(), dict[str, int]()
+    for at, what in sorted([*added, *((at, "OWN_MEMORY ") for at in names)], reverse=True):
+        data = data[:at] + what.encode() + data[at:]
 
     def named(match: re.Match[str]) -> str:
         name = f"{'UNROLL' if 'unroll' in match[1] else 'RESIDENT'}_{len(found)}"
         found[name] = int(match[2])
         return f"{match[1]}{name}"
 
-    text = re.sub(r"(#pragma unroll[ (]+|__launch_bounds__\([^,()]+,\s*)(\d+)", named, text)
+    text = re.sub(r"(#pragma unroll[ (]+|__launch_bounds__\([^,()]+,\s*)(\d+)", named, data.decode())
     for name, value in launched.items():
         text = re.sub(rf"(__launch_bounds__\(\s*){value}\b", rf"\g<1>{name}", text)
-    return text, found
+    certain = {n: v for n, v in launched.items() if n in CERTAIN}  # of the compiler
+    return (_OWN if names else "") + text, found | own | certain | ({"RESTRICT": 0} if names else {})
 
 
 def found_knobs(
@@ -48,7 +63,8 @@ def found_knobs(
         fine = [
             v for v in tried
             if v != default and not why and time.monotonic() - began < SECONDS
-            and (name in certain or not any(block % WARP for block in blocks(v))) and compiles(name, v)
+            and (name in certain or not any(block % WARP for block in blocks(v)))
+            and (name.startswith("UNROLL_L") or compiles(name, v))
         ]  # fmt: skip
         if fine:
             space[name] = tuple(sorted({default, *fine}))

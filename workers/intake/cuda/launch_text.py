@@ -18,6 +18,15 @@ from tilewright.workers.intake.triton.trace import Trace, Var, Work
 _NEW = ("fresh", "zeros")
 _ADDS = r"\batomic\w+\s*\(\s*&?\s*{0}\b|\b{0}\s*\[[^;=]*\]\s*[-+*/|&^]=(?!=)"
 _WRITES = r"\b{0}\s*\[[^;=]*\]\s*=(?!=)|(?:_cast<[^>]*>\s*\(|\([\w ]+\*\)\s*\(?)\s*&?\s*{0}\b|" + _ADDS
+_WORDS = {1: "char", 2: "short", 4: "int", 8: "long long"}
+COPY = """
+template <typename T>
+__global__ void copied(T* to, const T* from, long long count) {
+    long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    for (long long i = first; i < count; i += gridDim.x * blockDim.x) to[i] = from[i];
+}
+"""
+"""What a kernel changes that is not its own, it is given a copy of."""
 Dims = Mapping[str, int]
 
 
@@ -49,32 +58,45 @@ class LaunchWriter:
     """Writes a recording down. ``literal``: with plain numbers; ``sized``: whether some size had to be one."""
 
     def __init__(
-        self,
-        trace: Trace,
-        outputs: Sequence[str],
-        numbers: Collection[str],
-        headers: bool,
-        literal: bool = False,
-    ) -> None:
-        """``numbers``: names of parameters; ``headers``: whether the kernels include CUDA's. Raises Refusal."""
+        self, trace: Trace, outputs: Sequence[str], numbers: Collection[str], options: Mapping[str, str],
+        literal: bool = False, changed: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """``numbers``: names of parameters; ``options``: the compiler's, as texts; ``changed``: arguments that kernels
+        may change, of which they then get a copy. Raises Refusal."""
         self.numbers = numbers
         self._trace, self._literal, self.sized = trace, literal, False
-        self._options = ', "options": {"headers": ("cuda",)}' * headers
+        listed = ", ".join(f'"{name}": {value}' for name, value in options.items())
+        self._options = f', "options": {{{listed}}}' * bool(options)
         self._vars = {**trace.inputs, **{step.name: step for step in trace.steps if isinstance(step, Var)}}
         self._outputs: dict[int, str] = {}
-        if changed := [name for name in written(trace) if name not in outputs]:
-            raise Refusal(f"a kernel changes {changed[0]}, an argument of the call")
+        self.copied = {name: f"{name}_own" for name in written(trace) if name not in outputs}
+        for name in self.copied:
+            if name not in changed or not trace.inputs[name].tensor.is_contiguous():
+                raise Refusal(f"a kernel changes {name}, an argument of the call")
         for tensor, name in zip(trace.results, outputs if trace.results else (), strict=True):
             root = self._root(tensor, "after the kernels")
             whole = root.tensor.numel() == tensor.numel() and tensor.is_contiguous()
-            if root.kind not in _NEW or id(root) in self._outputs or not whole:
+            made = root.kind in _NEW or root.name in self.copied
+            if not made or id(root) in self._outputs or not whole:
                 raise Refusal("a result is an argument of the call, another result, or a part of a tensor")
             self._outputs[id(root)] = name
+        self._results = [*self._outputs.values()]
+        for name, own in self.copied.items():
+            self.copied[name] = self._outputs.setdefault(id(trace.inputs[name]), own)
 
     def text(self) -> str:
         """Raises Refusal."""
         added = written(self._trace, _ADDS) if not self._trace.results else ()
         steps, scratch = [f'{{"zero": "{name}"}}' for name in added], []
+        for name, own in self.copied.items():
+            tensor, count = self._trace.inputs[name].tensor, self.product(name, 0)
+            if own not in self._results:
+                scratch.append(f'"{own}": ("{str(tensor.dtype)[6:]}", ({count},))')
+            sizes = '"grid": (1024, 1, 1), "block": (256, 1, 1), "shared": 0'
+            steps.append(
+                f'{{"kernel": "copied<{_WORDS[tensor.element_size()]}>", {sizes}, '
+                f'"arguments": ("{own}", "{name}", {{"i64": {count}}})}}'
+            )
         used = {id(self._root(pointer.tensor, "on a tensor")) for pointer in pointers(self._trace)} | set(
             self._outputs
         )

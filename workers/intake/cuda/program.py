@@ -37,7 +37,7 @@ def module_text(
     for name, value in knobs.items():
         if name not in space:
             launch = launch.replace(f'params["{name}"]', str(value))
-            device = re.sub(rf"(unroll[ (]+|bounds__\([^)]*)\b{name}\b", rf"\g<1>{value}", device)
+            device = re.sub(rf"(unroll[ (]+|bounds__\([^)]*|#if )\b{name}\b", rf"\g<1>{value}", device)
         launch = launch.replace(f"${name}$", name if name in space else str(value))
     declared = {"SPACE": {n: tuple(v) for n, v in space.items()}, "DEFAULTS": {n: knobs[n] for n in space}}
     head = "".join(f"{name} = {table!r}\n" for name, table in declared.items()).replace("'", '"')
@@ -86,8 +86,16 @@ class Intake:
         dims, rank = site.dims[0], max(len(o.shape) for o in site.operands)
         literals = re.findall(r"\b\d{2,9}\b", self._source.code.text)
         numbers = set(dims.values() if self._source.sized else map(int, literals))
-        for wanted in (*(check_dims(dims, scale, rank) for scale in ("large", "even")), *last_resorts(dims)):
-            small = {n: dims[n] if dims[n] in numbers else size for n, size in wanted.items()}
+        few = [{n: min(size, least) for n, size in dims.items()} for least in (3, 2)]  # of a batch of images
+        asked = (
+            [check_dims(dims, scale, rank) for scale in ("large", "even")]
+            if len(dims) > 1 or rank < 3
+            else few
+        )
+        for wanted in (*asked, *last_resorts(dims)):
+            small = {
+                n: dims[n] if dims[n] in numbers and asked is not few else size for n, size in wanted.items()
+            }
             if len(found) == 2 or (found and (small in last_resorts(dims) or small == found[0].dims)):
                 continue
             try:
@@ -108,9 +116,10 @@ class Intake:
     def answer(self) -> Answer:
         """What the operator and its seed are made of. Raises Refusal."""
         site, source = self.site, self._source
-        device, certain = scheduled(source.code.text, source.knobs)
+        self.compiled(source.code.text, {}, source.knobs)  # its lines are the file's
+        plain = launched(self.text, site.operands, site.dims[0], source.knobs)
+        device, certain = scheduled(source.code, source.knobs, plain["steps"])
         knobs = {**source.knobs, **certain}
-        self.compiled(device, {}, knobs)
         shapes = self.shapes()
         factors = bounds.factors(site.operands, shapes[0].dims) if "mma" in device else ""
         kinds = InputKinds(

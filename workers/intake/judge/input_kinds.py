@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.fitness.elements import turned_one_way
 from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
+from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, read, wrong
 from tilewright.workers.intake.judge.inputs import (
     EXTREME,
@@ -101,6 +102,9 @@ class Effort:
     clock: Callable[[], float] = time.process_time
     """In seconds of a processor: which kinds there are does not depend on how busy a machine is."""
 
+    ahead: bool = False
+    """Whether forked processes may run kinds before they are asked for; what holds a device or threads cannot."""
+
 
 def inputs_of(
     operands: Sequence[Operand], dims: Dims, kind: str, spread: int, seed: int = 17
@@ -129,6 +133,7 @@ class InputKinds:
         )
         self._factors, self._source = factors, source
         self._until = effort.clock() + effort.seconds
+        self._tried = Ahead(self._outcomes_and_others, effort.clock)
         self._ordered = sorted(shapes, key=lambda shape: shape.elements)
         self._probe = self._ordered[-1 if effort.on_largest else 0].dims
         self._dtypes = [
@@ -144,6 +149,14 @@ class InputKinds:
         own = ((GIVEN,),) if any(o.values for o in self.operands) else ()
         floats = sum(is_float(operand.dtype) for operand in operands)
         apart = (SET_APART,) if floats else ()  # integers are the same of every such kind
+        if effort.ahead:
+            extreme = [f"{name}-{power}" for name, powers in EXTREME.items() for power in powers]
+            rows = [kind for kinds in ROWS.values() for kind in kinds]
+            firsts = [kinds[0] for kinds in (*own, *apart, tuple(FEW_VALUES))]
+            self._tried.begin(
+                (kind, USUAL_SPREAD)
+                for kind in (*firsts, *(dict.fromkeys([*rows, *extreme]) if floats else ()))
+            )
         for kinds in (*own, *apart, tuple(FEW_VALUES)):
             for kind in kinds:
                 spreads = (4,) if kind in ("far", GIVEN, *FEW_VALUES) else (4, 2, 1)
@@ -168,7 +181,7 @@ class InputKinds:
 
     @property
     def _late(self) -> bool:
-        return self._effort.clock() > self._until
+        return self._effort.clock() + self._tried.seconds > self._until
 
     @property
     def names(self) -> list[str]:
@@ -218,13 +231,16 @@ class InputKinds:
 
     def _added(self, kind: str, spread: int) -> bool:
         """Add a kind, unless reference or kernel fails on it, or the dtypes do not explain the kernel's errors."""
-        found = self._outcomes(kind, spread)
+        if self._late:
+            return False
+        found, others = self._tried(kind, spread)
         if found is None:
             return False
         before = self._bars(self._pairs) if kind not in SET_APART and kind != "repeated" else []
         self._pairs[kind] = found
         unexplained = spread > self._effort.blamed_spread or kind == "far"
-        fits = kind in ("repeated", GIVEN) or self._bears_others(kind, spread + 1)
+        fits = others is not None
+        self._pairs[kind] += others or []
         fits = fits and (kind not in SET_APART or not unexplained or None not in self._bars((kind,)))
         fits = fits and (not before or self._bars(self._pairs) == before)
         if not fits:
@@ -255,16 +271,20 @@ class InputKinds:
                 found.append(Pair(outputs, answer))
         return found
 
-    def _bears_others(self, kind: str, spread: int) -> bool:
-        """Whether reference and kernel bear further draws: some overflow."""
+    def _outcomes_and_others(self, kind: str, spread: int) -> tuple[list[Pair] | None, list[Pair] | None]:
+        """``_outcomes``, and ``_others`` of kinds that have any."""
+        found = self._outcomes(kind, spread)
+        others = [] if found and kind in ("repeated", GIVEN) else found and self._others(kind, spread + 1)
+        return found, others
+
+    def _others(self, kind: str, spread: int) -> list[Pair] | None:
+        """Further draws, None where reference or kernel does not bear them: some overflow. The more draws, the nearer
+        is the largest error to what a campaign sees."""
         most = LARGEST if family(kind) in EXTREME else MOST_ANSWER
         asked = [(self._probe, seed) for seed in range(self._effort.draws)]
         runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else self._effort.kernel_draws
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
-        pairs = self._bears(self.operands, asked, kind, spread, most, own)
-        # The more draws, the nearer is the largest error to what a campaign sees.
-        self._pairs[kind] += pairs or []
-        return pairs is not None
+        return self._bears(self.operands, asked, kind, spread, most, own)
 
     def _bears_edges(self, operands: Sequence[Operand]) -> bool:
         """Whether the reference bears the operands' edges on every shape, and the kernel on the smallest."""

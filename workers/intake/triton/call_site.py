@@ -5,6 +5,7 @@ import functools
 import inspect
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,6 +83,21 @@ class CallSite:
                     if self._size_code(text) and (parts or "/" not in text):
                         self.followed[(key,)] = text
         return bool(self.followed)
+
+    def join_equal(self) -> bool:
+        """Take dimensions of one size in every call for one; whether there are any."""
+        firsts: dict[tuple[int, ...], str] = {}
+        names = {n: firsts.setdefault(tuple(d[n] for d in self.dims), n) for n in self.dims[0]}
+
+        def put(size: Any) -> Any:
+            return re.sub(r"\w+", lambda f: names.get(f[0], f[0]), size) if isinstance(size, str) else size
+
+        self.operands = [
+            replace(o, shape=tuple(map(put, o.shape)), below=put(o.below), total=put(o.total))
+            for o in self.operands
+        ]
+        self.dims = [{n: size for n, size in d.items() if names[n] == n} for d in self.dims]
+        return len(firsts) < len(names)
 
     def _size_code(self, text: str) -> str:
         """A size as Python over the operands; empty where it is none of theirs."""

@@ -49,6 +49,7 @@ class Interpreter:
     def __init__(self, module: ModuleType) -> None:
         self._module = module
         self._idle: list[_Process] = []
+        self._owner = os.getpid()
         self.seconds = self.spent = 0.0
         """Of a processor, that the last run had, and all: a busy machine makes it no more."""
 
@@ -91,6 +92,8 @@ class Interpreter:
         return found
 
     def _started(self, share: Sequence[Given]) -> _Process:
+        if self._owner != os.getpid():  # forked: the processes are the other one's
+            self._idle, self._owner = [], os.getpid()
         process = self._idle.pop() if self._idle else _Process(self._module)
         process.give(share)
         return process

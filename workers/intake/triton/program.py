@@ -34,6 +34,7 @@ from tilewright.workers.intake.child_program import (
     undefined,
 )
 from tilewright.workers.intake.judge import bounds
+from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
 from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, OwnAnswers
 from tilewright.workers.intake.judge.self_reference import SELF
@@ -55,7 +56,7 @@ from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 from tilewright.workers.runners.triton.tensors import load_module
 
-EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0)
+EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0, ahead=True)
 OWN_DRAWS = 4
 """Draws where the kernel is its own reference, so that each is a run."""
 
@@ -297,6 +298,15 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
         if made.source not in known:
             known.add(made.source)
             yield made
+    site.followed.clear()
+    site.keeps_arguments = False
+    if (
+        site.join_equal()
+    ):  # the reference tells them apart, as lengths of queries and of keys, and the kernel does not
+        with stub_device(site.part):
+            made = site.module_at(site.dims[0], types)
+        torch.set_default_device("cpu")
+        yield made
 
 
 def _drawn_or_given(
@@ -376,6 +386,8 @@ def _judged(
         seed, shapes = _seed_with_shapes(site, text, notes, patience)
     except Refusal as refusal:
         return {**refused(refusal.what), "notes": notes}
+    work = Ahead(lambda: product_work(seed), seed.interpreter.clock)
+    work.begin([()])
     quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
     every, shapes = shapes, quick if patience < 1.0 else shapes
     kinds = input_kinds(seed, shapes, patience)
@@ -407,6 +419,7 @@ def _judged(
         return {**refused(f"the kernel module is wrong: {fault}"), "notes": notes}
     return {
         "source": source,
+        "dims": site.dims,
         "space": {name: list(values) for name, values in space.items()},
         "defaults": defaults,
         "points": seed.text.configurations(space, defaults),
@@ -421,7 +434,7 @@ def _judged(
         "kinds": kinds.names,
         "spread": kinds.spread,
         "independent": independent_dimensions(seed, shapes[0], results),
-        "work": product_work(seed),
+        "work": work(),
         "notes": notes,
         "rest": _rest(seed),
         "left_out": seed.text.left_out,

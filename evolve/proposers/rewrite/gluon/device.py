@@ -1,6 +1,7 @@
 """The new kernel's text: producer, consumer and entry, with the statements that are carried over."""
 
 import ast
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 import libcst as cst
@@ -205,7 +206,9 @@ class DeviceText(EpilogueText):
             table = {**self.names, "sum_0": f"{product.accumulates}_0", "sum_1": f"{product.accumulates}_1"}
             table |= {"a_view": ".permute((1, 0))" if product.left.turned else ""}
             table |= {"b_view": ".permute((1, 0))" if product.right.turned else ""}
-            return filled(IN_PLACE, table)
+            apart = f"{self._late(late, 0)}\n{guarded(self._late(late, 1))}"
+            apart, beside = (textwrap.indent(text, "    ") for text in (apart, filled(IN_PLACE, table)))
+            return f"if IN_FLIGHT == 2:\n{apart}\nelse:\n{beside}"
         if not self.plan.split:
             raise Unsupported("statements behind the product that all tiles share")
         first, second = (self._late(late, piece) for piece in (0, 1))
@@ -235,7 +238,10 @@ class DeviceText(EpilogueText):
         for name in self.plan.accumulators:
             if self._is_tile(name):
                 own = f"{name}_{piece}"
-                lines.append(f"if PIN:\n    {own} = warpgroup_mma_wait(num_outstanding=0, deps=({own},))")
+                pinned = "PIN" if self.product.accumulates is None else "True"
+                lines.append(
+                    f"if {pinned}:\n    {own} = warpgroup_mma_wait(num_outstanding=0, deps=({own},))"
+                )
         return "\n".join(lines)
 
     def _end(self) -> str:
@@ -249,7 +255,7 @@ class DeviceText(EpilogueText):
                 {sum}_0, {sum}_1 = warpgroup_mma_wait(num_outstanding=0, deps=({sum}_0, {sum}_1))
             else:
                 {sum}_0 = warpgroup_mma_wait(num_outstanding=0, deps=({sum}_0,))
-            if IN_FLIGHT:
+            if IN_FLIGHT == 1:
                 mbarrier.arrive(
                     {empty}.index(gl.where({stage} == 0, STAGES - 1, {stage} - 1)), count=1, pred={launched} == 1
                 )

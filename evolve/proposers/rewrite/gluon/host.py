@@ -1,5 +1,6 @@
 """The new launch's text: layouts and descriptors, how many tiles and stages, what the kernel is given."""
 
+import ast
 import re
 import textwrap
 from collections.abc import Sequence
@@ -152,6 +153,9 @@ class HostText(Lowering):
                 "C_LAYOUT=c_layout",
             ]
         mode = "IN_FLIGHT" if self.product.accumulates is not None else "PIN"
+        # what ``acc += dot(a, b)`` adds, and ``dot(a, b, acc)`` leaves to the tensor cores
+        added = isinstance(self.product.dot.node, ast.AugAssign)
+        apart = f"2 if {left.tensor}.element_size() == 1 else " if added else ""
         a_box, b_box = self._box(left, left.axes[0], host=True), self._box(right, None, host=True)
         table = {
             **self.names,
@@ -160,7 +164,7 @@ class HostText(Lowering):
             "b_desc": _descriptor(right, f"[{', '.join(b_box)}]", "b_layout"),
             "given": "".join(f"{text}, " for text in [*given, *stored]),
             "ring": self._ring_launch(),
-            "mode": f"IN_FLIGHT={self._param('in_flight')} and stages > 1"
+            "mode": f"IN_FLIGHT={apart}int({self._param('in_flight')} and stages > 1)"
             if mode == "IN_FLIGHT"
             else f"PIN={self._param('pin')}",
             **{

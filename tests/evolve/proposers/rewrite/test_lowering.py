@@ -75,6 +75,25 @@ def test_rows_numbers_come_through_the_ring_where_bulk_copies_may_begin():
         assert trial.ok, (rows, trial.reason)
 
 
+def test_products_of_8_bits_are_added_as_the_source_adds_them():
+    case = CASES["matmul_masked.py"]
+    source = case.source.replace("accumulator = tl.dot(a, b, accumulator)", "accumulator += tl.dot(a, b)")
+    assert "IN_FLIGHT=2 if" in lowered(source) and "IN_FLIGHT=2" not in lowered(case.source)
+    rows, turned = "b.stride(0),\n        b.stride(1),", "b.stride(1),\n        b.stride(0),"
+    source = source.replace("b.shape[1]", "b.shape[0]").replace(
+        rows, turned
+    )  # [N, K], as 8 bits are multiplied
+    inputs = [
+        [n, shape[:: 1 if n == "a" else -1], "float8_e4m3fn", kind] for n, shape, _, kind in case.inputs
+    ]
+    point = {**read_declarations(lowered(source)).defaults, **case.params, "BLOCK_K": 64}
+    trials = [
+        Trial(case.name, str(n), "", lowered(source), {**point, "pieces": n, "slots": n}) for n in (1, 2)
+    ]
+    run_checks([replace(case, source=source, inputs=inputs)], trials)
+    assert [t.reason for t in trials if not t.ok] == []
+
+
 def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path):
     """From the naive FP8 seed to 128 x 256 tiles of two consumers in one rewrite."""
     source = lowered(POINTER)

@@ -14,6 +14,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
 from tilewright.evolve.proposers.rewrite.gluon.chain.scale import number_in_host, unscaled
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
+from tilewright.evolve.proposers.rewrite.gluon.chain.written_out import written_out
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
     calls,
@@ -81,7 +82,12 @@ class Chains:
 
     kernel: TritonKernel
     query: Box
-    query_name: str
+    query_names: frozenset[str]
+    """Of the tile that is loaded, and of what is made of it."""
+
+    prepared: tuple[Statement, ...]
+    """What is made of the tile before the loops."""
+
     loops: tuple[Chain, ...]
     between: tuple[tuple[Statement, ...], ...]
     after: tuple[Statement, ...]
@@ -145,6 +151,7 @@ def read(kernel: TritonKernel) -> Chains:
     """Raises Unsupported with what is not understood."""
     (function,) = ast.parse(dedented(kernel.source, kernel.function)).body
     assert isinstance(function, ast.FunctionDef)
+    function.body = written_out(function.body, kernel)
     function = _Programs(kernel.tl).visit(function)
     body = [Statement(s) for s in ast.parse(ast.unparse(ast.Module(function.body, []))).body]
     body = [s for s in body if not is_idle(s, kernel.tl)]
@@ -174,8 +181,8 @@ def read(kernel: TritonKernel) -> Chains:
         raise Unsupported("loops of different operands")
     before = body[: places[0]]
     name = left.pop()
-    query = _query(kernel, name, before, bound)
-    between = [tuple(s for s in before if not (s.writes & {name} and calls(s.node, kernel.tl, "load")))]
+    query, names, prepared = _query(kernel, name, before, bound)
+    between = [tuple(s for s in before if not s.writes & names)]
     between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
     axis = _shared_axis(loops, query, body)
     loops, parts = unscaled(loops, [*between, body[places[-1] + 1 :]], kernel, bound)
@@ -183,7 +190,18 @@ def read(kernel: TritonKernel) -> Chains:
     if axis >= len(grid):
         raise Unsupported("a grid with fewer axes than the kernel asks for")
     return Chains(
-        kernel, query, name, tuple(loops), tuple(parts[:-1]), parts[-1], grid, whole, axis, bound, sums
+        kernel,
+        query,
+        names,
+        prepared,
+        tuple(loops),
+        tuple(parts[:-1]),
+        parts[-1],
+        grid,
+        whole,
+        axis,
+        bound,
+        sums,
     )
 
 
@@ -382,16 +400,10 @@ def _tried(reader: SumReader, node: ast.expr) -> Sum | None:
 
 def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) -> tuple[str, Box]:
     """(name, box) of a product's right operand, loaded in the loop."""
-    turned = False
-    while True:
-        if isinstance(node, ast.Attribute) and node.attr == "T":
-            node, turned = node.value, not turned
-        elif isinstance(node, ast.Call) and device_call(node, tl) == "trans" and len(node.args) == 1:
-            node, turned = node.args[0], not turned
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
-            node = node.func.value
-        else:
-            break
+    node, turned = _turned(node, tl)
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+        node, again = _turned(node.func.value, tl)
+        turned ^= again
     name, loads = "", [node]
     if isinstance(node, ast.Name):
         name = node.id
@@ -403,6 +415,11 @@ def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) 
         ]
         if sum(name in s.writes for s in body) != 1:
             raise Unsupported(f"operand {name} is changed after it is loaded")
+        found = [_turned(n, tl) for n in loads]
+        loads, turns = [n for n, _ in found], {again for _, again in found}
+        if len(turns) > 1:
+            raise Unsupported(f"operand {name}, which is transposed in one place and not in another")
+        turned ^= True in turns
     if not loads or any(device_call(n, tl) != "load" for n in loads):
         raise Unsupported(f"an operand computed by {ast.unparse(node)[:40]}")
     # of several loads, chosen by what the compiler knows, the one that masks most
@@ -412,6 +429,18 @@ def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) 
         box = _loaded(boxes, load)
     assert box is not None
     return name, replace(box, turned=not box.turned) if turned else box
+
+
+def _turned(node: ast.expr, tl: str) -> tuple[ast.expr, bool]:
+    """What an expression transposes, and whether it does so an odd number of times."""
+    turned = False
+    while True:
+        if isinstance(node, ast.Attribute) and node.attr == "T":
+            node, turned = node.value, not turned
+        elif isinstance(node, ast.Call) and device_call(node, tl) == "trans" and len(node.args) == 1:
+            node, turned = node.args[0], not turned
+        else:
+            return node, turned
 
 
 def _loaded(boxes: BoxReader, load: ast.Call) -> Box:
@@ -474,20 +503,30 @@ def _held(
 
 def _query(
     kernel: TritonKernel, left: str, before: Sequence[Statement], bound: Mapping[str, ast.expr]
-) -> Box:
-    """The box of the first product's left operand."""
+) -> tuple[Box, frozenset[str], tuple[Statement, ...]]:
+    """The box of the first product's left operand, the names of its tile, and what is made of it first."""
     if not left.isidentifier():
         raise Unsupported(f"an operand computed by {left[:40]}")
     boxes = BoxReader(kernel, SumReader(kernel.tl, bound, {}), None)
-    writers = [s for s in before if left in s.writes]
-    if not writers:
+    names, loads, prepared = {left}, list[ast.expr](), list[Statement]()
+    loaded = {n for s in before if calls(s.node, kernel.tl, "load") for n in s.writes}
+    for statement in reversed(before):
+        if not statement.writes & names:
+            continue
+        found = [n.value for n in ast.walk(statement.node) if isinstance(n, ast.Assign)]
+        if found and all(device_call(n, kernel.tl) == "load" for n in found):
+            loads += found
+        elif loads or len(statement.reads & loaded) != 1 or not isinstance(statement.node, ast.Assign):
+            raise Unsupported(f"an operand computed by {statement.text[:40]}")
+        else:
+            prepared.insert(0, statement)
+            names |= statement.reads & loaded
+    if not loads:
         raise Unsupported(f"operand {left}, which is loaded in the loop")
-    loads = [n.value for s in writers for n in ast.walk(s.node) if isinstance(n, ast.Assign)]
-    if not loads or any(device_call(n, kernel.tl) != "load" for n in loads):
-        raise Unsupported(f"an operand computed by {writers[-1].text[:40]}")
-    return [
+    tiles = [
         _loaded(boxes, n) for n in sorted(loads, key=lambda n: len(ast.unparse(n))) if isinstance(n, ast.Call)
-    ][-1]
+    ]
+    return tiles[-1], frozenset(names), tuple(prepared)
 
 
 def _shared_axis(loops: Iterable[Chain], query: Box, body: Sequence[Statement]) -> int:

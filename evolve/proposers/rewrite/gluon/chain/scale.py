@@ -282,7 +282,7 @@ class _Scaled(ast.NodeTransformer):
 
     def __init__(self, tl: str, name: str, factor: ast.expr) -> None:
         self.tl, self.name, self.factor = tl, name, factor
-        self.text = f"{name} * {ast.unparse(factor)}"
+        self.text = ast.unparse(ast.BinOp(ast.Name(name), ast.Mult(), factor))
 
     def of(self, statement: Statement) -> Statement:
         node = ast.parse(statement.text).body[0]

@@ -124,10 +124,18 @@ def {kernel}_consumer(
             <programs_of_other>
             mbarrier.wait(q_ready.index(GROUP), {q_phase})
             {q_phase} ^= 1
+            <prepared>
             <consumer_loops>
             <after>
     tma.store_wait(0)
 '''
+
+PREPARED = """
+{query} = {q_now}.load(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {DEPTH}, 16]))
+<prepare>
+{q_now}.store({query})
+fence_async_shared()
+"""
 
 ADVANCE = """
 {wrapped} = {stage} == STAGES - 1

@@ -17,7 +17,7 @@ from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, 
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.gluon.chain.texts import CONSTRAINTS, SPACE
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
-from tilewright.evolve.proposers.rewrite.gluon.host import spare_launch
+from tilewright.evolve.proposers.rewrite.gluon.host import read_parameter, spare_launch
 from tilewright.evolve.proposers.rewrite.gluon.lower import IMPORTS, TAKEN
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Carrier,
@@ -56,12 +56,22 @@ class LowerChain(NodeRule[Chains]):
             extent = getattr(payload, key)
             if extent.isdigit() or (key == "columns" and extent == payload.rows):
                 del space[key]
+        given = [kernel.given(n) for n in (payload.rows, payload.columns)]
+        own = [read_parameter(kernel.source, g) if g is not None else "" for g in given]
+        several = len(payload.loops) > 1 and "columns" in space and all(own)
+        if several:  # which steps a mask spares may rest on what the source says of its tiles
+            known = kernel.source.space[own[1]]
+            values = tuple(v for v in space["columns"][0] if v in known) or (64,)
+            most = 64 if own[0] == own[1] else 128
+            space["columns"] = (values, max(v for v in values if v <= most or v == values[0]))
         if payload.rows.isdigit() and payload.rows not in ("64", "128"):
             raise Unsupported("rows that no group of warps multiplies")
         tunables = {key: edit.add_parameter(key, values, default) for key, (values, default) in space.items()}
         names = {"rows": payload.rows, "columns": tunables.get("rows", payload.columns), **tunables}
         for expression, reason in CONSTRAINTS.items():
             edit.add_constraint(re.sub(r"[a-z_]+", lambda found: names[found[0]], expression), reason)
+        if several and len(set(own)) == 1 and "rows" in tunables:
+            edit.add_constraint(f"{tunables['columns']} == {tunables['rows']}", "one number in the source")
         text = ChainText(edit, payload, tunables)
         edit.before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
         edit.replace_statement(kernel.source.statement(kernel.launch()), text.launches())
@@ -71,7 +81,7 @@ class LowerChain(NodeRule[Chains]):
 NAMES = (
     "tiles others last lap row other stage phase q_phase q_stages k_stages v_stages bars "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
-    "heads all_laps many there groups own_first own skipped whole masked o_stages"
+    "query heads all_laps many there groups own_first own skipped whole masked o_stages"
 )
 """That the new kernel binds."""
 
@@ -214,10 +224,9 @@ class ChainText:
         return "\n\n\n".join(["", *parts])
 
     def _carrier(self, renamed: Mapping[str, str] | None = None) -> ChainCarrier:
-        loop = self.chains.loops[0]
-        tiles = dict.fromkeys(loop.tiles, self.names["v_stages"]) | {
-            self.chains.query_name: self.names["q_stages"]
-        }
+        loaded = frozenset[str]().union(*(loop.tiles for loop in self.chains.loops))
+        tiles = dict.fromkeys(loaded, self.names["v_stages"])
+        tiles |= dict.fromkeys(self.chains.query_names, self.names["q_stages"])
         return ChainCarrier(self.chains, self.names, {**tiles, **(renamed or {})})
 
     def _plain(self, text: str) -> str:
@@ -281,7 +290,15 @@ class ChainText:
             )
         consuming, consumed = self._consumer_loops()
         finished, after = self._after()
-        consuming |= finished | {chains.rows, chains.columns, chains.width, chains.depth}
+        scalars = self._scalars(self._reads(chains.prepared) - chains.query_names)
+        made_of = dict.fromkeys(chains.query_names, names["query"])
+        prepare = self._lines(scalars) + "\n" + self._lines(chains.prepared, made_of)
+        prepared = filled(texts.PREPARED, {**table, "prepare": prepare}) if chains.prepared else ""
+        consuming |= (
+            self._reads([*scalars, *chains.prepared])
+            | finished
+            | {chains.rows, chains.columns, chains.width, chains.depth}
+        )
         producing |= {chains.rows, chains.columns, chains.width, chains.depth}
         boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
         made = {}
@@ -291,7 +308,14 @@ class ChainText:
         self.passed = [n for n in self.order if n in names_of["entry"]]
         runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
         made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
-        return {**table, **made, "loops": "\n".join(loops), "after": after, "consumer_loops": consumed}
+        return {
+            **table,
+            **made,
+            "loops": "\n".join(loops),
+            "after": after,
+            "consumer_loops": consumed,
+            "prepared": prepared,
+        }
 
     def _step_names(self, number: int) -> set[str]:
         loop = self.chains.loops[number]

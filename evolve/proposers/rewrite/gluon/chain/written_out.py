@@ -1,0 +1,181 @@
+"""A kernel's function in plain words: helpers that hold its loops where they are called, tiles behind pointers."""
+
+import ast
+import copy
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, calls, device_call, names_in
+from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
+
+_OPERATIONS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.BitAnd: operator.and_, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}  # fmt: skip
+
+
+def written_out(body: Sequence[ast.stmt], kernel: TritonKernel) -> list[ast.stmt]:
+    """The statements of a function. Raises Unsupported for a helper that cannot be written out."""
+    known: dict[str, ast.expr] = {}
+    for name in kernel.constexprs:
+        given = kernel.given(name)
+        text = "" if given is None else kernel.source.code(given)
+        known |= {name: ast.Constant(int(text))} if text.isdigit() else {}
+    module = ast.parse(kernel.source.source).body
+    helpers = {f.name: f for f in module if isinstance(f, ast.FunctionDef) and calls(f, kernel.tl, "dot")}
+    made: list[ast.stmt] = []
+    for statement in _settled(body, known):
+        call = getattr(statement, "value", None)
+        here = [statement]
+        if isinstance(call, ast.Call) and (helper := helpers.get(ast.unparse(call.func))):
+            here = _inlined(helper, statement, call, len(made), kernel)
+        made += _settled(here, known)
+    tiles = _Tiles(kernel)
+    made = [one for statement in made for one in tiles.statement(statement)]
+    return [ast.fix_missing_locations(statement) for statement in made]
+
+
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, values: Mapping[str, ast.expr], names: Mapping[str, str]) -> None:
+        self.values, self.names = values, names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.values:
+            return copy.deepcopy(self.values[node.id])
+        return ast.Name(self.names.get(node.id, node.id), node.ctx)
+
+
+def _inlined(
+    helper: ast.FunctionDef, statement: ast.stmt, call: ast.Call, number: int, kernel: TritonKernel
+) -> list[ast.stmt]:
+    """What a call does. Results keep the names that the caller binds; other local names get a ``number``."""
+    refused = Unsupported(f"a helper, {helper.name}, that is not called plainly for a tuple of names")
+    named = [a.arg for a in helper.args.args]
+    values = {**dict(zip(named, call.args, strict=False)), **{str(k.arg): k.value for k in call.keywords}}
+    *inner, last = helper.body
+    if not isinstance(last, ast.Return) or not isinstance(statement, ast.Assign) or set(values) != set(named):
+        raise refused
+    bound = {n for s in inner for n in Statement(s).writes}
+    targets, results = _names(statement.targets[0]), _names(last.value)
+    names = {n: f"{n}_{number}" for n in bound}
+    if set(names.values()) & kernel.source.identifiers or not results or len(results) != len(targets):
+        raise refused
+    names |= dict(zip(results, targets, strict=True))
+    moved = {names[p]: values[p] for p in named if p in bound and ast.unparse(values[p]) != names[p]}
+    given = [values[p] for p in named if p not in bound] + list(moved.values())
+    if {n for value in given for n in names_in(ast.unparse(value))} & set(names.values()) or set(
+        results
+    ) - bound:
+        raise Unsupported(f"a helper, {helper.name}, whose arguments are bound anew")
+    put = _Renamed({p: values[p] for p in named if p not in bound}, names)
+    begun = [ast.Assign([ast.Name(name, ast.Store())], value, lineno=0) for name, value in moved.items()]
+    return [*begun, *(put.visit(copy.deepcopy(s)) for s in inner)]
+
+
+def _names(node: ast.expr | None) -> list[str]:
+    """Of a tuple of different names, or of one; none of anything else."""
+    elements = node.elts if isinstance(node, ast.Tuple) else [node]
+    found = [e.id for e in elements if isinstance(e, ast.Name)]
+    return found if len(set(found)) == len(elements) else []
+
+
+def _settled(body: Iterable[ast.stmt], known: Mapping[str, ast.expr]) -> list[ast.stmt]:
+    """Statements without branches that constants decide."""
+    made: list[ast.stmt] = []
+    for statement in body:
+        if isinstance(statement, ast.If):
+            taken = _value(_Renamed(known, {}).visit(copy.deepcopy(statement.test)))
+            if taken is not None:
+                made += _settled(statement.body if taken else statement.orelse, known)
+                continue
+        if isinstance(statement, ast.For):
+            statement.body = _settled(statement.body, known)
+        made.append(statement)
+    return made
+
+
+def _value(node: ast.expr) -> int | str | None:
+    """Of constants; None for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | str):
+        return node.value
+    sides: list[ast.expr] = []
+    if isinstance(node, ast.BinOp):
+        sides, operation = [node.left, node.right], _OPERATIONS.get(type(node.op))
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+        sides, operation = [node.left, node.comparators[0]], _OPERATIONS.get(type(node.ops[0]))
+    values = [_value(side) for side in sides]
+    if not values or None in values or operation is None or {type(v) for v in values} - {int, bool}:
+        return None
+    return int(operation(*values))
+
+
+class _Tiles(ast.NodeTransformer):
+    """Loads and stores through block pointers and descriptors of two axes as those of pointers with masks."""
+
+    def __init__(self, kernel: TritonKernel) -> None:
+        self.tl, self.taken = kernel.tl, kernel.source.identifiers
+        self.known: dict[str, tuple[str, list[list[str]]]] = {}
+        """By name: where the tensor begins; sizes, strides, and extents of a tile."""
+
+    def statement(self, node: ast.stmt) -> list[ast.stmt]:
+        if isinstance(node, ast.For):
+            node.body = [one for statement in node.body for one in self.statement(statement)]
+            return [node]
+        value = node.value if isinstance(node, ast.Assign) else None
+        name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+        if not isinstance(value, ast.Call):
+            return [self.visit(node)]
+        made = device_call(value, self.tl)
+        if made in ("make_block_ptr", "make_tensor_descriptor"):
+            keys = ("base", "shape", "strides", *(("offsets",) if "ptr" in made else ()), "block_shape")
+            given = dict(zip(keys, value.args, strict=False)) | {str(k.arg): k.value for k in value.keywords}
+            parts = {k: _pair(given.get(k)) for k in keys[1:]}
+            if name in self.known or {f"{name}_0", f"{name}_1"} & self.taken:
+                raise Unsupported(f"a tile, {name}, that is described twice")
+            self.known[name] = (
+                ast.unparse(given["base"]),
+                [parts[k] for k in ("shape", "strides", "block_shape")],
+            )
+            return _lines(f"{name}_{n} = {at}" for n, at in enumerate(parts.get("offsets", ())))
+        if made == "advance" and name in self.known and ast.unparse(value.args[0]) == name:
+            return _lines(f"{name}_{n} += {by}" for n, by in enumerate(_pair(value.args[1])) if by != "0")
+        return [self.visit(node)]
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if (
+            not isinstance(node.func, ast.Attribute)
+            or node.func.attr not in ("load", "store")
+            or not node.args
+        ):
+            return node
+        name, (first, *rest) = ast.unparse(node.func.value), node.args
+        if name in self.known:
+            at, checked = _pair(first), "01"
+        elif device_call(node, self.tl) and ast.unparse(first) in self.known:
+            name = ast.unparse(first)
+            at = [f"{name}_0", f"{name}_1"]
+            checked = "".join(ast.unparse(k.value) for k in node.keywords if k.arg == "boundary_check")
+        else:
+            return node
+        base, (sizes, strides, extents) = self.known[name]
+        sides = ("[:, None]", "[None, :]")
+        where = [f"({a} + {self.tl}.arange(0, {e}))" for a, e in zip(at, extents, strict=True)]
+        ends = [f"({where[n]} < {sizes[n]}){sides[n]}" for n in (0, 1) if str(n) in checked]
+        steps = [f"{where[n]}.to({self.tl}.int64){sides[n]} * ({strides[n]})" for n in (0, 1)]
+        parts = [" + ".join([base, *steps]), *map(ast.unparse, rest)]
+        parts += [f"mask={' & '.join(ends)}"] if ends else []
+        parts += ["other=0.0"] if ends and node.func.attr == "load" else []
+        return ast.parse(f"{self.tl}.{node.func.attr}({', '.join(parts)})", mode="eval").body
+
+
+def _pair(node: ast.expr | None) -> list[str]:
+    elements = [ast.unparse(e) for e in getattr(node, "elts", ())]
+    if len(elements) != 2:
+        raise Unsupported("a tile that is not described by two axes")
+    return elements
+
+
+def _lines(texts: Iterable[str]) -> list[ast.stmt]:
+    return ast.parse("\n".join(texts)).body
