@@ -1,6 +1,6 @@
 """How good is the best configuration after n evaluations? The campaign code, driven on recorded spaces.
 
-    python -m experiments.studies.search.efficiency --seeds 30 --out experiments/records/search/search_efficiency
+    python -m experiments.studies.search.efficiency --seeds 30 --out RECORD
 
 Score after n evaluations: optimum / best so far, 0 while nothing valid was found; failures count as evaluations.
 Per space the median over seeds, then the mean over spaces, with a bootstrap interval over seeds.
