@@ -79,19 +79,25 @@ class Linear(nn.Linear):
             weight, bias = self._parameters["weight"], self._parameters["bias"]
         except KeyError:  # computed at each call
             return None
-        if weight is None or not unwatched(x, weight):
-            return None
-        if x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
+        if weight is None:
             return None
         trains = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
         calls, key = self._calls, (x.shape, trains, self.only_faster)
-        if calls is None or len(calls) > MOST_CALLS:
-            calls = self._calls = {}
-        try:
-            eager, graph = calls[key]
-        except KeyError:
-            eager, graph = calls[key] = self._ways(x, weight, trains)
-        call = eager if eager is graph or not torch.cuda.is_current_stream_capturing() else graph
+        known = calls.get(key) if calls is not None else None
+        if known is not None:
+            call = known[0]
+            if call is not known[1] and torch.cuda.is_current_stream_capturing():
+                call = known[1]
+            if type(call) is PlainCall:  # whatever watches the call, or its dtypes, it is torch's own
+                return call(x, weight, bias)
+        if not unwatched(x, weight) or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
+            return None
+        if known is None:
+            if calls is None or len(calls) > MOST_CALLS:
+                calls = self._calls = {}
+            call, graph = calls[key] = self._ways(x, weight, trains)
+            if call is not graph and torch.cuda.is_current_stream_capturing():
+                call = graph
         if call is None or x.get_device() != call.index or torch.is_autocast_enabled("cuda"):
             return None
         return call(x, weight, bias)
@@ -292,6 +298,7 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for address, kept in held.items():
+            kept.calls.clear()  # they hold it
             if KEPT.get(address) is kept:
                 del KEPT[address]
         for layer in layers:

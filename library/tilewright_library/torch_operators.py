@@ -8,6 +8,7 @@ can hold them. Eager code that nothing watches (no torch.compile, no dispatch mo
 subclass) skips torch's dispatcher and queues a ``Layer``'s plans.
 """
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from .plans.format import ALIGNMENT
 from .torch_contract import BLOCK, Tensors
 from .torch_launch import aligned
 from .torch_layer import (
+    AGAIN_ROWS,
     LAUNCHER,
     NAMESPACE,
     Layer,
@@ -81,11 +83,26 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     return _product("gemm_nt", (x_q, x_s), (w_q, w_s)), _packed(xt_q, xt_s), _packed(wt_q, wt_s)
 
 
+def linear_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """As ``linear``; from ``AGAIN_ROWS`` on nothing is kept of w, which is quantised again for the gradient."""
+    (m, k), n = x.shape, w.shape[0]
+    if m < AGAIN_ROWS:
+        return linear(x, w)
+    layer = _entry(x.device, m, n, k)
+    if layer is not None:
+        return *layer.forward_again(aligned(x), aligned(w)), _bytes(x, 0)
+    return *linear(x, w)[:2], _bytes(x, 0)
+
+
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """y [M, N]; nothing is kept for a gradient. A weight in ``KEPT`` is quantised once."""
     kept = KEPT.get(w.data_ptr())
     if kept is not None and kept.holds(w):
-        return infer_kept(x, w.shape[0], kept.copies())
+        if x.is_cuda and x.shape not in kept.calls:
+            kept.calls[x.shape] = served_call(x, kept.weight, kept)
+        call = kept.calls.get(x.shape)
+        found = call(x, kept.weight, None) if call is not None else None
+        return infer_kept(x, w.shape[0], kept.copies()) if found is None else found
     rows = _served(x)
     layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
     if layer is not None:
@@ -108,11 +125,12 @@ def quantise_weight(w: torch.Tensor) -> torch.Tensor:
 class KeptWeight:
     """A weight [N, K] with both quantised copies, made at their first use and when autograd sees the weight change."""
 
-    __slots__ = ("_copies", "version", "weight")
+    __slots__ = ("_copies", "calls", "version", "weight")
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight, self.version = weight, -1
         self._copies = torch.empty(0, dtype=torch.uint8, device=weight.device)
+        self.calls: dict[torch.Size, ServedCall | None] = {}
 
     def holds(self, w: torch.Tensor) -> bool:
         """Whether the operand at this weight's address still is the weight."""
@@ -171,13 +189,26 @@ def linear_backward(
     return dx, dw
 
 
+def linear_backward_again(
+    dy: torch.Tensor, kept_x: torch.Tensor, w: torch.Tensor, need_x: bool, need_w: bool
+) -> Tensors:
+    """As ``linear_backward``, from w itself."""
+    n, k = w.shape
+    layer = _entry(dy.device, dy.shape[0], n, k)
+    if layer is not None:
+        return layer.backward(aligned(dy), kept_x, aligned(w), need_x, need_w, again=True)
+    return linear_backward(dy, kept_x, _packed(*_quantise("quant_128x128_dual", w)[2:]), k, need_x, need_w)
+
+
 # -- the ops -----------------------------------------------------------------------------------------
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _LIBRARY.define("linear(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define("linear_trained(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define(
+    "linear_backward_again(Tensor dy, Tensor kept_x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
+)
 _LIBRARY.define("linear_forward_only(Tensor x, Tensor w) -> Tensor")
-_LIBRARY.define("quantise_weight(Tensor w) -> Tensor")
-_LIBRARY.define("linear_kept(Tensor x, Tensor kept_w, SymInt n) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "linear_backward(Tensor dy, Tensor kept_x, Tensor kept_w, SymInt k, bool need_x, bool need_w)"
     " -> (Tensor, Tensor)"
@@ -194,10 +225,6 @@ def _fake_linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     return x.new_empty((m, n)), _bytes(x, kept_bytes(m, k)), _bytes(x, kept_weight_bytes(n, k))
 
 
-def _fake_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
-    return x.new_empty((x.shape[0], n)), _bytes(x, kept_bytes(*x.shape))
-
-
 def _fake_backward(
     dy: torch.Tensor, kept_x: torch.Tensor, kept_w: torch.Tensor, k: int, need_x: bool, need_w: bool
 ) -> Tensors:
@@ -206,9 +233,14 @@ def _fake_backward(
     return dx, dy.new_empty((n, k)) if need_w else dy.new_empty(0)
 
 
+def _fake_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    y, *kept = _fake_linear(x, w)
+    return y, *(kept if x.shape[0] < AGAIN_ROWS else (kept[0], _bytes(x, 0)))
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    ctx.save_for_backward(*output[1:])
-    ctx.k = inputs[0].shape[1]
+    ctx.again, ctx.k = inputs[0].shape[0] >= AGAIN_ROWS, inputs[0].shape[1]
+    ctx.save_for_backward(output[1], inputs[1] if ctx.again else output[2])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
@@ -217,50 +249,37 @@ def _differentiate(ctx: Any, dy: torch.Tensor | None, *unused: Any) -> tuple[tor
     need_x, need_w = ctx.needs_input_grad
     if dy is None:
         return None, None
-    dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
+    if ctx.again:
+        dx, dw = OPS.linear_backward_again(dy, *ctx.saved_tensors, need_x, need_w)
+    else:
+        dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
     return dx if need_x else None, dw if need_w else None
 
 
 _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
     ("linear", linear, _fake_linear),
+    ("linear_trained", linear_trained, _fake_trained),
+    (
+        "linear_backward_again",
+        linear_backward_again,
+        lambda dy, kept_x, w, *needs: _fake_backward(dy, kept_x, w, w.shape[1], *needs),
+    ),
     ("linear_forward_only", linear_forward_only, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
-    ("quantise_weight", quantise_weight, lambda w: _bytes(w, both_weight_bytes(*w.shape))),
-    ("linear_kept", linear_kept, _fake_kept),
     ("linear_backward", linear_backward, _fake_backward),
 )
 for _name, _real, _fake in _IMPLEMENTATIONS:
     _LIBRARY.impl(_name, _real, "CPU")
     _LIBRARY.impl(_name, _real, "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
-torch.library.register_autograd(f"{NAMESPACE}::linear", _differentiate, setup_context=_save, lib=_LIBRARY)
+torch.library.register_autograd(
+    f"{NAMESPACE}::linear_trained", _differentiate, setup_context=_save, lib=_LIBRARY
+)
 
 
 # -- eager calls that nothing watches --------------------------------------------------------------
 
 
 class _Linear(torch.autograd.Function):
-    """The layer for autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, layer: Layer) -> torch.Tensor:
-        y, kept = layer.forward_jointly(x, w)
-        ctx.save_for_backward(kept)
-        ctx.layer = layer
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        need_x, need_w, _ = ctx.needs_input_grad
-        (kept,) = ctx.saved_tensors
-        layer = ctx.layer
-        if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
-            dx, dw = OPS.linear_backward(dy, *layer.parts(kept), layer.k, need_x, need_w)
-        else:
-            dx, dw = layer.backward_jointly(aligned(dy), kept, need_x, need_w)
-        return dx if need_x else None, dw if need_w else None, None
-
-
-class _LinearGiven(torch.autograd.Function):
     """The layer for autograd, with x quantised before; the gradient is x's all the same."""
 
     @staticmethod
@@ -273,12 +292,16 @@ class _LinearGiven(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         need_x, need_w, *_ = ctx.needs_input_grad
-        kept_x, kept_w = ctx.saved_tensors
-        dx, dw = OPS.linear_backward(aligned(dy), kept_x, kept_w, ctx.layer.k, need_x, need_w)
+        (kept_x, w), layer = ctx.saved_tensors, ctx.layer
+        if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
+            kept_w = _packed(*_quantise("quant_128x128_dual", w.detach())[2:]) if layer.again else w
+            dx, dw = OPS.linear_backward(dy, kept_x, kept_w, layer.k, need_x, need_w)
+        else:
+            dx, dw = layer.backward(aligned(dy), kept_x, w, need_x, need_w, layer.again)
         return dx if need_x else None, dw if need_w else None, None, None
 
 
-class SharedInput:
+class SharedInput(threading.local):
     """The input that was quantised last: layers that read one tensor in turn, such as q, k and v, quantise it once."""
 
     def __init__(self) -> None:
@@ -288,16 +311,19 @@ class SharedInput:
 
     def quantised(self, x: torch.Tensor, rows: torch.Tensor, layer: Layer) -> Tensors:
         """Of x, whose rows are ``rows``. Autograd's version says whether it was changed since."""
-        if torch.cuda.is_current_stream_capturing():  # a graph that is replayed alone has to hold the kernel
-            return layer.quantise(rows)
-        key = (x._version, torch._C._cuda_getCurrentRawStream(x.device.index))
+        if torch.cuda.is_current_stream_capturing() or x.is_inference():
+            return layer.quantise(rows)  # a graph that is replayed alone has to hold the kernel
+        key = (x._version, x.data_ptr(), torch._C._cuda_getCurrentRawStream(x.device.index))
         if self._of() is not x or self._key != key:
             self._quantised = layer.quantise(rows)
-            self._of, self._key = weakref.ref(x), key
+            self._of, self._key = weakref.ref(x, self._end), key
         return self._quantised
 
-    def clear(self) -> None:
+    def _end(self, gone: object) -> None:
         self._of, self._quantised = (lambda: None), ()
+
+
+INPUT = SharedInput()
 
 
 class _LinearKept(torch.autograd.Function):
@@ -318,7 +344,6 @@ class _LinearKept(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Linear).apply
-_apply_given = super(torch.autograd.Function, _LinearGiven).apply
 """``_Linear.apply`` less what it does for functorch's transforms, none of which is active where it is called."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -331,11 +356,8 @@ def unwatched(x: torch.Tensor, w: torch.Tensor) -> bool:
     return type(x) in _PLAIN and type(w) in _PLAIN
 
 
-def straight(x: torch.Tensor, w: torch.Tensor, shared: SharedInput | None = None) -> torch.Tensor | None:
-    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit.
-
-    ``shared``: quantises x for a gradient.
-    """
+def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
+    """y where plans serve the shape and nothing watches the call; None otherwise, and for operands that do not fit."""
     if not x.is_cuda or x.device != w.device or not unwatched(x, w):
         return None
     bfloat16 = torch.bfloat16
@@ -354,11 +376,9 @@ def straight(x: torch.Tensor, w: torch.Tensor, shared: SharedInput | None = None
     if layer is None:
         return None
     rows = x if flat else x.reshape(m, k)
-    if trains and shared is not None:
+    if trains:
         rows = aligned(rows)
-        y: torch.Tensor = _apply_given(rows, aligned(w), shared.quantised(x, rows, layer), layer)
-    elif trains:
-        y = _apply(aligned(rows), aligned(w), layer)
+        y: torch.Tensor = _apply(rows, aligned(w), INPUT.quantised(x, rows, layer), layer)
     elif whole == m:
         y = layer.infer(aligned(rows), aligned(w))
     else:
@@ -446,7 +466,7 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if _unfit(rows, w, trains):
         _note_unfit()
         return torch.nn.functional.linear(x, w)
-    y = OPS.linear(rows, w)[0] if trains else OPS.linear_forward_only(rows, w)
+    y = OPS.linear_trained(rows, w)[0] if trains else OPS.linear_forward_only(rows, w)
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 

@@ -75,7 +75,7 @@ def compiled() -> dict[str, Any]:
     )
     namespace = torch.ops.tilewright_library
     checks = torch.library.opcheck(
-        namespace.linear.default,
+        namespace.linear_trained.default,
         (x.requires_grad_(), w.requires_grad_()),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         raise_exception=False,

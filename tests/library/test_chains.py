@@ -87,15 +87,21 @@ def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(launche
     assert torch.equal(layer.infer(x[:rows].contiguous(), w), found[0])
 
 
+@pytest.mark.parametrize("again", [1, M + 1], ids=["quantised again", "kept"])
 @pytest.mark.parametrize("rows", [M, M - 56, 1])
-def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher, rows):
+def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher, monkeypatch, rows, again):
+    monkeypatch.setattr(torch_layer, "AGAIN_ROWS", again)
     x, w, dy = (t[:rows].contiguous() if len(t) == M else t for t in operands())
     layer = Layer(rows, N, K, torch.device("cpu"), True)
     xg, wg = x.clone().requires_grad_(), w.clone().requires_grad_()
-    y = torch_operators._Linear.apply(xg, wg, layer)
+    y = torch_operators._Linear.apply(xg, wg, layer.quantise(x), layer)
     dx, dw = torch.autograd.grad(y, (xg, wg), dy)
     wanted = by_operators(x, w, dy)
     assert torch.equal(y, wanted[0]) and torch.equal(dx, wanted[3]) and torch.equal(dw, wanted[4])
+    made, kept_x = layer.forward_again(x, w)
+    again = [made, *layer.backward(dy, kept_x, w, True, True, again=True)]
+    again.append(layer.backward(dy, kept_x, w, True, False, again=True)[0])
+    assert all(torch.equal(a, b) for a, b in zip(again, (y, dx, dw, dx), strict=True))
     filled = by_operators(
         *(torch.nn.functional.pad(t, (0, 0, 0, M - rows)) if len(t) == rows else t for t in (x, w, dy))
     )

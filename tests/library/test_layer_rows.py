@@ -35,8 +35,10 @@ def known(monkeypatch):
         ("kept", "eager", 1024, 1024, "cuda:9.0", ()),
         ("kept", "eager", 6144, 8192, "cuda:9.0", ((0, layer_rows.ENDLESS),)),
         ("kept", "graph", 1024, 1024, "cuda:10.0", ((0, layer_rows.ENDLESS),)),
+        ("kept", "graph", 2048, 1024, "cuda:9.0", ((0, 18), (117, layer_rows.ENDLESS))),
     ],
-    ids=["between points", "training is not bound by the host", "the host binds", "nearest layer", "unknown device"],
+    ids=["between points", "training is not bound by the host", "the host binds", "nearest layer", "unknown device",
+         "a doubling away"],
 )  # fmt: skip
 def test_ranges_follow_the_measured_gains(known, mode, way, n, k, device, ranges):
     assert layer_rows.faster_rows(mode, way, n, k, device) == ranges
