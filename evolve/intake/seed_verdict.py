@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 _IN_PLACE = re.compile(r"\.dot\(([^=()]*,){2}[^=()]*\)|\.dot\(.*\bacc=")
 _CUT = 2.0**-16
-"""What one more product of 8 bits may add to the error of a sum, as a share of what is usual: matrix units cut a sum of
-four times that to 14 bits after every 32 products."""
+"""Share of what is usual that a product adds to an error: sums are cut to 14 bits after every 32 products."""
 
 SECONDS = 300.0
 """Most that the seed's evaluation may take."""

@@ -9,8 +9,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-PROCESSORS = 8
-"""Fewest of which some are idle while a function is read in."""
+PROCESSORS = 8  # of fewer none is idle while a function is read in
 
 
 class Ahead(Generic[T]):

@@ -150,13 +150,10 @@ class InputKinds:
         floats = sum(is_float(operand.dtype) for operand in operands)
         apart = (SET_APART,) if floats else ()  # integers are the same of every such kind
         if effort.ahead:
-            extreme = [f"{name}-{power}" for name, powers in EXTREME.items() for power in powers]
-            rows = [kind for kinds in ROWS.values() for kind in kinds]
+            later = [kind for kinds in ROWS.values() for kind in kinds] if floats else []
+            later += [f"{name}-{power}" for name in EXTREME for power in EXTREME[name]] if floats else []
             firsts = [kinds[0] for kinds in (*own, *apart, tuple(FEW_VALUES))]
-            self._tried.begin(
-                (kind, USUAL_SPREAD)
-                for kind in (*firsts, *(dict.fromkeys([*rows, *extreme]) if floats else ()))
-            )
+            self._tried.begin((kind, USUAL_SPREAD) for kind in dict.fromkeys([*firsts, *later]))
         for kinds in (*own, *apart, tuple(FEW_VALUES)):
             for kind in kinds:
                 spreads = (4,) if kind in ("far", GIVEN, *FEW_VALUES) else (4, 2, 1)

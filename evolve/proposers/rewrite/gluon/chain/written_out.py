@@ -95,19 +95,19 @@ def _settled(body: Iterable[ast.stmt], known: Mapping[str, ast.expr]) -> list[as
     return made
 
 
-def _value(node: ast.expr) -> int | str | None:
+def _value(node: ast.expr) -> int | None:
     """Of constants; None for anything else."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | str):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
-    sides: list[ast.expr] = []
-    if isinstance(node, ast.BinOp):
-        sides, operation = [node.left, node.right], _OPERATIONS.get(type(node.op))
-    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-        sides, operation = [node.left, node.comparators[0]], _OPERATIONS.get(type(node.ops[0]))
-    values = [_value(side) for side in sides]
-    if not values or None in values or operation is None or {type(v) for v in values} - {int, bool}:
+    kind: ast.AST = node
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        kind, other = node.ops[0], node.comparators[0]
+    elif isinstance(node, ast.BinOp):
+        kind, other = node.op, node.right
+    if type(kind) not in _OPERATIONS:
         return None
-    return int(operation(*values))
+    sides = [_value(side) for side in (node.left, other)]  # type: ignore[attr-defined]
+    return None if None in sides else int(_OPERATIONS[type(kind)](*sides))
 
 
 class _Tiles(ast.NodeTransformer):
