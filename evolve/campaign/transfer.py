@@ -54,11 +54,7 @@ class Earlier:
 
 
 def related(
-    home: Path,
-    operator: str,
-    target: str,
-    sources: Collection[str],
-    space_of: SpaceOf,
+    home: Path, operator: str, target: str, sources: Collection[str], space_of: SpaceOf
 ) -> tuple[str, ...]:
     """Ids of the latest finished campaigns of this home that searched this operator on this target, or one of these
     sources, and know points of this campaign's spaces."""

@@ -67,8 +67,7 @@ def build(params):
             out_specs=pl.BlockSpec((bm, bn), lambda i, j: (i, j)),
             out_shape=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
             compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel"),
-                vmem_limit_bytes=params["vmem_mib"] * 1048576,
+                dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=params["vmem_mib"] * 1048576
             ),
             name="gemm_fp8_prequant",
         )(q, sa, w, sw)

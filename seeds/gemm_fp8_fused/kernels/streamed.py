@@ -214,13 +214,7 @@ def make_loops(plan):
 
         def refs_of(i, j):
             slot, turn = slot_of(i, j)
-            return {
-                **at,
-                "w": at["w"].at[slot],
-                "sw": at["sw"].at[slot],
-                "o": at["o"].at[turn],
-                "k": 0,
-            }
+            return {**at, "w": at["w"].at[slot], "sw": at["sw"].at[slot], "o": at["o"].at[turn], "k": 0}
 
         def start(copies):
             for copy in copies:

@@ -384,16 +384,11 @@ def build(params):
         return pl.pallas_call(
             body,
             grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=4,
-                grid=grid,
-                in_specs=operands,
-                out_specs=output,
-                scratch_shapes=scratch,
+                num_scalar_prefetch=4, grid=grid, in_specs=operands, out_specs=output, scratch_shapes=scratch
             ),
             out_shape=jax.ShapeDtypeStruct((m, features), jnp.bfloat16),
             compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("arbitrary",) * len(grid),
-                vmem_limit_bytes=params["vmem_mib"] * 1048576,
+                dimension_semantics=("arbitrary",) * len(grid), vmem_limit_bytes=params["vmem_mib"] * 1048576
             ),
             name="gmm",
         )(*tables, x, w, *rest[:-1])

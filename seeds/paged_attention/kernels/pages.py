@@ -136,8 +136,7 @@ def build(params):
             ),
             out_shape=jax.ShapeDtypeStruct((batch, heads, size), jnp.bfloat16),
             compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "arbitrary"),
-                vmem_limit_bytes=params["vmem_mib"] * 1048576,
+                dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=params["vmem_mib"] * 1048576
             ),
             name="paged_decode",
         )(lengths, tables, last, q, *([k_pages] * count), *([v_pages] * count))

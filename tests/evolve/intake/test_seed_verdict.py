@@ -9,7 +9,7 @@ from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.intake import folder, seed_verdict, tune
-from tilewright.evolve.intake.seed_verdict import _settled, run_settled, seed_failure
+from tilewright.evolve.intake.seed_verdict import FAINT, _settled, run_settled, seed_failure
 from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.evaluation import GateReading
@@ -86,6 +86,18 @@ def test_what_a_device_does_otherwise_is_left_out_or_measured(inputs, detail, ki
     assert answer["kinds"] == (kinds or ["randn", "faint-118"]) and answer["results"][0][4] == worst
 
 
+def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own():
+    rows = [["o0", "bfloat16", ["M"], 45.0, None, 0, False], ["o1", "int8", ["M"], 0.0, None, 1, False]]
+    answer = {"kinds": ["randn"], "notes": [], "results": rows}
+    failed = [
+        ("o0", "7.6 dB more noise than rounding makes"),
+        ("o1", "codes that differ do so one way, up or down"),
+    ]
+    noisy, codes = (GateReading(gate=g, inputs="randn", value=70, passed=False, detail=d) for g, d in failed)
+    assert [_settled(answer, one, TARGET) for one in (noisy, codes, codes)] == [True, True, False]
+    assert rows[0][4] == FAINT and rows[1][6] and len(answer["notes"]) == 2
+
+
 def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch):
     request, answer = taken[0], {**taken[1]}
     where, seen = tmp_path / "group_norm_tuned", []
@@ -104,3 +116,19 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
     gpu = SimpleNamespace(interpreted=False, part=None)
     run_settled(campaign, request, answer, gpu, where, None, print)
     assert seen[0] > seen[1] == 1
+
+
+def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them():
+    answer = {
+        "kinds": ["randn"], "notes": [], "dims": [{"M": 512, "K": 1024}], "source": "acc = tl.dot(a, b, acc)",
+        "operands": [["a", "float8_e4m3fn", ["M", "K"]]],
+        "results": [["o0", "bfloat16", ["M"], 45.0, None, 0, False]],
+    }  # fmt: skip
+    failed = GateReading(
+        gate="o0", inputs="timed calls at 512", value=53.0, passed=False, detail="2 dB more noise"
+    )
+    apart = {**answer, "source": "acc += tl.dot(a, b)"}
+    assert not _settled(apart, failed, TARGET) and apart["results"][0][4] is None
+    assert _settled(answer, failed, TARGET) and answer["results"][0][4] == 2.0**-6
+    assert "acc += tl.dot(a, b)" in answer["notes"][0]
+    assert not _settled(answer, failed, TARGET)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax")
@@ -19,6 +20,7 @@ from tilewright.fitness import dialect  # noqa: E402
 from tilewright.fitness.original import data_of, is_original  # noqa: E402
 from tilewright.fitness.targets import load_target  # noqa: E402
 from tilewright.workers.intake.child_program import Refusal  # noqa: E402
+from tilewright.workers.intake.judge import self_reference  # noqa: E402
 from tilewright.workers.intake.operator import Operand  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
 from tilewright.workers.intake.pallas import trial  # noqa: E402
@@ -160,6 +162,18 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path):
     assert told == ["the call raises ValueError: want 7 rows, not 8"]
 
 
+def test_what_no_candidate_may_hold_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(pallas, "judge", lambda *given: pytest.fail("it was judged"))
+    with pytest.raises(Refusal, match="no candidate may: the primitive approx_top_k"):
+        pallas.answer_to(asked(STYLES, "largest", CALL, tmp_path))
+
+
+def test_a_function_that_is_its_own_reference_finds_the_chip_that_it_was_read_in_for(taken, tmp_path):
+    source = taken("only_v6e", target="v6e")[0].source("DEFAULTS = {}") + 'CHIP = "v6e"\n'
+    x = np.ones((64, 512), np.float32)
+    assert np.array_equal(self_reference._pallas(source, tmp_path)({"x": x})[0], x * 2)
+
+
 def test_static_arguments_stay_static_however_often_the_chip_is_entered():
     with on_chip(CHIP), on_chip(CHIP):
         made = jax.jit(lambda x, rows: x.reshape(rows, -1), static_argnames="rows", abstracted_axes=None)
@@ -171,6 +185,16 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
     def kernel(table, x, pages, out, changed, block, semaphore):
         pltpu.sync_copy(pages.at[table[0]], block)
         out[...] = x[...] + block[...]
+
+    @jax.jit
+    def looked_up(table, x, pages):
+        spec = pl.BlockSpec((8, 128), lambda i, table: (i, 0))
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(1,), out_specs=spec,
+            in_specs=[spec, pl.BlockSpec((8, 128), lambda i, table: (table[i], 0))],
+        )  # fmt: skip
+        add = lambda table, x, page, out: out.__setitem__(..., x[...] + page[...])  # noqa: E731
+        return pl.pallas_call(add, grid_spec=grid, out_shape=x)(table, x, pages)
 
     @jax.jit
     def read(table, x, pages):
@@ -191,6 +215,9 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
     chip = load_target("tpu7x").chip
     seed = SeedBuild(chip, lambda params: lambda *given: list(read(*given)), operands)
     assert picked(seed.closed({}, {})) == ({2}, {1})
+    for way in (looked_up, lambda *given: jax.vmap(looked_up)(*(a[None] for a in given))):
+        found = SeedBuild(chip, lambda params, way=way: lambda *given: [way(*given)], operands)
+        assert picked(found.closed({}, {})) == ({2}, set())
     _, _, reasons = seed.lowered({"one": {}}, ["o0", "o1"], None, {"one": {}})
     assert reasons == [], "a stated grid keeps the alias"
 

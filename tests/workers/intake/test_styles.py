@@ -21,7 +21,7 @@ CALLS = {
     'maker(factor=3)["tripled"]': "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
     "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
     "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", "together": "f32[30, 20], f32[]",
-    "by_assembly": "f32[30, 20]", "clocked": "f32[30, 20]",
+    "moved": "f32[30, 32]", "by_assembly": "f32[30, 20]", "clocked": "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """
@@ -60,6 +60,9 @@ for name, call in calls.items():
         (made,) = Interpreter(load_module(kept.source)).outputs(defaults, inputs)
     seed = program.seed_of(site, taken)
     (wanted,), answer["work"] = seed.reference(inputs), [*product_work(seed).values()]
+    if name == "moved":
+        run, wide = Interpreter(seed.module), [{"x": np.ones((30, n), "float32")} for n in (32, 31)]
+        answer["outside"] = [len(run.outputs(defaults, one)) == 1 and run.read_outside for one in wide]
     if name == "some_rows":
         runs = Interpreter(seed.module).all([(defaults, inputs), ({}, inputs), (defaults, inputs)])
         answer["failed"] = [made is None for made in runs]
@@ -104,6 +107,11 @@ def test_sizes_and_grids_from_values_are_refused_together(answers):
     said = answers["kept_rows"]["refusals"]
     assert any("takes a size from a tensor's values" in what for what in said)
     assert any("grid is computed from a tensor's values" in what for what in said)
+
+
+def test_a_pointer_that_is_assigned_anew_is_written_there_alone_and_reads_beside_it_are_seen(answers):
+    assert not any("in place" in note for note in answers["moved"]["notes"])
+    assert answers["moved"]["outside"] == [False, True]
 
 
 def test_assembly_that_the_language_cannot_say_is_refused_once(answers):

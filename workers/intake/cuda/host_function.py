@@ -151,10 +151,7 @@ class HostFunction:
         rows = tensor_places(full, [*names, *self.outputs])
         self.every, _ = operands(full, sorted(rows, key=lambda row: row[0] in self.outputs), frozenset())
         kept = [n for n in range(len(given[0].arguments)) if names[n] not in self.outputs]
-        self.names, self.parameters = (
-            [names[n] for n in kept],
-            [*(names[n] for n in kept), *weights],
-        )
+        self.names, self.parameters = ([names[n] for n in kept], [*(names[n] for n in kept), *weights])
         types = {name: calls[0].keywords[name] for name in weights}
         shown = [f"{n}={SHORT[t.dtype]}[{', '.join(map(str, t.shape))}]" for n, t in types.items()]
         self.texts = [", ".join([*_arguments(text, kept, function), *shown]) for text in request["calls"]]

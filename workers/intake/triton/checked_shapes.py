@@ -89,7 +89,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         try:
             inputs = inputs_of(site.operands, small, "randn", 4)
             outputs = seed.interpreter.outputs(seed.defaults, inputs, most)
-            seconds = seed.interpreter.seconds
+            seconds, outside = seed.interpreter.seconds, seed.interpreter.read_outside
             answers = seed.reference(inputs)
         except Refusal as refusal:
             return refusal.what
@@ -98,6 +98,8 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         except Exception as error:  # noqa: BLE001 - a shape the kernel or the reference does not take
             return first_line(error)
         reason = wrong(outputs, answers, site.operands)
+        if outside and small != dims:
+            reason = "a kernel reads outside its tensors"
         if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
             reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
         if not reason:
@@ -111,7 +113,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
     left = deque([*wide, *ladder(dims, _rank(seed), holds)])
     while left and len(found) < 3 and len(late) <= MOST_LATE:
         plain = left.popleft()
-        few = without_batches(seed, plain, holds) if heavy else plain
+        few = thinned(seed, plain, holds, None) if heavy else plain
         small = plain if plain in wide else thinned(seed, few, holds, bool(late) and few == plain)
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
@@ -121,7 +123,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
             continue
         if not (reason := refused(small, LOOPED_SECONDS)):
             heavy = heavy or found[-1].seconds > RUN_GOAL
-            few = without_batches(seed, small, holds) if heavy and small not in wide else small
+            few = thinned(seed, small, holds, None) if heavy and small not in wide else small
             if few != small and not refused(few, LOOPED_SECONDS):
                 del found[-2]  # each is run for every kind of inputs and every value of a knob
             continue
@@ -151,29 +153,17 @@ def joined_reasons(reasons: Mapping[str, str]) -> str:
 
 
 def thinned(
-    seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool], slow: bool
+    seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool], slow: bool | None
 ) -> dict[str, int]:
     """The shape, with fewer elements where it would launch many programs, or where others were too ``slow``, if the
-    recording holds there."""
+    recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has."""
     thin = dict(small)
     for place, name in enumerate(list(small)[:-1]):
-        if not slow and programs_of(seed, thin) <= MOST_PROGRAMS:
+        many, few = programs_of(seed, thin), {**thin, name: min(small[name], THIN[place % len(THIN)])}
+        if slow is False and many <= MOST_PROGRAMS:
             break
-        few = {**thin, name: min(small[name], THIN[place % len(THIN)])}
-        if (slow or programs_of(seed, few) < programs_of(seed, thin)) and holds(few):
-            thin = few
-    return thin
-
-
-def without_batches(
-    seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool]
-) -> dict[str, int]:
-    """The shape, with few elements along axes of which each element has programs of its own: no tile lies there."""
-    thin = dict(small)
-    for place, name in enumerate(list(small)[:-1]):
-        few = {**thin, name: min(small[name], THIN[place % len(THIN)])}
-        own = programs_of(seed, few) * small[name] == programs_of(seed, thin) * few[name]
-        if own and few != thin and holds(few):
+        own = programs_of(seed, few) * small[name] == many * few[name] and few != thin
+        if (own if slow is None else slow or programs_of(seed, few) < many) and holds(few):
             thin = few
     return thin
 

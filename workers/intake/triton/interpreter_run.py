@@ -52,6 +52,8 @@ class Interpreter:
         self._owner = os.getpid()
         self.seconds = self.spent = 0.0
         """Of a processor, that the last run had, and all: a busy machine makes it no more."""
+        self.read_outside = False
+        """Whether a kernel of the last run read beside its tensors."""
 
     def clock(self) -> float:
         """Seconds of a processor that this process and its runs have had."""
@@ -80,7 +82,7 @@ class Interpreter:
         for place in range(len(runs)):
             share, process = shares[place % count], processes[place % count]
             found.append(process.answer(most))
-            self.seconds = process.seconds
+            self.seconds, self.read_outside = process.seconds, process.read_outside
             self.spent += self.seconds
             del share[0]
             if isinstance(found[-1], Exception):
@@ -112,7 +114,7 @@ class _Process:
     """A forked process that runs a kernel module. It ends with this one."""
 
     def __init__(self, module: ModuleType) -> None:
-        self.seconds = 0.0
+        self.seconds, self.read_outside = 0.0, False
         self._ours, theirs = multiprocessing.Pipe()
         sys.stdout.flush()
         self._pid = os.fork()
@@ -132,7 +134,7 @@ class _Process:
                 self.seconds = _spent(self._pid) - before
                 if self.seconds > most or deadline.left() <= 0:
                     return TooSlow()
-            answer, self.seconds = self._ours.recv()
+            answer, self.read_outside, self.seconds = self._ours.recv()
         except (EOFError, ConnectionError):
             return Crashed("its process ended: a kernel reads or writes outside its tensors")
         return answer
@@ -150,10 +152,11 @@ def _serve(asked: Connection, module: ModuleType) -> NoReturn:
             for params, inputs in asked.recv():
                 began = time.process_time()
                 answer: list[np.ndarray] | RuntimeError
+                # evidence about the user's own kernel, where what is left unwritten has to show: bounds follow
+                # from its answers
+                canaries = Canaries(POISON)
+                canaries.watch()
                 try:
-                    # evidence about the user's own kernel, where what is left unwritten has to show: bounds follow
-                    # from its answers
-                    canaries = Canaries(POISON)
                     tensors = {name: canaries.copy(to_torch(array, "cpu")) for name, array in inputs.items()}
                     with LaunchGuard(canaries):
                         results = module.launch(tensors, dict(params))
@@ -161,6 +164,6 @@ def _serve(asked: Connection, module: ModuleType) -> NoReturn:
                     answer = [to_numpy(result) for result in results]
                 except Exception as error:  # noqa: BLE001 - sent to the parent
                     answer = RuntimeError(first_line(error)[:300])
-                asked.send((answer, time.process_time() - began))
+                asked.send((answer, canaries.read_outside, time.process_time() - began))
     finally:
         os._exit(0)

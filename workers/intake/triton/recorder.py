@@ -79,9 +79,10 @@ class Recording(TorchFunctionMode):
             return 0
         if name == "arange":
             return self._counted(func, args, options)
-        if name in ("tensor", "as_tensor", "scalar_tensor") and isinstance(args[0], bool | int | float):
-            dtype = {"dtype": torch.tensor(args[0]).dtype}
-            return self._made("full", torch.full, ((), args[0]), {**dtype, **options})
+        if name in ("tensor", "as_tensor", "scalar_tensor") and isinstance(
+            args[0], int | float | list | tuple
+        ):
+            return self._listed(args[0], {"dtype": torch.tensor(args[0]).dtype, **options})
         if name in torch_kernels.TOGETHER and options.keys() <= {"dim"} and self._known(args):
             with self:
                 return torch_kernels.TOGETHER[name](*args, **options)
@@ -95,6 +96,16 @@ class Recording(TorchFunctionMode):
             elif isinstance(result, torch.Tensor) and any(result is a for a in args) and self._var(result):
                 self._trace.refusals.append((user_line(), f"torch computes {name} on a tensor"))
         return result
+
+    def _listed(self, value: Any, options: Mapping[str, Any]) -> torch.Tensor:
+        """A tensor of a number, or of nested lists of numbers, each of which becomes a kernel."""
+        shape, alone = torch.tensor(value).shape, value
+        while isinstance(alone, list | tuple) and len(alone) == 1:
+            alone = alone[0]
+        if 0 in shape or not isinstance(alone, list | tuple):
+            return self._made("full", torch.full, (list(shape), 0 if 0 in shape else alone), dict(options))
+        with self:
+            return torch.stack([self._listed(part, options) for part in value])
 
     # -- values that a wrapper reads -------------------------------------------------------------
 

@@ -166,57 +166,63 @@ def _apart(trace: Trace, var: Var) -> bool:
 def pointer_uses(fn: FunctionType, depth: int = 0, known: Mapping[str, object] = {}) -> dict[str, str]:
     """By parameter of a kernel: what it does through that pointer. ``known``: parameters that are constant."""
     node = cut(definition(fn)[0], known, fn.__globals__)
-    roots: dict[str, set[str]] = {a.arg: {a.arg} for a in node.args.args}
-    statements = [
-        n for n in ast.walk(node) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
-    ]
-    for _ in range(4):
-        for statement in statements:
-            if statement.value is None or _is_value(statement.value):
-                continue
-            used = _names(statement.value)
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            for target in targets:
-                for name in _names(target):
-                    made = set[str]().union(*(roots.get(u, set()) for u in used))
-                    roots.setdefault(name, set()).update(made)
-    reads: set[str] = set()
-    writes: set[str] = set()
-    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
-        name = ast.unparse(call.func).rpartition(".")[2]
-        if not call.args:
-            continue
-        if name == "load":
-            reads |= _pointers(call.args[0], roots)
-        elif name == "store":
-            writes |= _pointers(call.args[0], roots)
-        elif name.startswith("atomic_"):
-            through = set[str]().union(*(roots.get(n, set()) for n in _names(call.args[0])))
-            writes |= through
-            reads |= through
-        elif depth < 3:
-            inner = fn.__globals__.get(ast.unparse(call.func))
-            if inner is not None and is_jitted(inner):
-                target = kernel_function(inner)
-                uses = pointer_uses(target, depth + 1)
-                parameters = [a.arg for a in definition(target)[0].args.args]
-                given = {**dict(zip(parameters, call.args, strict=False)),
-                         **{k.arg: k.value for k in call.keywords if k.arg}}  # fmt: skip
-                for parameter, value in given.items():
-                    roots_of = _pointers(value, roots)
-                    use = uses.get(str(parameter), "")
-                    if use in ("written", "both"):
-                        writes |= roots_of
-                    if use in ("read", "both"):
-                        reads |= roots_of
-    uses = {name: "both" if name in reads else "written" for name in writes}
-    return {**dict.fromkeys(reads, "read"), **uses}
+    found: dict[str, set[str]] = {"read": set(), "written": set()}
+    _follow(node.body, {a.arg: {a.arg} for a in node.args.args}, found, fn.__globals__, depth)
+    uses = {name: "both" if name in found["read"] else "written" for name in found["written"]}
+    return {**dict.fromkeys(found["read"], "read"), **uses}
 
 
-def _is_value(node: ast.expr) -> bool:
-    """Whether an assigned expression is loaded or computed, and no address."""
-    values = ("load", "program_id", "dot", "sum", "max", "arange")
-    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in values
+_Roots = dict[str, set[str]]
+_VALUES = ("load", "program_id", "dot", "sum", "max", "arange")
+
+
+def _follow(
+    body: Sequence[ast.stmt], roots: _Roots, found: _Roots, names: Mapping[str, Any], depth: int
+) -> None:
+    """Add to ``found`` what statements do through pointers, in their order. ``roots``: by name the parameters that it
+    may point into there; a name that is assigned anew points into the old ones no more."""
+    for statement in body:
+        heads = [n for n in ast.iter_child_nodes(statement) if not isinstance(n, ast.stmt)]
+        for call in (n for head in heads for n in ast.walk(head) if isinstance(n, ast.Call) and n.args):
+            _use(call, roots, found, names, depth)
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign) and statement.value is not None:
+            made = set[str]().union(*(roots.get(name, set()) for name in _addressed(statement.value)))
+            for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+                kept = isinstance(statement, ast.AugAssign) or not isinstance(target, ast.Name | ast.Tuple)
+                roots.update({n: made | (roots.get(n, set()) if kept else set()) for n in _names(target)})
+        blocks, before = [getattr(statement, part, []) for part in ("body", "orelse")], dict[str, set[str]]()
+        while any(blocks) and roots != before:  # a loop comes round until nothing is new
+            before = {n: set(r) for n, r in roots.items()}
+            for block in blocks:
+                _follow(block, end := {n: set(r) for n, r in before.items()}, found, names, depth)
+                roots.update({n: roots.get(n, set()) | r for n, r in end.items()})
+
+
+def _use(call: ast.Call, roots: _Roots, found: _Roots, names: Mapping[str, Any], depth: int) -> None:
+    """Add what a call in a kernel does through pointers."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    if name in ("load", "store"):
+        found["read" if name == "load" else "written"] |= _pointers(call.args[0], roots)
+    elif name.startswith("atomic_"):
+        for uses in found.values():
+            uses.update(*(roots.get(n, set()) for n in _names(call.args[0])))
+    elif depth < 3 and (inner := names.get(ast.unparse(call.func))) is not None and is_jitted(inner):
+        target = kernel_function(inner)
+        parameters = [a.arg for a in definition(target)[0].args.args]
+        inner_uses = pointer_uses(target, depth + 1)
+        given = [*zip(parameters, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+        for parameter, value in given:
+            for use in ("read", "written"):
+                if inner_uses.get(str(parameter)) in (use, "both"):
+                    found[use] |= _pointers(value, roots)
+
+
+def _addressed(node: ast.AST) -> set[str]:
+    """Names in an assigned expression, but for those in what is loaded or computed, and is no address."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _VALUES:
+        return set()
+    own = {node.id} if isinstance(node, ast.Name) else set()
+    return own.union(*map(_addressed, ast.iter_child_nodes(node)))
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -55,6 +56,8 @@ class Canaries:
         self._kept = kept
         self.made: list[torch.Tensor] = []
         self._rings: list[torch.Tensor] = []
+        self._spans: list[tuple[int, int]] = []
+        self.read_outside = False
 
     def allocate(
         self, like: torch.Tensor, device: torch.device | str, fill: int | None = None
@@ -69,6 +72,7 @@ class Canaries:
             middle.copy_(old[-1].reshape(-1).roll(1).view(torch.uint8))
         else:
             middle.fill_(poison() if fill is None or fill == KEPT else fill)
+        self._spans.append((middle.data_ptr(), middle.data_ptr() + size))
         for ring in (memory[:CANARY_BYTES], memory[CANARY_BYTES + size :]):
             ring.fill_(CANARY)
             self._rings.append(ring)
@@ -79,6 +83,23 @@ class Canaries:
         made = self.allocate(tensor, tensor.device)
         made.view(-1).view(torch.uint8).copy_(tensor.reshape(-1).view(torch.uint8))
         return made
+
+    def watch(self) -> None:
+        """Note whether a kernel in Triton's interpreter reads beside these tensors, from now on in this process."""
+        import triton.runtime.interpreter as interpreter
+
+        builder = interpreter.InterpreterBuilder
+        plain = builder.plain_load = getattr(builder, "plain_load", builder.create_masked_load)
+
+        def load(own: Any, places: Any, mask: Any, *rest: Any, **more: Any) -> Any:
+            at = np.asarray(places.data)[np.asarray(mask.data).astype(bool)]
+            low, high = at.min(initial=1 << 63), at.max(initial=0)
+            if not any(begin <= low and high < end for begin, end in self._spans):
+                inside = sum((at >= begin) & (at < end) for begin, end in self._spans)
+                self.read_outside |= not np.all(inside)
+            return plain(own, places, mask, *rest, **more)
+
+        builder.create_masked_load = load
 
     def inspect(self) -> None:
         """After the device is done. Raises OutsideWrite."""

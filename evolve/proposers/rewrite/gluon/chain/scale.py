@@ -51,12 +51,7 @@ def unscaled(
     if not rows.close():
         return unchanged
     chains = [
-        replace(
-            chain,
-            early=rows.of(chain.early),
-            middle=rows.of(chain.middle),
-            late=rows.of(chain.late),
-        )
+        replace(chain, early=rows.of(chain.early), middle=rows.of(chain.middle), late=rows.of(chain.late))
         for chain, _ in made
     ]
     return chains, [rows.of(part) for part in outside]
