@@ -237,7 +237,7 @@ class _Run:
             self._note_spent()
             self.journal.add_event("interrupted", reason=silence)
             raise InfrastructureFault(
-                f"llm: the only proposer never answered: {silence}; 'tilewright resume {name}' asks it again."
+                f"llm: the only proposer does not answer: {silence}; 'tilewright resume {name}' asks it again."
             )
         winner = self._winner(campaign, pool, references)
         if self._interrupted:
@@ -251,11 +251,11 @@ class _Run:
         return CampaignOutcome(name, reason, winner.id if winner else None, finals, mirrored)
 
     def _model_silence(self, reason: StopReason) -> str | None:
-        """The last error of a language model that alone proposes and has never answered."""
+        """The error of a language model that alone proposes and did not answer the last question."""
         if reason is not StopReason.EXHAUSTED or self.resolved.config.search.proposers:
             return None
         exchanges = [Exchange.from_json(text) for _, text in self.journal.exchanges()]
-        return exchanges[-1].error if exchanges and all(e.error for e in exchanges) else None
+        return exchanges[-1].error or None if exchanges else None
 
     def _await_mirror(self, mirror: MirrorProcess) -> bool:
         """Wait until MLflow has every row; returns whether it has. An interrupt ends only this wait."""

@@ -32,7 +32,7 @@ STUDY = re.compile(r"python -m (experiments[\w.]*\w)([^`\n#]*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 CAMPAIGN = re.compile(r"tilewright run ([\w-]+)(?![\w./-])")
 
-QUESTIONS = 68
+QUESTIONS = 69
 
 
 def _id(page):

@@ -132,7 +132,7 @@ def _rewrites(source: str) -> Iterator[str]:
             refused[rule.name] = error
     wanted = LowerChain.name if source.count(".dot(") > 1 else LowerProduct.name
     if ".dot(" in source and wanted in refused and not openings() & {a.partition(" ")[0] for a in applied}:
-        yield f"  schedule   the kernel's own, not Hopper's: {wanted} does not take {refused[wanted]}"
+        yield f"  schedule   the kernel's own: {wanted} finds {refused[wanted]}"
     shown = ", ".join(applied) or "none"
     yield f"  rewrites   {len(applied)} of {len(every)} rules apply (number of places): {shown}"
 

@@ -115,7 +115,7 @@ def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
         share = k["seconds"] / found.busy if found.busy else 0.0
         yield (
             f"  {share:6.1%} {1e6 * k['seconds'] / max(1, k['calls']):9.1f} us x{k['calls']:<4d} "
-            f"{k['name'][:40]:40s} {_shortened(k['arguments'])}"
+            f"{k['name'][:40]:40s} {k['arguments'][:70]}"
         )
 
 
@@ -188,7 +188,3 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 70 else f"{text[:69]}…"

@@ -42,12 +42,8 @@ class Values:
 
 @dataclass
 class Launch:
-    """A distinct launch of a kernel.
-
-    ``outer`` is the object that the program launches, ``module`` and ``name`` a name under which it is found.
-    ``chosen``: constants and options that ``triton.autotune`` and ``triton.heuristics`` added. ``bytes``: of the
-    distinct memory that the tensors see.
-    """
+    """A distinct launch of a kernel. ``outer`` is what the program launches, ``module`` and ``name`` where it is found,
+    ``chosen`` what tuners and heuristics added, ``bytes`` those of the distinct memory that the tensors see."""
 
     kernel: str
     outer: Any

@@ -14,7 +14,7 @@ from tilewright.library.launch_replacement import Option, Replacement, Winner
 from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
-from tilewright.workers.program.record import UNLIKE, Recorded, record
+from tilewright.workers.program.record import UNLIKE, Recorded, host_bound, record
 from tilewright.workers.program.scout import limited, scouted
 from tilewright.workers.program.search import Found, Job, Outcomes, search
 from tilewright.workers.program.step import BadStep, Program, loaded, program_of
@@ -27,11 +27,8 @@ WORTH = 0.001
 def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
     """The outcome of a request.
 
-    ``path``, ``step``, ``setup``: the program. ``part``: ``record``, ``tune`` or ``prove``. ``seconds``,
-    ``prove_seconds``: the budgets of the search and of the proof's rounds. ``fp8``: whether linear layers are replaced.
-    ``kept``: the file of the search's outcomes. ``faster``: a file whose replacements are proved instead of searched
-    ones. ``winners``: files of tuned functions that are proved beside them.
-    The answer has ``why`` alone for a step that cannot be used.
+    Its keys are what ``evolve.program.run`` asks for, ``part``: ``record``, ``tune`` or ``prove``, and ``kept``:
+    the file of the search's outcomes. The answer has ``why`` alone for a step that cannot be used.
     """
 
     def load() -> Program:
@@ -71,7 +68,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         worth = _worth(recorded, found)
         replacements = [
             *search_options(recorded, seconds, kept, _say),
-            *_replacements(found, recorded.launches),
+            *_replacements(found, recorded.launches, host_bound(recorded.data)),
         ]
     layers, shapes = None, recorded.data["fp8"]["shapes"] if request.get("fp8") else []
     if shapes:
@@ -126,14 +123,15 @@ def _worth_it(recorded: Recorded) -> list[Job]:
     return sorted(found, key=lambda job: -job.weight)
 
 
-def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list[Replacement]:
-    """Those of the configurations found; of kernels with a tuner of their own, all launches: it need not run then."""
+def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: bool) -> list[Replacement]:
+    """Those of the configurations found; of kernels with a tuner of their own, all launches: it need not run then.
+    ``every``: of other kernels, too, for what their launches cost the host."""
     found = {outcome.launch.number: outcome.configuration for outcome in outcomes}
     chosen: dict[tuple[str, str], dict[Any, Any]] = {}
     better = set()
     for launch in launches:
         configuration, place = found.get(launch.number), (launch.module, launch.name)
-        tuned = tuner_of(launch.outer) is not None and launch.values is not None
+        tuned = (every or tuner_of(launch.outer) is not None) and launch.values is not None
         if launch.left or not (configuration or tuned):
             continue
         chosen.setdefault(place, {})[launch.key] = {**launch.chosen, **(configuration or {})}

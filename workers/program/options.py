@@ -1,8 +1,6 @@
 """Options of the functions that a step calls: integers that its packages leave at a default.
 
-A package that cuts a tensor into pieces so that they fit a budget of memory says how large they are by such a number,
-for machines its author had. A value that makes the step faster is proved like any other replacement: gradients, losses,
-time, and peak memory beside it.
+Such a number says how large the pieces are into which a package cuts a tensor, for machines its author had.
 """
 
 import inspect
@@ -28,9 +26,8 @@ def search_options(
 ) -> list[Option]:
     """Options that make the step faster, each at its best value.
 
-    ``seconds``: after that, or a minute, no other option is tried. ``kept``: what an earlier search noted. An option
-    that it was trying when its process died is passed over. Another value often makes launches that the packages'
-    tuners do not know: they take what they chose before, as to compile all their configurations would take minutes.
+    ``seconds``: after that, or a minute, no other is tried. ``kept``: what an earlier search noted; what it was trying
+    when it died is passed over. For new launches, tuners take what they chose before: to compile all takes minutes.
     """
     if recorded.data["graph"]:  # what it holds was called before
         return []

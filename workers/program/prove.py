@@ -1,17 +1,15 @@
 """The proof of replacements: answers on every recorded launch, losses, gradients, interleaved times of the step.
 
-A percentage of the loss judges nothing: a loss that falls towards nothing differs from itself by more than itself. So
-both programs run from the same starts, which differ in their seed and in the last bit of every parameter. The mean
-difference over the starts, with its 95 % interval, has to lie within the standard deviation of the original's own mean
-loss over the starts, and what the noise of the gradients explains. Of gradients with noise of a share p of their power,
-1 / sqrt(1 + p) of a step goes where the original goes: the run is late on the original's own curve, by twice that at
-most, as noise grows beside a gradient that vanishes.
+A loss that falls towards nothing differs from itself by more than itself, so both programs run from the same starts,
+which differ in seed and last bits. The mean difference, with its interval, has to lie within what the starts deviate by
+and what the gradients' noise explains: with a share p of their power, 1 / sqrt(1 + p) of a step goes where the original
+goes, and the run is late on the original's own curve, by twice that at most.
 """
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ import torch
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
 from tilewright.workers.program.launches import tuner_of
-from tilewright.workers.program.record import Recorded
+from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
 from tilewright.workers.program.turns import ratio
@@ -42,6 +40,8 @@ class LossTest:
     spread: float
     late: float
     floor: float = 0.0
+    bits: float = 0.0
+    """What the last bit of every parameter explains."""
 
     @property
     def most(self) -> float:
@@ -50,7 +50,7 @@ class LossTest:
 
     @property
     def allowed(self) -> float:
-        return max(self.spread + self.late, self.floor)
+        return max(self.spread + self.late + self.bits, self.floor)
 
     @property
     def passes(self) -> bool:
@@ -60,19 +60,28 @@ class LossTest:
         return (
             f"{self.difference:+.4g} +- {self.half_width:.2g} where the original's starts spread by {self.spread:.2g} "
             f"and the noise of the gradients explains {self.late:.2g}"
+            + (f", the last bit of every parameter {self.bits:.2g}" if self.bits else "")
         )
 
 
-LATE = 2.0
+LATE, BITS = 2.0, 3.0
+"""Times a run is later than the noise explains, and times the most that the last bit of every parameter changes: two
+draws from one lot differ by so much more in one of thirty."""
 
 
 def loss_test(
-    original: Sequence[Curve], changed: Sequence[Curve], trains: bool, db: float = math.inf
-) -> LossTest:
+    original: Sequence[Curve], changed: Sequence[Curve], trains: bool, db: float = math.inf,
+    nudged: Sequence[Curve] = (),
+) -> LossTest:  # fmt: skip
     """Of curves by start; the worse of the whole run and its last quarter. ``trains``: the results are of a training
-    step, with gradients that are ``db`` from the original's; of others a share of the largest is allowed."""
+    step, with gradients that are ``db`` from the original's; of others a share of the largest is allowed. ``nudged``:
+    the original's where the last bit of every parameter changes, from the same starts."""
     steps = min(len(curve) for curve in (*original, *changed))
-    found = [_of_part(original, changed, begin, trains, db) for begin in {0, steps - max(1, steps // 4)}]
+    found = []
+    for begin in {0, steps - max(1, steps // 4)}:
+        bits = _of_part(original, nudged, begin, trains, math.inf).most if nudged else 0.0
+        bits = BITS * bits if math.isfinite(bits) else 0.0
+        found.append(replace(_of_part(original, changed, begin, trains, db), bits=bits))
     return max(found, key=lambda test: test.most / max(test.allowed, 1e-300))
 
 
@@ -109,11 +118,13 @@ OPTION_SHARE = 2.0**-8
 """Most that an option may change the first step's result: a sum in another order, in bfloat16."""
 
 GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
-"""Least signal-to-noise ratio of all gradients of the first step. Those of the original differ from themselves where
-the last bit of every parameter changes, which is reported beside it."""
+"""Least signal-to-noise ratio of all gradients of the first step."""
 
 LOST_DB = 1.0
 """Of a gradient that was dropped, or is of something else, the difference is as large as itself: 0 dB or less."""
+
+
+PINNED = "the launches of other kernels, straight to what was compiled"
 
 
 class Proof:
@@ -126,7 +137,9 @@ class Proof:
         self.program, self.recorded = program, recorded
         self.kept = [r for r in replacements if not r.pinned]
         self.pins = [r for r in replacements if r.pinned]
-        """Kernels at their tuner's choice, installed beside the others."""
+        """Kernels as they are, installed beside the others: no tuner and no Triton looks at their launches again."""
+        self.paid = bool(self.pins) and host_bound(recorded.data)
+        """Whether that is a part of the gain (``PINNED``), and not for the sake of the first step."""
         self.layers = layers
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
@@ -135,15 +148,16 @@ class Proof:
         """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds. ``worth``: what the
         search says that each function's launches save of the step, by label."""
         self.check_answers()
-        if self.kept or self.layers is not None:
+        if self.kept or self.layers is not None or self.paid:
             self._check_program()
         alone = self._alone(worth)
         result: dict[str, Any] = {"gain": None, "kept": []}
-        while self.kept or self.layers is not None:
+        while self.kept or self.layers is not None or self.paid:
             parts, whole, before, after = self._measured(seconds)
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
                 calls = self._installation(self.kept, self.layers).counts()
+                calls[PINNED] = sum(r.calls for r in self.pins)
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
                     "kept": [{
@@ -164,7 +178,7 @@ class Proof:
             self.pins = []
         elif self.pins:
             names = ", ".join(r.name for r in self.pins)
-            self.notes.append(f"kept at what their own tuners chose, which need not run: {names}")
+            self.notes.append(f"launched as they are, without their tuners, which need not run: {names}")
         return {**result, "left_out": self.left_out, "notes": self.notes}
 
     # -- answers ---------------------------------------------------------------------------------
@@ -214,8 +228,12 @@ class Proof:
         if self.layers is not None:
             self._leave_out(self.layers.label, why)
             return self._check_program()
+        if not self.kept:
+            self.pins, self.paid = [], False
         for label in [r.label for r in self.kept]:
             self._leave_out(label, why)
+        if self.paid:
+            self._check_program()
 
     def _check_program(self) -> None:
         """Losses, gradients and memory from the same starts, as it was and with everything installed."""
@@ -241,11 +259,13 @@ class Proof:
         pairs = [(before, after)] + [
             (self._trajectory(None, start=n), self._trajectory(everything, start=n)) for n in range(1, starts)
         ]
+        nudged: list[dict[str, Any]] = []
         for column in range(len(before["losses"][0])):
-            curves = [
-                [[row[column] for row in run["losses"]] for run in runs] for runs in zip(*pairs, strict=True)
-            ]
+            curves = [_column(runs, column) for runs in zip(*pairs, strict=True)]
             found = loss_test(curves[0], curves[1], trains, ours)
+            if trains and not found.passes:  # some steps are thrown as far by a last bit
+                nudged = nudged or [self._trajectory(None, start=n, nudged=True) for n in range(starts)]
+                found = loss_test(curves[0], curves[1], trains, ours, _column(nudged, column))
             self.notes.append(f"results of {len(before['losses'])} steps from {starts} start(s): {found}")
             if not found.passes:
                 return self._refuse(f"the step's results differ by {found}")
@@ -274,7 +294,10 @@ class Proof:
                     trains = bool(first)
                     tensors = [t for t in found if t.numel() > 1 and t.is_floating_point()]
                     first |= {f"result {n}": t for n, t in enumerate(tensors)}
-                    first = {name: _sampled(t.detach()).to("cpu", copy=True) for name, t in first.items()}
+                    first = {
+                        name: t.detach().reshape(-1)[:: -(-t.numel() // SAMPLED) or 1].to("cpu", copy=True)
+                        for name, t in first.items()
+                    }
             synchronise()
         self.program.state = None  # its memory is the next one's
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
@@ -283,15 +306,14 @@ class Proof:
     # -- times -----------------------------------------------------------------------------------
 
     def _alone(self, worth: Mapping[str, float]) -> dict[str, float]:
-        """Share of the step that each part saves where it alone is installed, by label: the prediction adds them.
-
-        Kernels are installed together, because one is too little to be seen in the step, and share what they save as
-        the search says.
-        """
+        """Share of the step that each part saves alone, by label: the prediction adds them. Kernels are too little to
+        be seen one by one; they share what they save together as the search says."""
         kernels = [r for r in self.kept if isinstance(r, Replacement)]
         arms: dict[str, Installation | None] = {"": None}
         if kernels:
-            arms["*"] = self._installation(kernels, None)
+            arms["*"] = Installation(kernels)
+        if self.paid:
+            arms[PINNED] = Installation(self.pins)
         arms |= {r.label: Installation([r]) for r in self.kept if not isinstance(r, Replacement)}
         if self.layers is not None:
             arms[self.layers.label] = Installation([], layers=self.layers)
@@ -315,6 +337,8 @@ class Proof:
                 arms[r.label] = self._installation([o for o in self.kept if o is not r], self.layers)
         if self.layers is not None:
             arms[self.layers.label] = self._installation(self.kept, None)
+        if self.paid:
+            arms[PINNED] = Installation(self.kept, layers=self.layers)
         share = len(arms) / (len(arms) + len(single))
         rounds = turns.beside("*", arms, seconds * share)
         parts = {name: ratio(found, name, "*") for name, found in rounds.items()}
@@ -337,32 +361,33 @@ class Proof:
         self.kept = [r for r in self.kept if r.label != label]
         if self.layers is not None and self.layers.label == label:
             self.layers = None
+        if label == PINNED:
+            tuned = {f"{of.module}.{of.name}" for of in self.recorded.launches if tuner_of(of.outer)}
+            self.paid, self.pins = False, [pin for pin in self.pins if pin.label in tuned]
 
     def _pin(self, label: str) -> None:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label and tuner_of(launch.outer) is not None
+            if f"{launch.module}.{launch.name}" == label and (self.paid or tuner_of(launch.outer) is not None)
         }  # fmt: skip
         found = next((r for r in self.kept if r.label == label), None)
         if chosen and isinstance(found, Replacement):
             self.pins.append(Replacement(found.module, found.name, chosen, pinned=True))
 
 
+def _column(runs: Sequence[Mapping[str, Any]], column: int) -> list[list[float]]:
+    return [[row[column] for row in run["losses"]] for run in runs]
+
+
 def _range(found: Ratio) -> str:
     return f"{found.value:.4f} x ({found.low:.4f} to {found.high:.4f})"
-
-
-def _sampled(t: torch.Tensor) -> torch.Tensor:
-    """At most about ``SAMPLED`` elements of a tensor, spread over it."""
-    return t.reshape(-1)[:: -(-t.numel() // SAMPLED) or 1]
 
 
 def lost_gradient(
     original: dict[str, torch.Tensor], nudged: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]
 ) -> str:
-    """Which parameter has not its gradient any more; empty where all do. Beside the gradients of large parameters that
-    of a norm's weight is not seen; one that the last bit of the parameters changes as much is nobody's."""
+    """Which parameter has not its gradient any more, however small beside others; empty where all have."""
     for name in (name for name in original if not name.startswith("result ")):
         own, db = (_first_db({name: original[name]}, {name: other[name]}) for other in (nudged, ours))
         if not db >= min(LOST_DB, own - 6.0):

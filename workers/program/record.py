@@ -44,6 +44,11 @@ ANNOTATIONS = ("gpu_user", "ProfilerStep", "## Call", "Optimizer.")
 COPY_BYTES, COPIES, FP8_ROUNDS = 1 << 30, 7, 3
 
 
+def host_bound(data: Mapping[str, Any]) -> bool:
+    """Whether the host takes about as long to issue the recorded step as the device to run it."""
+    return not data["graph"] and bool(data["host_seconds"] > 0.9 * data["busy_seconds"] > 0)
+
+
 @dataclass
 class Recorded:
     """The record as data, and what only this process can hold: the launches with values, and a started step."""
@@ -137,7 +142,8 @@ def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> d
         and is_faster("train" if trains else "infer", way, m, n, k, device)
     ]  # fmt: skip
     gain = turns.gain(Installation([], layers=LinearLayers(shapes)), FP8_ROUNDS) if shapes else 1.0
-    return {"shapes": shapes if gain > 1.0 else [], "gain": max(gain, 1.0)}
+    # where the host bounds the step, they may pay beside what launches less: the proof decides
+    return {"shapes": shapes if gain else [], "gain": max(gain, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -193,8 +199,7 @@ def _rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each kernel and distinct launch. Launches join kernels by name and order. ``copy``: bytes/s.
 
-    ``floor``: least seconds of the calls, by the time that a copy takes for the bytes of their tensors, each read or
-    written once; their own seconds where the bytes are not known. ``left``: why a kernel cannot be replaced.
+    ``floor``: seconds that a copy of the bytes of the calls' tensors takes; their own where these are not known.
     """
     if not kernels:  # no device: launches alone, without times
         calls = Counter(event.number for event in events)
@@ -218,7 +223,8 @@ def _rows(
             elif len(set(numbers)) == 1:
                 number = numbers[0]
         else:
-            kind, name = _kind(name), re.sub(r"<.*", "", name)[:80]
+            kinds = (kind for kind, parts in KINDS.items() if any(p in name.lower() for p in parts))
+            kind, name = next(kinds, "other"), re.sub(r"<.*", "", name)[:80]
         seen[name] += 1
         seconds[(kind, name, number)].append(took)
     rows = [
@@ -248,11 +254,6 @@ def _row(
         "arguments": getattr(found, "text", ""), "products": "dot(" in getattr(found, "source", ""),
         "configuration": str(getattr(found, "chosen", "")),
     }  # fmt: skip
-
-
-def _kind(name: str) -> str:
-    lower = name.lower()
-    return next((kind for kind, parts in KINDS.items() if any(p in lower for p in parts)), "other")
 
 
 def _random_states() -> list[Any]:

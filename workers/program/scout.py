@@ -1,8 +1,7 @@
 """A look ahead: the program runs once in a process of its own, in which a launch only says what it would compile.
 
-All of that, with every configuration of the packages' own tuners, then compiles at once, in as many processes as there
-are cores, and the program itself finds it on disk. Kernels that do not run leave wrong values behind, and whatever
-becomes of that process: nothing but its list is used.
+All of that, with every configuration of the packages' tuners, then compiles at once, and the program finds it on disk.
+Kernels that do not run leave wrong values behind: nothing but that process's list is used.
 """
 
 import contextlib
@@ -115,10 +114,9 @@ BENCH_WARMUP_MS, BENCH_MS = 5, 25
 def scouted(load: Callable[[], Program]) -> dict[str, Any]:
     """What the look ahead found; empty where there is no device. Call it before this process uses the device.
 
-    ``kernels``: how many compiled. ``tuners``, ``configurations``: launches with a tuner, and what these choose among.
-    ``compiled``: how many of the configurations did, ``failed``: which did not, ``late``: how many of these for want of
-    time. ``seconds``: of all of it, ``compile_seconds``: of one compilation after the other. ``linears``: rows, output
-    and input features of bf16 layers, and whether they are trained. ``why``: what failed, in place of all that.
+    ``tuners``, ``configurations``: launches with a tuner, and what these choose among. ``failed``: which did not,
+    ``late``: how many of these for want of time. ``compile_seconds``: of one compilation after the other. ``linears``:
+    rows, output and input features of bf16 layers, and whether they are trained. ``why``: what failed.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return {}

@@ -71,10 +71,8 @@ class Job:
 
 
 def clock(replay: Replay, seconds: float) -> Clock:
-    """Device events, or the wall clock where kernels are interpreted.
-
-    The L2 cache is as cold as in the step: flushed before each call or not, whichever is nearer to ``seconds``.
-    """
+    """Device events, or the wall clock where kernels are interpreted. The L2 cache is as cold as in the step: flushed
+    before each call or not, whichever is nearer to ``seconds``."""
     if not torch.cuda.is_available():
         return CpuClock()
     clocks = [GpuClock(FLUSH_BYTES), GpuClock(0)]
@@ -174,11 +172,8 @@ def _compile(pairs: Sequence[tuple[Replay, Configuration]]) -> None:
 
 
 def current(launch: Launch, configuration: Configuration) -> Configuration:
-    """Options and tile sizes of a launch with a configuration over what it has.
-
-    Tile sizes are what the kernel's own tuner sets, or what is named like one: with another value of another constant,
-    a width or a number of heads, a kernel reads and writes beyond its tensors.
-    """
+    """Options and tile sizes of a launch with a configuration over what it has: tile sizes are what its tuner sets, or
+    what is named like one. With another width or number of heads a kernel leaves its tensors."""
     kernel = innermost(launch.outer)
     given = {
         **dict(zip(kernel.arg_names, launch.args, strict=False)), **launch.kwargs, **launch.chosen, **configuration

@@ -42,7 +42,7 @@ class Program:
             state = self.state = self.setup()
         except (Exception, SystemExit) as error:
             raise BadStep(f"{self.name}: its setup raises {reason(error)}") from error
-        if start or nudged:
+        for _ in range((start > 0) + nudged):
             with torch.no_grad():
                 for _, p in parameters(state):
                     p.mul_(1 + LAST_BIT * torch.randint_like(p, -1, 2))

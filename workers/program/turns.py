@@ -1,7 +1,5 @@
-"""Times of a program's step under several installations, which take turns in bursts of steps without a wait.
-
-Products in bf16 draw more power than a GPU may: a step after a pause says 0.96 of what it takes in a row (H100).
-"""
+"""Times of a program's step under several installations, which take turns in bursts of steps without a wait: after a
+pause a step takes 0.96 of what it takes in a row (H100)."""
 
 import functools
 import time
@@ -83,11 +81,8 @@ class Turns:
         return found
 
     def without(self, everything: Installation, parts: Mapping[str, Replacement], seconds: float) -> Rounds:
-        """Seconds of single steps in a row with everything installed (``""``), and with all but one part, by its label.
-
-        No step waits for another, so that all have the clocks of a row, and a round is short: bursts that take turns
-        do not tell a tenth of a percent.
-        """
+        """Seconds of single steps in a row with everything installed (``""``), and with all but one part, by its label:
+        without a wait all have one clock, and bursts that take turns do not tell a tenth of a percent."""
         names, turns, stamps = ["", *parts], list[tuple[str, int]](), list[Any]()
         deadline, count = time.monotonic() + seconds, 0
         with everything.installed():

@@ -116,3 +116,19 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
     gpu = SimpleNamespace(interpreted=False, part=None)
     run_settled(campaign, request, answer, gpu, where, None, print)
     assert seen[0] > seen[1] == 1
+
+
+def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them():
+    answer = {
+        "kinds": ["randn"], "notes": [], "dims": [{"M": 512, "K": 1024}], "source": "acc = tl.dot(a, b, acc)",
+        "operands": [["a", "float8_e4m3fn", ["M", "K"]]],
+        "results": [["o0", "bfloat16", ["M"], 45.0, None, 0, False]],
+    }  # fmt: skip
+    failed = GateReading(
+        gate="o0", inputs="timed calls at 512", value=53.0, passed=False, detail="2 dB more noise"
+    )
+    apart = {**answer, "source": "acc += tl.dot(a, b)"}
+    assert not _settled(apart, failed, TARGET) and apart["results"][0][4] is None
+    assert _settled(answer, failed, TARGET) and answer["results"][0][4] == 2.0**-6
+    assert "acc += tl.dot(a, b)" in answer["notes"][0]
+    assert not _settled(answer, failed, TARGET)

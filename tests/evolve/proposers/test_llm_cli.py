@@ -204,7 +204,7 @@ def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(
         alone = ["--set", "search.proposers=[]", "--set", "search.transfer=[]"]
         assert run(cli, campaign_file(cli), *arguments, *alone) == 2
         captured = capsys.readouterr()
-    assert "the only proposer never answered" in captured.err and "resume asked-002" in captured.err
+    assert "the only proposer does not answer" in captured.err and "resume asked-002" in captured.err
     for campaign in ("asked-001", "asked-002"):
         with Journal(journal_of(cli, campaign)) as journal:
             exchanges = [json.loads(text) for _, text in journal.exchanges()]
@@ -219,6 +219,13 @@ def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(
     (line,) = (text for text in lines if text.startswith("  tokens"))
     assert "passed every gate" in line and "unanswered" in line
     assert any(" questions" in text and " unanswered (last: " in text for text in lines)
+
+
+def test_a_model_that_answered_before_and_then_refuses_ends_with_an_error(cli, capsys):
+    with scripted_server([UNMATCHED, UNMATCHED, Answer(status=401, raw=b"{}")]) as server:
+        alone = ["--set", "llm.retries=0", "--set", "search.proposers=[]", "--set", "search.transfer=[]"]
+        assert ask(cli, server, *alone) == 2
+    assert "does not answer: HTTP 401" in capsys.readouterr().err
 
 
 def test_a_replay_starts_from_the_campaigns_that_its_record_started_from(cli):

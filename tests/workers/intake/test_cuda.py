@@ -305,6 +305,11 @@ def test_state_and_foreign_code_in_a_file_are_refused_and_their_honest_twins_are
         assert "def launch" in intake.compiled(device, {}, knobs)
 
 
+def test_sizes_that_a_launch_says_keep_their_value(tmp_path):
+    intake = Intake(with_tensors(tmp_path, PLAIN.replace("factor, n)", "factor, 200)")))
+    assert {shape.dims["N"] for shape in intake.shapes()} == {200}
+
+
 def test_what_a_kernel_adds_to_is_zeroed_and_headers_are_kept(tmp_path):
     added = KERNEL.replace("y[at] = ", "y[at] += ") + LAUNCHER
     assert '{"zero": "y"}' in settled(HostFunction(request(tmp_path, added)))[0]

@@ -69,6 +69,17 @@ def test_a_change_that_other_starts_do_not_explain_is_seen(
     assert found.passes == passes, str(found)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_a_last_bit_throws_elsewhere_are_judged_by_what_it_changes(seed: int) -> None:
+    drawn, own = random.Random(seed), [[12 * 0.9**step for step in range(20)]] * 3
+    nudged, ours = ([[v * (1 + drawn.gauss(0, 0.05)) for v in curve] for curve in own] for _ in range(2))
+    assert not loss_test(own, ours, True, 40.0).passes and loss_test(own, ours, True, 40.0, nudged).passes
+    for change in ("three steps late", "never learns", "ends in NaN", "leaves at the end"):
+        changed = [CHANGES[change](curve, drawn) for curve in own]
+        assert not loss_test(own, changed, True, 40.0, nudged).passes, change
+        assert not loss_test(own, changed, True, 40.0, [[math.nan] * 20] * 3).passes, change
+
+
 torch.manual_seed(3)
 NORM, NOISE, ROUNDING = torch.randn(64), torch.randn(64), 1e-4 * torch.randn(64)
 

@@ -81,10 +81,10 @@ class Intake:
 
     def shapes(self) -> list[CheckedShape]:
         """Small shapes, with the reference's answers and in place of the kernel's those in the operands' own types.
-        Sizes that the text names keep their value. Raises Refusal."""
+        Sizes that kernels or launch name keep their value. Raises Refusal."""
         site, found, reasons = self.site, list[CheckedShape](), dict[str, str]()
         dims, rank = site.dims[0], max(len(o.shape) for o in site.operands)
-        literals = re.findall(r"\b\d{2,9}\b", self._source.code.text)
+        literals = re.findall(r"\b\d{2,9}\b", self._source.code.text + self.text)
         numbers = set(dims.values() if self._source.sized else map(int, literals))
         few = [{n: min(size, least) for n, size in dims.items()} for least in (3, 2)]  # of a batch of images
         asked = (

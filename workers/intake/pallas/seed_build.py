@@ -140,7 +140,7 @@ class SeedBuild:
                     f"a block begins behind the end of its operand for {dict(dims)} and {dict(params)}"
                 )
             with self.mesh():
-                lowering._check_block_mappings(mapping.block_mappings, None, info, CoreType.TC)  # type: ignore[arg-type]
+                lowering._check_block_mappings(mapping.block_mappings, None, info, CoreType.TC)
         return text_of(closed)
 
     def lowered(

@@ -166,7 +166,7 @@ NODES: Mapping[type, str] = {
     dict: "dict",
     type(None): "nothing",
     indexing.NDIndexer: "NDIndexer",
-    indexing.Slice: "Slice",  # type: ignore[attr-defined]
+    indexing.Slice: "Slice",
     state.TransformedRef: "TransformedRef",
     state.BitcastTransform: "BitcastTransform",
     state.ReshapeTransform: "ReshapeTransform",

@@ -165,7 +165,7 @@ def read(kernel: TritonKernel) -> Chains:
         raise Unsupported("no loop with two products")
     dots = sum(len(calls(s.node, kernel.tl, "dot")) for s in body)
     if dots != 2 * len(places):
-        raise Unsupported("not two products in each loop")
+        raise Unsupported("more or fewer than two products in a loop")
     bound = _bound(body, parameters)
     loops, left = [], set[str]()
     for place in places:
