@@ -190,8 +190,7 @@ def _follow(
             for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
                 kept = isinstance(statement, ast.AugAssign) or not isinstance(target, ast.Name | ast.Tuple)
                 roots.update({n: made | (roots.get(n, set()) if kept else set()) for n in _names(target)})
-        blocks = [getattr(statement, part, []) for part in ("body", "orelse")]
-        before: _Roots = {}
+        blocks, before = [getattr(statement, part, []) for part in ("body", "orelse")], dict[str, set[str]]()
         while any(blocks) and roots != before:  # a loop comes round until nothing is new
             before = {n: set(r) for n, r in roots.items()}
             for block in blocks:
