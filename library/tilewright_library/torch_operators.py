@@ -310,9 +310,10 @@ class SharedInput(threading.local):
         self._quantised: Tensors = ()
 
     def quantised(self, x: torch.Tensor, rows: torch.Tensor, layer: Layer) -> Tensors:
-        """Of x, whose rows are ``rows``. Autograd's version says whether it was changed since."""
-        if torch.cuda.is_current_stream_capturing() or x.is_inference():
-            return layer.quantise(rows)  # a graph that is replayed alone has to hold the kernel
+        """Of x, whose rows are ``rows``. Autograd's version says whether it was changed since: not of a leaf that a
+        kernel fills again, nor of a tensor of inference; and a graph that is replayed alone has to hold the kernel."""
+        if x.is_leaf or torch.cuda.is_current_stream_capturing() or x.is_inference():
+            return layer.quantise(rows)
         key = (x._version, x.data_ptr(), torch._C._cuda_getCurrentRawStream(x.device.index))
         if self._of() is not x or self._key != key:
             self._quantised = layer.quantise(rows)
