@@ -129,7 +129,7 @@ def test_waiting_for_a_processor_does_not_count_as_running(tmp_path):
     spins = """
     import threading
     def spin():
-        while time.thread_time() < 1.5: pass
+        while time.thread_time() < 2.5: pass
     thread = threading.Thread(target=spin)
     thread.start()
     thread.join()

@@ -66,7 +66,7 @@ for name, call in calls.items():
     if name == "some_rows":
         runs = Interpreter(seed.module).all([(defaults, inputs), ({}, inputs), (defaults, inputs)])
         answer["failed"] = [made is None for made in runs]
-        (*_, follows) = program.taken_otherwise(site, taken)
+        follows = next(made for made in program.taken_otherwise(site, taken) if made.wrapper.conditions)
         answer["unlike"] = [program.seed_of(site, follows).unlike_at({"M": m, "N": 10}) for m in (30, 7)]
         answer["follows"] = (follows.source, follows.wrapper.conditions, site.reference_calls()[0])
     answer["error"] = float(np.abs(made - wanted).max() / np.abs(wanted).max())
