@@ -62,11 +62,11 @@ class BudgetConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_retired(cls, told: Any, info: ValidationInfo) -> Any:
+    def _without_retired(cls, given: Any, info: ValidationInfo) -> Any:
         """A journal of an earlier version may say ``until: converged``, which is gone; what a user writes may not."""
-        if not info.context or not isinstance(told, dict) or "until" not in told:
-            return told
-        kept = {key: value for key, value in told.items() if key != "until"}
+        if not info.context or not isinstance(given, dict) or "until" not in given:
+            return given
+        kept = {key: value for key, value in given.items() if key != "until"}
         return kept if any(value is not None for value in kept.values()) else {"evaluations": RETIRED_LIMIT}
 
     @property

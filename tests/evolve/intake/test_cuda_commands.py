@@ -44,8 +44,8 @@ def test_the_commands_describe_a_call(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "knob", "written"),
     [(LINES[0], "BLOCK = 256, values 32 64 128", ()), (LINES[2], "THREADS = 512, values 32 64 128", ()),
-     (LINES[1], "BLOCK = 256", ("def softmax(x):", "PARAMS = {'BLOCK': 256")),
-     (LINES[3], "argument   weight f32", ("def modelnew(x, *, weight):", "PARAMS = {'THREADS': 512"))],
+     (LINES[1], "BLOCK = 256", ("def softmax(x):", "'BLOCK': 256")),
+     (LINES[3], "argument   weight f32", ("def modelnew(x, *, weight):", "'THREADS': 512"))],
     ids=["cu", "load_inline", "tune-cu", "tune-kernelbench"],
 )  # fmt: skip
 def test_the_commands_run_where_nothing_can_be_measured(line, knob, written, tmp_path, monkeypatch, capsys):

@@ -15,7 +15,6 @@ Answers, in order: one ``traced`` per id in ``lower`` (blob ``module``: portable
 """
 
 import secrets
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,9 +36,6 @@ from tilewright.workers.runners.mosaic.facts import fingerprint
 from tilewright.workers.runners.pallas.jaxpr_codec import Artefact, decode
 from tilewright.workers.runners.pallas.sampled_grid import Program, places
 from tilewright.workers.runners.pallas.trace import check_form, mesh_of, specs_of
-
-# every lowering of an interpreted kernel looks for GPUs' interpreter, which is a third of a small kernel's time
-sys.modules.setdefault("jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call", None)  # type: ignore[arg-type]
 
 _GET, _STORE, _SWAP = interpreter.get.__wrapped__, interpreter.store.__wrapped__, interpreter.swap.__wrapped__
 _PARALLEL = interpreter._get_parallel_dim_semantics
