@@ -35,7 +35,8 @@ _CUT = 2.0**-16
 SECONDS = 300.0
 """Most that the seed's evaluation may take."""
 
-FAINT = 2.0**-12  # share of what is usual, where a target's sums make more noise than rounding
+NOISE = 2.0**-12
+"""Share of what is usual by which sums of a seed may be off that make more noise on a target than rounding does."""
 
 
 def seed_failure(
@@ -81,7 +82,7 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     kind = failed.inputs.rpartition(" on ")[2]
     row = next(row for row in answer["results"] if row[0] == failed.gate)
     off = re.search(r"is off by (\S+) of what is usual", failed.detail)
-    share = 2 * float(off[1]) if off else FAINT if "more noise than" in failed.detail else math.inf
+    share = 2 * float(off[1]) if off else NOISE if "more noise than" in failed.detail else math.inf
     note = f"{row[0]} is judged by the original kernel's own error on {target.name}"
     narrow = [o for o in answer.get("operands", ()) if "float8" in o[1] and o[2]]
     cap, cut = bounds.CAP.get(row[1], 0.0), 0.0

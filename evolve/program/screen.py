@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from tilewright.evolve.report.text import shorten
+
 WORTH = 0.002
 """Shares of the step below this are not worth a search."""
 
@@ -115,7 +117,7 @@ def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
         share = k["seconds"] / found.busy if found.busy else 0.0
         yield (
             f"  {share:6.1%} {1e6 * k['seconds'] / max(1, k['calls']):9.1f} us x{k['calls']:<4d} "
-            f"{k['name'][:40]:40s} {k['arguments'][:70]}"
+            f"{k['name'][:40]:40s} {shorten(k['arguments'], 70)}"
         )
 
 

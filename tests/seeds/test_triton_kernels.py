@@ -79,7 +79,7 @@ HALF = ("count = tl.load(count_ptr + g)\n        tall", "count = M // 2\n       
 
 WRONG: list[tuple[Operator, str, Workload, str, dict[str, Any], str, str, str]] = [
     # scales past the last block of rows
-    (CASTS["mxfp8_both"], "", RAGGED["columns"], "edges", {}, ", mask=held_t\n", "\n", ""),
+    (CASTS["mxfp8_both"], "", RAGGED["columns"], "edges", {}, ",\n            mask=held_t,\n", ",\n", ""),
     (CASTS["mxfp8_even"], "", RAGGED["rows"], "edges", {}, "(top + 0x80000) >> 23", "top >> 23", ""),
     (CASTS["mxfp8_rceil"], "", RAGGED["rows"], "edges", {}, "(part != 0)", "(part > 0x400000)", ""),
     (CASTS["mxfp8_floor"], "", RAGGED["rows"], "edges", {}, "tl.where(top >= 0x7F800000, 255, e)", "e", ""),

@@ -61,11 +61,12 @@ def answer_request(answer_to: Callable[[Request], Answer], own_folder: bool = Fa
     except Refusal as refusal:
         answer = refused(refusal.what, refusal.line)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        traceback.print_exc()
-        path = Path(request["path"])
-        answer = {"refusals": [refusal_of(error, str(path.resolve().parent if own_folder else path))]}
         if isinstance(error, LookupError) and str(error).startswith("--reference"):
             answer = refused(str(error))
+        else:
+            traceback.print_exc()
+            path = Path(request["path"])
+            answer = {"refusals": [refusal_of(error, str(path.resolve().parent if own_folder else path))]}
     json.dump(answer, out)
     out.close()
 

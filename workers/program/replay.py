@@ -15,7 +15,7 @@ GUARD, CANARY = 1 << 16, 0xA5
 """Bytes on either side of each storage, and what they hold."""
 
 LEAST_NOISE_DB = 10.0
-"""Of a kernel nearer to itself, something can be told by its answers."""
+"""Of a kernel that is nearer to itself than this, something can be told by its answers."""
 
 NOISE_ROOM_DB = 6.0
 """A kernel that adds in an order of its own differs from itself; another one may differ by so much more."""

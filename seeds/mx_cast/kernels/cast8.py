@@ -120,7 +120,9 @@ def cast_kernel(
         block_t = pm * (BM // 32) + tl.arange(0, BM // 32)
         held_t = (col < K)[:, None] & (block_t < M // 32)[None, :]
         tl.store(
-            st_ptr + col.to(tl.int64)[:, None] * (M // 32) + block_t[None, :], e_t.to(tl.uint8), mask=held_t
+            st_ptr + col.to(tl.int64)[:, None] * (M // 32) + block_t[None, :],
+            e_t.to(tl.uint8),
+            mask=held_t,
         )
 
 

@@ -9,7 +9,7 @@ from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.intake import folder, seed_verdict, tune
-from tilewright.evolve.intake.seed_verdict import FAINT, _settled, run_settled, seed_failure
+from tilewright.evolve.intake.seed_verdict import NOISE, _settled, run_settled, seed_failure
 from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.evaluation import GateReading
@@ -95,7 +95,7 @@ def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own():
     ]
     noisy, codes = (GateReading(gate=g, inputs="randn", value=70, passed=False, detail=d) for g, d in failed)
     assert [_settled(answer, one, TARGET) for one in (noisy, codes, codes)] == [True, True, False]
-    assert rows[0][4] == FAINT and rows[1][6] and len(answer["notes"]) == 2
+    assert rows[0][4] == NOISE and rows[1][6] and len(answer["notes"]) == 2
 
 
 def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch):

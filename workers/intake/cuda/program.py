@@ -86,16 +86,11 @@ class Intake:
         dims, rank = site.dims[0], max(len(o.shape) for o in site.operands)
         literals = re.findall(r"\b\d{2,9}\b", self._source.code.text + self.text)
         numbers = set(dims.values() if self._source.sized else map(int, literals))
-        few = [{n: min(size, least) for n, size in dims.items()} for least in (3, 2)]  # of a batch of images
-        asked = (
-            [check_dims(dims, scale, rank) for scale in ("large", "even")]
-            if len(dims) > 1 or rank < 3
-            else few
-        )
+        asked = [check_dims(dims, scale, rank) for scale in ("large", "even")]
+        if len(dims) < 2 and rank > 2:  # a batch of images, whose size is no number of the text's
+            asked, numbers = [{n: min(size, few) for n, size in dims.items()} for few in (3, 2)], set()
         for wanted in (*asked, *last_resorts(dims)):
-            small = {
-                n: dims[n] if dims[n] in numbers and asked is not few else size for n, size in wanted.items()
-            }
+            small = {n: dims[n] if dims[n] in numbers else size for n, size in wanted.items()}
             if len(found) == 2 or (found and (small in last_resorts(dims) or small == found[0].dims)):
                 continue
             try:

@@ -300,9 +300,8 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
             yield made
     site.followed.clear()
     site.keeps_arguments = False
-    if (
-        site.join_equal()
-    ):  # the reference tells them apart, as lengths of queries and of keys, and the kernel does not
+    # the reference tells them apart, as lengths of queries and of keys, and the kernel does not
+    if site.join_equal():
         with stub_device(site.part):
             made = site.module_at(site.dims[0], types)
         torch.set_default_device("cpu")

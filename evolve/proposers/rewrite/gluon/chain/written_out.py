@@ -85,9 +85,9 @@ def _settled(body: Iterable[ast.stmt], known: Mapping[str, ast.expr]) -> list[as
     made: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, ast.If):
-            taken = _value(_Renamed(known, {}).visit(copy.deepcopy(statement.test)))
-            if taken is not None:
-                made += _settled(statement.body if taken else statement.orelse, known)
+            holds = _value(_Renamed(known, {}).visit(copy.deepcopy(statement.test)))
+            if holds is not None:
+                made += _settled(statement.body if holds else statement.orelse, known)
                 continue
         if isinstance(statement, ast.For):
             statement.body = _settled(statement.body, known)
@@ -114,7 +114,7 @@ class _Tiles(ast.NodeTransformer):
     """Loads and stores through block pointers and descriptors of two axes as those of pointers with masks."""
 
     def __init__(self, kernel: TritonKernel) -> None:
-        self.tl, self.taken = kernel.tl, kernel.source.identifiers
+        self.tl, self.bound = kernel.tl, kernel.source.identifiers
         self.known: dict[str, tuple[str, list[list[str]]]] = {}
         """By name: where the tensor begins; sizes, strides, and extents of a tile."""
 
@@ -131,7 +131,7 @@ class _Tiles(ast.NodeTransformer):
             keys = ("base", "shape", "strides", *(("offsets",) if "ptr" in made else ()), "block_shape")
             given = dict(zip(keys, value.args, strict=False)) | {str(k.arg): k.value for k in value.keywords}
             parts = {k: _pair(given.get(k)) for k in keys[1:]}
-            if name in self.known or {f"{name}_0", f"{name}_1"} & self.taken:
+            if name in self.known or {f"{name}_0", f"{name}_1"} & self.bound:
                 raise Unsupported(f"a tile, {name}, that is described twice")
             self.known[name] = (
                 ast.unparse(given["base"]),
