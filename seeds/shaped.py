@@ -97,6 +97,27 @@ def integers(
     return made
 
 
+def lone_peaks(rng: np.random.Generator, x: np.ndarray, axis: int, width: int, seed: int) -> None:
+    """In place: in half of the lines along ``axis`` one value of each ``width`` is so large that the others have
+    subnormal codes now and then. The other operand of a product has zeros there: ``without_peaks``."""
+    along = np.moveaxis(x, axis, -1)
+    along[rng.random(along.shape[:-1]) < 0.5, _peak(seed, width) :: width] = PEAK
+
+
+def without_peaks(x: np.ndarray, axis: int, width: int, seed: int) -> None:
+    """Zeros in place of what ``lone_peaks`` of the same seed meets."""
+    np.moveaxis(x, axis, -1)[..., _peak(seed, width) :: width] = 0.0
+
+
+def _peak(seed: int, width: int) -> int:
+    return int(np.random.default_rng(seed).integers(width))
+
+
+def huge(rng: np.random.Generator) -> np.float32:
+    """A power of two; every other time the largest for which sums of scaled codes are numbers however they are scaled."""
+    return np.float32(2.0 ** rng.choice((rng.integers(*HUGE), HUGE[1])))
+
+
 def turned_steps(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """float64 [M, K]: by how much x [M, K] under scales [M, K/g] changes where its e4m3 code may be the neighbour.
 
@@ -115,23 +136,34 @@ def slack_of(
     b: np.ndarray,
     steps_a: np.ndarray | None,
     steps_b: np.ndarray | None = None,
+    *,
+    carried: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What an element of ``product(a, b)`` is off by at most, where codes turn and operands are rounded to bfloat16;
     and the mean square of what it is off by if all codes turn that may.
 
     Which operands a kernel rounds is its own choice (codes times the scale, or times the largest size, with the rest of
-    the scale at the other operand), so what these operands lose says little: all may lose what rounding loses.
+    the scale at the other operand), so what these operands lose says little: all may lose what rounding loses, unless
+    none loses anything: in the second form, too, where operands are ``carried`` so.
     """
+    forms = (a, a * FP8_MAX, b, b / FP8_MAX) if carried else (a, b)
+    exact = steps_a is not None and all(_lossless(x) for x in forms)
     # a power of two, so that squares are numbers
     size = 2.0 ** np.floor(np.log2(max(float(np.abs(a).max(initial=0.0)), 1e-300)))
     left, right = np.abs(a / size).astype(np.float32), np.abs(b).astype(np.float32)
-    found: np.ndarray = ROOM * np.sqrt(2 * LOST * product(left * left, right * right))
+    lost = 0.0 if exact else 2 * LOST
+    found: np.ndarray = ROOM * np.sqrt(lost * product(left * left, right * right))
     turned = np.zeros_like(found)
     pairs = [] if steps_a is None else [((steps_a / size).astype(np.float32), right)]
     pairs += [] if steps_b is None else [(left, steps_b.astype(np.float32))]
     for one, other in pairs:
         found, turned = found + product(one, other), turned + product(one * one, other * other)
     return found.astype(np.float64) * size, turned.astype(np.float64) * size**2
+
+
+def _lossless(x: np.ndarray) -> bool:
+    """Whether bfloat16 holds every value."""
+    return bool((x.astype(ml_dtypes.bfloat16) == x).all())
 
 
 GATES: tuple[Gate, ...] = (
@@ -143,8 +175,13 @@ INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeat
 ROOM, NEAR = 6.5, 2.0**-21
 """Standard deviations that the largest of millions of errors may be; shares of a code within which it may turn."""
 
-FAINT, HUGE = (2.0**-37, 2.0**-41, 2.0**-110), (40, 91)
+FAINT, HUGE = (2.0**-37, 2.0**-41, 2.0**-110), (40, 100)
 """What makes values faint and huge: factors around 1e-12 and below, and exponents of two."""
+
+PEAK = 2.0**14
+"""Beside it, half of ordinary values have codes below the least normal one of e4m3."""
+
+FP8_MAX = 448.0
 
 LOST = 2.0**-14 / 12
 """Variance of a rounding to bfloat16, as a share of the value squared: at most a step of 2^-7, evenly spread."""

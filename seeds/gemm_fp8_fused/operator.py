@@ -118,9 +118,11 @@ class FusedFp8Gemm(Product):
         ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns of A and W are 16 to 64 times
         larger, where the two meet by the larger factor. ``spread``: every scale block of A and W has its own
         magnitude in 2^-12 .. 2^12, so that a wrong scale index shows. ``zero_blocks``: three in eight scale
-        blocks of A and of W are zero. ``integers``: see ``shaped.integers``. ``repeated``: three values of one sign.
-        ``faint``: rows of A around the smallest absmax that has a scale of its own, and far below. ``huge``: A around a
-        size from 2^40 to 2^90. Raises ValueError for another kind.
+        blocks of A and of W are zero. ``integers``: see ``shaped.integers``; W is 7 times as large, so that no operand
+        loses anything in bfloat16, scaled either way. ``repeated``: A has three values of one sign, scales of one in
+        half of the rows, and W the same integers. ``faint``: rows of A around the smallest absmax that has a scale of
+        its own, and far below; some with ``shaped.lone_peaks``. ``huge``: A around a size from 2^40 to 2^100. Raises
+        ValueError for another kind.
         """
         m, n, k = self.dims(workload)
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
@@ -135,13 +137,17 @@ class FusedFp8Gemm(Product):
             self._scale_blocks(a, w, lambda blocks: np.less(rng.random(blocks), 0.625))
         elif kind == "integers":
             a = integers(rng, (m, k), 1, seed, mirror=True)
-            w = integers(rng, (k, n), 0, seed, mirror=False)
+            w = 7.0 * integers(rng, (k, n), 0, seed, mirror=False)
         elif kind == "repeated":
-            a, w = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (m, k)), np.abs(w)
+            a = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (m, k))
+            a[: m // 2] *= 256.0
+            w = 7.0 * integers(rng, (k, n), 0, seed, mirror=False)
         elif kind == "faint":
+            shaped.lone_peaks(rng, a, 1, self.group, seed)
+            shaped.without_peaks(w, 0, self.group, seed)
             a *= rng.choice(np.array(shaped.FAINT, np.float32), (m, 1))
         elif kind == "huge":
-            a *= np.float32(2.0 ** rng.integers(*shaped.HUGE))
+            a *= shaped.huge(rng)
         elif kind != "randn":
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
         q, scale = quantise_weights(w, self.group)

@@ -37,7 +37,17 @@ import numpy as np
 from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe, suites
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import FAINT, GATES, HUGE, INPUT_KINDS, integers, slack_of, turned_steps
+from tilewright.seeds.shaped import (
+    FAINT,
+    GATES,
+    INPUT_KINDS,
+    huge,
+    integers,
+    lone_peaks,
+    slack_of,
+    turned_steps,
+    without_peaks,
+)
 
 FP8_MAX = 448.0
 ABSMAX_FLOOR = 1e-12
@@ -174,8 +184,7 @@ class GroupedProduct:
 
         ``randn``: standard normal. ``outliers``: 1/64 of rows and columns are 16 to 64 times larger. ``spread``: every
         scale block has its own magnitude in 2^-12 .. 2^12. ``zero_blocks``: three in eight scale blocks are zero.
-        ``integers``: see ``shaped.integers``. ``repeated``: three values of one sign. ``faint``, ``huge``: the first
-        operand around the smallest absmax that has a scale of its own, with lines far below, and around 2^40 to 2^90.
+        ``integers``, ``repeated``, ``faint``, ``huge``: as those of ``gemm_fp8_fused``, of the first operand and the other.
         Raises ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
@@ -216,7 +225,7 @@ class GroupedProduct:
         def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             return _over_rows(a, b, sizes) if self.recipe.rows else _over_columns(a, b, sizes)
 
-        slack, turned = slack_of(product, first, second, *steps)
+        slack, turned = slack_of(product, first, second, *steps, carried=self.recipe.rows)
         return {
             "exact": {name: product(first, second)},
             "field": {name: product(raw, fields[0] if fields else second)},
@@ -301,10 +310,13 @@ class GroupedProduct:
         first: bool,
     ) -> np.ndarray:
         """Values of an operand, float32, of the ``first`` or the other one; scale blocks lie along ``axis``."""
-        if kind == "integers":
-            return integers(rng, shape, axis, seed, mirror=first)
+        if kind in ("integers", "repeated") and not (first and kind == "repeated"):
+            made = integers(rng, shape, axis, seed, mirror=first)
+            return 7.0 * made if self.recipe.rows and not first else made
         if kind == "repeated":
-            return rng.choice(np.array([0.5, 1.0, 1.75], np.float32), shape)
+            made = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), shape)
+            np.moveaxis(made, axis, -1)[: made.shape[1 - axis] // 2] *= 256.0
+            return made
         x = rng.standard_normal(shape, dtype=np.float32)
         if kind == "outliers":
             # once where the two meet: else a few elements, whose codes are a matter of rounding, make up the product
@@ -313,13 +325,15 @@ class GroupedProduct:
                 size = larger.shape[along]
                 np.moveaxis(larger, along, 0)[rng.choice(size, max(1, size // 64), replace=False)] = True
             x *= np.where(larger, np.float32(64.0), np.float32(1.0))
-        elif kind in ("faint", "huge") and first:
-            lines = (shape[0], 1) if axis == 1 else (1, shape[1])
-            x *= (
-                rng.choice(np.array(FAINT, np.float32), lines)
-                if kind == "faint"
-                else 2.0 ** rng.integers(*HUGE)
-            )
+        elif kind == "faint":
+            width = self._block(workload, shape[axis])
+            if not first:
+                without_peaks(x, axis, width, seed)
+                return x
+            lone_peaks(rng, x, axis, width, seed)
+            x *= rng.choice(np.array(FAINT, np.float32), (shape[0], 1) if axis == 1 else (1, shape[1]))
+        elif kind == "huge" and first:
+            x *= huge(rng)
         elif kind in ("spread", "zero_blocks"):
             blocks = np.moveaxis(x, axis, -1)
             width = self._block(workload, shape[axis])
