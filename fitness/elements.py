@@ -122,9 +122,7 @@ def objection(
         room = slack.astype(np.float64).reshape(-1, columns) + np.abs(rounded - wanted)
         if _leans(found - wanted, wanted, room + unit + allowed.worst * around, around):
             return "errors lean towards zero or away from it"
-        if said := _not_rounded_once(
-            output, found, wanted, rounded, room - np.abs(rounded - wanted), around, allowed
-        ):
+        if not slack.any() and (said := _not_rounded_once(output, found, wanted, rounded, around, allowed)):
             return said
         unit = unit + slack.astype(np.float64).reshape(-1, columns)
     said = _objection(output, found, wanted, rounded, unit, around, allowed)
@@ -172,26 +170,25 @@ def _not_rounded_once(
     found: np.ndarray,
     wanted: np.ndarray,
     rounded: np.ndarray,
-    slack: np.ndarray,
     around: np.ndarray,
     allowed: Allowance,
 ) -> str | None:
-    """What is wrong where an element is not what something near the reference is rounded to: near by ``slack`` and by
-    what sums explain; where there is no slack, by an eighth of that but for few elements."""
+    """What is wrong where the contract leaves nothing but one rounding: an element is no rounding of what is as near to
+    the reference as sums explain, or more than a few are none of what is eight times as near."""
     other = found != rounded
-    near, far = wanted[other], slack[other] + _flushed(output.dtype)
+    near, top = wanted[other], float(ml_dtypes.finfo(output.dtype).max)
 
     def missed(share: float) -> np.ndarray:
-        left, top = far + share * around[other], float(ml_dtypes.finfo(output.dtype).max)
-        low, high = (
-            np.clip(near + s * left, -top, top).astype(output.dtype).astype(np.float64) for s in (-1, 1)
-        )
+        left = share * around[other] + _flushed(output.dtype)
+        ends = (np.clip(near + sign * left, -top, top).astype(output.dtype) for sign in (-1, 1))
+        low, high = (end.astype(np.float64) for end in ends)
         return np.asarray((found[other] < low) | (found[other] > high))
 
     if (place := _first(missed(allowed.worst))) is not None:
         at = tuple(int(n) for n in np.argwhere(other)[place[0]])
         return f"element {_index(at, output)} is no rounding of what is due"
-    if not slack.any() and (count := np.count_nonzero(missed(allowed.worst / 8))) > 2 + TURNED * found.size:
+    count = np.count_nonzero(missed(allowed.worst / 8))
+    if count > 2 + TURNED * found.size:
         return f"{count} of {found.size} elements are no roundings of what is due"
     return None
 

@@ -114,7 +114,7 @@ def _peak(seed: int, width: int) -> int:
 
 
 def huge(rng: np.random.Generator) -> np.float32:
-    """A power of two; every other time the largest for which sums of scaled codes are numbers however they are scaled."""
+    """A power of two; every other time the largest for which sums of codes are numbers however they are scaled."""
     return np.float32(2.0 ** rng.choice((rng.integers(*HUGE), HUGE[1])))
 
 

@@ -184,8 +184,8 @@ class GroupedProduct:
 
         ``randn``: standard normal. ``outliers``: 1/64 of rows and columns are 16 to 64 times larger. ``spread``: every
         scale block has its own magnitude in 2^-12 .. 2^12. ``zero_blocks``: three in eight scale blocks are zero.
-        ``integers``, ``repeated``, ``faint``, ``huge``: as those of ``gemm_fp8_fused``, of the first operand and the other.
-        Raises ValueError for another kind.
+        ``integers``, ``repeated``, ``faint``, ``huge``: as those of ``gemm_fp8_fused``, of the first operand and the
+        other. Raises ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
