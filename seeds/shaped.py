@@ -137,7 +137,7 @@ def slack_of(
     steps_a: np.ndarray | None,
     steps_b: np.ndarray | None = None,
     *,
-    carried: bool = True,
+    carried: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What an element of ``product(a, b)`` is off by at most, where codes turn and operands are rounded to bfloat16;
     and the mean square of what it is off by if all codes turn that may.
@@ -147,7 +147,7 @@ def slack_of(
     none loses anything: in the second form, too, where operands are ``carried`` so.
     """
     forms = (a, a * FP8_MAX, b, b / FP8_MAX) if carried else (a, b)
-    exact = steps_a is not None and all(_lossless(x) for x in forms)
+    exact = all(_lossless(x) for x in forms)
     # a power of two, so that squares are numbers
     size = 2.0 ** np.floor(np.log2(max(float(np.abs(a).max(initial=0.0)), 1e-300)))
     left, right = np.abs(a / size).astype(np.float32), np.abs(b).astype(np.float32)

@@ -163,7 +163,7 @@ class FusedFp8Gemm(Product):
         rows, depth = q.shape
         groups = q.astype(np.float64).reshape(rows, depth // self.group, self.group)
         dequantised = (groups * scale.astype(np.float64)[:, :, None]).reshape(rows, depth)
-        slack, turned = slack_of(np.matmul, dequantised, w, turned_steps(inputs["a"], scale))
+        slack, turned = slack_of(np.matmul, dequantised, w, turned_steps(inputs["a"], scale), carried=True)
         return {
             "exact": {"c": dequantised @ w},
             "field": {"c": inputs["a"].astype(np.float64) @ w},

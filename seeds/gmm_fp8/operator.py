@@ -225,7 +225,9 @@ class GroupedProduct:
         def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             return _over_rows(a, b, sizes) if self.recipe.rows else _over_columns(a, b, sizes)
 
-        slack, turned = slack_of(product, first, second, *steps, carried=self.recipe.rows)
+        slack, turned = slack_of(
+            product, first, second, *steps, carried=self.recipe.rows and self.recipe.quantise_x
+        )
         return {
             "exact": {name: product(first, second)},
             "field": {name: product(raw, fields[0] if fields else second)},
