@@ -11,7 +11,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.operator import Gate, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.operator import AgreementGate, Gate, SnrGate, Suite, TensorSpec, Workload
 
 
 class Shaped:
@@ -98,24 +98,60 @@ def integers(
 
 
 def lone_peaks(rng: np.random.Generator, x: np.ndarray, axis: int, width: int, seed: int) -> None:
-    """In place: in half of the lines along ``axis`` one value of each ``width`` is so large that the others have
-    subnormal codes now and then. The other operand of a product has zeros there: ``without_peaks``."""
+    """In place: in half of the lines along ``axis`` one value of each ``width`` is so large that many others have
+    subnormal codes. The other operand of a product has zeros there: ``without_peaks``."""
     along = np.moveaxis(x, axis, -1)
-    along[rng.random(along.shape[:-1]) < 0.5, _peak(seed, width) :: width] = PEAK
+    along[rng.random(along.shape[:-1]) < 0.5, seed % width :: width] = PEAK
 
 
 def without_peaks(x: np.ndarray, axis: int, width: int, seed: int) -> None:
     """Zeros in place of what ``lone_peaks`` of the same seed meets."""
-    np.moveaxis(x, axis, -1)[..., _peak(seed, width) :: width] = 0.0
+    np.moveaxis(x, axis, -1)[..., seed % width :: width] = 0.0
 
 
-def _peak(seed: int, width: int) -> int:
-    return int(np.random.default_rng(seed).integers(width))
+def values(
+    rng: np.random.Generator, kind: str, shape: tuple[int, ...], axis: int, width: int, seed: int,
+    *, first: bool = True, free: int = 1, larger: float = 1.0,
+) -> np.ndarray:  # fmt: skip
+    """An operand, float32, of a product that quantises on the way, the ``first`` one or the other: ``width`` elements
+    along ``axis``, which is contracted, and ``free`` beside them share a scale.
 
-
-def huge(rng: np.random.Generator) -> np.float32:
-    """A power of two; every other time the largest for which sums of codes are numbers however they are scaled."""
-    return np.float32(2.0 ** rng.choice((rng.integers(*HUGE), HUGE[1])))
+    ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger, of the other operand's
+    contracted lines 16 times; where two meet, by the larger factor: else some elements, whose codes are a matter of
+    rounding, make up the product. ``spread``: every scale block has its own magnitude in 2^-12 .. 2^12, so that a wrong
+    scale index shows. ``zero_blocks``: three in eight scale blocks are zero. ``integers``: see there; the other operand
+    is ``larger``. ``repeated``: three values of one sign, in half of the lines 256 times larger, where scales are one;
+    of the other operand the same integers. ``faint``, ``huge``: the first operand around the smallest absmax that has a
+    scale of its own, with lines far below and some ``lone_peaks``, and around a size from 2^40 to 2^100. Raises
+    ValueError for another kind.
+    """
+    if kind not in INPUT_KINDS:
+        raise ValueError(f"no input kind {kind!r}; there are {', '.join(INPUT_KINDS)}")
+    if kind == "integers" or (kind == "repeated" and not first):
+        return np.float32(1.0 if first else larger) * integers(rng, shape, axis, seed, mirror=first)
+    x = rng.standard_normal(shape, dtype=np.float32)
+    along = np.moveaxis(x, axis, -1)
+    if kind == "repeated":
+        x[...] = rng.choice((0.5, 1.0, 1.75), shape)
+        along[: len(along) // 2] *= 256.0
+    elif kind == "outliers":
+        factors = np.ones(along.shape[-2:], np.float32)
+        for lines, most in ((factors, 64.0), (factors.T, 64.0 if first else 16.0)):
+            chosen = rng.choice(len(lines), max(1, len(lines) // 64), replace=False)
+            lines[chosen] = np.maximum(lines[chosen], most)
+        along *= factors
+    elif kind in ("spread", "zero_blocks"):
+        blocks = (*along.shape[:-2], along.shape[-2] // free, along.shape[-1] // width)
+        drawn = np.exp2(rng.integers(-12, 13, blocks)) if kind == "spread" else rng.random(blocks) < 0.625
+        along *= drawn.astype(np.float32).repeat(width, axis=-1).repeat(free, axis=-2)
+    elif kind == "faint" and first:
+        lone_peaks(rng, x, axis, width, seed)
+        along *= rng.choice(np.array(FAINT, np.float32), (len(along), 1))
+    elif kind == "faint":
+        without_peaks(x, axis, width, seed)
+    elif kind == "huge" and first:
+        x *= np.float32(2.0 ** rng.choice((rng.integers(*HUGE), HUGE[1])))
+    return x
 
 
 def turned_steps(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -166,6 +202,15 @@ def _lossless(x: np.ndarray) -> bool:
     return bool((x.astype(ml_dtypes.bfloat16) == x).all())
 
 
+ATTENTION_WORST = 0.1
+"""Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it."""
+
+ATTENTION_GATES: tuple[Gate, ...] = (
+    SnrGate("exact", "exact", 45.0, worst=ATTENTION_WORST),
+    AgreementGate("lone", "lone", ("out",), 1.0, counted="alone"),
+)
+"""``lone``: where one key has all the weight, the answer is its value."""
+
 GATES: tuple[Gate, ...] = (
     SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),
 )  # fmt: skip
@@ -176,7 +221,8 @@ ROOM, NEAR = 6.5, 2.0**-21
 """Standard deviations that the largest of millions of errors may be; shares of a code within which it may turn."""
 
 FAINT, HUGE = (2.0**-37, 2.0**-41, 2.0**-110), (40, 100)
-"""What makes values faint and huge: factors around 1e-12 and below, and exponents of two."""
+"""What makes values faint and huge: factors around 1e-12 and below, and exponents of two, the last the largest
+for which sums of codes are numbers however they are scaled."""
 
 PEAK = 2.0**14
 """Beside it, half of ordinary values have codes below the least normal one of e4m3."""

@@ -25,29 +25,12 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.seeds.inlined import inlined
-from tilewright.seeds.operator import (
-    AgreementGate,
-    Arrays,
-    Gate,
-    SeedKernel,
-    SnrGate,
-    Suite,
-    TensorSpec,
-    Workload,
-)
-from tilewright.seeds.shaped import Shaped, integers
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
+from tilewright.seeds.shaped import ATTENTION_GATES, Shaped, integers
 
 ALONE = 2.0**-60
 """Where all other keys have less weight together, no sum in float32 sees them."""
 
-WORST = 0.1
-"""Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it."""
-
-GATES: tuple[Gate, ...] = (
-    SnrGate("exact", "exact", 45.0, worst=WORST),
-    AgreementGate("lone", "lone", ("out",), 1.0, counted="alone"),
-)
-"""``lone``: where one key has all the weight, the answer is its value."""
 INPUT_KINDS = ("randn", "peaked", "rising", "shifted")
 
 _KERNELS = Path(__file__).parent / "kernels"
@@ -98,7 +81,7 @@ class FlashAttention(Shaped):
 
     name: str
     causal: bool
-    gates: tuple[Gate, ...] = GATES
+    gates: tuple[Gate, ...] = ATTENTION_GATES
     input_kinds: tuple[str, ...] = INPUT_KINDS
     constants: Mapping[str, int] = field(default_factory=dict)
 

@@ -24,7 +24,7 @@ for comparability only; the exact gate (45 dB against float64 over the dequantis
 turn explain) decides.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +35,7 @@ import numpy as np
 from tilewright.seeds import shaped
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import INPUT_KINDS, Product, gemm, integers, slack_of, turned_steps
+from tilewright.seeds.shaped import INPUT_KINDS, Product, gemm, slack_of, turned_steps, values
 
 FP8_MAX = 448.0
 """Largest finite e4m3fn value."""
@@ -113,43 +113,12 @@ class FusedFp8Gemm(Product):
         raise ValueError(f"{self.name} has no inputs variant {variant!r}; it has 'bf16' and 'prequant'")
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
-        """Fresh operands ``a``, ``w``, ``sw``.
-
-        ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns of A and W are 16 to 64 times
-        larger, where the two meet by the larger factor. ``spread``: every scale block of A and W has its own
-        magnitude in 2^-12 .. 2^12, so that a wrong scale index shows. ``zero_blocks``: three in eight scale
-        blocks of A and of W are zero. ``integers``: see ``shaped.integers``; W is 7 times as large, so that no operand
-        loses anything in bfloat16, scaled either way. ``repeated``: A has three values of one sign, scales of one in
-        half of the rows, and W the same integers. ``faint``: rows of A around the smallest absmax that has a scale of
-        its own, and far below; some with ``shaped.lone_peaks``. ``huge``: A around a size from 2^40 to 2^100. Raises
-        ValueError for another kind.
-        """
+        """Fresh operands ``a``, ``w``, ``sw``: see ``shaped.values``. No operand of ``integers`` loses anything in
+        bfloat16, scaled either way. Raises ValueError for a kind that is not there."""
         m, n, k = self.dims(workload)
-        rng = np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
-        a = rng.standard_normal((m, k), dtype=np.float32)
-        w = rng.standard_normal((k, n), dtype=np.float32)
-        if kind == "outliers":
-            _amplify(rng, a, 64.0, 64.0)
-            _amplify(rng, w, 16.0, 64.0)
-        elif kind == "spread":
-            self._scale_blocks(a, w, lambda blocks: np.exp2(rng.integers(-12, 13, blocks)))
-        elif kind == "zero_blocks":
-            self._scale_blocks(a, w, lambda blocks: np.less(rng.random(blocks), 0.625))
-        elif kind == "integers":
-            a = integers(rng, (m, k), 1, seed, mirror=True)
-            w = 7.0 * integers(rng, (k, n), 0, seed, mirror=False)
-        elif kind == "repeated":
-            a = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (m, k))
-            a[: m // 2] *= 256.0
-            w = 7.0 * integers(rng, (k, n), 0, seed, mirror=False)
-        elif kind == "faint":
-            shaped.lone_peaks(rng, a, 1, self.group, seed)
-            shaped.without_peaks(w, 0, self.group, seed)
-            a *= rng.choice(np.array(shaped.FAINT, np.float32), (m, 1))
-        elif kind == "huge":
-            a *= shaped.huge(rng)
-        elif kind != "randn":
-            raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
+        rng = np.random.default_rng([seed, *kind.encode()])
+        a = values(rng, kind, (m, k), 1, self.group, seed)
+        w = values(rng, kind, (k, n), 0, self.group, seed, first=False, free=WEIGHT_BLOCK_N, larger=7.0)
         q, scale = quantise_weights(w, self.group)
         return {"a": a.astype(ml_dtypes.bfloat16), "w": q, "sw": scale}
 
@@ -190,15 +159,6 @@ class FusedFp8Gemm(Product):
         """Scale blocks of ``w`` are whole."""
         return {"K": self.group, "N": WEIGHT_BLOCK_N}
 
-    def _scale_blocks(self, a: np.ndarray, w: np.ndarray, draw: Callable[..., np.ndarray]) -> None:
-        """Multiply every scale block of ``a`` and of ``w`` in place by its own factor; ``draw(shape)`` -> factors."""
-        g = self.group
-        rows, cols = a.shape[0], w.shape[1]
-        groups = a.shape[1] // g
-        a.reshape(rows, groups, g)[...] *= draw((rows, groups, 1)).astype(np.float32)
-        blocks = w.reshape(groups, g, cols // WEIGHT_BLOCK_N, WEIGHT_BLOCK_N)
-        blocks *= draw((groups, 1, cols // WEIGHT_BLOCK_N, 1)).astype(np.float32)
-
 
 def operators() -> dict[str, FusedFp8Gemm]:
     """The family's operators by recipe name."""
@@ -207,20 +167,6 @@ def operators() -> dict[str, FusedFp8Gemm]:
         recipe: FusedFp8Gemm(f"gemm_fp8_fused/{recipe}", group, suites, _kernels(group))
         for recipe, group in RECIPES.items()
     }
-
-
-def _amplify(rng: np.random.Generator, x: np.ndarray, rows: float, cols: float) -> None:
-    """Multiply 1/64 of the rows and of the columns of ``x`` in place, what lies in both by the larger factor.
-
-    By both factors, some hundred elements would make up the whole product: whether a right kernel rounds one of them
-    to the other of two equally near codes would then decide its reading (44 dB in one drawing of forty).
-    """
-    factors = []
-    for size, factor in ((x.shape[0], rows), (x.shape[1], cols)):
-        along = np.ones(size, np.float32)
-        along[rng.choice(size, max(1, size // 64), replace=False)] = factor
-        factors.append(along)
-    x *= np.maximum(factors[0][:, None], factors[1][None, :])
 
 
 def _suites() -> dict[str, Suite]:

@@ -37,17 +37,7 @@ import numpy as np
 from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe, suites
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import (
-    FAINT,
-    GATES,
-    INPUT_KINDS,
-    huge,
-    integers,
-    lone_peaks,
-    slack_of,
-    turned_steps,
-    without_peaks,
-)
+from tilewright.seeds.shaped import GATES, INPUT_KINDS, slack_of, turned_steps, values
 
 FP8_MAX = 448.0
 ABSMAX_FLOOR = 1e-12
@@ -180,27 +170,25 @@ class GroupedProduct:
         return (TensorSpec(_NAMES[self.recipe.phase][1], shape, "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
-        """Fresh operands; ``kind`` distributes values and group sizes (``draw_sizes``) alike.
+        """Fresh operands: see ``shaped.values``; ``kind`` distributes group sizes, too (``draw_sizes``).
 
-        ``randn``: standard normal. ``outliers``: 1/64 of rows and columns are 16 to 64 times larger. ``spread``: every
-        scale block has its own magnitude in 2^-12 .. 2^12. ``zero_blocks``: three in eight scale blocks are zero.
-        ``integers``, ``repeated``, ``faint``, ``huge``: as those of ``gemm_fp8_fused``, of the first operand and the
-        other. Raises ValueError for another kind.
+        Raises ValueError for a kind that is not there.
         """
-        if kind not in INPUT_KINDS:
-            raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
         m, n, k, groups = self._dims(workload)
-        rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
+        rng = np.random.default_rng([seed, *kind.encode()])
         made: Arrays = {}
         for spec in self.inputs(workload):
             if spec.name in ("lhs", "grad"):
                 axis = 1 if self.recipe.rows else 0
-                first = not made
-                values = self._values(rng, spec.shape, kind, axis, workload, seed, first=first)
-                made[spec.name] = values.astype(ml_dtypes.bfloat16)
+                width = self._block(workload, spec.shape[axis])
+                drawn = values(rng, kind, spec.shape, axis, width, seed, first=not made)
+                made[spec.name] = drawn.astype(ml_dtypes.bfloat16)
         if self.recipe.rows:
             axis = 1 if self.recipe.phase == "fwd" else 2
-            rhs = self._values(rng, (groups, k, n), kind, axis, workload, seed, first=False)
+            width = self._block(workload, (groups, k, n)[axis])
+            rhs = values(
+                rng, kind, (groups, k, n), axis, width, seed, first=False, free=FREE_BLOCK, larger=7.0
+            )
             made |= self._quantised_matrices(rhs, axis, workload)
         return {**made, "sizes": draw_sizes(rng, m, groups, kind)}
 
@@ -299,54 +287,6 @@ class GroupedProduct:
         return (self.recipe.group if not self.recipe.rows else self._width(workload)) or min(
             FREE_BLOCK, axis_size
         )
-
-    def _values(
-        self,
-        rng: np.random.Generator,
-        shape: tuple[int, ...],
-        kind: str,
-        axis: int,
-        workload: Workload,
-        seed: int,
-        *,
-        first: bool,
-    ) -> np.ndarray:
-        """Values of an operand, float32, of the ``first`` or the other one; scale blocks lie along ``axis``."""
-        if kind in ("integers", "repeated") and not (first and kind == "repeated"):
-            made = integers(rng, shape, axis, seed, mirror=first)
-            return 7.0 * made if self.recipe.rows and not first else made
-        if kind == "repeated":
-            made = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), shape)
-            np.moveaxis(made, axis, -1)[: made.shape[1 - axis] // 2] *= 256.0
-            return made
-        x = rng.standard_normal(shape, dtype=np.float32)
-        if kind == "outliers":
-            # once where the two meet: else a few elements, whose codes are a matter of rounding, make up the product
-            larger = np.zeros(shape[-2:], dtype=bool)
-            for along in (0, 1):
-                size = larger.shape[along]
-                np.moveaxis(larger, along, 0)[rng.choice(size, max(1, size // 64), replace=False)] = True
-            x *= np.where(larger, np.float32(64.0), np.float32(1.0))
-        elif kind == "faint":
-            width = self._block(workload, shape[axis])
-            if not first:
-                without_peaks(x, axis, width, seed)
-                return x
-            lone_peaks(rng, x, axis, width, seed)
-            x *= rng.choice(np.array(FAINT, np.float32), (shape[0], 1) if axis == 1 else (1, shape[1]))
-        elif kind == "huge" and first:
-            x *= huge(rng)
-        elif kind in ("spread", "zero_blocks"):
-            blocks = np.moveaxis(x, axis, -1)
-            width = self._block(workload, shape[axis])
-            count = (*blocks.shape[:-1], shape[axis] // width)
-            drawn = (
-                np.exp2(rng.integers(-12, 13, count))
-                if kind == "spread"
-                else np.less(rng.random(count), 0.625)
-            )
-            blocks *= np.repeat(drawn.astype(np.float32), width, axis=-1)
-        return x
 
     def _quantised_matrices(self, rhs: np.ndarray, axis: int, workload: Workload) -> Arrays:
         """``rhs`` [G,K,N] float32 as the kernel gets it, contracted along ``axis``."""

@@ -25,8 +25,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.flash_attention.operator import GATES, lone_references, ordered, trickling
+from tilewright.seeds.flash_attention.operator import lone_references, ordered, trickling
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
+from tilewright.seeds.shaped import ATTENTION_GATES
 
 INPUT_KINDS = ("randn", "short", "full", "peaked")
 
@@ -41,7 +42,7 @@ class PagedDecode:
     """The family's operator; see the module's docstring for the contract."""
 
     name: str
-    gates: tuple[Gate, ...] = GATES
+    gates: tuple[Gate, ...] = ATTENTION_GATES
     input_kinds: tuple[str, ...] = INPUT_KINDS
     constants: Mapping[str, int] = field(default_factory=dict)
     memory_bound: bool = True
