@@ -4,7 +4,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 from tilewright.workers.intake.calls.sizes import label_of
+from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
 from tilewright.workers.intake.judge.reference import asked
@@ -38,22 +39,67 @@ MOST_REPEATED = 4
 
 Space = dict[str, tuple[Any, ...]]
 Tensors = Mapping[str, torch.Tensor]
+Given = tuple[Mapping[str, Any], CheckedShape]
+"""A point and a shape of a run."""
+
+
+class TrialRuns:
+    """Runs of a module with other values of its parameters, at ``small`` shapes and at ``wide`` ones. Those that a knob
+    alone needs if all goes well are begun at once, where a machine has processors for it."""
+
+    def __init__(self, seed: Seed, small: Sequence[CheckedShape], wide: Sequence[CheckedShape]) -> None:
+        self._seed, self._small, self._wide = seed, small, wide
+        self._first = Ahead(self._run_first, seed.interpreter.clock)
+        self._first.begin((knob.name,) for knob in seed.text.knobs if not (knob.certain or knob.echo))
+        self._made: dict[Hashable, list[np.ndarray] | None] = {}
+
+    def _run_first(self, name: str) -> list[tuple[Hashable, list[np.ndarray] | None]]:
+        seed = self._seed
+        knob = next(k for k in seed.text.knobs if k.name == name)
+        tried = [(value, shape) for value in _nearest(knob) for shape in self._wide]
+        tried += [(v, shape) for v in _distinct_values(seed, knob, self._small) for shape in self._small]
+        ways = _ways(seed, knob)[:2]
+        points = [(dict.fromkeys((name, *way), v), shape) for way in ways for v, shape in tried]
+        runs: dict[Hashable, Given] = {_key(*run): run for run in points}
+        return list(zip(runs, self._all(list(runs.values())), strict=True))
+
+    def _all(self, runs: Sequence[Given]) -> list[list[np.ndarray] | None]:
+        seed = self._seed
+        return seed.interpreter.all([({**seed.defaults, **point}, shape.inputs) for point, shape in runs])
+
+    def clock(self) -> float:
+        """Seconds of a processor."""
+        return self._seed.interpreter.clock() + self._first.seconds
+
+    def begun(self, knob: Knob) -> None:
+        """Wait for the runs of a knob that were begun."""
+        if self._first.has(knob.name):
+            self._made.update(self._first(knob.name))
+
+    def outputs(self, runs: Sequence[Given]) -> list[list[np.ndarray] | None]:
+        """Of every point and shape; None where one fails. Those that are not known run at once."""
+        left = {key: run for run in runs if (key := _key(*run)) not in self._made}
+        self._made.update(zip(left, self._all(list(left.values())) if left else (), strict=True))
+        return [self._made[_key(*run)] for run in runs]
+
+
+def _key(point: Mapping[str, Any], shape: CheckedShape) -> Hashable:
+    return tuple(sorted(point.items())), label_of(shape.dims)
 
 
 class _Trials(ResultGates):
-    """Runs of a module with other values of its parameters, and whether their answers pass its gates."""
+    """Whether answers of a module with other values of its parameters pass its gates."""
 
-    def __init__(self, seed: Seed, results: Sequence[Result]) -> None:
+    def __init__(self, seed: Seed, results: Sequence[Result], runs: TrialRuns) -> None:
         super().__init__(seed.site.operands, results)
-        self._seed = seed
+        self._runs = runs
 
     def passed_at(
         self, points: Sequence[Mapping[str, Any]], shapes: Sequence[Sequence[CheckedShape]]
     ) -> list[list[bool]]:
         """By point and by each of its shapes. All run at once."""
         every = [(point, shape) for point, some in zip(points, shapes, strict=True) for shape in some]
-        seed = self._seed
-        made = seed.interpreter.all([({**seed.defaults, **point}, shape.inputs) for point, shape in every])
+        made = self._runs.outputs(every)
         fine = iter([self._passed(o, shape.answers) for o, (_, shape) in zip(made, every, strict=True)])
         return [[next(fine) for _ in some] for some in shapes]
 
@@ -66,16 +112,16 @@ class _Trials(ResultGates):
 
 def tiling_knobs(
     seed: Seed, shapes: Sequence[CheckedShape], results: Sequence[Result], wide: Sequence[CheckedShape],
-    patience: float = 1.0,
+    runs: TrialRuns, patience: float = 1.0,
 ) -> tuple[Space, list[dict[str, Any]]]:  # fmt: skip
     """The knobs that only tile, with the values whose answers pass; the others, with why they keep their value.
 
     ``wide``: shapes of several tiles, on which the values next to the default must pass, too; numbers that must change
     with a knob there become its ties, and knobs that change nothing on small shapes are tried there.
     """
-    clock = seed.interpreter.clock
+    clock = runs.clock
     began = clock()
-    text, trials = seed.text, _Trials(seed, results)
+    text, trials = seed.text, _Trials(seed, results, runs)
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
     space: Space = {}
     fixed: list[dict[str, Any]] = []
@@ -87,6 +133,7 @@ def tiling_knobs(
             space[knob.name] = tuple(v for v in knob.values if v <= most) or (knob.default,)
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
+        runs.begun(knob)
         late = clock() - began > patience * MOST_SECONDS
         sides = None if late else _moved_together(seed, trials, knob, wide)
         if sides is None:
@@ -121,11 +168,9 @@ def _moved_together(
 ) -> tuple[tuple[str, ...], list[int]] | None:
     """Which numbers of a knob's value must change with it for the values next to its default to pass at several tiles,
     and the values on those sides of the default where they do; None where they never do."""
-    numbers = [k for k in seed.text.knobs if k.default == knob.default and k is not knob and not k.certain]
-    free = [k for k in numbers if k.name not in seed.text.ties]
-    echoes = [k.name for k in free if k.echo]
+    echoes = [k.name for k in _alike(seed, knob) if k.echo]
     sides = [[v for v in knob.values if v < knob.default], [v for v in knob.values if v > knob.default]]
-    nearest = [value for below, above in [sides] for value in (*below[-1:], *above[:1])]
+    nearest = _nearest(knob)
     found: tuple[tuple[str, ...], list[int]] | None = None
 
     def tells(shape: CheckedShape) -> bool:
@@ -136,10 +181,7 @@ def _moved_together(
 
     if echoes and not any(map(tells, wide)):
         return None
-    # alone, with one repetition or all, and with other parameters of its value, which then are no knobs of their own
-    ones = [(name,) for name in echoes if len(echoes) <= MOST_REPEATED]
-    ways = [(), *ones, tuple(echoes), tuple(k.name for k in free)]
-    for way in dict.fromkeys(ways):
+    for way in _ways(seed, knob):
         points = [dict.fromkeys((knob.name, *way), value) for value in nearest]
         passed = [all(some) for some in trials.passed_at(points, [wide] * len(points))]
         kept = [v for side in sides for v in side if any(
@@ -149,6 +191,27 @@ def _moved_together(
             return way, kept
         found = found or ((way, kept) if kept else None)
     return found
+
+
+def _alike(seed: Seed, knob: Knob) -> list[Knob]:
+    """Other numbers of a knob's value that may have to change with it."""
+    numbers = [k for k in seed.text.knobs if k.default == knob.default and k is not knob and not k.certain]
+    return [k for k in numbers if k.name not in seed.text.ties]
+
+
+def _ways(seed: Seed, knob: Knob) -> list[tuple[str, ...]]:
+    """What changes with a knob: nothing, one repetition of its number or all, and other parameters of its value, which
+    then are no knobs of their own."""
+    free = _alike(seed, knob)
+    echoes = [k.name for k in free if k.echo]
+    ones = [(name,) for name in echoes if len(echoes) <= MOST_REPEATED]
+    return list(dict.fromkeys([(), *ones, tuple(echoes), tuple(k.name for k in free)]))
+
+
+def _nearest(knob: Knob) -> list[Any]:
+    """The values next to a knob's default, the one below it first."""
+    below, above = [v for v in knob.values if v < knob.default], [v for v in knob.values if v > knob.default]
+    return [*below[-1:], *above[:1]]
 
 
 def _distinct_values(seed: Seed, knob: Knob, shapes: Sequence[CheckedShape]) -> list[Any]:
