@@ -47,7 +47,6 @@ def gluon_rules() -> tuple[Rule, ...]:
 def triton_rules() -> tuple[Rule, ...]:
     return (
         *gluon_rules(),
-        loads.EvenGuard(),
         loads.TransposedStore(),
         descriptors.DescriptorLoad(),
         operand_once.ComputeOperandOnce(),

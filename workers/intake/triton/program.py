@@ -50,7 +50,7 @@ from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interp
 from tilewright.workers.intake.triton.kernel_module import KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
 from tilewright.workers.intake.triton.knob_evidence import (
-    TrialRuns,
+    Trials,
     independent_dimensions,
     product_work,
     tiling_knobs,
@@ -396,7 +396,7 @@ def _judged(
     every, shapes = shapes, quick if patience < 1.0 else shapes
     small = [shape for shape in shapes if not shape.looped] or shapes
     wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
-    trials = TrialRuns(seed, small, wide)
+    trials = Trials(seed, small, wide)
     kinds = input_kinds(seed, shapes, patience)
     for shape in every:
         if shape not in shapes:
@@ -413,7 +413,7 @@ def _judged(
     notes += kinds.notes
     if failed:
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
-    space, fixed = tiling_knobs(seed, small, results, wide, trials, patience)
+    space, fixed = tiling_knobs(trials, results, patience)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
     module = load_module(source)
