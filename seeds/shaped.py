@@ -73,6 +73,51 @@ class Product(Shaped):
         return 2 * m * n * k
 
 
+FP8_MAX = 448.0
+"""Largest finite e4m3fn value."""
+
+ABSMAX_FLOOR = 1e-12
+"""Smallest absmax a scale is made from, so that an all-zero group has a finite scale."""
+
+SCALED_COLUMNS = 128
+"""Columns of weights that share a scale."""
+
+
+def quantise(x: np.ndarray, group: int, *, bf16_scales: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Along the last axis: ``x`` [..., C] -> (q [..., C] e4m3, scales [..., C/group] float32)."""
+    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, group)
+    absmax = np.maximum(np.abs(blocks).max(axis=-1), np.float32(ABSMAX_FLOOR))
+    scale = absmax / np.float32(FP8_MAX)
+    if bf16_scales:
+        scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
+    codes = (blocks / scale[..., None]).astype(ml_dtypes.float8_e4m3fn)
+    return codes.reshape(x.shape), scale
+
+
+def dequantise(codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The inverse in float64."""
+    blocks = codes.astype(np.float64).reshape(*scale.shape, -1) * scale.astype(np.float64)[..., None]
+    return blocks.reshape(codes.shape)
+
+
+def quantise_weights(
+    w: np.ndarray, group: int, *, bf16_scales: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """``w`` [..., C, F] float32 -> (q [..., C, F] e4m3, scales [..., C/group, 1, F] float32, equal in 128 columns)."""
+    blocks = w.reshape(*w.shape[:-2], w.shape[-2] // group, group, -1, SCALED_COLUMNS).swapaxes(-3, -2)
+    q, scale = quantise(
+        blocks.reshape(*blocks.shape[:-2], -1), group * SCALED_COLUMNS, bf16_scales=bf16_scales
+    )
+    q = q.reshape(blocks.shape).swapaxes(-3, -2).reshape(w.shape)
+    return q, np.repeat(scale[..., 0], SCALED_COLUMNS, axis=-1)[..., None, :]
+
+
+def dequantise_weights(w: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The inverse in float64."""
+    blocks = w.astype(np.float64).reshape(*scales.shape[:-2], -1, w.shape[-1])
+    return (blocks * scales.astype(np.float64)).reshape(w.shape)
+
+
 def integers(
     rng: np.random.Generator, shape: tuple[int, ...], axis: int, seed: int, *, mirror: bool, most: int = 7
 ) -> np.ndarray:
@@ -122,8 +167,7 @@ def values(
     scale index shows. ``zero_blocks``: three in eight scale blocks are zero. ``integers``: see there; the other operand
     is ``larger``. ``repeated``: three values of one sign, in half of the lines 256 times larger, where scales are one;
     of the other operand the same integers. ``faint``, ``huge``: the first operand around the smallest absmax that has a
-    scale of its own, with lines far below and some ``lone_peaks``, and around a size from 2^40 to 2^100. Raises
-    ValueError for another kind.
+    scale of its own, with lines far below and some ``lone_peaks``, and around 2^100. Raises ValueError for another kind.
     """
     if kind not in INPUT_KINDS:
         raise ValueError(f"no input kind {kind!r}; there are {', '.join(INPUT_KINDS)}")
@@ -150,7 +194,7 @@ def values(
     elif kind == "faint":
         without_peaks(x, axis, width, seed)
     elif kind == "huge" and first:
-        x *= np.float32(2.0 ** rng.choice((rng.integers(*HUGE), HUGE[1])))
+        x *= HUGE
     return x
 
 
@@ -220,14 +264,13 @@ INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeat
 ROOM, NEAR = 6.5, 2.0**-21
 """Standard deviations that the largest of millions of errors may be; shares of a code within which it may turn."""
 
-FAINT, HUGE = (2.0**-37, 2.0**-41, 2.0**-110), (40, 100)
-"""What makes values faint and huge: factors around 1e-12 and below, and exponents of two, the last the largest
-for which sums of codes are numbers however they are scaled."""
+FAINT, HUGE = (2.0**-37, 2.0**-41, 2.0**-110), np.float32(2.0**100)
+"""What makes values faint and huge: factors around 1e-12 and below, and the largest power of two for which sums of
+codes are numbers however they are scaled."""
 
 PEAK = 2.0**14
 """Beside it, half of ordinary values have codes below the least normal one of e4m3."""
 
-FP8_MAX = 448.0
 
 LOST = 2.0**-14 / 12
 """Variance of a rounding to bfloat16, as a share of the value squared: at most a step of 2^-7, evenly spread."""

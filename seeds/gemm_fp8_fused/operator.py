@@ -35,47 +35,12 @@ import numpy as np
 from tilewright.seeds import shaped
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import INPUT_KINDS, Product, gemm, slack_of, turned_steps, values
-
-FP8_MAX = 448.0
-"""Largest finite e4m3fn value."""
-
-ABSMAX_FLOOR = 1e-12
-"""Smallest absmax a scale is made from, so that an all-zero group has a finite scale."""
-
-WEIGHT_BLOCK_N = 128
-"""Columns that share one weight scale."""
+from tilewright.seeds.shaped import Product, gemm
 
 RECIPES: Mapping[str, int] = MappingProxyType({"g128": 128, "g256": 256, "g512": 512})
 """Recipe name to scale group along K. One more number makes one more operator."""
 
 _KERNELS = Path(__file__).parent / "kernels"
-
-
-def quantise_activations(a: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """The contract's quantiser: ``a`` [M, K] -> (q [M, K] e4m3, s [M, K/group] float32)."""
-    rows, depth = a.shape
-    x = a.astype(np.float32).reshape(rows, depth // group, group)
-    absmax = np.maximum(np.abs(x).max(axis=2), np.float32(ABSMAX_FLOOR))
-    scale = absmax / np.float32(FP8_MAX)
-    q = (x / scale[:, :, None]).astype(ml_dtypes.float8_e4m3fn)
-    return q.reshape(rows, depth), scale
-
-
-def quantise_weights(w: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """``w`` [K, N] float32 -> (q [K, N] e4m3, scales [K/group, 1, N] float32, equal within 128 columns)."""
-    depth, cols = w.shape
-    blocks = w.astype(np.float32).reshape(depth // group, group, cols // WEIGHT_BLOCK_N, WEIGHT_BLOCK_N)
-    absmax = np.maximum(np.abs(blocks).max(axis=(1, 3)), np.float32(ABSMAX_FLOOR))
-    scale = absmax / np.float32(FP8_MAX)
-    q = (blocks / scale[:, None, :, None]).astype(ml_dtypes.float8_e4m3fn).reshape(depth, cols)
-    return q, np.repeat(scale, WEIGHT_BLOCK_N, axis=1)[:, None, :]
-
-
-def dequantise_weights(w: np.ndarray, sw: np.ndarray) -> np.ndarray:
-    """``w`` [K, N] e4m3 and ``sw`` [K/g, 1, N] -> float64 [K, N]."""
-    depth, cols = w.shape
-    return (w.astype(np.float64).reshape(sw.shape[0], -1, cols) * sw.astype(np.float64)).reshape(depth, cols)
 
 
 @dataclass(frozen=True)
@@ -87,7 +52,7 @@ class FusedFp8Gemm(Product):
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = shaped.GATES
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    input_kinds: tuple[str, ...] = shaped.INPUT_KINDS
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -117,9 +82,11 @@ class FusedFp8Gemm(Product):
         bfloat16, scaled either way. Raises ValueError for a kind that is not there."""
         m, n, k = self.dims(workload)
         rng = np.random.default_rng([seed, *kind.encode()])
-        a = values(rng, kind, (m, k), 1, self.group, seed)
-        w = values(rng, kind, (k, n), 0, self.group, seed, first=False, free=WEIGHT_BLOCK_N, larger=7.0)
-        q, scale = quantise_weights(w, self.group)
+        a = shaped.values(rng, kind, (m, k), 1, self.group, seed)
+        w = shaped.values(
+            rng, kind, (k, n), 0, self.group, seed, first=False, free=shaped.SCALED_COLUMNS, larger=7.0
+        )
+        q, scale = shaped.quantise_weights(w, self.group)
         return {"a": a.astype(ml_dtypes.bfloat16), "w": q, "sw": scale}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
@@ -127,12 +94,12 @@ class FusedFp8Gemm(Product):
 
         ``slack``, ``turned``: see ``shaped.slack_of``.
         """
-        w = dequantise_weights(inputs["w"], inputs["sw"])
-        q, scale = quantise_activations(inputs["a"], self.group)
-        rows, depth = q.shape
-        groups = q.astype(np.float64).reshape(rows, depth // self.group, self.group)
-        dequantised = (groups * scale.astype(np.float64)[:, :, None]).reshape(rows, depth)
-        slack, turned = slack_of(np.matmul, dequantised, w, turned_steps(inputs["a"], scale), carried=True)
+        w = shaped.dequantise_weights(inputs["w"], inputs["sw"])
+        q, scale = shaped.quantise(inputs["a"], self.group)
+        dequantised = shaped.dequantise(q, scale)
+        slack, turned = shaped.slack_of(
+            np.matmul, dequantised, w, shaped.turned_steps(inputs["a"], scale), carried=True
+        )
         return {
             "exact": {"c": dequantised @ w},
             "field": {"c": inputs["a"].astype(np.float64) @ w},
@@ -151,13 +118,13 @@ class FusedFp8Gemm(Product):
     def bytes(self, workload: Workload) -> int:
         """Operands once, with one weight scale per g x 128 block (expanded scales are a convenience), result once."""
         m, n, k = self.dims(workload)
-        scales = (k // self.group) * (n // WEIGHT_BLOCK_N)
+        scales = (k // self.group) * (n // shaped.SCALED_COLUMNS)
         return 2 * m * k + k * n + 4 * scales + 2 * m * n
 
     @property
     def multiples(self) -> Mapping[str, int]:
         """Scale blocks of ``w`` are whole."""
-        return {"K": self.group, "N": WEIGHT_BLOCK_N}
+        return {"K": self.group, "N": shaped.SCALED_COLUMNS}
 
 
 def operators() -> dict[str, FusedFp8Gemm]:

@@ -34,36 +34,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from tilewright.seeds import shaped
 from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe, suites
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import GATES, INPUT_KINDS, slack_of, turned_steps, values
 
-FP8_MAX = 448.0
-ABSMAX_FLOOR = 1e-12
-FREE_BLOCK = 128
-"""Elements of the free dimension that share one scale of ``rhs``."""
-
-
+FREE_BLOCK = shaped.SCALED_COLUMNS
 _KERNELS = Path(__file__).parent / "kernels"
 _NAMES = {"fwd": ("lhs", "out"), "dlhs": ("grad", "dlhs"), "tgmm": ("lhs", "drhs")}
-
-
-def quantise(x: np.ndarray, group: int, *, bf16_scales: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Along the last axis: ``x`` [..., C] -> (q [..., C] e4m3, scales [..., C/group] float32)."""
-    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, group)
-    absmax = np.maximum(np.abs(blocks).max(axis=-1), np.float32(ABSMAX_FLOOR))
-    scale = absmax / np.float32(FP8_MAX)
-    if bf16_scales:
-        scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
-    codes = (blocks / scale[..., None]).astype(ml_dtypes.float8_e4m3fn)
-    return codes.reshape(x.shape), scale
-
-
-def dequantise(codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The inverse in float64."""
-    blocks = codes.astype(np.float64).reshape(*scale.shape, -1) * scale.astype(np.float64)[..., None]
-    return blocks.reshape(codes.shape)
 
 
 def draw_sizes(rng: np.random.Generator, rows: int, groups: int, kind: str) -> np.ndarray:
@@ -99,8 +77,8 @@ class GroupedProduct:
 
     name: str
     recipe: Recipe
-    gates: tuple[Gate, ...] = GATES
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    gates: tuple[Gate, ...] = shaped.GATES
+    input_kinds: tuple[str, ...] = shaped.INPUT_KINDS
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -181,12 +159,12 @@ class GroupedProduct:
             if spec.name in ("lhs", "grad"):
                 axis = 1 if self.recipe.rows else 0
                 width = self._block(workload, spec.shape[axis])
-                drawn = values(rng, kind, spec.shape, axis, width, seed, first=not made)
+                drawn = shaped.values(rng, kind, spec.shape, axis, width, seed, first=not made)
                 made[spec.name] = drawn.astype(ml_dtypes.bfloat16)
         if self.recipe.rows:
             axis = 1 if self.recipe.phase == "fwd" else 2
             width = self._block(workload, (groups, k, n)[axis])
-            rhs = values(
+            rhs = shaped.values(
                 rng, kind, (groups, k, n), axis, width, seed, first=False, free=FREE_BLOCK, larger=7.0
             )
             made |= self._quantised_matrices(rhs, axis, workload)
@@ -205,15 +183,16 @@ class GroupedProduct:
         """Float64 references: ``exact`` over the dequantised operands, ``field`` over the unquantised ones."""
         sizes, name = inputs["sizes"], _NAMES[self.recipe.phase][1]
         operands = [name for name in ("lhs", "grad") if name in inputs]
-        first, *others = (self._rounded(name, inputs[name], workload) for name in operands)
+        (first, *others), steps = zip(
+            *(self._as_codes(name, inputs[name], workload) for name in operands), strict=True
+        )
         raw, *fields = (inputs[name].astype(np.float64) for name in operands)
         second = others[0] if others else self._matrices(inputs)
-        steps = (self._steps(name, inputs[name], workload) for name in operands)
 
         def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             return _over_rows(a, b, sizes) if self.recipe.rows else _over_columns(a, b, sizes)
 
-        slack, turned = slack_of(
+        slack, turned = shaped.slack_of(
             product, first, second, *steps, carried=self.recipe.rows and self.recipe.quantise_x
         )
         return {
@@ -292,48 +271,31 @@ class GroupedProduct:
         """``rhs`` [G,K,N] float32 as the kernel gets it, contracted along ``axis``."""
         if not self.recipe.quantised:
             return {"rhs": rhs.astype(ml_dtypes.bfloat16)}
-        width = self._width(workload)
-        contracted_last = np.moveaxis(rhs, axis, -1)  # [G, F, C]
-        groups, free, contracted = contracted_last.shape
-        blocks = contracted_last.reshape(groups, free // FREE_BLOCK, FREE_BLOCK, contracted // width, width)
-        absmax = np.maximum(np.abs(blocks).max(axis=(2, 4)), np.float32(ABSMAX_FLOOR))
-        scale = absmax / np.float32(FP8_MAX)  # [G, F/128, C/g]
-        if self.recipe.bf16_scales:
-            scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
-        codes = (blocks / scale[:, :, None, :, None]).astype(ml_dtypes.float8_e4m3fn)
-        codes = np.ascontiguousarray(np.moveaxis(codes.reshape(contracted_last.shape), -1, axis))
-        spread = np.repeat(np.moveaxis(scale, 1, 2), FREE_BLOCK, axis=2)[:, :, None, :]
-        return {"rhs": codes, "scales": np.ascontiguousarray(spread)}
+        along = rhs if axis == 1 else rhs.swapaxes(1, 2)
+        codes, scales = shaped.quantise_weights(
+            along, self._width(workload), bf16_scales=self.recipe.bf16_scales
+        )
+        codes = codes if axis == 1 else codes.swapaxes(1, 2)
+        return {"rhs": np.ascontiguousarray(codes), "scales": np.ascontiguousarray(scales)}
 
     def _matrices(self, inputs: Arrays) -> np.ndarray:
         """Dequantised matrices as they are multiplied: float64 [G, C, F]."""
-        rhs = inputs["rhs"].astype(np.float64)
+        rhs = inputs["rhs"]
         wide = rhs if self.recipe.phase == "fwd" else rhs.swapaxes(1, 2)
         if not self.recipe.quantised:
-            return wide
-        scales = inputs["scales"].astype(np.float64)
-        blocks = wide.reshape(scales.shape[0], scales.shape[1], -1, wide.shape[2]) * scales
-        return blocks.reshape(wide.shape)
+            return wide.astype(np.float64)
+        return shaped.dequantise_weights(wide, inputs["scales"])
 
-    def _steps(self, name: str, x: np.ndarray, workload: Workload) -> np.ndarray | None:
-        """By how much an operand's elements change where their codes may turn; None where it has none."""
-        quantised = self.recipe.quantise_x if self.recipe.rows or name == "lhs" else self.recipe.quantise_y
-        if not quantised:
-            return None
-        width = self._width(workload) if self.recipe.rows else self.recipe.group or FREE_BLOCK
-        along = x if self.recipe.rows else np.ascontiguousarray(x.T)
-        steps = turned_steps(along, quantise(along, width, bf16_scales=self.recipe.bf16_scales)[1])
-        return steps if self.recipe.rows else steps.T
-
-    def _rounded(self, name: str, x: np.ndarray, workload: Workload) -> np.ndarray:
-        """An operand as its codes and scales say, float64."""
-        quantised = self.recipe.quantise_x if self.recipe.rows or name == "lhs" else self.recipe.quantise_y
-        if not quantised:
-            return x.astype(np.float64)
-        scaled = {"bf16_scales": self.recipe.bf16_scales}
-        if self.recipe.rows:
-            return dequantise(*quantise(x, self._width(workload), **scaled))
-        return dequantise(*quantise(np.ascontiguousarray(x.T), self.recipe.group or FREE_BLOCK, **scaled)).T
+    def _as_codes(self, name: str, x: np.ndarray, workload: Workload) -> tuple[np.ndarray, np.ndarray | None]:
+        """An operand as its codes and scales say, float64, and by how much its elements change where their codes may
+        turn; None where it has none."""
+        rows = self.recipe.rows
+        if not (self.recipe.quantise_x if rows or name == "lhs" else self.recipe.quantise_y):
+            return x.astype(np.float64), None
+        along = x if rows else np.ascontiguousarray(x.T)
+        q, scale = shaped.quantise(along, self._block(workload, 0), bf16_scales=self.recipe.bf16_scales)
+        values, steps = shaped.dequantise(q, scale), shaped.turned_steps(along, scale)
+        return (values, steps) if rows else (values.T, steps.T)
 
 
 def _over_rows(rows: np.ndarray, matrices: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -16,7 +16,6 @@ with the lengths and tables that ``known`` says: drawn once, evenly between one 
 """
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +24,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.flash_attention.operator import lone_references, ordered, trickling
+from tilewright.seeds.flash_attention.operator import attention, lone_references, ordered, trickling
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
 from tilewright.seeds.shaped import ATTENTION_GATES
 
@@ -135,19 +134,14 @@ class PagedDecode:
         """The float64 reference ``exact``; ``lone`` and ``alone`` of the gate."""
         d = workload.dims
         out, others = np.empty((d["B"], d["H"], d["D"])), np.empty((d["B"], d["H"]))
-        shared = d["H"] // d["KV"]
         for b, (length, table) in enumerate(zip(inputs["lengths"], inputs["tables"], strict=True)):
             used = table[: -(-int(length) // d["R"])]
             k, v = (
                 inputs[name][used].astype(np.float64).swapaxes(0, 1).reshape(d["KV"], -1, d["D"])[:, :length]
                 for name in ("k_pages", "v_pages")
             )
-            q = inputs["q"][b].astype(np.float64).reshape(d["KV"], shared, d["D"])
-            scores = q @ k.swapaxes(1, 2) / math.sqrt(d["D"])
-            weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-            total = weights.sum(axis=2, keepdims=True)
-            out[b] = ((weights / total) @ v).reshape(d["H"], d["D"])
-            others[b] = total.reshape(d["H"]) - 1.0
+            one, rest = attention(inputs["q"][b][:, None], k, v, causal=False)
+            out[b], others[b] = one[:, 0], rest[:, 0]
         return {"exact": {"out": out}, **lone_references(out, others)}
 
     def flops(self, workload: Workload) -> int:

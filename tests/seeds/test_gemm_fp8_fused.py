@@ -11,15 +11,9 @@ from testkit.seeds.pallas_interpreter import edited, interpreted
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.gates import ill_formed, read_gates
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.gemm_fp8_fused.operator import (
-    ABSMAX_FLOOR,
-    INPUT_KINDS,
-    dequantise_weights,
-    operators,
-    quantise_activations,
-)
+from tilewright.seeds.gemm_fp8_fused.operator import operators
 from tilewright.seeds.operator import Workload
-from tilewright.seeds.shaped import gemm
+from tilewright.seeds.shaped import ABSMAX_FLOOR, INPUT_KINDS, dequantise_weights, gemm, quantise
 
 SMALL = Workload("512x512x1024", {"M": 512, "N": 512, "K": 1024})
 TINY = Workload("256x256x1024", {"M": 256, "N": 256, "K": 1024})
@@ -98,7 +92,7 @@ def test_rows_below_the_least_scale_have_the_contracts_codes(operator, kernel, p
     module = {"__name__": "kernel"}
     exec(compile(load_operator(operator).kernels[kernel].source, "kernel.py", "exec"), module)
     found = module["quantise"](below, *([plan] if plan else []))[0]
-    turned = np.mean(np.asarray(found) != quantise_activations(below, 128)[0])
+    turned = np.mean(np.asarray(found) != quantise(below, 128)[0])
     assert len(below) > 128 and turned < 1e-3, "a floor in bfloat16 turns 2 % of the codes"
 
 
@@ -149,7 +143,7 @@ def test_baselines_compute_the_product():
     operator = family()["g512"]
     inputs, references = case("g512", "randn")
     weights = references["exact"]["c"]
-    q, scale = quantise_activations(inputs["a"], operator.group)
+    q, scale = quantise(inputs["a"], operator.group)
     source, params = kernel("prequant", block_m=256, block_n=256, sub_m=128)
     outputs = {"c": interpreted(source, params, (q, scale, inputs["w"], inputs["sw"]))}
     assert all(r.passed for r in read_gates(operator.gates, outputs, references, "randn"))
@@ -211,7 +205,7 @@ def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
     for kind, seed in itertools.product(kinds, range(2)):
         inputs = operator.make_inputs(shape, seed, kind)
         references = operator.oracle(shape, inputs)
-        q, s = quantise_activations(inputs["a"], 128)
+        q, s = quantise(inputs["a"], 128)
         a = (q.astype(np.float32) * np.repeat(s, 128, axis=1)).astype(np.float32)
         w = dequantise_weights(inputs["w"], inputs["sw"]).astype(np.float32)
         if cheat == "bf16 operands":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilewright.fitness.elements import ROUNDED, _around, turned_one_way
+from tilewright.fitness.elements import ROUNDED, turned_one_way
 from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.judge.ahead import Ahead
@@ -261,18 +261,15 @@ class InputKinds:
         rng, pairs = np.random.default_rng(STEADY_DRAWS), []
         for seed in range(STEADY_DRAWS):
             given = {n: wide(a) for n, a in inputs_of(self.operands, self._probe, kind, spread, seed).items()}
-            near = {
-                n: a * (1 + LAST_PLACE * rng.standard_normal(a.shape))
-                for n, a in given.items()
-                if a.dtype.kind == "f"
-            }
+            floats = {n: a for n, a in given.items() if a.dtype.kind == "f"}
+            near = {n: a * (1 + LAST_PLACE * rng.standard_normal(a.shape)) for n, a in floats.items()}
             pairs += [given, {**given, **near}]
         try:
             answers = self._answers_to(pairs)
         except Exception:  # noqa: BLE001 - a reference that does not take float64
             return True
         changes = [
-            max((_share(one, other) for one, other in zip(due, found, strict=True)), default=0.0)
+            max([0.0, *(read(b, a).needed for a, b in zip(due, found, strict=True) if a.dtype.kind == "f")])
             for due, found in zip(answers[::2], answers[1::2], strict=True)
         ]
         most = max(changes)
@@ -348,16 +345,6 @@ class InputKinds:
                 return None
             pairs.append(Pair(outputs, due))
         return pairs
-
-
-def _share(due: np.ndarray, found: np.ndarray) -> float:
-    """The largest difference of two results, as a share of what is usual around it; 0 of integers."""
-    if due.dtype.kind != "f" or not due.size:
-        return 0.0
-    rows = due.reshape(-1, due.shape[-1] if due.ndim else 1)
-    with np.errstate(all="ignore"):
-        shares = np.abs(found.reshape(rows.shape) - rows) / np.maximum(_around(rows), 1e-300)
-    return float(np.nan_to_num(shares, posinf=0.0).max())
 
 
 def _finite(answers: Sequence[np.ndarray], most: float = math.inf) -> bool:
