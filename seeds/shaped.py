@@ -167,7 +167,7 @@ def values(
     scale index shows. ``zero_blocks``: three in eight scale blocks are zero. ``integers``: see there; the other operand
     is ``larger``. ``repeated``: three values of one sign, in half of the lines 256 times larger, where scales are one;
     of the other operand the same integers. ``faint``, ``huge``: the first operand around the smallest absmax that has a
-    scale of its own, with lines far below and some ``lone_peaks``, and around 2^100. Raises ValueError for another kind.
+    scale of its own, with lines far below and some ``lone_peaks``, and around 2^100. Raises ValueError for any other.
     """
     if kind not in INPUT_KINDS:
         raise ValueError(f"no input kind {kind!r}; there are {', '.join(INPUT_KINDS)}")
