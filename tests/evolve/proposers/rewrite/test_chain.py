@@ -204,7 +204,7 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
 
 
 RIGHT = lowered(CASE.source)
-ALONE = RIGHT.replace("min(tiles * others, 132 * residents)", "1")
+ALONE = RIGHT.replace("min(tiles * others, 132 * several)", "1")
 """With one program for all tiles."""
 
 
