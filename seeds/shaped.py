@@ -11,7 +11,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.operator import AgreementGate, Gate, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.operator import Gate, SnrGate, Suite, TensorSpec, Workload
 
 
 class Shaped:
@@ -245,15 +245,6 @@ def _lossless(x: np.ndarray) -> bool:
     """Whether bfloat16 holds every value."""
     return bool((x.astype(ml_dtypes.bfloat16) == x).all())
 
-
-ATTENTION_WORST = 0.1
-"""Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it."""
-
-ATTENTION_GATES: tuple[Gate, ...] = (
-    SnrGate("exact", "exact", 45.0, worst=ATTENTION_WORST),
-    AgreementGate("lone", "lone", ("out",), 1.0, counted="alone"),
-)
-"""``lone``: where one key has all the weight, the answer is its value."""
 
 GATES: tuple[Gate, ...] = (
     SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),

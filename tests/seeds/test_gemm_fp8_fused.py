@@ -200,7 +200,8 @@ def narrowed(bits, product, steps):
 
 
 @pytest.mark.parametrize(("cheat", "refused"), [
-    ("signs of small outputs", True), ("small outputs scaled", True), (8, True), (11, True), (14, True),
+    ("signs of small outputs", True), ("small outputs scaled", True), ("answers lean", True),
+    (8, True), (11, True), (14, True),
     ("honest", False), (24, False), ("bf16 operands", False),
 ])  # fmt: skip
 def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
@@ -209,7 +210,7 @@ def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
         gemm(128, 128, 4096) if isinstance(cheat, int) else gemm(512, 512, 1024),
     )
     found = []
-    kinds = ("randn", "integers") if refused or cheat == 24 else operator.input_kinds
+    kinds = ("randn", "integers", "repeated") if refused or cheat == 24 else operator.input_kinds
     for kind, seed in itertools.product(kinds, range(2)):
         inputs = operator.make_inputs(shape, seed, kind)
         references = operator.oracle(shape, inputs)
@@ -223,6 +224,8 @@ def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
             made = np.where(np.abs(made) < 0.5, -made, made)
         elif cheat == "small outputs scaled":
             made = np.where(np.abs(made) < 2.0, 0.8 * made, made)
+        elif cheat == "answers lean":
+            made = made * np.float32(1.0001)
         readings = read_gates(operator.gates, {"c": made.astype(ml_dtypes.bfloat16)}, references, kind)
         found += [(kind, seed, r.value, r.detail) for r in readings if not r.passed]
     assert bool(found) is refused, found
