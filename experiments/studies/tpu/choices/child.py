@@ -1,11 +1,9 @@
-"""Compiles settings of kernels for a chip that is not there, one after the other, and keeps their events.
+"""Compiles settings of a kernel for a chip that is not there, one after the other, and keeps their events.
 
 Run as ``python child.py JOB.json`` in an empty folder with folders ``llo`` and ``prof``, LIBTPU_INIT_ARGS set by the
 parent. ``JOB``: ``root`` (of this repository), ``chip``, ``delays`` (whether to put delays into conditional blocks),
-``out`` (folder for a ``KEY.json`` of each setting), ``settings`` [{``key``, ``module`` (the kernel's file), ``block``
-(of the scales; 0: one a column), ``types``, ``shape`` (n_batch, n_out, n_in), ``blocks``}]; with ``grouped`` the
-kernel is ``gmm`` and ``shape`` (rows, depth, columns) in two groups. All in one process while the simulator does not
-abort.
+``module`` (the kernel's file), ``out`` (folder for a ``KEY.json`` of each setting), ``settings`` [{``key``, ``types``,
+``shape`` (n_batch, n_out, n_in), ``blocks``}]. All in one process while the simulator does not abort.
 """
 
 from __future__ import annotations
@@ -22,6 +20,8 @@ from typing import Any
 LIMIT = 90
 """Seconds of the processor for one setting."""
 
+KERNEL = "quantized_matmul_kernel"
+
 
 def main(job: dict[str, Any]) -> None:
     sys.path.insert(0, job["root"])
@@ -33,14 +33,13 @@ def main(job: dict[str, Any]) -> None:
 
     chip, out = CHIPS[job["chip"]], Path(job["out"])
     with on_chip({"kind": chip.device_kind, "cores": chip.cores}):
-        names = {s["module"]: "gmm" if "grouped" in s else "quantized_matmul_kernel" for s in job["settings"]}
-        modules = {path: load(Path(path), name, traced=False)[0] for path, name in names.items()}
+        module = load(Path(job["module"]), KERNEL, traced=False)[0]
         while left := [s for s in job["settings"] if not (out / f"{s['key']}.json").exists()]:
             if not (pid := os.fork()):
                 with open("said", "w") as said:
                     os.dup2(said.fileno(), 2)
                 for setting in left:
-                    _answer(modules[setting["module"]], setting, job, chip.topology)
+                    _answer(module, setting, job, chip.topology)
                 os._exit(0)
             os.waitpid(pid, 0)
             if died := [s for s in left if not (out / f"{s['key']}.json").exists()]:
@@ -68,41 +67,19 @@ def compiled(module: Any, setting: dict[str, Any], topology: str, delays: bool) 
     """Compile one setting; the optimised module."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     from experiments.studies.tpu.truth.child import bind, compile_for, export, text_of
     from tilewright.workers.runners.mosaic.branch_delays import delayed
 
-    x_type, w_type, *out_type = map(jnp.dtype, setting["types"])
-    known = {}
-    if "grouped" in setting:
-        rows, depth, columns = setting["shape"]
-        kinds = [((rows, depth), x_type), ((2, depth, columns), w_type), ((2,), jnp.int32)]
-        kinds += [((2, 1, 1, columns), jnp.float32)] * (w_type.itemsize == 1)
-        known = {2: np.array([rows // 2] * 2, np.int32)}
-
-        def called(x: Any, w: Any, sizes: Any, scales: Any = None) -> Any:
-            return module.gmm(x, w, sizes, *out_type, rhs_scale=scales, tiling=tuple(setting["blocks"]))
-
-    else:
-        kinds, called = _plain(module, setting)
+    (rows, columns, depth), types = setting["shape"], [jnp.dtype(name) for name in setting["types"]]
+    kinds = [((rows, depth), jnp.bfloat16), ((columns, depth), types[1]), ((columns,), jnp.float32)]
     shapes = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
-    exported = export(called, shapes)
-    bound = bind(exported.mlir_module_serialized, known)
+    blocks = module.TunedValue(*setting["blocks"])
+    exported = export(
+        lambda *of: getattr(module, KERNEL)(*of, x_q_dtype=types[0], tuned_value=blocks), shapes
+    )
+    bound = bind(exported.mlir_module_serialized, {})
     return text_of(compile_for({"topology": topology}, exported, delayed(bound) if delays else bound, shapes))
-
-
-def _plain(module: Any, setting: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Operands and call of a product in one group."""
-    import jax.numpy as jnp
-
-    (rows, columns, depth), block = setting["shape"], setting["block"]
-    x_type, w_type = map(jnp.dtype, setting["types"])
-    scales = (depth // block, 1, columns) if block else (columns,)
-    kinds = [((rows, depth), jnp.bfloat16), ((columns, depth), w_type), (scales, jnp.float32)]
-    options = {"block_size": block} if block else {}
-    options |= {"x_q_dtype": x_type, "tuned_value": module.TunedValue(*setting["blocks"])}
-    return kinds, lambda *operands: module.quantized_matmul_kernel(*operands, **options)
 
 
 def read(text: str) -> dict[str, Any]:
