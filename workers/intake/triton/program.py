@@ -468,6 +468,11 @@ def _rest(seed: Seed) -> list[str]:
     return []
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Answer one request."""
     without_compiler()
     answer_request(answer_to)
+
+
+if __name__ == "__main__":
+    main()
