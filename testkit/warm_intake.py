@@ -28,7 +28,9 @@ for line in sys.stdin:
                 with open(f"{folder}/{name}", how) as file:
                     os.dup2(file.fileno(), number)
             sys.stdin = os.fdopen(0)
-            program.main()
+            if sys.argv[1] == "triton.program":
+                program.without_compiler()
+            program.answer_request(program.answer_to, own_folder=sys.argv[1] == "pallas.program")
             code = 0
         except BaseException:
             sys.excepthook(*sys.exc_info())

@@ -302,10 +302,5 @@ def _followed(
     return (original, f"no rewrites: the function runs as it stands with other block sizes ({reason})")
 
 
-def main() -> None:
-    """Answer one request."""
-    answer_request(answer_to, own_folder=True)
-
-
 if __name__ == "__main__":
-    main()
+    answer_request(answer_to, own_folder=True)

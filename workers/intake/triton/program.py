@@ -468,11 +468,6 @@ def _rest(seed: Seed) -> list[str]:
     return []
 
 
-def main() -> None:
-    """Answer one request."""
+if __name__ == "__main__":
     without_compiler()
     answer_request(answer_to)
-
-
-if __name__ == "__main__":
-    main()
