@@ -72,29 +72,35 @@ def constants_of(kernel: Any) -> frozenset[int | str]:
 
 
 @dataclass
-class Replacement:
-    """Launches of ``module.name`` that run otherwise: by signature, the configuration of each.
-
-    ``winner``: the kernel that runs instead, with the same parameters; None for the program's own kernel, compiled
-    with another configuration. ``pinned``: the configuration is what the kernel's own tuner had chosen, so that the
-    tuner need not run. ``calls`` counts its launches, ``others`` those that went to the original.
-    """
+class Counted:
+    """What replaces ``module.name``. ``calls`` counts those that it serves, ``others`` those that the original does."""
 
     module: str
     name: str
-    launches: Mapping[Signature, Configuration]
-    winner: Any = None
-    pinned: bool = False
-    calls: int = 0
-    others: int = 0
+    calls: int = field(default=0, init=False)
+    others: int = field(default=0, init=False)
     installed: bool = field(default=False, init=False)
-    stand_ins: dict[int, Any] = field(default_factory=dict, init=False)
-    loaded: set[Signature] = field(default_factory=set, init=False)
-    """Launches whose compiled kernels this process has loaded."""
+    stand_ins: dict[Any, Any] = field(default_factory=dict, init=False)
 
     @property
     def label(self) -> str:
         return f"{self.module}.{self.name}"
+
+
+@dataclass
+class Replacement(Counted):
+    """Launches of a kernel that run otherwise: by signature, the configuration of each.
+
+    ``winner``: the kernel that runs instead, with the same parameters; None for the program's own kernel, compiled
+    with another configuration. ``pinned``: the configuration is what the kernel's own tuner had chosen, so that the
+    tuner need not run.
+    """
+
+    launches: Mapping[Signature, Configuration]
+    winner: Any = None
+    pinned: bool = False
+    loaded: set[Signature] = field(default_factory=set, init=False)
+    """Launches whose compiled kernels this process has loaded."""
 
     def stand_in(self, original: Any) -> Any:
         """What stands where the kernel stood. Raises NotInstalled."""
@@ -116,22 +122,16 @@ def call_signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
 
 
 @dataclass
-class Option:
+class Option(Counted):
     """A keyword of a function that the program leaves at its default, with another value.
 
-    ``known``: the calls that get it, by ``call_signature``. ``calls`` counts them, ``others`` all other calls.
+    ``known``: the calls that get it, by ``call_signature``.
     """
 
-    module: str
-    name: str
     option: str
     value: int
     known: frozenset[Signature] = frozenset()
-    pinned: bool = False
-    calls: int = 0
-    others: int = 0
-    installed: bool = field(default=False, init=False)
-    stand_ins: dict[int, Any] = field(default_factory=dict, init=False)
+    pinned: bool = field(default=False, init=False)
 
     @property
     def label(self) -> str:
@@ -155,25 +155,15 @@ class Option:
 
 
 @dataclass
-class Winner:
+class Winner(Counted):
     """A function that runs as ``tilewright tune`` made it: its winner serves the calls that were tuned.
 
     ``name``: of the function in ``module``, or ``Class.apply`` of an autograd Function. ``file``: the winner's module,
-    beside the file that installs it. ``calls`` counts what the winner served, ``others`` what the original did.
+    beside the file that installs it.
     """
 
-    module: str
-    name: str
     file: str
     pinned: bool = field(default=False, init=False)
-    calls: int = 0
-    others: int = 0
-    installed: bool = field(default=False, init=False)
-    stand_ins: dict[Any, Any] = field(default_factory=dict, init=False)
-
-    @property
-    def label(self) -> str:
-        return f"{self.module}.{self.name}"
 
     def stand_in(self, original: Any) -> Any:
         """What stands where the function stood. Raises NotInstalled."""

@@ -143,18 +143,32 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: 
 def _winner_of(path: Path) -> Winner:
     """The function that a winner's module stands for; its code does not run. Raises BadStep."""
     try:
-        tree = ast.parse(path.read_text("utf-8"))
-        (served,) = (
-            n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SERVED"
-        )
-        assert isinstance(served, ast.Dict)
-        rows = {ast.unparse(k): v for k, v in zip(served.keys, served.values, strict=True) if k is not None}
-        _, _, module, name = ast.literal_eval(rows["'original'"])
-    except (OSError, ValueError, SyntaxError, AssertionError, KeyError) as error:
+        served = _served(ast.parse(path.read_text("utf-8")))
+        _, _, module, name = served["original"]
+    except (OSError, ValueError, TypeError, SyntaxError, KeyError) as error:
         raise BadStep(f"{path.name} is no winner's module of tilewright tune") from error
+    if "winner" not in served:
+        raise BadStep(f"{path.name} is of an earlier tilewright; tune {name} again")
     if not name.removesuffix(".apply").isidentifier():
         raise BadStep(f"{path.name} is the winner of {name}; a function or Class.apply can be replaced")
     return Winner(module, name, str(path.resolve()))
+
+
+def _served(tree: ast.Module) -> dict[str, Any]:
+    """What a winner's module says of its function: the original's place, and its own name. Raises ValueError."""
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Dict)
+            and ast.unparse(node.targets[0]) == "SERVED"
+        ):
+            rows = {ast.unparse(k): v for k, v in zip(node.value.keys, node.value.values, strict=True) if k}
+            return {
+                name: ast.literal_eval(rows[f"'{name}'"])
+                for name in ("original", "winner")
+                if f"'{name}'" in rows
+            }
+    return {}
 
 
 def _of_file(path: Path) -> list[Replacement | Option | Winner]:
@@ -162,12 +176,16 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
     found = loaded(path)
     if "REPLACEMENTS" not in found:
         raise BadStep(f"{path.name} has no REPLACEMENTS")
-    return [
-        Option(r.module, r.name, r.option, r.value, frozenset(r.known))
-        if hasattr(r, "option")  # of the file's own copy of the run time
-        else Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
-        for r in found["REPLACEMENTS"]
-    ]
+    return [_own(r, path.parent) for r in found["REPLACEMENTS"]]
+
+
+def _own(r: Any, folder: Path) -> Replacement | Option | Winner:
+    """A replacement of a file's own copy of the run time, as one of ours."""
+    if hasattr(r, "option"):
+        return Option(r.module, r.name, r.option, r.value, frozenset(r.known))
+    if hasattr(r, "file"):
+        return Winner(r.module, r.name, str((folder / r.file).resolve()))
+    return Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
 
 
 def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:

@@ -6,6 +6,7 @@ and what the gradients' noise explains: with a share p of their power, 1 / sqrt(
 goes, and the run is late on the original's own curve, by twice that at most.
 """
 
+import contextlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
+from tilewright.workers.program.calls import Watch, answers
 from tilewright.workers.program.launches import tuner_of
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
@@ -114,14 +116,18 @@ def _late(curve: Curve, begin: int, share: float) -> float:
 
 
 LOSS_STEPS, INTERPRETED_STEPS, SAMPLED = 20, 4, 1 << 24
-OPTION_SHARE = 2.0**-8
-"""Most that an option may change the first step's result: a sum in another order, in bfloat16."""
-
-GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
-"""Least signal-to-noise ratio of all gradients of the first step."""
+GRADIENT_DB, FP8_GRADIENT_DB = 30.0, 5.0
+"""Least signal-to-noise ratio of a step's gradients, where its own last bits leave as much."""
 
 LOST_DB = 1.0
-"""Of a gradient that was dropped, or is of something else, the difference is as large as itself: 0 dB or less."""
+"""With FP8, that of each parameter's. Of a gradient that was dropped, or is of something else, the difference is as
+large as itself: 0 dB or less."""
+
+ROOM_DB, PARAMETER_ROOM_DB = 3.0, 6.0
+"""Where the last bits leave less, other kernels may be off by so much more, with all gradients and with one."""
+
+LEAN = 2.0**-8
+"""Most that a parameter's gradient may be longer or shorter as a whole: rounding leans neither way."""
 
 
 PINNED = "the launches of other kernels, straight to what was compiled"
@@ -152,6 +158,7 @@ class Proof:
             self._check_program()
         alone = self._alone(worth)
         result: dict[str, Any] = {"gain": None, "kept": []}
+        first = ""
         while self.kept or self.layers is not None or self.paid:
             parts, whole, before, after = self._measured(seconds)
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
@@ -167,15 +174,17 @@ class Proof:
                     "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
                 }  # fmt: skip
                 break
-            if not losing:
-                losing = list(parts)
-            # those that the interval cannot tell from nothing leave one by one where others hide their part
-            worst = sorted(losing, key=lambda label: parts[label].low)[: max(1, (len(losing) + 1) // 2)]
-            for label in worst:
+            first = first or f"with all of it the step is {_range(whole)}"
+            told = "" if losing else f", and the whole {_range(whole)}"
+            # half at once, the least first: others hide their part, and what is left is measured more often
+            losing = sorted(losing or parts, key=lambda label: parts[label].value)
+            slower = sum(parts[label].value <= 1.0 for label in losing)
+            for label in losing[: max(slower, (len(losing) + 1) // 2)]:
                 self._pin(label)
-                self._leave_out(label, f"gives {_range(parts[label])} to the step")
+                self._leave_out(label, f"gives {_range(parts[label])} to the step{told}")
         if result["gain"] is None:
             self.pins = []
+            self.notes += filter(None, [first])
         elif self.pins:
             names = ", ".join(r.name for r in self.pins)
             self.notes.append(f"launched as they are, without their tuners, which need not run: {names}")
@@ -214,14 +223,21 @@ class Proof:
         return ""
 
     def _wrong_option(self, option: Option | Winner) -> str:
-        before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
-        first = [run["losses"][0] for run in (before, after)]
-        if len(first[0]) != len(first[1]) or any(
-            not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*first, strict=True)
-        ):
-            return f"the first result is {first[1]}, the original's {first[0]}"
-        db = _first_db(before["first"], after["first"])
-        return "" if db >= GRADIENT_DB else f"results and gradients are {db:.1f} dB from the original's"
+        watch = Watch(option.module, option.name)
+        with Installation([watch]).installed():
+            self.program.started()()
+        if not watch.kept:
+            return "the step never calls it, or with tensors that are too large to keep"
+        for function, *call in watch.kept.values():
+            original, nudged = answers(function, *call), answers(function, *call, nudged=True)
+            changed, option.installed = option.stand_in(function), True
+            try:
+                why = gradient_fault(original, nudged, answers(changed, *call))
+            finally:
+                option.installed, option.calls, option.others = False, 0, 0
+            if why:
+                return why
+        return ""
 
     def _refuse(self, why: str) -> None:
         """FP8 layers are the first to go; without them nothing stays."""
@@ -243,18 +259,24 @@ class Proof:
             after = self._trajectory(everything)
         except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
             return self._refuse(str(error))
-        again = self._trajectory(None, steps=1, nudged=True) if before["first"] else before
         for label, calls in everything.counts().items():
             if not calls:
                 self._leave_out(label, "it never runs in the step")
         fp8, trains, ours = self.layers is not None, before["trains"], math.inf
-        if before["first"]:
-            own, ours = (_first_db(before["first"], other["first"]) for other in (again, after))
+        if before["noted"]:
+            again = self._trajectory(None, steps=1, nudged=True)
+            own, ours = (_decibels(before["noted"], other["noted"]) for other in (again, after))
             self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
-            if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
-                return self._refuse(f"results and gradients are {ours:.1f} dB from the original's")
-            if why := lost_gradient(before["first"], again["first"], after["first"]):
+            if why := gradient_fault(before["noted"], again["noted"], after["noted"], fp8):
                 return self._refuse(why)
+        if trains and not self.recorded.turns.graph:
+            last = len(before["losses"]) - 1
+            own, nudged, changed = (
+                self._trajectory(under, last + 1, nudged=bits, since=last)["noted"]
+                for under, bits in ((None, False), (None, True), (everything, False))
+            )
+            if why := gradient_fault(own, nudged, changed, fp8):
+                return self._refuse(f"after {last} steps of the original {why}")
         starts = STARTS if self.program.setup is not None else 1
         pairs = [(before, after)] + [
             (self._trajectory(None, start=n), self._trajectory(everything, start=n)) for n in range(1, starts)
@@ -275,33 +297,41 @@ class Proof:
             )
 
     def _trajectory(
-        self, under: Installation | None, steps: int = 0, start: int = 0, nudged: bool = False
-    ) -> dict[str, Any]:
-        """Results by step, gradients and results of the first one, whether it trains, and the most memory (bytes)."""
+        self, under: Installation | None, steps: int = 0, start: int = 0, nudged: bool = False, since: int = 0
+    ) -> dict[str, Any]:  # fmt: skip
+        """Results by step, gradients and results of the step ``since`` (``noted``), at which what is changed begins,
+        whether it trains, and the most memory (bytes)."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:
             steps = 1
-        with (under or Installation([])).installed():
-            step, losses, first, trains = self.program.started(start, nudged), [], {}, False
+        change = under or Installation([])
+        with contextlib.ExitStack() as stack:
+            if not since:  # the setup may launch, too
+                stack.enter_context(change.installed())
+            step, losses, noted, trains = self.program.started(start), [], {}, False
             for number in range(steps):
+                if number == since:
+                    stack.enter_context(change.installed())
+                    if nudged:
+                        self.program.nudge()
                 found = list(results(step()))
                 losses.append([float(t.float().norm() if t.numel() != 1 else t) for t in found])
-                if not (number or start):
-                    first = {name: p.grad for name, p in parameters(self.program.state) if p.grad is not None}
-                    trains = bool(first)
+                if number == since and not start:
+                    noted = {name: p.grad for name, p in parameters(self.program.state) if p.grad is not None}
+                    trains = bool(noted)
                     tensors = [t for t in found if t.numel() > 1 and t.is_floating_point()]
-                    first |= {f"result {n}": t for n, t in enumerate(tensors)}
-                    first = {
+                    noted |= {f"result {n}": t for n, t in enumerate(tensors)}
+                    noted = {
                         name: t.detach().reshape(-1)[:: -(-t.numel() // SAMPLED) or 1].to("cpu", copy=True)
-                        for name, t in first.items()
+                        for name, t in noted.items()
                     }
             synchronise()
         self.program.state = None  # its memory is the next one's
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return {"losses": losses, "first": first, "trains": trains, "peak": peak}
+        return {"losses": losses, "noted": noted, "trains": trains, "peak": peak}
 
     # -- times -----------------------------------------------------------------------------------
 
@@ -384,20 +414,40 @@ def _range(found: Ratio) -> str:
     return f"{found.value:.4f} x ({found.low:.4f} to {found.high:.4f})"
 
 
-def lost_gradient(
-    original: dict[str, torch.Tensor], nudged: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]
-) -> str:
-    """Which parameter has not its gradient any more, however small beside others; empty where all have."""
-    for name in (name for name in original if not name.startswith("result ")):
-        own, db = (_first_db({name: original[name]}, {name: other[name]}) for other in (nudged, ours))
-        if not db >= min(LOST_DB, own - 6.0):
+Tensors = Mapping[str, torch.Tensor]
+"""Gradients by parameter or argument, and results."""
+
+
+def gradient_fault(original: Tensors, nudged: Tensors, ours: Tensors, fp8: bool = False) -> str:
+    """Why gradients and results are not the original's; empty where they are. ``nudged``: the original's with the last
+    bit of every number that it begins with changed: other kernels change less, FP8 layers more."""
+    own, db = (_decibels(original, other) for other in (nudged, ours))
+    if not db >= max(0.0, min(FP8_GRADIENT_DB, own - 6.0) if fp8 else min(GRADIENT_DB, own - ROOM_DB)):
+        return f"results and gradients are {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
+    for name, expected in original.items():
+        own, db = (_decibels({name: expected}, {name: other[name]}) for other in (nudged, ours))
+        result = name.startswith("result ")
+        if not (result or db >= min(LOST_DB if fp8 else GRADIENT_DB, own - PARAMETER_ROOM_DB)):
             return (
                 f"the gradient of {name} is {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
             )
+        share = 10 ** (-db / 10)  # of noise: twice as much in length at most, and what it is by chance
+        chance = 0.0 if result and expected.numel() == 1 else 3 * math.sqrt(share / max(1, expected.numel()))
+        if not (lean := _lean(expected, ours[name])) <= (allowed := LEAN + 2 * share + chance):
+            what = name if result else f"the gradient of {name}"
+            return f"{what} is as a whole {lean:.2%} off in size, beyond {allowed:.2%}"
     return ""
 
 
-def _first_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
+def _lean(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """By how much the part of a tensor that lies along the expected one is longer or shorter, as a share."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b = (torch.nan_to_num(t.to(device).float(), 0.0, 0.0, 0.0) for t in (expected, found))
+    along, size = (float(t.sum(dtype=torch.float64)) for t in (a * (b - a), a * a))
+    return abs(along) / size if size else 0.0
+
+
+def _decibels(expected: Tensors, found: Tensors) -> float:
     """Signal over noise of all gradients together, or of a result where that is less, dB."""
     if expected.keys() != found.keys():
         return -math.inf

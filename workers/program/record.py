@@ -97,7 +97,7 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
     faults = list(_faults(step))
     count = burst_steps(burst_seconds(step, 2))
     walls = [burst_seconds(step, count) for _ in range(TIMED_BURSTS if torch.cuda.is_available() else 1)]
-    kernels = _profiled(step, recorder, count)
+    kernels, several = _profiled(step, recorder, count)
     launches, events = recorder.launches, recorder.events
     graph = not events and any(event.captured for event in setting_up)
     if graph:
@@ -121,7 +121,7 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
             "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
         } for launch in launches],
     }  # fmt: skip
-    if len({k.stream for k in kernels}) > 1 and not graph:
+    if several and not graph:
         faults.append(STREAMS)
     if graph and ALLOCATES in faults:  # what the replay reads and writes stays where it is
         faults.remove(ALLOCATES)
@@ -141,27 +141,28 @@ def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> d
         (m, n, k) for m, n, k, trains in linears if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
         and is_faster("train" if trains else "infer", way, m, n, k, device)
     ]  # fmt: skip
-    gain = turns.gain(Installation([], layers=LinearLayers(shapes)), FP8_ROUNDS) if shapes else 1.0
+    gain = turns.gain(Installation([], layers=LinearLayers(shapes)), FP8_ROUNDS).value if shapes else 1.0
     # where the host bounds the step, they may pay beside what launches less: the proof decides
     return {"shapes": shapes if gain else [], "gain": max(gain, 1.0)}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of the profile; ``stream`` is the device's number of it."""
+    """A kernel of the profile: when it began (ns), how long it took, and the device's number of its stream."""
 
     name: str
+    begun: int
     seconds: float
     stream: int
 
 
-def _profiled(step: Callable[[], Any], recorder: LaunchRecorder, count: int) -> list[Kernel]:
+def _profiled(step: Callable[[], Any], recorder: LaunchRecorder, count: int) -> tuple[list[Kernel], bool]:
     """Kernels of the last of ``count`` steps without a wait, in order: the clocks are those of steps in a row. Only
-    its launches are recorded."""
+    its launches are recorded. And whether the steps use several streams."""
     if not torch.cuda.is_available():
         with recorder:
             step()
-        return []
+        return [], False
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
@@ -172,14 +173,21 @@ def _profiled(step: Callable[[], Any], recorder: LaunchRecorder, count: int) -> 
         torch.cuda.synchronize()
     raw = trace.profiler.kineto_results.events()
     on_device = [e for e in raw if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0]
-    kernels = [e for e in on_device if not (e.is_user_annotation() or e.name().startswith(ANNOTATIONS))]
+    kernels = [
+        Kernel(e.name(), e.start_ns(), e.duration_ns() * 1e-9, e.device_resource_id())
+        for e in on_device if not (e.is_user_annotation() or e.name().startswith(ANNOTATIONS))
+    ]  # fmt: skip
     if len(kernels) % count:  # the steps differ, and nothing says where the last one begins
         recorder.events = []
         return _profiled(step, recorder, 1)
-    return [
-        Kernel(e.name(), e.duration_ns() * 1e-9, e.device_resource_id())
-        for e in sorted(kernels, key=lambda e: e.start_ns())[-(len(kernels) // count) :]
-    ]
+    return of_last_step(kernels, count)
+
+
+def of_last_step(kernels: Sequence[Kernel], count: int) -> tuple[list[Kernel], bool]:
+    """The kernels that began last, one of ``count`` parts, and whether any run on another stream: one that nothing
+    waits for runs ahead, and is not among the last."""
+    last = sorted(kernels, key=lambda kernel: kernel.begun)[-(len(kernels) // count) :]
+    return last if kernels else [], len({kernel.stream for kernel in kernels}) > 1
 
 
 def _host_seconds(step: Callable[[], Any]) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilewright.workers.program.prove import loss_test, lost_gradient  # noqa: E402
+from tilewright.workers.program.prove import gradient_fault, loss_test  # noqa: E402
 
 
 def curves(kind: str, seed: int) -> list[list[float]]:
@@ -100,7 +100,6 @@ def test_a_small_parameter_that_loses_its_gradient_is_seen(
     original: torch.Tensor, nudged: torch.Tensor, ours: torch.Tensor, lost: bool
 ) -> None:
     large = {"large.weight": 100 * torch.randn(4096), "result 0": NOISE}
-    found = lost_gradient(
-        large | {"norm.weight": original}, large | {"norm.weight": nudged}, large | {"norm.weight": ours}
-    )
+    first, again, found = (large | {"norm.weight": norm} for norm in (original, nudged, ours))
+    found = gradient_fault(first, again, found, fp8=True)
     assert ("norm.weight" in found) == lost, found

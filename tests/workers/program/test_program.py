@@ -220,6 +220,8 @@ def allocates(state):
 def streams(state):
     with torch.cuda.stream(state.side):
         state.x.mul(1.0)
+    for _ in range(40):  # nothing waits for the other stream, which runs ahead
+        state.x.mul(1.0)
     return scaled(state.x).sum()
 
 def draws(state):
@@ -350,6 +352,59 @@ def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> N
         **DEVICE_REFUSED, "waits": "",
     }  # fmt: skip
     assert "waits for the device (1 times a step)" in answers["waits"]["record"]["faults"]
+
+
+def test_a_stream_that_runs_ahead_of_the_other_is_seen() -> None:
+    pytest.importorskip("torch")
+    from tilewright.workers.program.record import Kernel, of_last_step
+
+    ahead = [Kernel("side", n, 1e-6, 13) for n in range(3)]
+    late = [Kernel(name, 100 + n, 1e-6, 7) for n, name in enumerate(("scale", "sum") * 3)]
+    last, several = of_last_step([*late, *ahead], 3)
+    assert several and [kernel.name for kernel in last[-2:]] == ["scale", "sum"]
+    assert of_last_step(late, 3) == (late[-2:], False) and of_last_step([], 1) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('SERVED = {"original": ("a.py", "", "a", "f"), "winner": "g"}', ""),
+        ('SERVED = {"original": ("a.py", "", "a", "f")}', "is of an earlier tilewright; tune f again"),
+        (
+            'SERVED = {"original": ("a.py", "", "a", "K.forward"), "winner": "g"}',
+            "is the winner of K.forward",
+        ),
+        ('SERVED = {"original": 3, "winner": "g"}', "is no winner's module"),
+        ("SERVED = made()", "is no winner's module"),
+        ("def broken(", "is no winner's module"),
+    ],
+)
+def test_a_file_that_is_no_winner_is_refused_in_a_sentence(tmp_path: Path, text: str, why: str) -> None:
+    pytest.importorskip("torch")
+    from tilewright.library.launch_replacement import Winner
+    from tilewright.workers.program import main
+
+    (tmp_path / "won.py").write_text(text)
+    try:
+        found: Any = main._winner_of(tmp_path / "won.py")
+    except main.BadStep as error:
+        found = str(error)
+    assert why in found if why else found == Winner("a", "f", str(tmp_path / "won.py"))
+
+
+def test_a_file_of_replacements_may_hold_a_tuned_function(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tilewright.library.launch_replacement import Option, Winner
+    from tilewright.workers.program import main
+
+    text = """
+        from tilewright.library.launch_replacement import Option, Winner
+        REPLACEMENTS = [Winner("a", "f", "won.py"), Option("a", "g", "rows", 4)]
+    """
+    (tmp_path / "with_winner.py").write_text(textwrap.dedent(text))
+    assert main._of_file(tmp_path / "with_winner.py") == [
+        Winner("a", "f", str(tmp_path / "won.py")), Option("a", "g", "rows", 4),
+    ]  # fmt: skip
 
 
 def scale(x: Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[name-defined]  # noqa: F821
