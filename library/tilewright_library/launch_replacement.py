@@ -71,7 +71,7 @@ def constants_of(kernel: Any) -> frozenset[int | str]:
     return frozenset((*names, *map(found.arg_names.index, names)))
 
 
-@dataclass
+@dataclass(eq=False)
 class Counted:
     """What replaces ``module.name``. ``calls`` counts those that it serves, ``others`` those that the original does."""
 

@@ -239,16 +239,16 @@ class Proof:
                 return why
         return ""
 
-    def _refuse(self, why: str) -> None:
-        """FP8 layers are the first to go; without them nothing stays."""
-        if self.layers is not None:
+    def _refuse(self, why: str, layers: bool = True) -> None:
+        """FP8 layers are the first to go, where they were installed; without them nothing stays."""
+        if layers and self.layers is not None:
             self._leave_out(self.layers.label, why)
             return self._check_program()
         if not self.kept:
             self.pins, self.paid = [], False
         for label in [r.label for r in self.kept]:
             self._leave_out(label, why)
-        if self.paid:
+        if self.paid or self.layers is not None:
             self._check_program()
 
     def _check_program(self) -> None:
@@ -269,14 +269,14 @@ class Proof:
             self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
             if why := gradient_fault(before["noted"], again["noted"], after["noted"], fp8):
                 return self._refuse(why)
-        if trains and not self.recorded.turns.graph:
-            last = len(before["losses"]) - 1
-            own, nudged, changed = (
+        last = len(before["losses"]) - 1
+        if trains and (self.kept or self.paid) and not self.recorded.turns.graph:
+            ends = [
                 self._trajectory(under, last + 1, nudged=bits, since=last)["noted"]
-                for under, bits in ((None, False), (None, True), (everything, False))
-            )
-            if why := gradient_fault(own, nudged, changed, fp8):
-                return self._refuse(f"after {last} steps of the original {why}")
+                for under, bits in ((None, False), (None, True), (self._installation(self.kept, None), False))
+            ]
+            if _decibels(*ends[:2]) > PARAMETER_ROOM_DB and (why := gradient_fault(*ends)):
+                return self._refuse(f"after {last} steps of the original {why}", layers=False)
         starts = STARTS if self.program.setup is not None else 1
         pairs = [(before, after)] + [
             (self._trajectory(None, start=n), self._trajectory(everything, start=n)) for n in range(1, starts)
@@ -337,24 +337,19 @@ class Proof:
 
     def _alone(self, worth: Mapping[str, float]) -> dict[str, float]:
         """Share of the step that each part saves alone, by label: the prediction adds them. Kernels are too little to
-        be seen one by one; they share what they save together as the search says."""
-        kernels = [r for r in self.kept if isinstance(r, Replacement)]
+        be seen one by one: theirs is what the search says."""
         arms: dict[str, Installation | None] = {"": None}
-        if kernels:
-            arms["*"] = Installation(kernels)
         if self.paid:
             arms[PINNED] = Installation(self.pins)
         arms |= {r.label: Installation([r]) for r in self.kept if not isinstance(r, Replacement)}
         if self.layers is not None:
             arms[self.layers.label] = Installation([], layers=self.layers)
-        if len(arms) == 1:
-            return {}
-        rounds = self.recorded.turns.beside("", arms)
+        rounds = self.recorded.turns.beside("", arms) if len(arms) > 1 else {}
         saved = {name: 1 - 1 / ratio(found, "", name).value for name, found in rounds.items()}
-        together, whole = saved.pop("*", 0.0), sum(worth.get(r.label, 0.0) for r in kernels)
-        for r in kernels:
-            saved[r.label] = together * (worth.get(r.label, 0.0) / whole if whole else 1 / len(kernels))
-        return saved
+        return {
+            **{label: seconds / self.recorded.data["wall_seconds"] for label, seconds in worth.items()},
+            **saved,
+        }
 
     def _measured(self, seconds: float) -> tuple[dict[str, Ratio], Ratio, float, float]:
         """By label what it gives to the step beside all others; what all give; seconds before and after."""
