@@ -195,7 +195,8 @@ def own_configurations(launch: Launch) -> list[Configuration]:
     """What the kernel's own tuner found nearly as fast as its choice, on tensors and a cache that were not the step's:
     all of it is compiled."""
     timings = getattr(tuner_of(launch.outer), "configs_timings", None) or {}
-    ranked = sorted(timings, key=lambda config: timings[config])[:OWN_TRIED]
+    finite = [config for config in timings if math.isfinite(min(timings[config]))]
+    ranked = sorted(finite, key=lambda config: timings[config])[:OWN_TRIED]
     found = [{**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages} for c in ranked]
     return [c for c in found if any(launch.chosen.get(name) != value for name, value in c.items())]
 

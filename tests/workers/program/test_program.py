@@ -428,7 +428,7 @@ def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers
     proof = answers["pieces"]["proof"]
     assert [row["label"].partition("(")[2].partition("=")[0] for row in proof["kept"]] == ["rows"]
     left = {row["label"].partition("(")[2].partition("=")[0]: row["why"] for row in proof["left_out"]}
-    assert "the first result is" in left["apart"]
+    assert "results and gradients are" in left["apart"]
     assert "Option('program', 'cut', 'rows'" in "".join(answers["pieces"]["replacements"])
 
 
