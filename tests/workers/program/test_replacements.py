@@ -243,6 +243,17 @@ def test_what_ctrl_c_interrupted_is_searched_again(tmp_path: Path, monkeypatch: 
     assert left == {"launches": {"b": {"why": "x"}}, "options": {"d": {"gain": 1.1}}}
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_arms_are_as_often_first_as_last(count: int) -> None:
+    order: list[int] = []
+    arms = {str(n): lambda n=n: [float(order.append(n) or 1)] for n in range(count)}  # type: ignore[misc]
+    turns.take_turns(arms, least=2 * count)
+    ends = [(order[at], order[at + count - 1]) for at in range(0, len(order), count)]
+    assert all(
+        [first for first, _ in ends].count(n) == [last for _, last in ends].count(n) > 0 for n in range(count)
+    )
+
+
 def test_single_steps_are_counted_for_what_was_out(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now, parts = 0.0, {name: replacement() for name in ("slow", "fast")}
     costs = {"slow": 0.25, "fast": -0.125}
