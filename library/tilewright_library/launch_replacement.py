@@ -86,6 +86,10 @@ class Counted:
     def label(self) -> str:
         return f"{self.module}.{self.name}"
 
+    def stand_in(self, original: Any) -> Any:
+        """What stands where the original stood. Raises NotInstalled."""
+        raise NotImplementedError
+
 
 @dataclass
 class Replacement(Counted):
@@ -103,7 +107,6 @@ class Replacement(Counted):
     """Launches whose compiled kernels this process has loaded."""
 
     def stand_in(self, original: Any) -> Any:
-        """What stands where the kernel stood. Raises NotInstalled."""
         if not hasattr(original, "run"):
             raise NotInstalled(f"{self.label} is no Triton kernel here")
         return Launcher(original, self)
@@ -138,7 +141,6 @@ class Option(Counted):
         return f"{self.module}.{self.name}({self.option}={self.value})"
 
     def stand_in(self, original: Any) -> Any:
-        """What stands where the function stood. Raises NotInstalled."""
         if not callable(original):
             raise NotInstalled(f"{self.module}.{self.name} is no function here")
 
@@ -166,7 +168,6 @@ class Winner(Counted):
     pinned: bool = field(default=False, init=False)
 
     def stand_in(self, original: Any) -> Any:
-        """What stands where the function stood. Raises NotInstalled."""
         path = Path(__file__).parent / self.file
         try:
             spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -337,7 +338,7 @@ def _put_back_attribute(owner: type, name: str, stand_in: Any, before: Any) -> N
 
 
 def _put_back(
-    replacement: Replacement | Option | Winner, stand_in: Any, original: Any, places: list[tuple[ModuleType, str]],
+    replacement: Counted, stand_in: Any, original: Any, places: list[tuple[ModuleType, str]],
     modules: Collection[str],
 ) -> None:  # fmt: skip
     """Undo a replacement, also in modules that were imported since. Another installation's stand-in stays where it is,
@@ -361,7 +362,7 @@ class Installation:
     ``layers``: replaces linear layers while installed; made by ``tilewright_library``.
     """
 
-    replacements: Sequence[Replacement | Option | Winner]
+    replacements: Sequence[Counted]
     device: str = ""
     layers: Any = None
     _undo: list[Callable[[], None]] = field(default_factory=list)
@@ -392,7 +393,7 @@ class Installation:
                 f"proved on {self.device}, and this machine has {', '.join(sorted(found)) or 'none'}"
             )
 
-    def _put(self, replacement: Replacement | Option | Winner) -> None:
+    def _put(self, replacement: Counted) -> None:
         *within, last = replacement.name.split(".")
         try:
             owner = functools.reduce(getattr, within, _module(replacement.module))

@@ -82,13 +82,13 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         answer["left_out"] = proof.left_out
     else:
         answer["proof"] = outcome = proof.run(float(request.get("prove_seconds", 40.0)), worth)
-        if proof.layers is not None:
+        if proof.fp8 in proof.parts:
             answer["fp8_shapes"] = shapes
         own = [r.label for r in proof.kept if isinstance(r, Replacement) and r.winner is not None]
         if own:  # faster.py holds no source, and would install the step's own kernels instead
             outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
             return {**answer, "replacements": [], "fp8_shapes": []}
-    answer["replacements"] = [_text(r) for r in (*proof.kept, *proof.pins)]
+    answer["replacements"] = list(map(_text, proof.kept))
     answer["winners"] = [r.file for r in proof.kept if isinstance(r, Winner)]
     return answer
 

@@ -141,35 +141,44 @@ class Proof:
         layers: Any = None,
     ) -> None:  # fmt: skip
         self.program, self.recorded = program, recorded
-        self.kept = [r for r in replacements if not r.pinned]
+        self.parts: dict[str, list[Any]] = {r.label: [r] for r in replacements if not r.pinned}
+        """What is proved as one, by its label."""
         self.pins = [r for r in replacements if r.pinned]
-        """Kernels as they are, installed beside the others: no tuner and no Triton looks at their launches again."""
-        self.paid = bool(self.pins) and host_bound(recorded.data)
-        """Whether that is a part of the gain (``PINNED``), and not for the sake of the first step."""
-        self.layers = layers
+        """Kernels as they are, installed beside the others for the sake of the first step: no tuner and no Triton looks
+        at their launches again. Where the host bounds the step, that is a part of the gain."""
+        if self.pins and host_bound(recorded.data):
+            self.parts[PINNED], self.pins = self.pins, []
+        self.fp8 = "" if layers is None else str(layers.label)
+        if layers is not None:
+            self.parts[self.fp8] = [layers]
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
+
+    @property
+    def kept(self) -> list[Replacement | Option | Winner]:
+        """What is installed, but for FP8 layers."""
+        return [r for label, of in self.parts.items() if label != self.fp8 for r in of] + self.pins
 
     def run(self, seconds: float, worth: Mapping[str, float]) -> dict[str, Any]:
         """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds. ``worth``: what the
         search says that each function's launches save of the step, by label."""
         self.check_answers()
-        if self.kept or self.layers is not None or self.paid:
+        if self.parts:
             self._check_program()
-        alone = self._alone(worth)
+        alone, first = self._alone(worth), ""
         result: dict[str, Any] = {"gain": None, "kept": []}
-        first = ""
-        while self.kept or self.layers is not None or self.paid:
-            parts, whole, before, after = self._measured(seconds)
+        while self.parts:
+            without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
+            rounds = self.recorded.turns.rounds({"": None, "*": self._installation(), **without}, seconds)
+            parts, whole = {label: ratio(rounds, label, "*") for label in without}, ratio(rounds, "", "*")
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
-                calls = self._installation(self.kept, self.layers).counts()
-                calls[PINNED] = sum(r.calls for r in self.pins)
+                before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
                     "kept": [{
                         "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-                        "alone": 1 / (1 - alone.get(label, 0.0)), "calls": calls[label],
+                        "alone": 1 / (1 - alone.get(label, 0.0)), "calls": sum(r.calls for r in self.parts[label]),
                     } for label, gained in parts.items()],
                     "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
                 }  # fmt: skip
@@ -194,8 +203,8 @@ class Proof:
 
     def check_answers(self) -> None:
         """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
-        option and a function's winner by the first step's gradients and result."""
-        for r in [*self.kept, *self.pins]:
+        option and a function's winner on the calls of a step."""
+        for r in self.kept:
             try:
                 why = self._wrong(r) if isinstance(r, Replacement) else self._wrong_option(r)
             except Exception as error:  # noqa: BLE001 - no memory, or a launch or a step that fails with it
@@ -203,7 +212,8 @@ class Proof:
                 why = reason(error)
             if why:
                 self._leave_out(r.label, why)
-                self.pins = [pin for pin in self.pins if pin is not r]
+        if not self.parts.get(PINNED, True):
+            del self.parts[PINNED]
 
     def _wrong(self, replacement: Replacement) -> str:
         known = {
@@ -228,11 +238,11 @@ class Proof:
             self.program.started()()
         if not watch.kept:
             return "the step never calls it, or with tensors that are too large to keep"
-        for function, *call in watch.kept.values():
-            original, nudged = answers(function, *call), answers(function, *call, nudged=True)
+        for function, values, tree in watch.kept.values():
+            original, nudged = (answers(function, values, tree, bits) for bits in (False, True))
             changed, option.installed = option.stand_in(function), True
             try:
-                why = gradient_fault(original, nudged, answers(changed, *call))
+                why = gradient_fault(original, nudged, answers(changed, values, tree))
             finally:
                 option.installed, option.calls, option.others = False, 0, 0
             if why:
@@ -241,19 +251,16 @@ class Proof:
 
     def _refuse(self, why: str, layers: bool = True) -> None:
         """FP8 layers are the first to go, where they were installed; without them nothing stays."""
-        if layers and self.layers is not None:
-            self._leave_out(self.layers.label, why)
-            return self._check_program()
-        if not self.kept:
-            self.pins, self.paid = [], False
-        for label in [r.label for r in self.kept]:
+        others = [label for label in self.parts if label != self.fp8]
+        fp8 = layers and self.fp8 in self.parts
+        for label in [self.fp8] if fp8 else [label for label in others if label != PINNED] or others:
             self._leave_out(label, why)
-        if self.paid or self.layers is not None:
+        if self.parts:
             self._check_program()
 
     def _check_program(self) -> None:
         """Losses, gradients and memory from the same starts, as it was and with everything installed."""
-        everything = self._installation(self.kept, self.layers)
+        everything = self._installation()
         before = self._trajectory(None)
         try:
             after = self._trajectory(everything)
@@ -262,7 +269,7 @@ class Proof:
         for label, calls in everything.counts().items():
             if not calls:
                 self._leave_out(label, "it never runs in the step")
-        fp8, trains, ours = self.layers is not None, before["trains"], math.inf
+        fp8, trains, ours = self.fp8 in self.parts, before["trains"], math.inf
         if before["noted"]:
             again = self._trajectory(None, steps=1, nudged=True)
             own, ours = (_decibels(before["noted"], other["noted"]) for other in (again, after))
@@ -270,10 +277,10 @@ class Proof:
             if why := gradient_fault(before["noted"], again["noted"], after["noted"], fp8):
                 return self._refuse(why)
         last = len(before["losses"]) - 1
-        if trains and (self.kept or self.paid) and not self.recorded.turns.graph:
+        if trains and self.parts.keys() - {self.fp8} and not self.recorded.turns.graph:
             ends = [
                 self._trajectory(under, last + 1, nudged=bits, since=last)["noted"]
-                for under, bits in ((None, False), (None, True), (self._installation(self.kept, None), False))
+                for under, bits in ((None, False), (None, True), (self._installation(self.fp8), False))
             ]
             if _decibels(*ends[:2]) > PARAMETER_ROOM_DB and (why := gradient_fault(*ends)):
                 return self._refuse(f"after {last} steps of the original {why}", layers=False)
@@ -333,72 +340,46 @@ class Proof:
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
         return {"losses": losses, "noted": noted, "trains": trains, "peak": peak}
 
-    # -- times -----------------------------------------------------------------------------------
+    # -- what stays ------------------------------------------------------------------------------
 
     def _alone(self, worth: Mapping[str, float]) -> dict[str, float]:
         """Share of the step that each part saves alone, by label: the prediction adds them. Kernels are too little to
         be seen one by one: theirs is what the search says."""
-        arms: dict[str, Installation | None] = {"": None}
-        if self.paid:
-            arms[PINNED] = Installation(self.pins)
-        arms |= {r.label: Installation([r]) for r in self.kept if not isinstance(r, Replacement)}
-        if self.layers is not None:
-            arms[self.layers.label] = Installation([], layers=self.layers)
-        rounds = self.recorded.turns.beside("", arms) if len(arms) > 1 else {}
-        saved = {name: 1 - 1 / ratio(found, "", name).value for name, found in rounds.items()}
-        return {
-            **{label: seconds / self.recorded.data["wall_seconds"] for label, seconds in worth.items()},
-            **saved,
-        }
+        saved = {label: seconds / self.recorded.data["wall_seconds"] for label, seconds in worth.items()}
+        arms = {
+            label: self._installation(*(self.parts.keys() - {label})) for label, of in self.parts.items()
+            if label == PINNED or not isinstance(of[0], Replacement)
+        }  # fmt: skip
+        rounds = self.recorded.turns.rounds({"": None, **arms}) if arms else {}
+        return saved | {label: 1 - 1 / ratio(rounds, "", label).value for label in arms}
 
-    def _measured(self, seconds: float) -> tuple[dict[str, Ratio], Ratio, float, float]:
-        """By label what it gives to the step beside all others; what all give; seconds before and after."""
-        everything, turns = self._installation(self.kept, self.layers), self.recorded.turns
-        arms: dict[str, Installation | None] = {"": None, "*": everything}
-        # a program in a graph holds its kernels: each set of them is captured again
-        single = {r.label: r for r in self.kept if isinstance(r, Replacement) and not turns.graph}
-        for r in self.kept:
-            if r.label not in single:
-                arms[r.label] = self._installation([o for o in self.kept if o is not r], self.layers)
-        if self.layers is not None:
-            arms[self.layers.label] = self._installation(self.kept, None)
-        if self.paid:
-            arms[PINNED] = Installation(self.kept, layers=self.layers)
-        share = len(arms) / (len(arms) + len(single))
-        rounds = turns.beside("*", arms, seconds * share)
-        parts = {name: ratio(found, name, "*") for name, found in rounds.items()}
-        whole = parts.pop("")
-        before, after = (statistics.median(t for r in rounds[""][name] for t in r) for name in ("", "*"))
-        if single:
-            found = turns.without(everything, single, seconds * (1 - share))
-            parts |= {name: ratio(found, name, "") for name in single}
-        return parts, whole, before, after
-
-    # -- what stays ------------------------------------------------------------------------------
-
-    def _installation(
-        self, replacements: Sequence[Replacement | Option | Winner], layers: Any
-    ) -> Installation:
-        return Installation([*replacements, *self.pins], layers=layers)
+    def _installation(self, *but: str) -> Installation:
+        """Of all parts ``but`` these."""
+        layers = self.parts[self.fp8][0] if self.fp8 in self.parts and self.fp8 not in but else None
+        out = {id(r) for label in but for r in self.parts.get(label, ())}
+        return Installation([r for r in self.kept if id(r) not in out], layers=layers)
 
     def _leave_out(self, label: str, why: str) -> None:
         self.left_out.append({"label": label, "why": why})
-        self.kept = [r for r in self.kept if r.label != label]
-        if self.layers is not None and self.layers.label == label:
-            self.layers = None
+        of = self.parts.pop(label, [])
         if label == PINNED:
             tuned = {f"{of.module}.{of.name}" for of in self.recorded.launches if tuner_of(of.outer)}
-            self.paid, self.pins = False, [pin for pin in self.pins if pin.label in tuned]
+            self.pins += [pin for pin in of if pin.label in tuned]
+        elif not of:
+            for pins in (self.pins, self.parts.get(PINNED, [])):
+                pins[:] = [pin for pin in pins if pin.label != label]
 
     def _pin(self, label: str) -> None:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label and (self.paid or tuner_of(launch.outer) is not None)
+            if f"{launch.module}.{launch.name}" == label and (PINNED in self.parts or tuner_of(launch.outer))
         }  # fmt: skip
-        found = next((r for r in self.kept if r.label == label), None)
-        if chosen and isinstance(found, Replacement):
-            self.pins.append(Replacement(found.module, found.name, chosen, pinned=True))
+        found = self.parts[label][0]
+        if chosen and isinstance(found, Replacement) and label != PINNED:
+            self.parts.get(PINNED, self.pins).append(
+                Replacement(found.module, found.name, chosen, pinned=True)
+            )
 
 
 def _column(runs: Sequence[Mapping[str, Any]], column: int) -> list[list[float]]:

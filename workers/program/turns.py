@@ -9,14 +9,11 @@ from typing import Any
 import torch
 
 from tilewright.fitness.intervals import Ratio, paired_ratio
-from tilewright.library.launch_replacement import Installation, Replacement
+from tilewright.library.launch_replacement import Installation
 from tilewright.workers.program.step import Program, synchronise
 
-BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
-LEAST_ROUNDS, MOST_ROUNDS = 5, 40
-REPEATS = 9
-"""Steps of an arm in a round of single steps, of which the median counts: a host interrupts one in ten."""
-
+BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.2, 3, 60
+LEAST_ROUNDS, MOST_ROUNDS = 5, 100
 Rounds = dict[str, list[list[float]]]
 """Seconds of a step by arm and round."""
 
@@ -69,36 +66,6 @@ class Turns:
         """Seconds of a step under each installation (``take_turns``)."""
         return take_turns({name: functools.partial(self._timed, arms[name]) for name in arms}, seconds, least)
 
-    def beside(self, base: str, arms: Installations, seconds: float = 0.0) -> dict[str, Rounds]:
-        """By arm, its rounds and those of ``base``."""
-        rounds = self.rounds(arms, seconds)
-        return {name: {base: rounds[base], name: rounds[name]} for name in arms if name != base}
-
-    def without(self, everything: Installation, parts: Mapping[str, Replacement], seconds: float) -> Rounds:
-        """Seconds of single steps in a row with everything installed (``""``), and with all but one part, by its label:
-        without a wait all have one clock, and bursts that take turns do not tell a tenth of a percent."""
-        names, turns, stamps = ["", *parts], list[tuple[str, int]](), list[Any]()
-        deadline, count = time.monotonic() + seconds, 0
-        with everything.installed():
-            self._own()
-            stamps.append(_stamp())
-            while count < LEAST_ROUNDS or (count < MOST_ROUNDS and time.monotonic() < deadline):
-                for n in range(REPEATS):
-                    for name in names if (count + n) % 2 else reversed(names):
-                        if name:
-                            parts[name].installed = False
-                        self._own()
-                        if name:
-                            parts[name].installed = True
-                        stamps.append(_stamp())
-                        turns.append((name, count))
-                count += 1
-            synchronise()
-        found: Rounds = {name: [[] for _ in range(count)] for name in names}
-        for (name, n), begun, ended in zip(turns, stamps, stamps[1:], strict=False):
-            found[name][n].append(_between(begun, ended))
-        return found
-
     def gain(self, installation: Installation, rounds: int) -> Ratio:
         """How many times faster the step is with an installation; 0 where it fails, or takes too much memory."""
         try:
@@ -115,19 +82,6 @@ class Turns:
             step = self._program.started() if self.graph else self._own
             step()
             return [burst_seconds(step, self._count)]
-
-
-def _stamp() -> Any:
-    """A time on the device, or of the processor where there is none."""
-    if not torch.cuda.is_available():
-        return time.process_time()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _between(begun: Any, ended: Any) -> float:
-    return float(ended - begun if isinstance(ended, float) else begun.elapsed_time(ended) * 1e-3)
 
 
 def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:
