@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tilewright.library.launch_replacement import Counted, Signature, call_signature
+from tilewright.library.launch_replacement import Counted, Signature, call_signature, untraced
 from tilewright.workers.program.step import LAST_BIT, SEED
 
 MOST_CALLS, MOST_CALL_BYTES = 4, 2 << 30
@@ -34,17 +34,15 @@ class Watch(Counted):
             if self.keep and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
                 values, tree = tree_flatten((args, kwargs))
                 tensors = {n: v for n, v in enumerate(values) if torch.is_tensor(v)}
-                kind = (
-                    signature,
-                    *(n for n, v in tensors.items() if v.requires_grad and torch.is_grad_enabled()),
-                )
+                kind = (signature, torch.is_grad_enabled(), *(v.requires_grad for v in tensors.values()))
                 size = sum(v.numel() * v.element_size() for v in tensors.values())
                 if kind not in self.kept and len(self.kept) < MOST_CALLS and size <= MOST_CALL_BYTES:
                     self.kept[kind] = (original, list(map(_copied, values)), tree)
             return original(*args, **kwargs)
 
-        vars(called).update(_original=original, _replacement=self)
-        return called
+        found = untraced(called)
+        vars(found).update(_original=original, _replacement=self)
+        return found
 
 
 def _copied(value: Any) -> Any:
