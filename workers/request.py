@@ -266,10 +266,7 @@ def duplicate(request: KernelRequest, artefact: str | None) -> Failure | None:
     return Failure(Verdict.DUPLICATE, f"compiles to the same artefact {artefact} as {earlier}")
 
 
-MOST_REASON = 240
-
-
 def one_line(text: str) -> str:
     """Text as a verdict's reason: one line, cut, and nothing in it that a terminal would obey: a candidate wrote it."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return line if len(line) <= MOST_REASON else line[: MOST_REASON - 3] + "..."
+    return line if len(line) <= 240 else line[:237] + "..."

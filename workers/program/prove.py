@@ -123,8 +123,8 @@ LOST_DB = 1.0
 """With FP8, that of each parameter's. Of a gradient that was dropped, or is of something else, the difference is as
 large as itself: 0 dB or less."""
 
-ROOM_DB, PARAMETER_ROOM_DB = 3.0, 6.0
-"""Where the last bits leave less, other kernels may be off by so much more, with all gradients and with one."""
+ROOM_DB = 6.0
+"""Where the last bits leave less, other kernels may be off by so much more."""
 
 LEAN = 2.0**-8
 """Most that a parameter's gradient may be longer or shorter as a whole: rounding leans neither way."""
@@ -282,7 +282,7 @@ class Proof:
                 self._trajectory(under, last + 1, nudged=bits, since=last)["noted"]
                 for under, bits in ((None, False), (None, True), (self._installation(self.fp8), False))
             ]
-            if _decibels(*ends[:2]) > PARAMETER_ROOM_DB and (why := gradient_fault(*ends)):
+            if _decibels(*ends[:2]) > ROOM_DB and (why := gradient_fault(*ends)):
                 return self._refuse(f"after {last} steps of the original {why}", layers=False)
         starts = STARTS if self.program.setup is not None else 1
         pairs = [(before, after)] + [
@@ -398,12 +398,12 @@ def gradient_fault(original: Tensors, nudged: Tensors, ours: Tensors, fp8: bool 
     """Why gradients and results are not the original's; empty where they are. ``nudged``: the original's with the last
     bit of every number that it begins with changed: other kernels change less, FP8 layers more."""
     own, db = (_decibels(original, other) for other in (nudged, ours))
-    if not db >= max(0.0, min(FP8_GRADIENT_DB, own - 6.0) if fp8 else min(GRADIENT_DB, own - ROOM_DB)):
+    if not db >= max(0.0, min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
         return f"results and gradients are {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
     for name, expected in original.items():
         own, db = (_decibels({name: expected}, {name: other[name]}) for other in (nudged, ours))
         result = name.startswith("result ")
-        if not (result or db >= min(LOST_DB if fp8 else GRADIENT_DB, own - PARAMETER_ROOM_DB)):
+        if not (result or db >= min(LOST_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
             return (
                 f"the gradient of {name} is {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
             )
