@@ -77,10 +77,10 @@ class Counted:
 
     module: str
     name: str
-    calls: int = field(default=0, init=False)
-    others: int = field(default=0, init=False)
-    installed: bool = field(default=False, init=False)
-    stand_ins: dict[Any, Any] = field(default_factory=dict, init=False)
+    calls: int = field(default=0, init=False, repr=False)
+    others: int = field(default=0, init=False, repr=False)
+    installed: bool = field(default=False, init=False, repr=False)
+    stand_ins: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -103,7 +103,7 @@ class Replacement(Counted):
     launches: Mapping[Signature, Configuration]
     winner: Any = None
     pinned: bool = False
-    loaded: set[Signature] = field(default_factory=set, init=False)
+    loaded: set[Signature] = field(default_factory=set, init=False, repr=False)
     """Launches whose compiled kernels this process has loaded."""
 
     def stand_in(self, original: Any) -> Any:
@@ -134,7 +134,7 @@ class Option(Counted):
     option: str
     value: int
     known: frozenset[Signature] = frozenset()
-    pinned: bool = field(default=False, init=False)
+    pinned: bool = field(default=False, init=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -165,7 +165,7 @@ class Winner(Counted):
     """
 
     file: str
-    pinned: bool = field(default=False, init=False)
+    pinned: bool = field(default=False, init=False, repr=False)
 
     def stand_in(self, original: Any) -> Any:
         path = Path(__file__).parent / self.file

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,22 +89,14 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         if own:  # faster.py holds no source, and would install the step's own kernels instead
             outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
             return {**answer, "replacements": [], "fp8_shapes": []}
-    answer["replacements"] = list(map(_text, proof.kept))
     answer["winners"] = [r.file for r in proof.kept if isinstance(r, Winner)]
+    beside = (replace(r, file=Path(r.file).name) if isinstance(r, Winner) else r for r in proof.kept)
+    answer["replacements"] = list(map(repr, beside))  # the expressions that make them, for faster.py
     return answer
 
 
 def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
-
-
-def _text(r: Replacement | Option | Winner) -> str:
-    """The expression that makes it, for ``faster.py``."""
-    if isinstance(r, Winner):
-        return f"Winner({r.module!r}, {r.name!r}, {Path(r.file).name!r})"
-    if isinstance(r, Option):
-        return f"Option({r.module!r}, {r.name!r}, {r.option!r}, {r.value!r}, frozenset({sorted(r.known, key=repr)!r}))"
-    return f"Replacement({r.module!r}, {r.name!r}, {dict(r.launches)!r}, pinned={r.pinned!r})"
 
 
 def _worth_it(recorded: Recorded) -> list[Job]:

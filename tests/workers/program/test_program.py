@@ -414,7 +414,7 @@ def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers
     assert [row["label"].partition("(")[2].partition("=")[0] for row in proof["kept"]] == ["rows"]
     left = {row["label"].partition("(")[2].partition("=")[0]: row["why"] for row in proof["left_out"]}
     assert "results and gradients are" in left["apart"]
-    assert "Option('program', 'cut', 'rows'" in "".join(answers["pieces"]["replacements"])
+    assert "Option(module='program', name='cut', option='rows'" in "".join(answers["pieces"]["replacements"])
 
 
 COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
