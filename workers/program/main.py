@@ -150,17 +150,10 @@ def _winner_of(path: Path) -> Winner:
 def _served(tree: ast.Module) -> dict[str, Any]:
     """What a winner's module says of its function: the original's place, and its own name. Raises ValueError."""
     for node in tree.body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Dict)
-            and ast.unparse(node.targets[0]) == "SERVED"
-        ):
-            rows = {ast.unparse(k): v for k, v in zip(node.value.keys, node.value.values, strict=True) if k}
-            return {
-                name: ast.literal_eval(rows[f"'{name}'"])
-                for name in ("original", "winner")
-                if f"'{name}'" in rows
-            }
+        match node:
+            case ast.Assign(targets=[ast.Name("SERVED")], value=ast.Dict(keys, values)):
+                rows = {ast.unparse(key): value for key, value in zip(keys, values, strict=True) if key}
+                return {n: ast.literal_eval(rows[repr(n)]) for n in ("original", "winner") if repr(n) in rows}
     return {}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tilewright.library.launch_replacement import Installation, Option, Signature
+from tilewright.library.launch_replacement import Installation, Option
 from tilewright.workers.program.calls import Watch
 from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.scout import limited
@@ -78,22 +78,15 @@ def candidates(recorded: Recorded) -> list[Option]:
     if watches:
         with Installation([*watches]).installed():
             recorded.step()
-    return [
-        Option(
-            watch.module,
-            watch.name,
-            option,
-            default,
-            frozenset(c for c in watch.seen if not _given(c, option)),
-        )
-        for watch, options in watches.items()
-        for option, default in options.items()
-        if any(not _given(c, option) for c in watch.seen)
-    ]
-
-
-def _given(call: Signature, option: str) -> bool:
-    return any(isinstance(part, tuple) and part[:1] == (option,) for part in call)
+    found = []
+    for watch, options in watches.items():
+        for option, default in options.items():
+            known = frozenset(
+                call for call in watch.seen if (option,) not in {p[:1] for p in call if type(p) is tuple}
+            )
+            if known:
+                found.append(Option(watch.module, watch.name, option, default, known))
+    return found
 
 
 def _functions(codes: Mapping[Any, str]) -> Iterator[tuple[str, str, Any]]:
