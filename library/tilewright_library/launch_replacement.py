@@ -274,7 +274,9 @@ class Launcher:
                 parts += (kind, repr(value) if place in self._constants else "")
             else:
                 return None
-        return (*parts, *map(addresses.index, addresses))
+        if len(set(addresses)) < len(addresses):
+            parts += map(addresses.index, addresses)
+        return tuple(parts)
 
     def _loads(self, key: Any) -> bool:
         """Whether a kernel may be loaded: a stream that is captured allows none, and its graph would not be made."""

@@ -184,13 +184,12 @@ class Proof:
                 }  # fmt: skip
                 break
             first = first or f"with all of it the step is {_range(whole)}"
-            told = "" if losing else f", and the whole {_range(whole)}"
             # half at once, the least first: others hide their part, and what is left is measured more often
             losing = sorted(losing or parts, key=lambda label: parts[label].value)
             slower = sum(parts[label].value <= 1.0 for label in losing)
             for label in losing[: max(slower, (len(losing) + 1) // 2)]:
                 self._pin(label)
-                self._leave_out(label, f"gives {_range(parts[label])} to the step{told}")
+                self._leave_out(label, f"gives {_range(parts[label])} to the step")
         if result["gain"] is None:
             self.pins = []
             self.notes += filter(None, [first])
