@@ -168,16 +168,7 @@ class Winner(Counted):
     pinned: bool = field(default=False, init=False, repr=False)
 
     def stand_in(self, original: Any) -> Any:
-        path = Path(__file__).parent / self.file
-        try:
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            served = module.SERVED
-            winner = getattr(module, served["winner"])
-        except Exception as error:
-            raise NotInstalled(f"{path} is no winner's module: {type(error).__name__}: {error}") from error
+        winner, served = winner_in(Path(__file__).parent / self.file)
 
         def other(*args: Any, **kwargs: Any) -> Any:
             self.calls, self.others = self.calls - 1, self.others + 1
@@ -191,6 +182,19 @@ class Winner(Counted):
         found = functools.wraps(original)(untraced(called))
         vars(found).update(_original=original, _replacement=self)
         return found
+
+
+def winner_in(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The winner of a module that ``tilewright tune`` wrote, and what it says of it. Raises NotInstalled."""
+    try:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return getattr(module, module.SERVED["winner"]), module.SERVED
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise NotInstalled(f"{path} is no winner's module, or of an earlier tilewright: {what}") from error
 
 
 def innermost(kernel: Any) -> Any:

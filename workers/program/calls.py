@@ -15,9 +15,6 @@ from tilewright.workers.program.step import LAST_BIT, SEED
 
 MOST_CALLS, MOST_CALL_BYTES = 4, 2 << 30
 
-Answers = dict[str, torch.Tensor]
-"""What a call returns and changes, and the gradients of its tensors, by a name of each."""
-
 
 @dataclass(eq=False)
 class Watch(Counted):
@@ -51,8 +48,9 @@ def _copied(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad and torch.is_grad_enabled())
 
 
-def answers(function: Callable[..., Any], values: list[Any], tree: Any, nudged: bool = False) -> Answers:
-    """Of a call. ``nudged``: with the last bit of bfloat16 of every number changed, up or down or not."""
+def answers(call: Callable[..., Any], values: list[Any], tree: Any, nudged: bool = False) -> dict[str, Any]:
+    """What a call returns and changes, and the gradients of its tensors, by a name of each. ``nudged``: with the last
+    bit of bfloat16 of every number changed, up or down or not."""
     leaves = {n: _copied(v) for n, v in enumerate(values) if torch.is_tensor(v)}
     given = {n: leaf.clone() for n, leaf in leaves.items()}  # some functions write over what they are given
     if nudged:
@@ -61,7 +59,7 @@ def answers(function: Callable[..., Any], values: list[Any], tree: Any, nudged: 
             if t.is_floating_point() and t.element_size() > 1:
                 given[n] = t * (1 + LAST_BIT * torch.randint_like(t, -1, 2))
     args, kwargs = tree_unflatten([given.get(n, v) for n, v in enumerate(values)], tree)
-    returned = [t for t in tree_flatten(function(*args, **kwargs))[0] if torch.is_tensor(t)]
+    returned = [t for t in tree_flatten(call(*args, **kwargs))[0] if torch.is_tensor(t)]
     found = {f"result {n}": t.detach() for n, t in enumerate(returned)}
     found |= {f"result in argument {n}": t.detach() for n, t in given.items()}
     roots = [t for t in returned if t.requires_grad]

@@ -1,6 +1,5 @@
 """``python -m tilewright.workers.program.main REQUEST ANSWER``: runs a program and writes what was found."""
 
-import ast
 import json
 import os
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilewright.library.launch_replacement import Option, Replacement, Winner
+from tilewright.library.launch_replacement import NotInstalled, Option, Replacement, Winner, winner_in
 from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
@@ -134,27 +133,14 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: 
 
 
 def _winner_of(path: Path) -> Winner:
-    """The function that a winner's module stands for; its code does not run. Raises BadStep."""
+    """The function that a winner's module stands for. Raises BadStep."""
     try:
-        served = _served(ast.parse(path.read_text("utf-8")))
-        _, _, module, name = served["original"]
-    except (OSError, ValueError, TypeError, SyntaxError, KeyError) as error:
-        raise BadStep(f"{path.name} is no winner's module of tilewright tune") from error
-    if "winner" not in served:
-        raise BadStep(f"{path.name} is of an earlier tilewright; tune {name} again")
+        _, _, module, name = winner_in(path)[1]["original"]
+    except (NotInstalled, KeyError, TypeError, ValueError) as error:
+        raise BadStep(f"{path.name} cannot be proved: {error}; tune the function again") from error
     if not name.removesuffix(".apply").isidentifier():
         raise BadStep(f"{path.name} is the winner of {name}; a function or Class.apply can be replaced")
     return Winner(module, name, str(path.resolve()))
-
-
-def _served(tree: ast.Module) -> dict[str, Any]:
-    """What a winner's module says of its function: the original's place, and its own name. Raises ValueError."""
-    for node in tree.body:
-        match node:
-            case ast.Assign(targets=[ast.Name("SERVED")], value=ast.Dict(keys, values)):
-                rows = {ast.unparse(key): value for key, value in zip(keys, values, strict=True) if key}
-                return {n: ast.literal_eval(rows[repr(n)]) for n in ("original", "winner") if repr(n) in rows}
-    return {}
 
 
 def _of_file(path: Path) -> list[Replacement | Option | Winner]:
@@ -162,16 +148,12 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
     found = loaded(path)
     if "REPLACEMENTS" not in found:
         raise BadStep(f"{path.name} has no REPLACEMENTS")
-    return [_own(r, path.parent) for r in found["REPLACEMENTS"]]
-
-
-def _own(r: Any, folder: Path) -> Replacement | Option | Winner:
-    """A replacement of a file's own copy of the run time, as one of ours."""
-    if hasattr(r, "option"):
-        return Option(r.module, r.name, r.option, r.value, frozenset(r.known))
-    if hasattr(r, "file"):
-        return Winner(r.module, r.name, str((folder / r.file).resolve()))
-    return Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
+    return [
+        Option(r.module, r.name, r.option, r.value, frozenset(r.known)) if hasattr(r, "option")
+        else Winner(r.module, r.name, str((path.parent / r.file).resolve())) if hasattr(r, "file")
+        else Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
+        for r in found["REPLACEMENTS"]  # of the file's own copy of the run time
+    ]  # fmt: skip
 
 
 def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:

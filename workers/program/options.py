@@ -64,8 +64,9 @@ def _best(candidate: Option, recorded: Recorded) -> tuple[int, float]:
     best = max(gains, key=lambda value: gains[value])
     if gains[best] > LEAST_GAIN:  # one burst may have waited for the host
         found = recorded.turns.gain(Installation([replace(candidate, value=best)]), CONFIRMING_ROUNDS)
-        gains[best] = found.value if found.low > 1.0 else 1.0
-    return (best, gains[best]) if gains[best] > LEAST_GAIN else (candidate.value, 1.0)
+        if found.value > LEAST_GAIN and found.low > 1.0:
+            return best, found.value
+    return candidate.value, 1.0
 
 
 def candidates(recorded: Recorded) -> list[Option]:
@@ -75,14 +76,13 @@ def candidates(recorded: Recorded) -> list[Option]:
         Watch(module, name, keep=False): options
         for module, name, function in _functions(recorded.codes) if (options := _options(function))
     }  # fmt: skip
-    if watches:
-        with Installation([*watches]).installed():
-            recorded.step()
+    with Installation([*watches]).installed():
+        recorded.step()
     found = []
     for watch, options in watches.items():
         for option, default in options.items():
             known = frozenset(
-                call for call in watch.seen if (option,) not in {p[:1] for p in call if type(p) is tuple}
+                c for c in watch.seen if not any(type(p) is tuple and p[:1] == (option,) for p in c)
             )
             if known:
                 found.append(Option(watch.module, watch.name, option, default, known))

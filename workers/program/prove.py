@@ -165,7 +165,7 @@ class Proof:
         self.check_answers()
         if self.parts:
             self._check_program()
-        alone, first = self._alone(worth), ""
+        alone = self._alone(worth)
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
@@ -183,7 +183,7 @@ class Proof:
                     "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
                 }  # fmt: skip
                 break
-            first = first or f"with all of it the step is {_range(whole)}"
+            self.notes.append(f"the step with {len(parts)} part(s): {_range(whole)}")
             # half at once, the least first: others hide their part, and what is left is measured more often
             losing = sorted(losing or parts, key=lambda label: parts[label].value)
             slower = sum(parts[label].value <= 1.0 for label in losing)
@@ -192,7 +192,6 @@ class Proof:
                 self._leave_out(label, f"gives {_range(parts[label])} to the step")
         if result["gain"] is None:
             self.pins = []
-            self.notes += filter(None, [first])
         elif self.pins:
             names = ", ".join(r.name for r in self.pins)
             self.notes.append(f"launched as they are, without their tuners, which need not run: {names}")
@@ -298,9 +297,8 @@ class Proof:
             if not found.passes:
                 return self._refuse(f"the step's results differ by {found}")
         if before["peak"]:
-            self.notes.append(
-                f"peak memory {before['peak'] / 2**30:.2f} GiB -> {after['peak'] / 2**30:.2f} GiB"
-            )
+            peaks = (f"{run['peak'] / 2**30:.2f} GiB" for run in (before, after))
+            self.notes.append("peak memory " + " -> ".join(peaks))
 
     def _trajectory(
         self, under: Installation | None, steps: int = 0, start: int = 0, nudged: bool = False, since: int = 0
@@ -376,9 +374,8 @@ class Proof:
         }  # fmt: skip
         found = self.parts[label][0]
         if chosen and isinstance(found, Replacement) and label != PINNED:
-            self.parts.get(PINNED, self.pins).append(
-                Replacement(found.module, found.name, chosen, pinned=True)
-            )
+            pins = self.parts.get(PINNED, self.pins)
+            pins.append(replace(found, launches=chosen, winner=None, pinned=True))
 
 
 def _column(runs: Sequence[Mapping[str, Any]], column: int) -> list[list[float]]:
@@ -426,8 +423,9 @@ def _decibels(expected: Tensors, found: Tensors) -> float:
     """Signal over noise of all gradients together, or of a result where that is less, dB."""
     if expected.keys() != found.keys():
         return -math.inf
-    device, groups = "cuda" if torch.cuda.is_available() else "cpu", dict[str, list[str]]()
-    for name in expected:
-        groups.setdefault(name if name.startswith("result ") else "", []).append(name)
-    pairs = ([(expected[n].to(device), found[n].to(device)) for n in names] for names in groups.values())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = [[name] for name in expected if name.startswith("result ")]
+    gradients = [name for name in expected if [name] not in results]
+    groups = [*results, gradients] if gradients else results
+    pairs = ([(expected[n].to(device), found[n].to(device)) for n in names] for names in groups)
     return min(map(decibels, pairs), default=math.inf)

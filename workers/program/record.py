@@ -18,6 +18,7 @@ from tilewright.workers.program.launches import Launch, LaunchRecorder
 from tilewright.workers.program.scout import limited
 from tilewright.workers.program.step import BadStep, Program, results, synchronise
 from tilewright.workers.program.turns import Turns, burst_seconds, burst_steps
+from tilewright.workers.runners.triton.clock import GpuClock
 
 WARM_STEPS, TIMED_BURSTS = 3, 3
 
@@ -73,14 +74,7 @@ def device_facts() -> dict[str, Any]:
         return facts
     source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    found = []
-    for _ in range(COPIES):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) * 1e-3)
+    found = GpuClock(0).burst(lambda: target.copy_(source), COPIES).seconds
     copy = 2 * COPY_BYTES / statistics.median(found)
     return {**facts, "product": torch.cuda.get_device_name(), "copy": copy}
 

@@ -38,7 +38,6 @@ def burst_seconds(step: Callable[[], Any], count: int) -> float:
 
 
 Arms = Mapping[str, Callable[[], list[float]]]
-Installations = Mapping[str, Installation | None]
 
 
 def take_turns(arms: Arms, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
@@ -62,7 +61,7 @@ class Turns:
         self._program, self._own, self.graph = program, step, graph
         self._count = burst_steps(seconds)
 
-    def rounds(self, arms: Installations, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
+    def rounds(self, arms: Mapping[str, Any], seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
         """Seconds of a step under each installation (``take_turns``)."""
         return take_turns({name: functools.partial(self._timed, arms[name]) for name in arms}, seconds, least)
 
@@ -72,8 +71,7 @@ class Turns:
             return ratio(self.rounds({"": None, "*": installation}, least=rounds), "", "*")
         except Exception:  # noqa: BLE001 - a package's own checks, or no memory
             synchronise()  # raises for a device that no longer answers
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             return Ratio(0.0, 0.0, 0.0)
 
     def _timed(self, installation: Installation | None) -> list[float]:

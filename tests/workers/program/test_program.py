@@ -378,9 +378,9 @@ def test_a_stream_that_runs_ahead_of_the_other_is_seen() -> None:
 
 
 NO_WINNERS = {
-    '{"original": ("a.py", "", "a", "f")}': "is of an earlier tilewright; tune f again",
+    '{"original": ("a.py", "", "a", "f")}': "of an earlier tilewright: KeyError: 'winner'; tune the function again",
     '{"original": ("a.py", "", "a", "K.forward"), "winner": "g"}': "is the winner of K.forward",
-    '{"original": 3, "winner": "g"}': "is no winner's module", "{": "is no winner's module",
+    '{"original": 3, "winner": "g"}': "cannot be proved", "{": "is no winner's module",
 }  # fmt: skip
 
 
@@ -389,7 +389,7 @@ def test_a_file_that_is_no_winner_is_refused_in_a_sentence(tmp_path: Path, serve
     pytest.importorskip("torch")
     from tilewright.workers.program import main
 
-    (tmp_path / "won.py").write_text(f"SERVED = {served}")
+    (tmp_path / "won.py").write_text(f"g, SERVED = None, {served}")
     with pytest.raises(main.BadStep, match=NO_WINNERS[served]):
         main._winner_of(tmp_path / "won.py")
 
