@@ -30,7 +30,7 @@ WARPS, STAGES = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5)
 DEFAULTS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
 LEAST_TILE, MOST_TILE = 16, 65536
 TILE = re.compile(r"^[XYR]?(BLOCK|TILE)|_(BLOCK|TILE)$", re.IGNORECASE)
-LEAST_TRIED, OWN_TRIED = 4, 8
+LEAST_TRIED = 4
 COMPILE_SECONDS = 2.5
 """What one configuration takes to compile, about."""
 
@@ -191,16 +191,6 @@ def current(launch: Launch, configuration: Configuration) -> Configuration:
     return found
 
 
-def own_configurations(launch: Launch) -> list[Configuration]:
-    """What the kernel's own tuner found nearly as fast as its choice, on tensors and a cache that were not the step's:
-    all of it is compiled."""
-    timings = getattr(tuner_of(launch.outer), "configs_timings", None) or {}
-    finite = [config for config in timings if math.isfinite(min(timings[config]))]
-    ranked = sorted(finite, key=lambda config: timings[config])[:OWN_TRIED]
-    found = [{**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages} for c in ranked]
-    return [c for c in found if any(launch.chosen.get(name) != value for name, value in c.items())]
-
-
 def neighbours(launch: Launch, start: Configuration) -> Iterator[Configuration]:
     """Configurations one step away from one, the nearest first: other warps and stages, a tile twice or half as
     large."""
@@ -255,12 +245,11 @@ def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadl
         return outcome
     times: dict[tuple[Any, ...], float] = {(): outcome.seconds}
     best: tuple[Any, ...] | None = None
-    now = [*own_configurations(replay.launch), *plan]
     while best != (best := min(times, key=lambda key: times[key])):
         if best:
-            now = [c for c in neighbours(replay.launch, dict(best)) if _key(c) not in times][: len(plan)]
-            _compile([(replay, configuration) for configuration in now])
-        for configuration in now:
+            plan = [c for c in neighbours(replay.launch, dict(best)) if _key(c) not in times][: len(plan)]
+            _compile([(replay, configuration) for configuration in plan])
+        for configuration in plan:
             if time.monotonic() > deadline and outcome.tried >= LEAST_TRIED:
                 break
             outcome.tried += 1
