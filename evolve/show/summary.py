@@ -12,9 +12,8 @@ from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.evolve.report.bill import count_text, counted, timed
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, judge_lines, load, rival_speeds
-from tilewright.evolve.report.text import gain_text, percent_text, printable, shorten
+from tilewright.evolve.report.text import gain_text, printable, shorten
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
-from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
@@ -112,7 +111,7 @@ def _line(path: Path, data: CampaignData) -> str:
     elif rate:
         best = f"best {_rounded(rate)} {data.unit} ({data.kind})"
         seed = data.best_seed.fitness if data.best_seed else None
-        best += f", {gain_text(rate / seed)} over the best seed" if seed else ""
+        best += f", {gain_text(rate / seed)} over the best seed" if seed and seed != rate else ""
     return (
         f"{path.parent.name}  {facts.get('operator', '?')} on {target_text(facts.get('target', '?'))}  "
         f"{data.short_state}  {count_text(len(data.points), data.duplicates)}  {best}"
@@ -134,19 +133,13 @@ def _model_lines(journal: Journal) -> list[str]:
 
 
 def _balance(data: CampaignData, verbose: bool = False) -> list[str]:
-    """The bill, and the share of the gap to the floor that is closed, in the mean and by workload."""
-    rows = data.headroom()
-    closed = mean_closed(rows)
+    """The bill, and by workload what is gained and what the floor still allows."""
     lines = data.bill.lines(verbose) if data.points else []
-    if closed is None:
-        return lines
-    lines.append(
-        f"headroom: {percent_text(closed)} of the way from the best seed to the floor, {gain_text(mean_gain(rows))} "
-        f"(mean of workloads; {data.target_text}, times {data.kind}, floors modelled)"
-    )
-    wide = max(len(row.workload) for row in rows)
+    if rows := data.headroom():
+        lines.append(f"headroom to the floor ({data.target_text}, times {data.kind}, floors modelled):")
+    wide = max((len(row.workload) for row in rows), default=0)
     return lines + [
-        f"  {row.workload:<{wide}}  {percent_text(row.closed)}, {gain_text(row.gain)}, at most ×{row.left:.2f} left"
+        f"  {row.workload:<{wide}}  {gain_text(row.gain)} over the best seed, at most ×{row.left:.2f} left"
         for row in rows
     ]
 
