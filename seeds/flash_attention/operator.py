@@ -51,10 +51,10 @@ def ordered(q: np.ndarray, k: np.ndarray, v: np.ndarray, rng: np.random.Generato
 
 
 def trickling(q: np.ndarray, k: np.ndarray, v: np.ndarray, tokens: int, rng: np.random.Generator) -> None:
-    """In place, of one key head: the first key has nearly all the weight and no value, and so many of the others
-    together add less than bfloat16 keeps beside it."""
+    """In place, of one key head: the first key has nearly all the weight, the others no value, and so many of them
+    together add less weight than bfloat16 keeps beside it."""
     away = math.log(tokens) + math.log(2.0) * rng.uniform(8.5, 10.0)
-    q[...], k[...], v[0] = 0.0, 0.0, 0.0
+    q[...], k[...], v[1:] = 0.0, 0.0, 0.0
     q[..., 0], k[1:, 0] = 8.0, -away * math.sqrt(q.shape[-1]) / 8.0
 
 
