@@ -242,7 +242,7 @@ def _check_file(path: Path, target: Target) -> int:
     found = list(_findings(path, target))
     for line in found:
         _say(line)
-    return 2 if any(": line" in line or ". Remedy: " in line for line in found) else 0
+    return 2 if any(": line" in line or " Remedy: " in line for line in found) else 0
 
 
 def _findings(path: Path, target: Target) -> Iterator[str]:

@@ -68,10 +68,9 @@ def tune_shapes(
             data = load(journal)
         start = min(data.points, key=lambda point: point.candidate.index).candidate.genome.id
         seed, best = (data.evaluations[genome].workloads[0] for genome in (start, outcome.winner))
-        times = (1e6 * seconds for seconds in (best.seconds, *best.seconds_interval))
-        figures = dict(
-            zip(FIGURES, (*times, seed.seconds / best.seconds, data.target, outcome.campaign), strict=True)
-        )
+        times = (round(1e6 * seconds, 2) for seconds in (best.seconds, *best.seconds_interval))
+        gain = round(seed.seconds / best.seconds, 3)
+        figures = dict(zip(FIGURES, (*times, gain, data.target, outcome.campaign), strict=True))
         params = data.candidates[outcome.winner].genome.params
         line = form.format(**{**dims, **_fixed(answer), **params, **figures})
         text += f"{line}\n"

@@ -43,7 +43,7 @@ def status_lines(path: Path, verbose: bool = False) -> list[str]:
             lines.append(f"{what}, genome {data.best.genome}: {figures(data.best)}")
         references = data.references[Scope.SUITE.value]
         lines += [f"{name}: {figures(evaluation)}" for name, evaluation in references.items()]
-        return [printable(line) for line in (*lines, *_model_lines(journal), *_balance(data, verbose))]
+        return [printable(line) for line in (*lines, *_model_lines(journal, data), *_balance(data, verbose))]
 
 
 def closing_lines(path: Path, verbose: bool = False) -> list[str]:
@@ -62,7 +62,7 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
         change = winner_change(data)
         lines += change.lines(campaign) if change else []
         lines += judge_lines(point.evaluation for point in data.points)
-        lines += [*_model_lines(journal), *_balance(data, verbose)]
+        lines += [*_model_lines(journal, data), *_balance(data, verbose)]
     table = path.parent / dispatch_table.FILE
     if table.is_file():
         lines += dispatch_table.lines(json.loads(table.read_text(encoding="utf-8")))
@@ -118,7 +118,7 @@ def _line(path: Path, data: CampaignData) -> str:
     )
 
 
-def _model_lines(journal: Journal) -> list[str]:
+def _model_lines(journal: Journal, data: CampaignData) -> list[str]:
     """Questions to a language model: their number, the last failure, and an exhausted budget."""
     spent = [event.detail.get("said", "") for event in journal.events() if event.kind == TOKENS_SPENT]
     budget = [f"llm.total_tokens: tilewright asks the model no more, since {reason}" for reason in spent[-1:]]
@@ -128,7 +128,7 @@ def _model_lines(journal: Journal) -> list[str]:
     failed = [str(exchange["error"]) for exchange in exchanges if exchange.get("error")]
     line = f"model {exchanges[-1].get('model', '?')}: {counted(len(exchanges), 'question')}"
     line += f", {len(failed)} unanswered (last: {failed[-1]})" if failed else ""
-    line += "; campaign.log says why answers were refused" if len(failed) < len(exchanges) else ""
+    line += "; campaign.log says why answers were refused" if data.bill.model.refused else ""
     return [line, *budget]
 
 
