@@ -86,7 +86,7 @@ def test_objects_and_values_go_through_a_calls_text(tmp_path, monkeypatch):
         "object(own_objects.Layer, scale=f32[3]), object(own_objects.Range, low=1.0, size=2.0), dtype=torch.float16"
     )
     call = parse(text)
-    places = [place for _, place in tensor_places([call], ["config", "layer"])]
+    places = [place for _, place in tensor_places([call], ["config", "layer", "range"])]
     made = [python_value(v, (n,), dict(zip(places, "wc", strict=True))) for n, v in enumerate(call.arguments)]
     assert made[0] == own.Config(64, own.Mode.FAST, "w") and made[1].scale == "c"
     assert made[2] == own.Range(1.0, 3.0)
