@@ -200,8 +200,8 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
 
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
+    from tilewright.evolve.intake.child import started_intake
     from tilewright.evolve.intake.problems import is_problem
-    from tilewright.evolve.intake.seed_verdict import seed_failure
     from tilewright.evolve.intake.tune import (
         IntakeRefused,
         ask_intake,
@@ -211,8 +211,13 @@ def _check(arguments: argparse.Namespace) -> int:
     )
     from tilewright.workers.device.warm_device import device_for
 
-    target = target_named(arguments.target or default_target(arguments.place))
-    with tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder, device_for(target) as device:
+    name = arguments.target or default_target(arguments.place)
+    target = target_named(name)
+    with (
+        started_intake(name) as intake,
+        tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
+        device_for(target) as device,
+    ):
         path, options = _options(arguments, Path(folder))
         if not options.function and not is_problem(path, options):
             if options.calls or options.reference or holds_cuda(path):
@@ -220,11 +225,13 @@ def _check(arguments: argparse.Namespace) -> int:
             return _check_file(path, target)
         request = _plan(arguments, target, Path(folder), (path, options)).request
         try:
-            answer = ask_intake(request, target)
+            answer = ask_intake(request, target, intake)
         except IntakeRefused as error:
             for line in str(error).splitlines():
                 _say(line)
             return 2
+        from tilewright.evolve.intake.seed_verdict import seed_failure
+
         if why := seed_failure(request, answer, target, device):
             _say(
                 f"{request.path.name}:{request.function} cannot be tuned: a campaign refuses it as it stands: it {why}"

@@ -74,7 +74,7 @@ def one(place, call, pallas, left_out):
     """Write the rows of a function."""
     from testkit import odd_calls, winners
     from tilewright.workers.intake.child_program import loaded_module
-    from tilewright.workers.intake.source.load import package_of
+    from tilewright.workers.intake.source.load import PackageLoader, package_of
 
     def tell(**row):
         sys.stdout.write(json.dumps(row, default=repr) + "\n")
@@ -87,6 +87,10 @@ def one(place, call, pallas, left_out):
     tell(**facts)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         (Path(folder) / "winner.py").write_text(text, encoding="utf-8")
+        for loaded, part in list(sys.modules.items()):  # the numbers in them are traced
+            if isinstance(getattr(part, "__loader__", None), PackageLoader):
+                del sys.modules[loaded]
+        sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, PackageLoader)]
         sys.meta_path[:0] = filter(None, [package_of(path)])
         if pallas:
             from jax.experimental.pallas import tpu

@@ -4,6 +4,8 @@ Triton's interpreter is chosen before Triton is first imported, so such a refere
 with the one that asks. This module is its program: it answers a frame of inputs by a frame of results.
 """
 
+import functools
+import importlib
 import os
 import subprocess
 import sys
@@ -57,14 +59,25 @@ class ModuleProcess:
         raise RuntimeError(f"{self._path.name}: the process that runs it as its own reference ended")
 
     def _started(self) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-        }  # fmt: skip
-        return subprocess.Popen(
-            [sys.executable, "-m", "tilewright.workers.intake.judge.self_reference", str(self._path)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
-        )  # fmt: skip
+        process = begun_process("\ndef launch(" in self._path.read_text(encoding="utf-8"))
+        begun_process.cache_clear()  # the next module has another
+        assert process.stdin is not None
+        process.stdin.write(encode(Frame("module", {"path": str(self._path)})))
+        return process
+
+
+@functools.cache
+def begun_process(triton: bool) -> subprocess.Popen[bytes]:
+    """A process for a module of Triton or of Pallas that it does not know yet: its imports take seconds, for which a
+    caller that begins it need not wait."""
+    environment = {
+        **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+    }  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "tilewright.workers.intake.judge.self_reference", "triton" if triton else "jax"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
+    )  # fmt: skip
 
 
 Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
@@ -103,27 +116,32 @@ def _pallas(source: str, folder: Path) -> Run:
 
 
 def main() -> None:
-    """Answer frames until there are no more."""
-    path = Path(sys.argv[1])
+    """Answer frames until there are no more; the first names the module, of Triton or of JAX as the argument says."""
     out = os.dup(1)
     os.dup2(2, 1)
+    importlib.import_module(sys.argv[1])
+    if triton := sys.argv[1] == "triton":
+        importlib.import_module("tilewright.workers.runners.triton.tensors")
+    reader, run = FrameReader(LIMIT), None
     with tempfile.TemporaryDirectory(prefix="tilewright-itself-") as folder:
-        source = path.read_text(encoding="utf-8")
-        run = _triton(source, path) if "\ndef launch(" in source else _pallas(source, Path(folder))
-        _answer(run, out)
+        while data := os.read(0, 1 << 20):
+            for frame in reader.feed(data):
+                if run is None:
+                    path = Path(str(frame.data["path"]))
+                    source = path.read_text(encoding="utf-8")
+                    run = _triton(source, path) if triton else _pallas(source, Path(folder))
+                else:
+                    _answer(run, frame, out)
 
 
-def _answer(run: Run, out: int) -> None:
-    reader = FrameReader(LIMIT)
-    while data := os.read(0, 1 << 20):
-        for frame in reader.feed(data):
-            try:
-                answer = Frame("done", arrays={f"o{n}": a for n, a in enumerate(run(frame.arrays))})
-            except Exception as error:  # noqa: BLE001 - told to who asked
-                answer = Frame("failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
-            view = memoryview(encode(answer))
-            while view:
-                view = view[os.write(out, view) :]
+def _answer(run: Run, frame: Frame, out: int) -> None:
+    try:
+        answer = Frame("done", arrays={f"o{n}": a for n, a in enumerate(run(frame.arrays))})
+    except Exception as error:  # noqa: BLE001 - told to who asked
+        answer = Frame("failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+    view = memoryview(encode(answer))
+    while view:
+        view = view[os.write(out, view) :]
 
 
 if __name__ == "__main__":
