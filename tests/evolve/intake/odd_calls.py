@@ -88,9 +88,9 @@ def described(x, /, *others, names=("a", "b"), **options):
     return {"y": _scaled(x, y, 2.0 + len(others)), "rows": x.shape[0], "none": None, "kept": [x]}
 
 
-def turned(x):
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return _scaled(x, y, 2.0).t()
+def turned(self):
+    y = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+    return _scaled(self, y, 2.0).t()
 
 
 def summed(tensors, factor=2):
