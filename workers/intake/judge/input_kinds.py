@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilewright.fitness.elements import turned_one_way
+from tilewright.fitness.gates import agreement
 from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.judge.ahead import Ahead
@@ -209,16 +210,18 @@ class InputKinds:
             if bound is None:
                 return [], f"result {number}: {why}"
             name, dtype = f"o{number}", self._dtypes[number]
-            leans = (is_narrow(dtype) or is_code(dtype, self.operands)) and self._leans(number)
+            leans = self._leans(number) if is_narrow(dtype) or is_code(dtype, self.operands) else 0.0
             found.append(Result(name, dtype, shape, bound.min_db, bound.worst, number, leans))
         return found, ""
 
-    def _leans(self, number: int) -> bool:
-        """Whether the kernel's own codes that are not the reference's are mostly too large, or too small."""
-        pairs = [
-            (pair.outputs[number], pair.answers[number]) for some in self._pairs.values() for pair in some
-        ]
-        return any(turned_one_way(codes, as_result(wanted, codes.dtype.name)) for codes, wanted in pairs)
+    def _leans(self, number: int) -> float:
+        """Twice the largest share of the kernel's own codes that are not the reference's, where these are mostly too
+        large, or too small; else 0."""
+        codes = [pair.outputs[number] for some in self._pairs.values() for pair in some]
+        wanted = [pair.answers[number] for some in self._pairs.values() for pair in some]
+        pairs = [(one, as_result(due, one.dtype.name)) for one, due in zip(codes, wanted, strict=True)]
+        turned = any(turned_one_way(*pair) for pair in pairs)
+        return 2 * max(1 - agreement(*pair) for pair in pairs) if turned else 0.0
 
     # -- one kind ----------------------------------------------------------------------------------
 
