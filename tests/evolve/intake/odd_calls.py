@@ -61,7 +61,7 @@ def rows(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6, *, mode="plain"):
 
 
 def scale_(x, factor=2.0):
-    return _scaled(x, x, factor)
+    return _scaled(x, x, factor).view_as(x)
 
 
 def into(x, out, factor=3.0):
