@@ -5,6 +5,7 @@ with the one that asks. This module is its program: it answers a frame of inputs
 """
 
 import functools
+import hashlib
 import importlib
 import os
 import subprocess
@@ -22,6 +23,9 @@ from tilewright.workers.child.launch import ROOT
 SELF = "itself"
 """What stands for the reference of a kernel that has none; operator files hold it."""
 
+KEPT_BYTES = 1 << 28
+"""Of answers that are kept: a seed that is judged again, or by another worker, meets the same inputs."""
+
 LIMIT = 1 << 33
 """Most bytes of one answer."""
 
@@ -32,18 +36,31 @@ class ModuleProcess:
     takes_arrays = True
     """Told from references that take tensors (``judge.reference.run_reference``)."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, source: str) -> None:
+        self._source = source
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = FrameReader(LIMIT)
         self._lock = threading.Lock()
+        self._kept: dict[str, list[np.ndarray]] = {}
 
     def __call__(self, operands: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The module's results, in the dtypes that it gives them."""
+        arrays = {n: np.ascontiguousarray(a) for n, a in operands.items()}
+        digest = hashlib.blake2b()
+        for name, array in arrays.items():
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(array.reshape(-1).view(np.uint8))
         with self._lock:
-            answer = self._ask(Frame("run", arrays={n: np.ascontiguousarray(a) for n, a in operands.items()}))
+            if (key := digest.hexdigest()) not in self._kept:
+                found = self._answered(arrays)
+                held = sum(a.nbytes for results in (*self._kept.values(), found) for a in results)
+                self._kept = {**(self._kept if held <= KEPT_BYTES else {}), key: found}
+            return list(self._kept[key])
+
+    def _answered(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        answer = self._ask(Frame("run", arrays=arrays))
         if answer.kind != "done":
-            raise RuntimeError(f"{self._path.name}: {answer.data.get('why', 'no answer')}")
+            raise RuntimeError(f"{SELF}.py: {answer.data.get('why', 'no answer')}")
         return [answer.arrays[f"o{n}"] for n in range(len(answer.arrays))]
 
     def _ask(self, frame: Frame) -> Frame:
@@ -56,13 +73,13 @@ class ModuleProcess:
         while data := os.read(self._process.stdout.fileno(), 1 << 20):
             if frames := self._reader.feed(data):
                 return frames[0]
-        raise RuntimeError(f"{self._path.name}: the process that runs it as its own reference ended")
+        raise RuntimeError(f"{SELF}.py: the process that runs it as its own reference ended")
 
     def _started(self) -> subprocess.Popen[bytes]:
-        process = begun_process("\ndef launch(" in self._path.read_text(encoding="utf-8"))
+        process = begun_process("\ndef launch(" in self._source)
         begun_process.cache_clear()  # the next module has another
         assert process.stdin is not None
-        process.stdin.write(encode(Frame("module", {"path": str(self._path)})))
+        process.stdin.write(encode(Frame("module", {"source": self._source})))
         return process
 
 
@@ -84,6 +101,7 @@ Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 
 def _triton(source: str, path: Path) -> Run:
+    from tilewright.workers.intake.judge.parted_grid import part_grids
     from tilewright.workers.runners import bare_module
     from tilewright.workers.runners.triton.interpreter_rounding import repair
     from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
@@ -91,6 +109,7 @@ def _triton(source: str, path: Path) -> Run:
 
     repair()
     leave_interpreter_unguarded()
+    part_grids(source)
     module = bare_module.execute(source, "itself", str(path))
 
     def run(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -127,8 +146,8 @@ def main() -> None:
         while data := os.read(0, 1 << 20):
             for frame in reader.feed(data):
                 if run is None:
-                    path = Path(str(frame.data["path"]))
-                    source = path.read_text(encoding="utf-8")
+                    source, path = str(frame.data["source"]), Path(folder) / f"{SELF}.py"
+                    path.write_text(source, encoding="utf-8")
                     run = _triton(source, path) if triton else _pallas(source, Path(folder))
                 else:
                     _answer(run, frame, out)
