@@ -148,7 +148,7 @@ WRITTEN = {
 """The kernel as others write it."""
 
 POINTS = [
-    {"consumers": 1, "stages": 3, "laps": 4},
+    {"consumers": 1, "stages": 3, "laps": 4, "residents": 2},
     {"consumers": 3, "columns": 32},
     {"overlap": False},
     {"rows": 128, "columns": 128, "stages": 1, "consumers": 1},
@@ -204,7 +204,7 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
 
 
 RIGHT = lowered(CASE.source)
-ALONE = RIGHT.replace("min(tiles * others, 132)", "1")
+ALONE = RIGHT.replace("min(tiles * others, 132 * residents)", "1")
 """With one program for all tiles."""
 
 

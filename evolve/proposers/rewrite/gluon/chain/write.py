@@ -606,7 +606,7 @@ class ChainText:
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
         }
-        taken = {"room", "stages", *(f"{which}_layout" for which in self.boxes)} & self.source.identifiers
+        taken = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.identifiers
         if taken := taken - set(self.source.space) - set(self.tunables.values()):
             raise Unsupported(f"a launch that already uses the name {min(taken)}")
         new = _indented(filled(texts.HOST, table))
