@@ -89,8 +89,10 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     off = re.search(r"is off by (\S+) of what is usual", failed.detail)
     share = 2 * float(off[1]) if off else NOISE if "more noise than" in failed.detail else math.inf
     note = f"{row[0]} is judged by the original kernel's own error on {target.name}"
-    narrow = [o for o in answer.get("operands", ()) if "float8" in o[1] and o[2]]
-    cap, cut = bounds.CAP.get(row[1], 0.0), 0.0
+    operands = answer.get("operands", ())
+    narrow = [o for o in operands if "float8" in o[1] and o[2]]
+    kinds = [row[1], *(o[1] for o in operands)]
+    cap, cut = bounds.CAP[bounds.narrowest(kinds)] if row[1] in bounds.CAP else 0.0, 0.0
     if narrow and _IN_PLACE.search(answer["source"]):
         cut = min(cap, _CUT * max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["dims"]))
     floors, value = answer.setdefault("floors", {}), failed.value or 0.0

@@ -88,7 +88,8 @@ def one(place, call, pallas, left_out):
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         (Path(folder) / "winner.py").write_text(text, encoding="utf-8")
         for loaded, part in list(sys.modules.items()):  # the numbers in them are traced
-            if isinstance(getattr(part, "__loader__", None), PackageLoader):
+            own = getattr(part, "__file__", None) == str(path)
+            if own or isinstance(getattr(part, "__loader__", None), PackageLoader):
                 del sys.modules[loaded]
         sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, PackageLoader)]
         sys.meta_path[:0] = filter(None, [package_of(path)])
