@@ -56,6 +56,9 @@ def _device():
     class Properties(dict):
         __getattr__ = dict.__getitem__
 
+        def __missing__(self, key):
+            return "NVIDIA H200" if key == "name" else 1
+
     part = part_of(load_target("interpreter"))
     answers = {
         "get_device_properties": Properties(device_numbers(part)), "current_device": 0, "synchronize": None,
