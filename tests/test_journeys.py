@@ -273,7 +273,7 @@ SESSION: list[tuple[str, int, list[str], str]] = [
     (f"{TUNE} {GELU}", 0, [r"knob .*BLOCK", r"winner: quick_gelu_tuned/quick_gelu\.py"], MEANINGLESS),
     (f"{TUNE} {GELU}", 0, [r"winner: quick_gelu_tuned_2/quick_gelu\.py"], MEANINGLESS),
     ("check mine.py:quik_gelu --args f32[8]", 2, ["defines no quik_gelu; did you mean quick_gelu?"], "reason"),
-    ("check jaxed.py", 0, [r"functions .*squared_relu", "0 problem"], "torch"),
+    ("check jaxed.py", 2, [r"Write jaxed.py:FUNCTION; it holds .*squared_relu"], "torch"),
     (f"check jaxed.py:squared_relu {RELU.partition(' --eval')[0]}", 0, ["passes as a campaign's seed"], "InitGoogle"),
     (f"tune jaxed.py:squared_relu {RELU}", 0, [r"tpu7x \(modelled\)", r"winner: squared_relu_tuned/"],
      "InitGoogle|INVALID"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -222,7 +222,7 @@ def _check(arguments: argparse.Namespace) -> int:
         if not options.function and not is_problem(path, options):
             if options.calls or options.reference or holds_cuda(path):
                 raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
-            return _check_file(path, target)
+            return _check_file(path)
         request = _plan(arguments, target, Path(folder), (path, options)).request
         try:
             answer = ask_intake(request, target, intake)
@@ -244,19 +244,10 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_file(path: Path, target: Target) -> int:
-    found = list(_findings(path, target))
-    for line in found:
-        _say(line)
-    return 2 if any(": line" in line or ". Remedy: " in line for line in found) else 0
-
-
-def _findings(path: Path, target: Target) -> Iterator[str]:
-    """The dialect's findings on a kernel module; of any other file those on the kernels that it becomes."""
-    from tilewright.evolve.intake import child
-    from tilewright.evolve.intake.remedies import Refused, refused, remedy
+def _check_file(path: Path) -> int:
+    """The dialect's findings on a kernel module. Raises UserError for any other file."""
+    from tilewright.evolve.intake.remedies import Refused, remedy
     from tilewright.evolve.intake.tune import unreadable
-    from tilewright.evolve.report.bill import counted
     from tilewright.fitness import dialect
 
     try:
@@ -264,21 +255,14 @@ def _findings(path: Path, target: Target) -> Iterator[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"{unreadable(path, error)}.") from error
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     entry = next((name for name in ("launch", "build") if name in names), None)
-    if entry is not None:
-        violations = dialect.check(text, entry=entry)
-        for v in violations:
-            yield Refused(path.name, v.line, v.what, remedy(v.what)).text()
-        if not violations:
-            yield f"{path.name} is a valid kernel module (its entry point is {entry})"
-        return
-    answer = child.ask(path, None, "", (), target, child.PALLAS if target.entry == "build" else child.MAIN)
-    if not answer.get("kernels") and not answer.get("functions"):
-        raise UserError(f"{path.name} holds no kernel and no function.")
-    refusals = refused(answer.get("refusals", ()), path.name)
-    for found in refusals:
-        yield found.text()
-    named = [f"{what} {', '.join(answer[what])}" for what in ("kernels", "functions") if answer.get(what)]
-    yield f"{path.name}: {'; '.join(named)}; {counted(len(refusals), 'problem')}"
-    yield f"try: tilewright check {path}:FUNCTION --reference ... --args ..."
+    if entry is None:
+        held = f"; it holds {', '.join(names)}" if names else ", which holds none"
+        raise UserError(f"which function of {path}? Write {path}:FUNCTION{held}.")
+    violations = dialect.check(text, entry=entry)
+    for v in violations:
+        _say(Refused(path.name, v.line, v.what, remedy(v.what)).text())
+    if not violations:
+        _say(f"{path.name} is a valid kernel module (its entry point is {entry})")
+    return 2 if violations else 0
