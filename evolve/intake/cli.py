@@ -246,21 +246,16 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _check_file(path: Path) -> int:
     """The dialect's findings on a kernel module. Raises UserError for any other file."""
+    from tilewright.evolve.intake.problems import names_in
     from tilewright.evolve.intake.remedies import Refused, remedy
-    from tilewright.evolve.intake.tune import unreadable
     from tilewright.fitness import dialect
 
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, OSError) as error:
-        raise UserError(f"{unreadable(path, error)}.") from error
-    names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    names = names_in(path)
     entry = next((name for name in ("launch", "build") if name in names), None)
     if entry is None:
         held = f"; it holds {', '.join(names)}" if names else ", which holds none"
         raise UserError(f"which function of {path}? Write {path}:FUNCTION{held}.")
-    violations = dialect.check(text, entry=entry)
+    violations = dialect.check(path.read_text(encoding="utf-8"), entry=entry)
     for v in violations:
         _say(Refused(path.name, v.line, v.what, remedy(v.what)).text())
     if not violations:

@@ -30,6 +30,16 @@ def kept_rows(x, labels):
     return y
 
 
+def first_rows(labels):
+    y = torch.empty_like(labels)
+    _divided[(triton.cdiv(y.numel(), 256),)](labels, y, y.numel(), 1.0, BLOCK=256)
+    return y[: y[-1].item() + 1]
+
+
+def plain_first_rows(labels):
+    return labels[:2]
+
+
 @triton.jit
 def _biased(x_ptr, bias_ptr, y_ptr, n, LARGE: tl.constexpr, BLOCK: tl.constexpr = 512):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
