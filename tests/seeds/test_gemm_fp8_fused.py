@@ -67,7 +67,13 @@ SCHEDULES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+REPEATS = ("small_blocks", "bf16_operands", "ahead_row_loop")
+"""Whose ways others of these take, too."""
+
+
+@pytest.mark.parametrize(
+    "schedule", [pytest.param(s, marks=pytest.mark.slow) if s in REPEATS else s for s in SCHEDULES]
+)
 def test_every_schedule_of_the_fused_kernel_passes_both_gates(schedule):
     recipe = "g128" if schedule.endswith("s") else "g512"
     found = readings(recipe, "spread", *kernel("fused", **SCHEDULES[schedule]))
@@ -76,7 +82,9 @@ def test_every_schedule_of_the_fused_kernel_passes_both_gates(schedule):
 
 
 @pytest.mark.parametrize("kind", INPUT_KINDS)
-@pytest.mark.parametrize("recipe", ["g128", pytest.param("g256", marks=pytest.mark.slow), "g512"])
+@pytest.mark.parametrize(
+    "recipe", [*(pytest.param(r, marks=pytest.mark.slow) for r in ("g128", "g256")), "g512"]
+)
 def test_naive_kernel_passes_on_every_kind_of_inputs(recipe, kind):
     found = readings(recipe, kind, *kernel("naive", block_m=256, block_n=256, block_k=512), TINY)
     assert all(reading.passed for reading in found.values()), found

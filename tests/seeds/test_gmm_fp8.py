@@ -80,21 +80,25 @@ SCHEDULES = [
         "off_borders",
         {**VISITS, "bodies": "shared", "placement": "cached", "scaling": "chained", "arithmetic": "bf16"},
     ),
+    ("dlhs-g128", "off_borders", {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"}),
+    ("tgmm-g512", "empty_and_tiny", {**KEPT, "sums": "direct"}),
+    ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256, "arithmetic": "bf16"}),
+]  # fmt: skip
+MORE = [
     (
         "fwd-g512",
         "on_borders",
         {**VISITS, "placement": "cached", "dequant": "operands", "block_n": 128, "sub_n": 128},
     ),
-    ("dlhs-g128", "off_borders", {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"}),
     ("dlhs-g512", "empty_and_tiny", VISITS),
     ("dlhs-g512", "off_borders", {"copies": "kernel", "buffers": 4, "block_n": 128, "sub_n": 128}),
     ("tgmm-g128", "off_borders", {"dequant": "partial", "block_m": 128}),
-    ("tgmm-g512", "empty_and_tiny", {**KEPT, "sums": "direct"}),
-    ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256, "arithmetic": "bf16"}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "groups", "params"), SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "groups", "params"), [*SCHEDULES, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
+)
 def test_schedules_are_right_on_hard_groups(name, groups, params):
     found = readings(name, params, sizes=HARD[groups])
     assert all(reading.passed for reading in found.values()), found

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tilewright.evolve.cli import main
+
 ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
@@ -235,6 +237,10 @@ DEVICE_REFUSED = {
 }
 
 
+PIECES = "pieces.json"
+"""What the search of ``pieces`` found."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     pytest.importorskip("triton")
@@ -265,16 +271,22 @@ def asked(folder: Path, requests: dict[str, dict[str, Any]], interpret: str = "1
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def asked_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the requests of this page are answered."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def answers(asked_in: Path) -> dict[str, Any]:
     """The answer to every request of this page."""
     pytest.importorskip("triton")
-    folder = tmp_path_factory.mktemp("programs")
+    folder = asked_in
     (folder / "program.py").write_text(PROGRAM)
     requests: dict[str, dict[str, Any]] = {
         "record": {"step": "step", "part": "record"},
         "packaged": {"step": "packaged", "part": "tune", "seconds": 0.1},
         "again": {"step": "again", "part": "tune", "seconds": 0.1},
-        "pieces": {"step": "pieces", "part": "prove", "seconds": 30},
+        "pieces": {"step": "pieces", "part": "prove", "seconds": 3, "kept": str(folder / PIECES)},
         "heavy": {"step": "heavy", "part": "prove", "seconds": 0.1},
         **{step: {"step": step, "part": part} for step, (part, _) in REFUSED.items()},
     }
@@ -380,28 +392,46 @@ def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers
 COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
 
 
-def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(folder: Path) -> None:
+def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
+    folder: Path, asked_in: Path, answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     mlflow = pytest.importorskip("mlflow")
-    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "30")
-    printed = ran(folder, COMMAND, *call)
-    assert "cut(apart=" in printed and "apart" not in (folder / "pieces_faster" / "faster.py").read_text()
-    kept = json.loads((folder / "pieces_faster" / "search.json").read_text())
+    from tilewright.evolve.mlflow_mirror.program_runs import LAUNCH, UID, write_program
+
+    kept = json.loads((asked_in / PIECES).read_text())
     (row,) = kept["launches"].values()
-    row["why"] = "found before"  # shows in what the second search answers only if it does not search again
+    row["why"] = "found before"  # shows in what is answered only if it is not searched again
     for option in [name for name in kept["options"] if "rows" in name]:
         kept["options"][option] = {}  # its process died while it tried it
+    (folder / "pieces_faster").mkdir()
     (folder / "pieces_faster" / "search.json").write_text(json.dumps(kept))
-    printed = ran(folder, COMMAND, *call)
+    printed = ran(
+        folder, COMMAND, "program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "3"
+    )
+    assert "cut(apart=" in printed and not (folder / "pieces_faster" / "faster.py").exists()
     assert "1 launch(es) as an earlier search found them" in printed and "rows=" not in printed
-    assert "program program.py:pieces  tuned  1 launch(es) searched" in ran(folder, COMMAND, "status")
-    client = mlflow.MlflowClient(f"sqlite:///{folder}/.tilewright/mlflow.db")
+    home = folder / ".tilewright"
+    assert main(["--home", str(home), "status"]) == 0
+    assert "program program.py:pieces  tuned  1 launch(es) searched" in capsys.readouterr().out
+    client = mlflow.MlflowClient(f"sqlite:///{home}/mlflow.db")
+    parent, child = runs_of(client)
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.data.params["configuration"] == "found before"
+    assert parent.data.metrics["step_ms"] > 0 and child.data.metrics["kernel_gain"] == 1
+    later = {"params": {"configuration": "found later"}, "metrics": {}}
+    kernel = {"key": child.data.tags[LAUNCH], "name": child.info.run_name, **later}
+    write_program(
+        {"uid": parent.data.tags[UID], "name": "", **later, "files": [], "kernels": [kernel]}, client, None
+    )
+    assert runs_of(client)[1].data.tags["configuration"] == "found later", "written twice, there once"
+
+
+def runs_of(client: Any) -> tuple[Any, Any]:
+    """The program's run in MLflow, and its kernel's; nothing else is there."""
     experiment = client.get_experiment_by_name("programs").experiment_id
     runs = {run.info.run_name: run for run in client.search_runs([experiment])}
-    assert sorted(runs) == ["program.py:pieces", "scale_kernel"], "written twice, there once"
-    parent, child = runs["program.py:pieces"], runs["scale_kernel"]
-    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert child.data.tags["configuration"] == "found before"
-    assert parent.data.metrics["step_ms"] > 0 and child.data.metrics["kernel_gain"] == 1
+    assert sorted(runs) == ["program.py:pieces", "scale_kernel"]
+    return runs["program.py:pieces"], runs["scale_kernel"]
 
 
 def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:
