@@ -27,7 +27,6 @@ from .torch_launch import device_key
 from .torch_operators import (
     KEPT,
     KeptWeight,
-    ServedCall,
     gemm_fp8_blockwise,
     infer_kept,
     multiply_kept,
@@ -36,6 +35,14 @@ from .torch_operators import (
 )
 
 Filter = Callable[[str, nn.Linear], bool]
+Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None] | None
+"""What serves an input, weight and bias of one shape each; where it gives None, ``multiply`` does."""
+
+MOST_CALLS = 4096
+"""Shapes of inputs for which a layer keeps what serves them."""
+
+NO_CALLS: dict[tuple[torch.Size, bool, bool], tuple[Way, Way]] = {}
+_stream = torch._C._cuda_getCurrentRawStream if torch.backends.cuda.is_built() else lambda index: 0
 
 
 class Linear(nn.Linear):
@@ -48,7 +55,7 @@ class Linear(nn.Linear):
 
     _kept: KeptWeight | None = None
     _keeping: bool = False
-    _calls: dict[tuple[torch.Size, bool, bool], tuple[Way, Way]] | None = None
+    _calls: dict[tuple[torch.Size, bool, bool], tuple[Way, Way]] = NO_CALLS
     """What serves an input of a shape, with or without a gradient, eagerly and in a graph."""
     only_faster: bool = True
 
@@ -75,32 +82,31 @@ class Linear(nn.Linear):
 
         A call costs the host little more than a result and its launches.
         """
+        parameters = self._parameters
         try:
-            weight, bias = self._parameters["weight"], self._parameters["bias"]
+            weight, bias = parameters["weight"], parameters["bias"]
         except KeyError:  # computed at each call
             return None
         if weight is None:
             return None
         trains = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
-        calls, key = self._calls, (x.shape, trains, self.only_faster)
-        known = calls.get(key) if calls is not None else None
-        if known is not None:
-            call = known[0]
-            if call is not known[1] and torch.cuda.is_current_stream_capturing():
-                call = known[1]
-            if type(call) is PlainCall:  # whatever watches the call, or its dtypes, it is torch's own
-                return call(x, weight, bias)
-        if not unwatched(x, weight) or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
-            return None
+        key = (x.shape, trains, self.only_faster)
+        known = self._calls.get(key)
         if known is None:
-            if calls is None or len(calls) > MOST_CALLS:
-                calls = self._calls = {}
-            call, graph = calls[key] = self._ways(x, weight, trains)
-            if call is not graph and torch.cuda.is_current_stream_capturing():
-                call = graph
-        if call is None or x.get_device() != call.index or torch.is_autocast_enabled("cuda"):
-            return None
-        return call(x, weight, bias)
+            if (
+                not unwatched(x, weight)
+                or x.dtype is not torch.bfloat16
+                or weight.dtype is not torch.bfloat16
+            ):
+                return None
+            if len(self._calls) > MOST_CALLS or self._calls is NO_CALLS:
+                self._calls = {}
+            known = self._calls[key] = self._ways(x, weight, trains)
+        call, graph = known
+        # the default stream is never captured
+        if call is not graph and _stream(x.get_device()) and torch.cuda.is_current_stream_capturing():
+            call = graph
+        return None if call is None else call(x, weight, bias)
 
     def _ways(self, x: torch.Tensor, weight: torch.Tensor, trains: bool) -> tuple[Way, Way]:
         """What serves inputs of x's shape eagerly, and in graphs; None for what ``multiply`` has to see."""
@@ -112,11 +118,10 @@ class Linear(nn.Linear):
         kept = self._kept if self._keeping else None
         here = not trains and (not self._keeping or (kept is not None and kept.weight is weight))
         fast = served_call(x, weight, kept) if here else None
-        plain = PlainCall(index)
 
         def chosen(way: str) -> Way:
             if self.only_faster and not is_faster(mode, way, m, n, k, _device_key(index)):
-                return plain
+                return _in_bf16
             return fast
 
         return chosen("eager"), chosen("graph")
@@ -132,28 +137,11 @@ class Linear(nn.Linear):
         return kept.copies()
 
 
-MOST_CALLS = 4096
-"""Shapes of inputs for which a layer keeps what serves them."""
-
-
-class PlainCall:
-    """The product in bf16, where that is faster."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """y + bias; None for operands that torch would not take as they are."""
-        if bias is not None and bias.dtype is not x.dtype:
-            return None
-        return torch.nn.functional.linear(x, weight, bias)
-
-
-Way = ServedCall | PlainCall | None
+def _in_bf16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """y + bias where that is faster, whatever watches the call; None for what torch would not take as it is."""
+    if bias is not None and bias.dtype is not x.dtype:
+        return None
+    return torch.nn.functional.linear(x, weight, bias)
 
 
 def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> torch.Tensor:
@@ -302,4 +290,4 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
             if KEPT.get(address) is kept:
                 del KEPT[address]
         for layer in layers:
-            layer._keeping, layer._kept, layer._calls = False, None, None
+            layer._keeping, layer._kept, layer._calls = False, None, {}

@@ -348,13 +348,15 @@ _apply = super(torch.autograd.Function, _Linear).apply
 """``_Linear.apply`` less what it does for functorch's transforms, none of which is active where it is called."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_BFLOAT16 = torch.bfloat16
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch = torch._C._are_functorch_transforms_active
+_autocast = torch._C._is_any_autocast_enabled
 
 
 def unwatched(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether nothing but autograd looks at operations on these tensors."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
-        return False
-    return type(x) in _PLAIN and type(w) in _PLAIN
+    return not _dispatch_modes() and not _functorch() and type(x) in _PLAIN and type(w) in _PLAIN
 
 
 def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
@@ -421,9 +423,19 @@ class ServedCall:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """None where the weight changed, or an operand needs a copy first."""
+        """None for what ``multiply`` has to see: a changed weight, an operand that needs a copy, another dtype, whoever
+        watches."""
         kept, address = self._kept, x.data_ptr()
-        if address % ALIGNMENT or not x.is_contiguous():
+        if (
+            address % ALIGNMENT
+            or not x.is_contiguous()
+            or x.dtype is not _BFLOAT16
+            or type(x) not in _PLAIN
+            or _dispatch_modes()
+            or _functorch()
+            or _autocast()
+            or x.get_device() != self.index
+        ):
             return None
         if kept is not None:
             if kept.weight is not weight or kept.version != weight._version:
@@ -431,7 +443,8 @@ class ServedCall:
             y = self._layer.infer_at("infer_kept", address, self._copies, self._shape)
         else:
             at = weight.data_ptr()
-            if weight.shape != self._weight or at % ALIGNMENT or not weight.is_contiguous():
+            fits = weight.shape == self._weight and weight.dtype is _BFLOAT16 and type(weight) in _PLAIN
+            if not fits or at % ALIGNMENT or not weight.is_contiguous():
                 return None
             y = self._layer.infer_at("infer", address, at, self._shape)
         return y if bias is None else y + bias.to(y.dtype)
