@@ -69,29 +69,24 @@ def _served(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
 
 
-def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """y [M, N], and what is kept of x and of w."""
+def linear(x: torch.Tensor, w: torch.Tensor, again: bool = False) -> Tensors:
+    """y [M, N], and what is kept of x and of w; of w nothing where the gradient quantises it ``again``."""
     (m, k), n = x.shape, w.shape[0]
     layer = _entry(x.device, m, n, k)
     if layer is not None:
-        return layer.forward(aligned(x), aligned(w))
-    if whole_rows(m) != m:
-        y, *kept = linear(_filled(x), w)
-        return first_rows(y, m), *kept
-    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", x)
-    w_q, w_s, wt_q, wt_s = _quantise("quant_128x128_dual", w)
-    return _product("gemm_nt", (x_q, x_s), (w_q, w_s)), _packed(xt_q, xt_s), _packed(wt_q, wt_s)
+        plain, kept_x = layer.quantise(aligned(x))
+        y, kept_w = layer.forward(plain, aligned(w), again)
+    else:
+        x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
+        w_q, w_s, wt_q, wt_s = _quantise("quant_128x128_dual", w)
+        y = first_rows(_product("gemm_nt", (x_q, x_s), (w_q, w_s)), m)
+        kept_x, kept_w = _packed(xt_q, xt_s), _packed(wt_q, wt_s)
+    return y, kept_x, _bytes(x, 0) if again else kept_w
 
 
 def linear_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """As ``linear``; from ``AGAIN_ROWS`` on nothing is kept of w, which is quantised again for the gradient."""
-    (m, k), n = x.shape, w.shape[0]
-    if m < AGAIN_ROWS:
-        return linear(x, w)
-    layer = _entry(x.device, m, n, k)
-    if layer is not None:
-        return *layer.forward_again(aligned(x), aligned(w)), _bytes(x, 0)
-    return *linear(x, w)[:2], _bytes(x, 0)
+    """As ``linear``; from ``AGAIN_ROWS`` on nothing is kept of w."""
+    return linear(x, w, x.shape[0] >= AGAIN_ROWS)
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -157,12 +152,11 @@ def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
     m, k = x.shape
     layer = _entry(x.device, m, n, k)
     if layer is not None:
-        return layer.forward_kept(aligned(x), kept_w)
-    if whole_rows(m) != m:
-        y, kept_x = linear_kept(_filled(x), kept_w, n)
-        return first_rows(y, m), kept_x
-    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", x)
-    return _product("gemm_nt", (x_q, x_s), plain_weight(kept_w, n, k)), _packed(xt_q, xt_s)
+        plain, kept_x = layer.quantise(aligned(x))
+        return layer.forward_kept(plain, kept_w), kept_x
+    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
+    y = _product("gemm_nt", (x_q, x_s), plain_weight(kept_w, n, k))
+    return first_rows(y, m), _packed(xt_q, xt_s)
 
 
 def linear_infer_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> torch.Tensor:
@@ -179,12 +173,9 @@ def linear_backward(
     layer = _entry(dy.device, m, n, k)
     if layer is not None:
         return layer.backward(aligned(dy), kept_x, kept_w, need_x, need_w)
-    if whole_rows(m) != m:
-        dx, dw = linear_backward(_filled(dy), kept_x, kept_w, k, need_x, need_w)
-        return first_rows(dx, m) if need_x else dx, dw
-    dy_q, dy_s, dyt_q, dyt_s = _quantise("quant_dual", dy)
+    dy_q, dy_s, dyt_q, dyt_s = _quantise("quant_dual", _filled(dy))
     nothing = dy.new_empty(0)
-    dx = _product("gemm_nt", (dy_q, dy_s), kept_weight(kept_w, n, k)) if need_x else nothing
+    dx = first_rows(_product("gemm_nt", (dy_q, dy_s), kept_weight(kept_w, n, k)), m) if need_x else nothing
     dw = _product("gemm_nt_rows", (dyt_q, dyt_s), kept_rows(kept_x, m, k)) if need_w else nothing.clone()
     return dx, dw
 
@@ -284,7 +275,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, quantised: Tensors, layer: Layer) -> torch.Tensor:
-        y, kept_w = layer.forward_given(quantised[0], w)
+        y, kept_w = layer.forward(quantised[0], w, layer.again)
         ctx.save_for_backward(quantised[1], kept_w)
         ctx.layer = layer
         return y
