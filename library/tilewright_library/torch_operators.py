@@ -92,12 +92,13 @@ def linear_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """y [M, N]; nothing is kept for a gradient. A weight in ``KEPT`` is quantised once."""
     kept = KEPT.get(w.data_ptr())
-    if kept is not None and kept.holds(w):
+    copies = kept.copies() if kept is not None and kept.holds(w) else None
+    if kept is not None and copies is not None:
         if x.is_cuda and x.shape not in kept.calls:
             kept.calls[x.shape] = served_call(x, kept.weight, kept)
         call = kept.calls.get(x.shape)
         found = call(x, kept.weight, None) if call is not None else None
-        return infer_kept(x, w.shape[0], kept.copies()) if found is None else found
+        return infer_kept(x, w.shape[0], copies) if found is None else found
     rows = _served(x)
     layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
     if layer is not None:
@@ -132,10 +133,15 @@ class KeptWeight:
         weight = self.weight
         return weight.data_ptr() == w.data_ptr() and weight.shape == w.shape and weight.dtype is w.dtype
 
-    def copies(self) -> torch.Tensor:
-        """Both, in one uint8 tensor, which stays where it is: graphs and prepared launches know its address."""
+    def copies(self) -> torch.Tensor | None:
+        """Both, in one uint8 tensor, which stays where it is: graphs and prepared launches know its address.
+
+        None for a weight that has changed while a graph is captured, which alone would make them, at each replay.
+        """
         weight = self.weight
         if self.version != weight._version:
+            if torch.cuda.is_current_stream_capturing():
+                return None
             with torch.no_grad():
                 made = quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
             self._copies = self._copies.copy_(made) if self._copies.numel() else made
@@ -406,10 +412,17 @@ class ServedCall:
 
     __slots__ = ("_copies", "_kept", "_layer", "_shape", "_weight", "index")
 
-    def __init__(self, layer: Layer, x: torch.Tensor, weight: torch.Tensor, kept: KeptWeight | None) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        kept: KeptWeight | None,
+        copies: torch.Tensor | None,
+    ) -> None:
         self._layer, self._kept, self.index = layer, kept, x.get_device()
         self._shape, self._weight = (*x.shape[:-1], layer.n), weight.shape
-        self._copies = 0 if kept is None else kept.copies().data_ptr()
+        self._copies = 0 if copies is None else copies.data_ptr()
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -447,8 +460,10 @@ def served_call(x: torch.Tensor, weight: torch.Tensor, kept: KeptWeight | None) 
     m = x.numel() // k
     if m > serving_rows(x.device) and whole_rows(m, False) != m:
         return None
-    layer = _entry(x.device, m, n, k, False)
-    return ServedCall(layer, x, weight, kept) if layer is not None else None
+    layer, copies = _entry(x.device, m, n, k, False), None if kept is None else kept.copies()
+    if layer is None or (kept is not None and copies is None):
+        return None
+    return ServedCall(layer, x, weight, kept, copies)
 
 
 # -- the function ------------------------------------------------------------------------------------

@@ -280,6 +280,11 @@ def served() -> dict[str, Any]:
         odd[0].copy_(drawn(2, 3, 1024))
         graph.replay()
         found["graph"] = [db(y, wanted(odd[0]))]
+        fresh = Linear.from_linear(layer, only_faster=False)
+        fresh(odd[0])
+        with kept_weights(fresh), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            fresh(odd[0])  # nothing that a replay alone makes is kept
+            found["kept in no graph"] = [0.0 if fresh._kept.version == layer.weight._version else 1e3]
         layer.weight.mul_(2)
         found["changed"] = [db(layer(odd[0]), wanted(odd[0]))]
         with torch.enable_grad():

@@ -123,3 +123,13 @@ def test_an_operator_without_a_plan_leaves_the_layer_to_the_ops(monkeypatch):
     layer.ready(training=False)
     assert torch_layer.entry(M, N, K, torch.device("cpu"), True) is None
     torch_layer._LAYERS.clear()
+
+
+def test_a_weight_is_kept_by_no_graph(monkeypatch):
+    kept = torch_operators.KeptWeight(operands()[1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert kept.copies() is None, "a replay alone would make them"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert torch.equal(kept.copies(), torch_operators.quantise_weight(kept.weight))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert kept.copies() is kept.copies() is not None
