@@ -118,6 +118,11 @@ def quantise_weight(w: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts[0], parts[0].new_zeros(gap), parts[1]])
 
 
+def _captures() -> bool:
+    """Whether a graph of the current stream is being captured."""
+    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
+
+
 class KeptWeight:
     """A weight [N, K] with both quantised copies, made at their first use and when autograd sees the weight change."""
 
@@ -140,7 +145,7 @@ class KeptWeight:
         """
         weight = self.weight
         if self.version != weight._version:
-            if torch.cuda.is_current_stream_capturing():
+            if _captures():
                 return None
             with torch.no_grad():
                 made = quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
