@@ -106,7 +106,7 @@ static_assert(SMEM_BYTES <= 232448, "shared memory");
 static_assert(MW == 1 || NW == 1, "waves go one way");
 static_assert(!DBUF || W == 1, "two partials of one wave");
 static_assert(BM <= 256 && BN <= 256, "TMA boxes");
-static_assert(!SB || WN % 32 == 0 && !DBUF, "a copy's place; a stage is held until its scales are read");
+static_assert(!SB || BN % 32 == 0 && !DBUF, "a copy's place; a stage is held until its scales are read");
 enum { ONE_SB = SB || 128 % BN == 0 };          // a tile lies in one 128-column block of B
 enum { FIXED_SB = BN % 128 == 0 };        // tiles begin at blocks of B
 
@@ -195,45 +195,24 @@ template <int w> __device__ __forceinline__ Factors factors(const Scales& x) {  
     }
     return r;
 }
-#if SB
-// B's scales for 32 columns of a wave: a thread's two of each eight. They are asked for ahead, behind a wgmma or products
-struct Columns { float f[8]; };
-__device__ __forceinline__ Columns columns(u32 at, int c0) {
-    Columns r;
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.f[j * 2]), "=f"(r.f[j * 2 + 1]) : "r"(at + (c0 + j * 8) * 4) : "memory");
-    return r;
-}
-#else
-struct Columns {};
-__device__ __forceinline__ Columns columns(u32 at, int c0) { return {}; }
-#endif
-__device__ __forceinline__ void promote(float (&acc)[NA], const float (&p)[NA], const Factors& x, u32 at, Columns b) {
-#if SB
-#pragma unroll
-    for (int c0 = 0; c0 < WN; c0 += 32) {
-        Columns next = b;
-        if (c0 + 32 < WN) next = columns(at, c0 + 32);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int e = (c0 / 8 + j) * 4 + i;
-                acc[e] = fmaf(x.f[0][i / 2] * b.f[j * 2 + i % 2], p[e], acc[e]);
-            }
-        b = next;
-    }
-#else
+__device__ __forceinline__ void promote(float (&acc)[NA], const float (&p)[NA], const Factors& x, u32 scales_of_b = 0) {
 #pragma unroll
     for (int j = 0; j < WN / 8; j++) {
+#if SB
+        float b0, b1;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(b0), "=f"(b1) : "r"(scales_of_b + j * 32) : "memory");
+        acc[j * 4 + 0] = fmaf(x.f[0][0] * b0, p[j * 4 + 0], acc[j * 4 + 0]);
+        acc[j * 4 + 1] = fmaf(x.f[0][0] * b1, p[j * 4 + 1], acc[j * 4 + 1]);
+        acc[j * 4 + 2] = fmaf(x.f[0][1] * b0, p[j * 4 + 2], acc[j * 4 + 2]);
+        acc[j * 4 + 3] = fmaf(x.f[0][1] * b1, p[j * 4 + 3], acc[j * 4 + 3]);
+        continue;
+#endif
         const int g = GS == 1 ? 0 : j * 8 / GRAN;
         acc[j * 4 + 0] = fmaf(x.f[g][0], p[j * 4 + 0], acc[j * 4 + 0]);
         acc[j * 4 + 1] = fmaf(x.f[g][0], p[j * 4 + 1], acc[j * 4 + 1]);
         acc[j * 4 + 2] = fmaf(x.f[g][1], p[j * 4 + 2], acc[j * 4 + 2]);
         acc[j * 4 + 3] = fmaf(x.f[g][1], p[j * 4 + 3], acc[j * 4 + 3]);
     }
-#endif
 }
 
 struct Walk {
@@ -411,7 +390,7 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                 const Factors f = factors<0>(xn);
                 mma_wait<1>(now);
                 release(old);
-                promote(acc[0], now, f, 0, {});
+                promote(acc[0], now, f);
                 if (++k == blocks) {
                     finish(Tag<0>{}, xn.i);
                     k = 0;
@@ -483,10 +462,9 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                     }
                     if constexpr (W == 2) {
                         const Factors g = factors<0>(x);
-                        const Columns b = columns(scales_of_b(s, 0), 0);
                         hand();
                         mma_wait<0>(p);
-                        promote(acc[0], p, g, scales_of_b(s, 0), b);
+                        promote(acc[0], p, g, scales_of_b(s, 0));
                         issue(Tag<1>{});
                     }
                     const int old = s;
@@ -494,12 +472,11 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                     const Factors g = factors<W - 1>(x);
                     bar_wait(base + FULL_AT + s * 8, phase);
                     load_scales(x, base, s, row);
-                    const Columns b = columns(scales_of_b(old, W - 1), 0);
                     hand();
                     if constexpr (W == 2) if (k == blocks - 1) finish(Tag<0>{}, tile);
                     mma_wait<0>(p);
                     if (!SB) release(old);
-                    promote(acc[W - 1], p, g, scales_of_b(old, W - 1), b);
+                    promote(acc[W - 1], p, g, scales_of_b(old, W - 1));
                     if (SB) release(old);
                 }
                 done = tile;

@@ -57,7 +57,7 @@ CONSTRAINTS = {
     "WGS == 3 or CREG >= 216": "consumers take what the producer gives",
     "WGS > 1 or CREG < 240": "registers of two warpgroups",
     "PREG == 24 or CREG <= 232": "registers of all warpgroups together",
-    "columns == 0 or WN % 32 == 0": "scales of 32 of B's rows are read at a time",
+    "columns == 0 or WN * (1 + (WAVES == 'across')) % 32 == 0": "a copy of B's scales begins at 128 bytes",
     "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
     "N % 8 == 0": "rows of C and of B's scales begin at 16 bytes",
     "K % 128 == 0": "a step of K is one scale block",
