@@ -37,7 +37,6 @@ def gluon_rules() -> tuple[Rule, ...]:
     """Triton rules that hold for explicit layouts as well."""
     return (
         loads.StrengthReducePointer(),
-        loads.CacheHint(),
         arithmetic.DivideToReciprocal(),
         programs.PersistentGrid(),
         programs.LaunchOption(),
@@ -47,7 +46,6 @@ def gluon_rules() -> tuple[Rule, ...]:
 def triton_rules() -> tuple[Rule, ...]:
     return (
         *gluon_rules(),
-        loads.EvenGuard(),
         loads.TransposedStore(),
         descriptors.DescriptorLoad(),
         operand_once.ComputeOperandOnce(),

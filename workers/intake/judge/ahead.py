@@ -32,6 +32,10 @@ class Ahead(Generic[T]):
             fork.Process(target=self._send, args=(theirs, key), daemon=True).start()
             theirs.close()
 
+    def has(self, *key: Hashable) -> bool:
+        """Whether a process was begun for a key, and its answer not asked for."""
+        return key in self._begun
+
     def _send(self, to: Connection, key: tuple[Hashable, ...]) -> None:
         before = self._clock()
         answer: Any = self._work(*key)

@@ -18,7 +18,7 @@ import torch
 from tilewright.workers.intake.calls.call_text import Call, Place, accepted_keywords, python_value
 from tilewright.workers.intake.calls.dimensions import argument_at, permuted, reference_calls
 from tilewright.workers.intake.calls.objects import scope_of
-from tilewright.workers.intake.calls.sizes import size_code, size_of, size_text
+from tilewright.workers.intake.calls.sizes import label_of, size_code, size_of, size_text
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
@@ -205,6 +205,7 @@ class Seed:
     module: ModuleType
     reference: CompletedOracle | OwnAnswers
     interpreter: Interpreter
+    _unlike: dict[str, str] = field(default_factory=dict)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -212,6 +213,12 @@ class Seed:
 
     def unlike_at(self, dims: Mapping[str, int]) -> str:
         """Why the function does something else at a shape; empty where its recording is the same."""
+        known = label_of(dims)
+        if known not in self._unlike:
+            self._unlike[known] = self._compared_at(dims)
+        return self._unlike[known]
+
+    def _compared_at(self, dims: Mapping[str, int]) -> str:
         try:
             with stub_device(self.site.part):
                 results = self.site.result_types(self.site.dims[0]) and self.site.result_types(dims)

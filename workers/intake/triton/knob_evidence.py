@@ -4,7 +4,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 from tilewright.workers.intake.calls.sizes import label_of
+from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
 from tilewright.workers.intake.judge.reference import asked
@@ -23,6 +24,9 @@ from tilewright.workers.intake.triton.call_site import Seed
 
 EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
 """After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
+
+QUICK_SECONDS = 1.0
+"""Seconds of a processor up to which runs on all shapes are made before it is known which are needed."""
 
 NO_TIME = "no time was left to try other values"
 
@@ -38,48 +42,82 @@ MOST_REPEATED = 4
 
 Space = dict[str, tuple[Any, ...]]
 Tensors = Mapping[str, torch.Tensor]
+Given = tuple[Mapping[str, Any], CheckedShape]
+"""A point and a shape of a run."""
 
 
-class _Trials(ResultGates):
-    """Runs of a module with other values of its parameters, and whether their answers pass its gates."""
+class Trials:
+    """Runs of a module with other values of its parameters, and whether their answers pass gates: on ``small`` shapes,
+    and on ``wide`` ones of several tiles. What a knob needs if all goes well is run ahead."""
 
-    def __init__(self, seed: Seed, results: Sequence[Result]) -> None:
-        super().__init__(seed.site.operands, results)
-        self._seed = seed
+    def __init__(self, seed: Seed, small: Sequence[CheckedShape], wide: Sequence[CheckedShape]) -> None:
+        self.seed, self.small, self.wide = seed, small, wide
+        self._made: dict[Hashable, list[np.ndarray] | None] = {}
+        self._ahead = Ahead(self._presumed, seed.interpreter.clock)
+        quick = sum(shape.seconds for shape in (*small, *wide)) < QUICK_SECONDS
+        tried = [knob.name for knob in seed.text.knobs if not (knob.certain or knob.echo)]
+        self._ahead.begin((name,) for name in tried if quick)
+
+    def clock(self) -> float:
+        """Seconds of a processor."""
+        return self.seed.interpreter.clock() + self._ahead.seconds
+
+    def _presumed(self, name: str) -> dict[Hashable, list[np.ndarray] | None]:
+        knob = next(k for k in self.seed.text.knobs if k.name == name)
+        tried = [(value, shape) for value in _nearest(knob) for shape in self.wide]
+        tried += [(v, shape) for v in _values_to_try(self, knob) for shape in self.small]
+        for way in _ways(self.seed, knob)[:2]:
+            self._run([(dict.fromkeys((name, *way), value), shape) for value, shape in tried])
+        return self._made
+
+    def wait_for(self, knob: Knob) -> None:
+        """Take over what was run of a knob ahead."""
+        if self._ahead.has(knob.name):
+            self._made |= self._ahead(knob.name)
+
+    def _run(self, runs: Sequence[Given]) -> None:
+        """All at once that are not known."""
+        left = {key: run for run in runs if (key := _key(*run)) not in self._made}
+        given = [({**self.seed.defaults, **point}, shape.inputs) for point, shape in left.values()]
+        self._made.update(zip(left, self.seed.interpreter.all(given) if given else (), strict=True))
 
     def passed_at(
-        self, points: Sequence[Mapping[str, Any]], shapes: Sequence[Sequence[CheckedShape]]
+        self,
+        gates: ResultGates,
+        points: Sequence[Mapping[str, Any]],
+        shapes: Sequence[Sequence[CheckedShape]],
     ) -> list[list[bool]]:
-        """By point and by each of its shapes. All run at once."""
-        every = [(point, shape) for point, some in zip(points, shapes, strict=True) for shape in some]
-        seed = self._seed
-        made = seed.interpreter.all([({**seed.defaults, **point}, shape.inputs) for point, shape in every])
-        fine = iter([self._passed(o, shape.answers) for o, (_, shape) in zip(made, every, strict=True)])
-        return [[next(fine) for _ in some] for some in shapes]
+        """By point and by each of its shapes."""
+        self._run([(point, shape) for point, some in zip(points, shapes, strict=True) for shape in some])
 
-    def _passed(self, outputs: list[np.ndarray] | None, answers: list[np.ndarray]) -> bool:
-        try:
-            return outputs is not None and self.passed(outputs, answers)
-        except (ValueError, IndexError, KeyError):  # results of another shape
-            return False
+        def passed(point: Mapping[str, Any], shape: CheckedShape) -> bool:
+            outputs = self._made[_key(point, shape)]
+            try:
+                return outputs is not None and gates.passed(outputs, shape.answers)
+            except (ValueError, IndexError, KeyError):  # results of another shape
+                return False
+
+        return [[passed(p, shape) for shape in some] for p, some in zip(points, shapes, strict=True)]
+
+
+def _key(point: Mapping[str, Any], shape: CheckedShape) -> Hashable:
+    return tuple(sorted(point.items())), label_of(shape.dims)
 
 
 def tiling_knobs(
-    seed: Seed, shapes: Sequence[CheckedShape], results: Sequence[Result], wide: Sequence[CheckedShape],
-    patience: float = 1.0,
-) -> tuple[Space, list[dict[str, Any]]]:  # fmt: skip
+    trials: Trials, results: Sequence[Result], patience: float = 1.0
+) -> tuple[Space, list[dict[str, Any]]]:
     """The knobs that only tile, with the values whose answers pass; the others, with why they keep their value.
 
-    ``wide``: shapes of several tiles, on which the values next to the default must pass, too; numbers that must change
-    with a knob there become its ties, and knobs that change nothing on small shapes are tried there.
+    On shapes of several tiles the values next to the default must pass, too; numbers that must change with a knob there
+    become its ties, and knobs that change nothing on small shapes are tried there.
     """
-    clock = seed.interpreter.clock
+    seed, shapes, clock = trials.seed, trials.small, trials.clock
     began = clock()
-    text, trials = seed.text, _Trials(seed, results)
+    text, gates = seed.text, ResultGates(seed.site.operands, results)
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
     space: Space = {}
     fixed: list[dict[str, Any]] = []
-    products = any("tl.dot(" in kernel.text for kernel in text.kernels.functions.values())
     smallest = min(shapes, key=lambda shape: shape.elements)
     for knob in text.knobs:
         if knob.certain:
@@ -87,22 +125,22 @@ def tiling_knobs(
             space[knob.name] = tuple(v for v in knob.values if v <= most) or (knob.default,)
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
+        trials.wait_for(knob)
         late = clock() - began > patience * MOST_SECONDS
-        sides = None if late else _moved_together(seed, trials, knob, wide)
+        sides = None if late else _moved_together(trials, gates, knob)
         if sides is None:
             why = NO_TIME if late else SEVERAL_TILES
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
         ties, fitting = sides
-        least = LEAST_TILE if products and knob.default >= LEAST_TILE else 0
-        others = [v for v in _distinct_values(seed, knob, shapes) if v in fitting and v >= least]
+        others = [v for v in _values_to_try(trials, knob) if v in fitting]
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
             late = clock() - began > patience * EVIDENCE_SECONDS
-            tried = [_telling_shapes(seed, knob, v, [smallest] if late else shapes, wide) for v in some]
+            tried = [_telling_shapes(trials, knob, v, [smallest] if late else shapes) for v in some]
             points = [dict.fromkeys((knob.name, *ties), value) for value in some]
-            for value, passed in zip(some, trials.passed_at(points, tried), strict=True):
+            for value, passed in zip(some, trials.passed_at(gates, points, tried), strict=True):
                 kept += [value] if passed and all(passed) else []
                 unseen += [] if passed else [value]
                 refused = refused or not all(passed)
@@ -117,15 +155,14 @@ def tiling_knobs(
 
 
 def _moved_together(
-    seed: Seed, trials: _Trials, knob: Knob, wide: Sequence[CheckedShape]
+    trials: Trials, gates: ResultGates, knob: Knob
 ) -> tuple[tuple[str, ...], list[int]] | None:
     """Which numbers of a knob's value must change with it for the values next to its default to pass at several tiles,
     and the values on those sides of the default where they do; None where they never do."""
-    numbers = [k for k in seed.text.knobs if k.default == knob.default and k is not knob and not k.certain]
-    free = [k for k in numbers if k.name not in seed.text.ties]
-    echoes = [k.name for k in free if k.echo]
+    seed, wide = trials.seed, trials.wide
+    echoes = [k.name for k in _alike(seed, knob) if k.echo]
     sides = [[v for v in knob.values if v < knob.default], [v for v in knob.values if v > knob.default]]
-    nearest = [value for below, above in [sides] for value in (*below[-1:], *above[:1])]
+    nearest = _nearest(knob)
     found: tuple[tuple[str, ...], list[int]] | None = None
 
     def tells(shape: CheckedShape) -> bool:
@@ -136,12 +173,9 @@ def _moved_together(
 
     if echoes and not any(map(tells, wide)):
         return None
-    # alone, with one repetition or all, and with other parameters of its value, which then are no knobs of their own
-    ones = [(name,) for name in echoes if len(echoes) <= MOST_REPEATED]
-    ways = [(), *ones, tuple(echoes), tuple(k.name for k in free)]
-    for way in dict.fromkeys(ways):
+    for way in _ways(seed, knob):
         points = [dict.fromkeys((knob.name, *way), value) for value in nearest]
-        passed = [all(some) for some in trials.passed_at(points, [wide] * len(points))]
+        passed = [all(some) for some in trials.passed_at(gates, points, [wide] * len(points))]
         kept = [v for side in sides for v in side if any(
             fine and near in side for fine, near in zip(passed, nearest, strict=True)
         )]  # fmt: skip
@@ -151,9 +185,31 @@ def _moved_together(
     return found
 
 
-def _distinct_values(seed: Seed, knob: Knob, shapes: Sequence[CheckedShape]) -> list[Any]:
+def _alike(seed: Seed, knob: Knob) -> list[Knob]:
+    """Other numbers of a knob's value that may have to change with it."""
+    numbers = [k for k in seed.text.knobs if k.default == knob.default and k is not knob and not k.certain]
+    return [k for k in numbers if k.name not in seed.text.ties]
+
+
+def _ways(seed: Seed, knob: Knob) -> list[tuple[str, ...]]:
+    """What changes with a knob: nothing, one repetition of its number or all, and other parameters of its value, which
+    then are no knobs of their own."""
+    free = _alike(seed, knob)
+    echoes = [k.name for k in free if k.echo]
+    ones = [(name,) for name in echoes if len(echoes) <= MOST_REPEATED]
+    return list(dict.fromkeys([(), *ones, tuple(echoes), tuple(k.name for k in free)]))
+
+
+def _nearest(knob: Knob) -> list[Any]:
+    """The values next to a knob's default, the one below it first."""
+    below, above = [v for v in knob.values if v < knob.default], [v for v in knob.values if v > knob.default]
+    return [*below[-1:], *above[:1]]
+
+
+def _values_to_try(trials: Trials, knob: Knob) -> list[Any]:
     """The knob's values other than its default that make a difference to each other at some shape: where a block is
-    ``min(BLOCK, next_power_of_2(n))``, all that are above ``n`` are one."""
+    ``min(BLOCK, next_power_of_2(n))``, all that are above ``n`` are one. No tile that is too small for a product."""
+    seed, shapes = trials.seed, trials.small
     tensors = [blanks(seed, dims, "meta") for dims in (*seed.site.dims, *(shape.dims for shape in shapes))]
 
     def launches(value: Any) -> list[Any]:
@@ -165,19 +221,22 @@ def _distinct_values(seed: Seed, knob: Knob, shapes: Sequence[CheckedShape]) -> 
         if value != knob.default and made not in known:
             known.append(made)
             kept.append(value)
-    return sorted(kept)
+    products = any("tl.dot(" in kernel.text for kernel in seed.text.kernels.functions.values())
+    least = LEAST_TILE if products and knob.default >= LEAST_TILE else 0
+    return sorted(v for v in kept if v >= least)
 
 
 def _telling_shapes(
-    seed: Seed, knob: Knob, value: Any, shapes: Sequence[CheckedShape], wide: Sequence[CheckedShape]
+    trials: Trials, knob: Knob, value: Any, shapes: Sequence[CheckedShape]
 ) -> list[CheckedShape]:
-    """Shapes on which a value can show what it does: the small ones if it changes a launch on any, else a wide one."""
+    """Shapes on which a value can show what it does: these if it changes a launch on any, else a wide one."""
+    seed = trials.seed
 
     def differs(shape: CheckedShape) -> bool:
         tensors = blanks(seed, shape.dims, "meta")
         return launch_arguments(seed, {knob.name: value}, tensors) != launch_arguments(seed, {}, tensors)
 
-    return list(shapes) if any(map(differs, shapes)) else [*filter(differs, wide)][:1]
+    return list(shapes) if any(map(differs, shapes)) else [*filter(differs, trials.wide)][:1]
 
 
 def blanks(seed: Seed, dims: Mapping[str, int], device: str) -> dict[str, torch.Tensor]:

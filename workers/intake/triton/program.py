@@ -49,7 +49,12 @@ from tilewright.workers.intake.triton.eager_torch import without_compiler
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
 from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
-from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work, tiling_knobs
+from tilewright.workers.intake.triton.knob_evidence import (
+    Trials,
+    independent_dimensions,
+    product_work,
+    tiling_knobs,
+)
 from tilewright.workers.intake.triton.stub_device import stub_device
 from tilewright.workers.intake.triton.trace import Trace
 from tilewright.workers.runners.triton.interpreter_rounding import repair
@@ -389,6 +394,9 @@ def _judged(
     work.begin([()])
     quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
     every, shapes = shapes, quick if patience < 1.0 else shapes
+    small = [shape for shape in shapes if not shape.looped] or shapes
+    wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
+    trials = Trials(seed, small, wide)
     kinds = input_kinds(seed, shapes, patience)
     for shape in every:
         if shape not in shapes:
@@ -405,9 +413,7 @@ def _judged(
     notes += kinds.notes
     if failed:
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
-    small = [shape for shape in shapes if not shape.looped] or shapes
-    wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
-    space, fixed = tiling_knobs(seed, small, results, wide, patience)
+    space, fixed = tiling_knobs(trials, results, patience)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
     module = load_module(source)

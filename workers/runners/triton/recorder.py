@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
@@ -117,6 +118,23 @@ class Recorder:
                 f"({_difference(first, again)}): grids and numbers may depend on shapes and parameters alone"
             )
         return first
+
+    def needed(self, launch: Any, params: Mapping[str, Any], workload: Mapping[str, Any]) -> set[str]:
+        """Which kernels a workload has compiled, without compiling them; none where that is not known."""
+        found: set[str] = set()
+
+        def note(**given: Any) -> bool:
+            found.add(f"{given['repr']} {given['key']}")
+            return True
+
+        knobs.runtime.jit_cache_hook = note  # what it returns skips the compiler
+        try:
+            self._recorded(launch, params, workload, 0)
+        except Exception:  # noqa: BLE001 - a launch that reads what a kernel makes, or says why when it is recorded
+            return set()
+        finally:
+            knobs.runtime.jit_cache_hook = None
+        return found
 
     def _recorded(
         self, launch: Any, params: Mapping[str, Any], workload: Mapping[str, Any], shift: int

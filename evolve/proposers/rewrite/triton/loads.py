@@ -1,13 +1,11 @@
-"""Rules on memory reads and writes: masks, hints, pointer arithmetic, transposed stores."""
+"""Rules on memory reads and writes: pointer arithmetic, transposed stores."""
 
 from collections.abc import Iterable
-from functools import partial
 
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import short
-from tilewright.evolve.proposers.rewrite.dataflow import small
-from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
+from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
     TritonKernel,
@@ -75,150 +73,8 @@ def _split_step(kernel: TritonKernel, address: cst.BaseExpression, loop: cst.For
     return " + ".join(kernel.source.code(f) for f in fixed), factor
 
 
-class EvenGuard(NodeRule[tuple[cst.Call, str]]):
-    """Drop a load's mask in a specialisation for even tiles."""
-
-    name = "triton_even_guard"
-    launched = True
-    why = (
-        "A mask costs a compare per element and can keep the compiler from wide or asynchronous copies. Where tiles "
-        "divide the extent it is always true, so a compile-time guard removes it."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, str]]]:
-        for call in device_calls(kernel.source, kernel.function, "load"):
-            mask = argument(call, "mask", 1)
-            parent = kernel.source.parents.get(call)
-            if mask is None or isinstance(parent, cst.IfExp):
-                continue
-            condition = _even_condition(kernel, mask)
-            if condition is not None:
-                yield f"no mask on {short(kernel.source, call)} when {condition}", (call, condition)
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, str]) -> None:
-        call, condition = payload
-        name = kernel.source.fresh("EVEN")
-        kernel.add_argument(edit, name, condition, constexpr=True)
-        keep = [
-            a
-            for i, a in enumerate(call.args)
-            if i == 0 or (a.keyword is not None and a.keyword.value not in ("mask", "other"))
-        ]
-        keep[-1] = keep[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-        plain = kernel.source.code(call.with_changes(args=keep))
-        edit.replace(call, f"({plain} if {name} else {kernel.source.code(call)})")
-
-
-def _even_condition(kernel: TritonKernel, mask: cst.BaseExpression) -> str | None:
-    """Host text under which the mask is always true, from its ``offsets < bound`` comparisons."""
-    conditions: list[str] = []
-    pending = [mask]
-    seen = 0
-    while pending and seen < 50:
-        seen += 1
-        node = pending.pop()
-        if isinstance(node, cst.Comparison):
-            found = _even_comparison(kernel, node)
-            if found is None:
-                return None
-            conditions.append(found)
-        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.BitAnd):
-            pending += [node.left, node.right]
-        elif isinstance(node, cst.Subscript):
-            pending.append(node.value)
-        elif isinstance(node, cst.Name) and (value := kernel.value_of(node.value)) is not None:
-            pending.append(value)
-        else:
-            return None
-    return " and ".join(dict.fromkeys(conditions)) or None
-
-
-def _even_comparison(kernel: TritonKernel, node: cst.Comparison) -> str | None:
-    """``K % BLOCK == 0`` of ``offsets < K - k * BLOCK`` and the like."""
-    if len(node.comparisons) != 1 or not isinstance(node.comparisons[0].operator, cst.LessThan):
-        return None
-    bound = node.comparisons[0].comparator
-    while isinstance(bound, cst.BinaryOperation) and isinstance(bound.operator, cst.Subtract):
-        bound = bound.left
-    if not isinstance(bound, cst.Name):
-        return None
-    closure = kernel.definition_closure(node.left)
-    sizes = set()
-    for name in closure | {"*"}:
-        values = [
-            v for s in kernel.bound.get(name, ()) if (v := getattr(small(s), "value", None)) is not None
-        ]
-        for value in values if name != "*" else [node.left]:
-            for call in device_calls(kernel.source, value, "arange"):
-                stop = argument(call, "end", 1)
-                if stop is not None:
-                    sizes.add(kernel.source.code(stop))
-    extent = kernel.given(bound.value)
-    if extent is None or len(sizes) != 1:
-        return None
-    size = sizes.pop()
-    if size in kernel.constexprs:
-        passed = kernel.given(size)
-        if passed is None:
-            return None
-        size = kernel.source.code(passed)
-    elif not size.isdigit():
-        return None
-    return f"{_tight(kernel.source.code(extent))} % {_tight(size)} == 0"
-
-
-def _tight(text: str) -> str:
-    return text if text.replace("_", "").replace(".", "").isalnum() or text.endswith("]") else f"({text})"
-
-
-class CacheHint(NodeRule[tuple[cst.Call, str, str]]):
-    """Tell the cache which tile is read again and which is not."""
-
-    name = "triton_cache_hint"
-    why = (
-        "An operand every program reads should outlive one that a single program streams through L2; an eviction "
-        "hint says so."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, str, str]]]:
-        for call in device_calls(kernel.source, kernel.function, "load"):
-            given = {a.keyword.value for a in call.args if a.keyword is not None}
-            if given & {"eviction_policy", "cache_modifier"}:
-                continue
-            for keyword, value in (
-                ("eviction_policy", "evict_last"),
-                ("eviction_policy", "evict_first"),
-                ("cache_modifier", ".cg"),
-            ):
-                yield f"{value} on {short(kernel.source, call)}", (call, keyword, value)
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, str, str]) -> None:
-        call, keyword, value = payload
-        edit.transform(call, partial(with_keyword, keyword=keyword, text=repr(value)))
-
-
 TileStore = tuple[cst.Call, str, str, str | None]
 """A store through a two-dimensional tile of pointers: call, pointer, value, mask."""
-
-
-def tile_stores(kernel: TritonKernel) -> list[TileStore]:
-    """Stores through two-dimensional tiles of pointers."""
-    found = []
-    for call in device_calls(kernel.source, kernel.function, "store"):
-        if len(call.args) < 2 or any(
-            a.keyword is not None and a.keyword.value not in ("mask", "value", "pointer") for a in call.args
-        ):
-            continue
-        pointer, value, mask = (argument(call, n, i) for i, n in enumerate(("pointer", "value", "mask")))
-        if pointer is None or value is None:
-            continue
-        names = kernel.definition_closure(pointer)
-        lines = [p for n in names for p in kernel.bound.get(n, ())]
-        text = "".join("".join(kernel.source.code(p).split()) for p in [*lines, pointer])
-        if "[:,None]" in text and "[None,:]" in text:
-            code = kernel.source.code
-            found.append((call, code(pointer), code(value), code(mask) if mask is not None else None))
-    return found
 
 
 class TransposedStore(NodeRule[TileStore]):
@@ -231,17 +87,22 @@ class TransposedStore(NodeRule[TileStore]):
     )
 
     def find(self, kernel: TritonKernel) -> Iterable[tuple[str, TileStore]]:
-        for item in tile_stores(kernel):
-            if not item[1].startswith(f"{kernel.tl}.trans"):
-                yield f"transpose {short(kernel.source, item[0])}", item
+        code = kernel.source.code
+        for call in device_calls(kernel.source, kernel.function, "store"):
+            named = {a.keyword.value for a in call.args if a.keyword is not None}
+            pointer, value, mask = (argument(call, n, i) for i, n in enumerate(("pointer", "value", "mask")))
+            if pointer is None or value is None or named - {"mask", "value", "pointer"}:
+                continue
+            lines = [p for n in kernel.definition_closure(pointer) for p in kernel.bound.get(n, ())]
+            text = "".join("".join(code(p).split()) for p in [*lines, pointer])
+            turned = code(pointer).startswith(f"{kernel.tl}.trans")
+            if "[:,None]" in text and "[None,:]" in text and not turned:
+                masked = code(mask) if mask is not None else None
+                yield f"transpose {short(kernel.source, call)}", (call, code(pointer), code(value), masked)
 
     def change(self, edit: Edit, kernel: TritonKernel, payload: TileStore) -> None:
         call, pointer, value, mask = payload
         turn = f"{kernel.tl}.trans"
-        masked = f", mask={turn}({kernel.tl}.broadcast_to({mask}, {_shape(kernel, value)}))" if mask else ""
+        shape = f"{value}.shape" if value.isidentifier() else f"({value}).shape"
+        masked = f", mask={turn}({kernel.tl}.broadcast_to({mask}, {shape}))" if mask else ""
         edit.replace(call, f"{kernel.tl}.store({turn}({pointer}), {turn}({value}){masked})")
-
-
-def _shape(kernel: TritonKernel, value: str) -> str:
-    base = value if value.isidentifier() or value.endswith(")") else f"({value})"
-    return f"({base}).shape" if not value.isidentifier() else f"{value}.shape"
