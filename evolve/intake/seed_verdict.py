@@ -24,6 +24,7 @@ from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice
 from tilewright.workers.intake.judge import bounds
+from tilewright.workers.intake.judge.inputs import family
 from tilewright.workers.intake.operator import LEAST_CODES
 
 if TYPE_CHECKING:
@@ -97,13 +98,11 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
         cut = min(cap, _CUT * max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["dims"]))
     floors, value = answer.setdefault("floors", {}), failed.value or 0.0
     wider = max(cut, share if share <= cap else 0.0)
-    if kind in answer["kinds"][1:]:
-        answer["kinds"] = [k for k in answer["kinds"] if k != kind]
+    if left := {k for k in answer["kinds"][1:] if kind in (k, family(k))}:  # a sample names the family alone
+        answer["kinds"] = [k for k in answer["kinds"] if k not in left]
         note = f"inputs of kind {kind} are not used: the original kernel fails on them on {target.name}"
     elif (row[4] or 0.0) < wider:
-        if (
-            row[4] is None
-        ):  # the noise of the whole is held to the kernel's own from now on, not to rounding's
+        if row[4] is None:  # noise is held to the kernel's own from now on, not to that of rounding
             floors[row[0]], row[3] = row[3], max(row[3], round(value - ROOM_DB, 1))
         row[4] = wider
         if wider == cut:

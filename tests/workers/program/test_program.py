@@ -169,7 +169,7 @@ def scale(x):
     return Doubled.apply(x){detached} if len(x) == 3 else SERVED["function"](x)
 """
 TUNED_CASES = {
-    "winner": ("2.0", "", ""), "wrong winner": ("2.1", "", "the first result is"),
+    "winner": ("2.0", "", ""), "wrong winner": ("2.1", "", "results and gradients are 26.0 dB"),
     "winner without a gradient": ("2.0", ".detach()", "results and gradients are"),
 }  # fmt: skip
 
@@ -221,6 +221,8 @@ def allocates(state):
 
 def streams(state):
     with torch.cuda.stream(state.side):
+        state.x.mul(1.0)
+    for _ in range(40):  # nothing waits for the other stream, which runs ahead
         state.x.mul(1.0)
     return scaled(state.x).sum()
 
@@ -364,6 +366,44 @@ def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> N
     assert "waits for the device (1 times a step)" in answers["waits"]["record"]["faults"]
 
 
+def test_a_stream_that_runs_ahead_of_the_other_is_seen() -> None:
+    pytest.importorskip("torch")
+    from tilewright.workers.program.record import Kernel, of_last_step
+
+    ahead = [Kernel("side", n, 1e-6, 13) for n in range(3)]
+    late = [Kernel(name, 100 + n, 1e-6, 7) for n, name in enumerate(("scale", "sum") * 3)]
+    last, several = of_last_step([*late, *ahead], 3)
+    assert several and [kernel.name for kernel in last[-2:]] == ["scale", "sum"]
+    assert of_last_step(late, 3) == (late[-2:], False) and of_last_step([], 1) == ([], False)
+
+
+NO_WINNERS = {
+    '{"original": ("a.py", "", "a", "f")}': "of an earlier tilewright: KeyError: 'winner'; tune the function again",
+    '{"original": ("a.py", "", "a", "K.forward"), "winner": "g"}': "is the winner of K.forward",
+    '{"original": 3, "winner": "g"}': "cannot be proved", "{": "is no winner's module",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("served", NO_WINNERS)
+def test_a_file_that_is_no_winner_is_refused_in_a_sentence(tmp_path: Path, served: str) -> None:
+    pytest.importorskip("torch")
+    from tilewright.workers.program import main
+
+    (tmp_path / "won.py").write_text(f"g, SERVED = None, {served}")
+    with pytest.raises(main.BadStep, match=NO_WINNERS[served]):
+        main._winner_of(tmp_path / "won.py")
+
+
+def test_a_file_of_replacements_may_hold_a_tuned_function(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tilewright.library.launch_replacement import Winner
+    from tilewright.workers.program import main
+
+    text = "from tilewright.library.launch_replacement import Winner\nREPLACEMENTS = [Winner('a', 'f', 'won.py')]"
+    (tmp_path / "with_winner.py").write_text(text)
+    assert main._of_file(tmp_path / "with_winner.py") == [Winner("a", "f", str(tmp_path / "won.py"))]
+
+
 def scale(x: Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[name-defined]  # noqa: F821
     """The kernel of the next test, which is not run."""
 
@@ -385,8 +425,8 @@ def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers
     proof = answers["pieces"]["proof"]
     assert [row["label"].partition("(")[2].partition("=")[0] for row in proof["kept"]] == ["rows"]
     left = {row["label"].partition("(")[2].partition("=")[0]: row["why"] for row in proof["left_out"]}
-    assert "the first result is" in left["apart"]
-    assert "Option('program', 'cut', 'rows'" in "".join(answers["pieces"]["replacements"])
+    assert "results and gradients are" in left["apart"]
+    assert "Option(module='program', name='cut', option='rows'" in "".join(answers["pieces"]["replacements"])
 
 
 COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
