@@ -101,7 +101,6 @@ Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 
 def _triton(source: str, path: Path) -> Run:
-    from tilewright.workers.intake.judge.parted_grid import part_grids
     from tilewright.workers.runners import bare_module
     from tilewright.workers.runners.triton.interpreter_rounding import repair
     from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
@@ -109,7 +108,6 @@ def _triton(source: str, path: Path) -> Run:
 
     repair()
     leave_interpreter_unguarded()
-    part_grids(source)
     module = bare_module.execute(source, "itself", str(path))
 
     def run(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
