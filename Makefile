@@ -5,11 +5,14 @@ BIN := $(VENV)/bin
 # An index or folder that pip is told about is passed on to uv, which does not read pip's settings.
 FIND_LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS) -c constraints.txt
+# Hundreds of processes start here, and each would compile all that it imports: half of its start.
+export PYTHONDONTWRITEBYTECODE :=
 # Children may not write bytecode: what they import is compiled here, a fifth of what uv would compile. Python compiles
 # the rest when it is first imported.
 CHILDREN := cuda filelock jax jaxlib ml_dtypes mpmath numpy opt_einsum pydantic pygments sympy torch torchgen triton
 UNUSED := /(tests?|testing/_internal|_inductor|onnx|lexers|physics|stats|distutils|f2py)/
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $$(ls -d $(CHILDREN:%=$(VENV)/lib/python3*/site-packages/%) 2>/dev/null)
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' fitness seeds workers \
+  $$(ls -d $(CHILDREN:%=$(VENV)/lib/python3*/site-packages/%) 2>/dev/null)
 
 .PHONY: quickstart test test-all setup lint ruff mypy layers ui report browser clean
 .DEFAULT_GOAL := quickstart

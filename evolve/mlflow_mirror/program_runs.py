@@ -17,6 +17,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from tilewright.evolve.mlflow_mirror.writer import experiment_of
+
 EXPERIMENT = "programs"
 UID, PARENT, LAUNCH = "tilewright.program", "mlflow.parentRunId", "tilewright.launch"
 LONGEST_PARAM = 500
@@ -28,7 +30,7 @@ def write_program(content: Mapping[str, Any], client: MlflowClient, artifacts: P
     ``content``: ``uid``, ``name``, ``params``, ``metrics``, ``files``, and ``kernels``, each with a ``key``.
     """
     uid = str(content["uid"])
-    experiment = _experiment(client, artifacts)
+    experiment = experiment_of(client, EXPERIMENT, artifacts, {})
     run = _run(client, experiment, f"tags.`{UID}` = '{uid}'", {UID: uid}, str(content["name"]))
     _log(client, run, content["params"], content["metrics"])
     for path in content["files"]:
@@ -40,20 +42,6 @@ def write_program(content: Mapping[str, Any], client: MlflowClient, artifacts: P
         client.set_terminated(child)
     client.set_terminated(run)
     return run
-
-
-def _experiment(client: MlflowClient, artifacts: Path | None) -> str:
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is not None:
-        return str(found.experiment_id)
-    location = None
-    if artifacts is not None:
-        (artifacts / EXPERIMENT).mkdir(parents=True, exist_ok=True)
-        location = (artifacts / EXPERIMENT).resolve().as_uri()
-    # the kind makes the UI open on runs and charts instead of traces
-    return str(
-        client.create_experiment(EXPERIMENT, location, {"mlflow.experimentKind": "custom_model_development"})
-    )
 
 
 def _run(client: MlflowClient, experiment: str, query: str, tags: Mapping[str, str], name: str) -> str:

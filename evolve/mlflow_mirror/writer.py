@@ -242,7 +242,10 @@ class Mirror:
 
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
-        self._experiment = self._find_experiment()
+        note = {NOTE: run_content.experiment_note(self._facts)}
+        self._experiment = experiment_of(
+            self._client, run_content.experiment_name(self._facts), self._artifacts, note
+        )
         parents: list[Run] = []
         children: dict[int, KnownRun] = {}
         extra: list[Run] = []
@@ -260,33 +263,6 @@ class Mirror:
         self._children = children
         self._shown_state = ""
         self._parent = self._open_parent(parents[0].info.run_id if parents else None)
-
-    def _find_experiment(self) -> str:
-        name = run_content.experiment_name(self._facts)
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
-            try:
-                return self._create_experiment(name)
-            except MlflowException:
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
-                    raise
-        if found.lifecycle_stage == "deleted":
-            self._client.restore_experiment(found.experiment_id)
-        return found.experiment_id
-
-    def _create_experiment(self, name: str) -> str:
-        location = None
-        if self._artifacts is not None:
-            folder = self._artifacts.resolve() / name.replace("/", "-")
-            folder.mkdir(parents=True, exist_ok=True)
-            location = folder.as_uri()
-        # The kind makes the UI open on runs and charts instead of traces.
-        tags = {
-            NOTE: run_content.experiment_note(self._facts),
-            "mlflow.experimentKind": "custom_model_development",
-        }
-        return self._client.create_experiment(name, location, tags)
 
     def _find_runs(self) -> list[Run]:
         """Every run of this campaign, oldest first."""
@@ -437,6 +413,28 @@ class Mirror:
         for candidate in self._journal.candidates(len(self._by_index)):
             self._by_index[candidate.index] = candidate
             self._by_genome[candidate.genome.id] = candidate
+
+
+def experiment_of(client: MlflowClient, name: str, artifacts: Path | None, tags: Mapping[str, str]) -> str:
+    """The identity of an experiment, made, or restored where it was deleted. ``artifacts``: for its files."""
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        location = None
+        if artifacts is not None:
+            folder = artifacts.resolve() / name.replace("/", "-")
+            folder.mkdir(parents=True, exist_ok=True)
+            location = folder.as_uri()
+        # The kind makes the UI open on runs and charts instead of traces.
+        tags = {**tags, "mlflow.experimentKind": "custom_model_development"}
+        try:
+            return str(client.create_experiment(name, location, tags))
+        except MlflowException:  # another writer was faster
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return str(found.experiment_id)
 
 
 def _source_tags() -> dict[str, str]:

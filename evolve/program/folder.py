@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str,
     uid, device = _key(str(folder.resolve())), record["device"]
     metrics = {"step_ms": 1e3 * found.wall, "device_busy_ms": 1e3 * found.busy}
     metrics |= {
-        f"ceiling/{s.name.lower().replace(' ', '_')}": found.factor(s) for s in found.sources if found.busy
+        f"ceiling/{re.sub('[^a-z0-9]+', '_', s.name.lower())}": found.factor(s)
+        for s in found.sources
+        if found.busy
     }
     if receipt.get("gain"):
         low, high = receipt["interval"]

@@ -46,6 +46,11 @@ class Program:
         folder: where record, report and ``faster.py`` go; made when the first of them is written. A search that was
             stopped goes on from what it left there.
         home: the folder in which ``tilewright status`` and MLflow find the program.
+
+    Example:
+        program = tw.program("train.py:step", setup="setup")
+        print(program.ceiling().sources)
+        program.prove(seconds=120, fp8=True)
     """
 
     path: Path

@@ -71,33 +71,42 @@ def constants_of(kernel: Any) -> frozenset[int | str]:
     return frozenset((*names, *map(found.arg_names.index, names)))
 
 
-@dataclass
-class Replacement:
-    """Launches of ``module.name`` that run otherwise: by signature, the configuration of each.
-
-    ``winner``: the kernel that runs instead, with the same parameters; None for the program's own kernel, compiled
-    with another configuration. ``pinned``: the configuration is what the kernel's own tuner had chosen, so that the
-    tuner need not run. ``calls`` counts its launches, ``others`` those that went to the original.
-    """
+@dataclass(eq=False)
+class Counted:
+    """What replaces ``module.name``. ``calls`` counts those that it serves, ``others`` those that the original does."""
 
     module: str
     name: str
-    launches: Mapping[Signature, Configuration]
-    winner: Any = None
-    pinned: bool = False
-    calls: int = 0
-    others: int = 0
-    installed: bool = field(default=False, init=False)
-    stand_ins: dict[int, Any] = field(default_factory=dict, init=False)
-    loaded: set[Signature] = field(default_factory=set, init=False)
-    """Launches whose compiled kernels this process has loaded."""
+    calls: int = field(default=0, init=False, repr=False)
+    others: int = field(default=0, init=False, repr=False)
+    installed: bool = field(default=False, init=False, repr=False)
+    stand_ins: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def label(self) -> str:
         return f"{self.module}.{self.name}"
 
     def stand_in(self, original: Any) -> Any:
-        """What stands where the kernel stood. Raises NotInstalled."""
+        """What stands where the original stood. Raises NotInstalled."""
+        raise NotImplementedError
+
+
+@dataclass
+class Replacement(Counted):
+    """Launches of a kernel that run otherwise: by signature, the configuration of each.
+
+    ``winner``: the kernel that runs instead, with the same parameters; None for the program's own kernel, compiled
+    with another configuration. ``pinned``: the configuration is what the kernel's own tuner had chosen, so that the
+    tuner need not run.
+    """
+
+    launches: Mapping[Signature, Configuration]
+    winner: Any = None
+    pinned: bool = False
+    loaded: set[Signature] = field(default_factory=set, init=False, repr=False)
+    """Launches whose compiled kernels this process has loaded."""
+
+    def stand_in(self, original: Any) -> Any:
         if not hasattr(original, "run"):
             raise NotInstalled(f"{self.label} is no Triton kernel here")
         return Launcher(original, self)
@@ -116,29 +125,22 @@ def call_signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
 
 
 @dataclass
-class Option:
+class Option(Counted):
     """A keyword of a function that the program leaves at its default, with another value.
 
-    ``known``: the calls that get it, by ``call_signature``. ``calls`` counts them, ``others`` all other calls.
+    ``known``: the calls that get it, by ``call_signature``.
     """
 
-    module: str
-    name: str
     option: str
     value: int
     known: frozenset[Signature] = frozenset()
-    pinned: bool = False
-    calls: int = 0
-    others: int = 0
-    installed: bool = field(default=False, init=False)
-    stand_ins: dict[int, Any] = field(default_factory=dict, init=False)
+    pinned: bool = field(default=False, init=False, repr=False)
 
     @property
     def label(self) -> str:
         return f"{self.module}.{self.name}({self.option}={self.value})"
 
     def stand_in(self, original: Any) -> Any:
-        """What stands where the function stood. Raises NotInstalled."""
         if not callable(original):
             raise NotInstalled(f"{self.module}.{self.name} is no function here")
 
@@ -155,38 +157,18 @@ class Option:
 
 
 @dataclass
-class Winner:
+class Winner(Counted):
     """A function that runs as ``tilewright tune`` made it: its winner serves the calls that were tuned.
 
     ``name``: of the function in ``module``, or ``Class.apply`` of an autograd Function. ``file``: the winner's module,
-    beside the file that installs it. ``calls`` counts what the winner served, ``others`` what the original did.
+    beside the file that installs it.
     """
 
-    module: str
-    name: str
     file: str
-    pinned: bool = field(default=False, init=False)
-    calls: int = 0
-    others: int = 0
-    installed: bool = field(default=False, init=False)
-    stand_ins: dict[Any, Any] = field(default_factory=dict, init=False)
-
-    @property
-    def label(self) -> str:
-        return f"{self.module}.{self.name}"
+    pinned: bool = field(default=False, init=False, repr=False)
 
     def stand_in(self, original: Any) -> Any:
-        """What stands where the function stood. Raises NotInstalled."""
-        path = Path(__file__).parent / self.file
-        try:
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            served = module.SERVED
-            winner = getattr(module, served["winner"])
-        except Exception as error:
-            raise NotInstalled(f"{path} is no winner's module: {type(error).__name__}: {error}") from error
+        winner, served = winner_in(Path(__file__).parent / self.file)
 
         def other(*args: Any, **kwargs: Any) -> Any:
             self.calls, self.others = self.calls - 1, self.others + 1
@@ -200,6 +182,19 @@ class Winner:
         found = functools.wraps(original)(untraced(called))
         vars(found).update(_original=original, _replacement=self)
         return found
+
+
+def winner_in(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The winner of a module that ``tilewright tune`` wrote, and what it says of it. Raises NotInstalled."""
+    try:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return getattr(module, module.SERVED["winner"]), module.SERVED
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise NotInstalled(f"{path} is no winner's module, or of an earlier tilewright: {what}") from error
 
 
 def innermost(kernel: Any) -> Any:
@@ -283,7 +278,9 @@ class Launcher:
                 parts += (kind, repr(value) if place in self._constants else "")
             else:
                 return None
-        return (*parts, *map(addresses.index, addresses))
+        if len(set(addresses)) < len(addresses):
+            parts += map(addresses.index, addresses)
+        return tuple(parts)
 
     def _loads(self, key: Any) -> bool:
         """Whether a kernel may be loaded: a stream that is captured allows none, and its graph would not be made."""
@@ -347,7 +344,7 @@ def _put_back_attribute(owner: type, name: str, stand_in: Any, before: Any) -> N
 
 
 def _put_back(
-    replacement: Replacement | Option | Winner, stand_in: Any, original: Any, places: list[tuple[ModuleType, str]],
+    replacement: Counted, stand_in: Any, original: Any, places: list[tuple[ModuleType, str]],
     modules: Collection[str],
 ) -> None:  # fmt: skip
     """Undo a replacement, also in modules that were imported since. Another installation's stand-in stays where it is,
@@ -371,7 +368,7 @@ class Installation:
     ``layers``: replaces linear layers while installed; made by ``tilewright_library``.
     """
 
-    replacements: Sequence[Replacement | Option | Winner]
+    replacements: Sequence[Counted]
     device: str = ""
     layers: Any = None
     _undo: list[Callable[[], None]] = field(default_factory=list)
@@ -402,7 +399,7 @@ class Installation:
                 f"proved on {self.device}, and this machine has {', '.join(sorted(found)) or 'none'}"
             )
 
-    def _put(self, replacement: Replacement | Option | Winner) -> None:
+    def _put(self, replacement: Counted) -> None:
         *within, last = replacement.name.split(".")
         try:
             owner = functools.reduce(getattr, within, _module(replacement.module))

@@ -453,3 +453,20 @@ def test_where_a_rounding_within_turns_few_elements_are_off(off, seen):
     found.reshape(-1)[:off] *= np.float32(1.004)
     rare = allowance(SnrGate("scales", "scales", 45.0, worst=0.02, rare=0.01))
     assert (objection(found, wanted, rare) is not None) is seen
+
+
+@pytest.mark.parametrize(
+    ("off", "passes"), [(0.0, True), (2.0**-17, True), (2.0**-13, False), (2.0**-11, False)]
+)
+def test_where_nothing_is_left_an_answer_is_one_rounding(off, passes):
+    exact = np.random.default_rng(4).uniform(1.0, 2.0, (64, 96)) * 1000.0
+    gate = SnrGate("g", "r", 45.0, slack="s")
+    for slack, allowed in ((0.0, passes), (2.0, True)):
+        found = {"c": (exact * (1 + off)).astype(ml_dtypes.bfloat16)}
+        references = {"r": {"c": exact}, "s": {"c": np.full(exact.shape, slack)}}
+        (reading,) = read_gates((gate,), found, references, "k")
+        assert reading.passed is allowed, reading.detail
+    ties = np.round(exact / 8) * 8 + 4.0
+    up = np.nextafter(ties, np.inf).astype(ml_dtypes.bfloat16)
+    (reading,) = read_gates((gate,), {"c": up}, {"r": {"c": ties}, "s": {"c": np.zeros(ties.shape)}}, "k")
+    assert reading.passed, "a tie may go either way"

@@ -1,16 +1,16 @@
 """``python -m tilewright.workers.program.main REQUEST ANSWER``: runs a program and writes what was found."""
 
-import ast
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tilewright.library.launch_replacement import Option, Replacement, Winner
+from tilewright.library.launch_replacement import NotInstalled, Option, Replacement, Winner, winner_in
 from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
@@ -82,28 +82,20 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         answer["left_out"] = proof.left_out
     else:
         answer["proof"] = outcome = proof.run(float(request.get("prove_seconds", 40.0)), worth)
-        if proof.layers is not None:
+        if proof.fp8 in proof.parts:
             answer["fp8_shapes"] = shapes
         own = [r.label for r in proof.kept if isinstance(r, Replacement) and r.winner is not None]
         if own:  # faster.py holds no source, and would install the step's own kernels instead
             outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
             return {**answer, "replacements": [], "fp8_shapes": []}
-    answer["replacements"] = [_text(r) for r in (*proof.kept, *proof.pins)]
     answer["winners"] = [r.file for r in proof.kept if isinstance(r, Winner)]
+    beside = (replace(r, file=Path(r.file).name) if isinstance(r, Winner) else r for r in proof.kept)
+    answer["replacements"] = list(map(repr, beside))  # the expressions that make them, for faster.py
     return answer
 
 
 def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
-
-
-def _text(r: Replacement | Option | Winner) -> str:
-    """The expression that makes it, for ``faster.py``."""
-    if isinstance(r, Winner):
-        return f"Winner({r.module!r}, {r.name!r}, {Path(r.file).name!r})"
-    if isinstance(r, Option):
-        return f"Option({r.module!r}, {r.name!r}, {r.option!r}, {r.value!r}, frozenset({sorted(r.known, key=repr)!r}))"
-    return f"Replacement({r.module!r}, {r.name!r}, {dict(r.launches)!r}, pinned={r.pinned!r})"
 
 
 def _worth_it(recorded: Recorded) -> list[Job]:
@@ -141,17 +133,11 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: 
 
 
 def _winner_of(path: Path) -> Winner:
-    """The function that a winner's module stands for; its code does not run. Raises BadStep."""
+    """The function that a winner's module stands for. Raises BadStep."""
     try:
-        tree = ast.parse(path.read_text("utf-8"))
-        (served,) = (
-            n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SERVED"
-        )
-        assert isinstance(served, ast.Dict)
-        rows = {ast.unparse(k): v for k, v in zip(served.keys, served.values, strict=True) if k is not None}
-        _, _, module, name = ast.literal_eval(rows["'original'"])
-    except (OSError, ValueError, SyntaxError, AssertionError, KeyError) as error:
-        raise BadStep(f"{path.name} is no winner's module of tilewright tune") from error
+        _, _, module, name = winner_in(path)[1]["original"]
+    except (NotInstalled, KeyError, TypeError, ValueError) as error:
+        raise BadStep(f"{path.name} cannot be proved: {error}; tune the function again") from error
     if not name.removesuffix(".apply").isidentifier():
         raise BadStep(f"{path.name} is the winner of {name}; a function or Class.apply can be replaced")
     return Winner(module, name, str(path.resolve()))
@@ -163,11 +149,11 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
     if "REPLACEMENTS" not in found:
         raise BadStep(f"{path.name} has no REPLACEMENTS")
     return [
-        Option(r.module, r.name, r.option, r.value, frozenset(r.known))
-        if hasattr(r, "option")  # of the file's own copy of the run time
+        Option(r.module, r.name, r.option, r.value, frozenset(r.known)) if hasattr(r, "option")
+        else Winner(r.module, r.name, str((path.parent / r.file).resolve())) if hasattr(r, "file")
         else Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
-        for r in found["REPLACEMENTS"]
-    ]
+        for r in found["REPLACEMENTS"]  # of the file's own copy of the run time
+    ]  # fmt: skip
 
 
 def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tilewright.library.launch_replacement import Installation, Option, Signature, call_signature, names_of
+from tilewright.library.launch_replacement import Installation, Option
+from tilewright.workers.program.calls import Watch
 from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.scout import limited
 from tilewright.workers.program.search import Outcomes
@@ -18,7 +19,7 @@ from tilewright.workers.program.search import Outcomes
 FACTORS = ((4, 2, 8, 16), (1 / 4, 1 / 2, 1 / 8, 1 / 16))
 """Times the default, upwards and downwards: the first is tried of every option, the others where it pays."""
 
-LEAST_GAIN, LEAST_SECONDS, CONFIRMING_ROUNDS = 1.01, 60.0, 3
+LEAST_GAIN, LEAST_SECONDS, CONFIRMING_ROUNDS = 1.01, 60.0, 5
 
 
 def search_options(
@@ -57,42 +58,35 @@ def _best(candidate: Option, recorded: Recorded) -> tuple[int, float]:
             value = int(candidate.value * factor)
             if value < 1 or value != candidate.value * factor:
                 continue
-            gains[value] = recorded.turns.gain(Installation([replace(candidate, value=value)]), 1)
+            gains[value] = recorded.turns.gain(Installation([replace(candidate, value=value)]), 1).value
             if factor == factors[0] and gains[value] < LEAST_GAIN:
                 break
     best = max(gains, key=lambda value: gains[value])
     if gains[best] > LEAST_GAIN:  # one burst may have waited for the host
-        gains[best] = recorded.turns.gain(Installation([replace(candidate, value=best)]), CONFIRMING_ROUNDS)
-    return (best, gains[best]) if gains[best] > LEAST_GAIN else (candidate.value, 1.0)
+        found = recorded.turns.gain(Installation([replace(candidate, value=best)]), CONFIRMING_ROUNDS)
+        if found.value > LEAST_GAIN and found.low > 1.0:
+            return best, found.value
+    return candidate.value, 1.0
 
 
 def candidates(recorded: Recorded) -> list[Option]:
     """The options of the functions that stood above a launch of their own package, at their defaults, with the calls of
     one step that left them out."""
-    watched: dict[tuple[str, str], tuple[dict[str, int], set[Signature]]] = {}
-    undo: list[Callable[[], None]] = []
-    try:
-        for module, name, function in _functions(recorded.codes):
-            options = _options(function)
-            if options:
-                calls: set[Signature] = set()
-                watched[(module, name)] = (options, calls)
-                undo += list(_watched(function, calls))
-        if watched:
-            recorded.step()
-    finally:
-        for put_back in reversed(undo):
-            put_back()
-    return [
-        Option(module, name, option, default, frozenset(c for c in calls if not _given(c, option)))
-        for (module, name), (options, calls) in watched.items()
-        for option, default in options.items()
-        if any(not _given(c, option) for c in calls)
-    ]
-
-
-def _given(call: Signature, option: str) -> bool:
-    return any(isinstance(part, tuple) and part[:1] == (option,) for part in call)
+    watches = {
+        Watch(module, name, keep=False): options
+        for module, name, function in _functions(recorded.codes) if (options := _options(function))
+    }  # fmt: skip
+    with Installation([*watches]).installed():
+        recorded.step()
+    found = []
+    for watch, options in watches.items():
+        for option, default in options.items():
+            known = frozenset(
+                c for c in watch.seen if not any(type(p) is tuple and p[:1] == (option,) for p in c)
+            )
+            if known:
+                found.append(Option(watch.module, watch.name, option, default, known))
+    return found
 
 
 def _functions(codes: Mapping[Any, str]) -> Iterator[tuple[str, str, Any]]:
@@ -115,13 +109,3 @@ def _options(function: Any) -> dict[str, int]:
     return {
         p.name: p.default for p in parameters if type(p.default) is int and p.default >= 1 and p.kind in kinds
     }
-
-
-def _watched(function: Any, calls: set[Signature]) -> Iterator[Callable[[], None]]:
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        calls.add(call_signature(args, kwargs))
-        return function(*args, **kwargs)
-
-    for owner, name in list(names_of(function)):
-        setattr(owner, name, watched)
-        yield lambda owner=owner, name=name: setattr(owner, name, function)  # type: ignore[misc]

@@ -6,6 +6,7 @@ and what the gradients' noise explains: with a share p of their power, 1 / sqrt(
 goes, and the run is late on the original's own curve, by twice that at most.
 """
 
+import contextlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
+from tilewright.workers.program.calls import Watch, answers
 from tilewright.workers.program.launches import tuner_of
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
@@ -114,14 +116,18 @@ def _late(curve: Curve, begin: int, share: float) -> float:
 
 
 LOSS_STEPS, INTERPRETED_STEPS, SAMPLED = 20, 4, 1 << 24
-OPTION_SHARE = 2.0**-8
-"""Most that an option may change the first step's result: a sum in another order, in bfloat16."""
-
-GRADIENT_DB, FP8_GRADIENT_DB = 20.0, 5.0
-"""Least signal-to-noise ratio of all gradients of the first step."""
+GRADIENT_DB, FP8_GRADIENT_DB = 30.0, 5.0
+"""Least signal-to-noise ratio of a step's gradients, where its own last bits leave as much."""
 
 LOST_DB = 1.0
-"""Of a gradient that was dropped, or is of something else, the difference is as large as itself: 0 dB or less."""
+"""With FP8, that of each parameter's. Of a gradient that was dropped, or is of something else, the difference is as
+large as itself: 0 dB or less."""
+
+ROOM_DB = 6.0
+"""Where the last bits leave less, other kernels may be off by so much more."""
+
+LEAN = 2.0**-8
+"""Most that a parameter's gradient may be longer or shorter as a whole: rounding leans neither way."""
 
 
 PINNED = "the launches of other kernels, straight to what was compiled"
@@ -135,43 +141,53 @@ class Proof:
         layers: Any = None,
     ) -> None:  # fmt: skip
         self.program, self.recorded = program, recorded
-        self.kept = [r for r in replacements if not r.pinned]
+        self.parts: dict[str, list[Any]] = {r.label: [r] for r in replacements if not r.pinned}
+        """What is proved as one, by its label."""
         self.pins = [r for r in replacements if r.pinned]
-        """Kernels as they are, installed beside the others: no tuner and no Triton looks at their launches again."""
-        self.paid = bool(self.pins) and host_bound(recorded.data)
-        """Whether that is a part of the gain (``PINNED``), and not for the sake of the first step."""
-        self.layers = layers
+        """Kernels as they are, installed beside the others for the sake of the first step: no tuner and no Triton looks
+        at their launches again. Where the host bounds the step, that is a part of the gain."""
+        if self.pins and host_bound(recorded.data):
+            self.parts[PINNED], self.pins = self.pins, []
+        self.fp8 = "" if layers is None else str(layers.label)
+        if layers is not None:
+            self.parts[self.fp8] = [layers]
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
+
+    @property
+    def kept(self) -> list[Replacement | Option | Winner]:
+        """What is installed, but for FP8 layers."""
+        return [r for label, of in self.parts.items() if label != self.fp8 for r in of] + self.pins
 
     def run(self, seconds: float, worth: Mapping[str, float]) -> dict[str, Any]:
         """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds. ``worth``: what the
         search says that each function's launches save of the step, by label."""
         self.check_answers()
-        if self.kept or self.layers is not None or self.paid:
+        if self.parts:
             self._check_program()
         alone = self._alone(worth)
         result: dict[str, Any] = {"gain": None, "kept": []}
-        while self.kept or self.layers is not None or self.paid:
-            parts, whole, before, after = self._measured(seconds)
+        while self.parts:
+            without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
+            rounds = self.recorded.turns.rounds({"": None, "*": self._installation(), **without}, seconds)
+            parts, whole = {label: ratio(rounds, label, "*") for label in without}, ratio(rounds, "", "*")
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
-                calls = self._installation(self.kept, self.layers).counts()
-                calls[PINNED] = sum(r.calls for r in self.pins)
+                before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
                     "kept": [{
                         "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-                        "alone": 1 / (1 - alone.get(label, 0.0)), "calls": calls[label],
+                        "alone": 1 / (1 - alone.get(label, 0.0)), "calls": sum(r.calls for r in self.parts[label]),
                     } for label, gained in parts.items()],
                     "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
                 }  # fmt: skip
                 break
-            if not losing:
-                losing = list(parts)
-            # those that the interval cannot tell from nothing leave one by one where others hide their part
-            worst = sorted(losing, key=lambda label: parts[label].low)[: max(1, (len(losing) + 1) // 2)]
-            for label in worst:
+            self.notes.append(f"the step with {len(parts)} part(s): {_range(whole)}")
+            # half at once, the least first: others hide their part, and what is left is measured more often
+            losing = sorted(losing or parts, key=lambda label: parts[label].value)
+            slower = sum(parts[label].value <= 1.0 for label in losing)
+            for label in losing[: max(slower, (len(losing) + 1) // 2)]:
                 self._pin(label)
                 self._leave_out(label, f"gives {_range(parts[label])} to the step")
         if result["gain"] is None:
@@ -185,8 +201,8 @@ class Proof:
 
     def check_answers(self) -> None:
         """Every replacement against the original on the recorded values of every launch it lists, and derived ones; an
-        option and a function's winner by the first step's gradients and result."""
-        for r in [*self.kept, *self.pins]:
+        option and a function's winner on the calls of a step."""
+        for r in self.kept:
             try:
                 why = self._wrong(r) if isinstance(r, Replacement) else self._wrong_option(r)
             except Exception as error:  # noqa: BLE001 - no memory, or a launch or a step that fails with it
@@ -194,7 +210,8 @@ class Proof:
                 why = reason(error)
             if why:
                 self._leave_out(r.label, why)
-                self.pins = [pin for pin in self.pins if pin is not r]
+        if not self.parts.get(PINNED, True):
+            del self.parts[PINNED]
 
     def _wrong(self, replacement: Replacement) -> str:
         known = {
@@ -214,47 +231,57 @@ class Proof:
         return ""
 
     def _wrong_option(self, option: Option | Winner) -> str:
-        before, after = (self._trajectory(i, steps=1) for i in (None, Installation([option])))
-        first = [run["losses"][0] for run in (before, after)]
-        if len(first[0]) != len(first[1]) or any(
-            not abs(a - b) <= OPTION_SHARE * max(abs(a), abs(b)) for a, b in zip(*first, strict=True)
-        ):
-            return f"the first result is {first[1]}, the original's {first[0]}"
-        db = _first_db(before["first"], after["first"])
-        return "" if db >= GRADIENT_DB else f"results and gradients are {db:.1f} dB from the original's"
+        watch = Watch(option.module, option.name)
+        with Installation([watch]).installed():
+            self.program.started()()
+        if not watch.kept:
+            return "the step never calls it, or with tensors that are too large to keep"
+        for function, values, tree in watch.kept.values():
+            original, nudged = (answers(function, values, tree, bits) for bits in (False, True))
+            changed, option.installed = option.stand_in(function), True
+            try:
+                why = gradient_fault(original, nudged, answers(changed, values, tree))
+            finally:
+                option.installed, option.calls, option.others = False, 0, 0
+            if why:
+                return why
+        return ""
 
-    def _refuse(self, why: str) -> None:
-        """FP8 layers are the first to go; without them nothing stays."""
-        if self.layers is not None:
-            self._leave_out(self.layers.label, why)
-            return self._check_program()
-        if not self.kept:
-            self.pins, self.paid = [], False
-        for label in [r.label for r in self.kept]:
+    def _refuse(self, why: str, layers: bool = True) -> None:
+        """FP8 layers are the first to go, where they were installed; without them nothing stays."""
+        others = [label for label in self.parts if label != self.fp8]
+        fp8 = layers and self.fp8 in self.parts
+        for label in [self.fp8] if fp8 else [label for label in others if label != PINNED] or others:
             self._leave_out(label, why)
-        if self.paid:
+        if self.parts:
             self._check_program()
 
     def _check_program(self) -> None:
         """Losses, gradients and memory from the same starts, as it was and with everything installed."""
-        everything = self._installation(self.kept, self.layers)
+        everything = self._installation()
         before = self._trajectory(None)
         try:
             after = self._trajectory(everything)
         except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
             return self._refuse(str(error))
-        again = self._trajectory(None, steps=1, nudged=True) if before["first"] else before
         for label, calls in everything.counts().items():
             if not calls:
                 self._leave_out(label, "it never runs in the step")
-        fp8, trains, ours = self.layers is not None, before["trains"], math.inf
-        if before["first"]:
-            own, ours = (_first_db(before["first"], other["first"]) for other in (again, after))
+        fp8, trains, ours = self.fp8 in self.parts, before["trains"], math.inf
+        if before["noted"]:
+            again = self._trajectory(None, steps=1, nudged=True)
+            own, ours = (_decibels(before["noted"], other["noted"]) for other in (again, after))
             self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
-            if not ours >= min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - 6.0):
-                return self._refuse(f"results and gradients are {ours:.1f} dB from the original's")
-            if why := lost_gradient(before["first"], again["first"], after["first"]):
+            if why := gradient_fault(before["noted"], again["noted"], after["noted"], fp8):
                 return self._refuse(why)
+        last = len(before["losses"]) - 1
+        if trains and self.parts.keys() - {self.fp8} and not self.recorded.turns.graph:
+            ends = [
+                self._trajectory(under, last + 1, nudged=bits, since=last)["noted"]
+                for under, bits in ((None, False), (None, True), (self._installation(self.fp8), False))
+            ]
+            if _decibels(*ends[:2]) > ROOM_DB and (why := gradient_fault(*ends)):
+                return self._refuse(f"after {last} steps of the original {why}", layers=False)
         starts = STARTS if self.program.setup is not None else 1
         pairs = [(before, after)] + [
             (self._trajectory(None, start=n), self._trajectory(everything, start=n)) for n in range(1, starts)
@@ -270,110 +297,85 @@ class Proof:
             if not found.passes:
                 return self._refuse(f"the step's results differ by {found}")
         if before["peak"]:
-            self.notes.append(
-                f"peak memory {before['peak'] / 2**30:.2f} GiB -> {after['peak'] / 2**30:.2f} GiB"
-            )
+            peaks = (f"{run['peak'] / 2**30:.2f} GiB" for run in (before, after))
+            self.notes.append("peak memory " + " -> ".join(peaks))
 
     def _trajectory(
-        self, under: Installation | None, steps: int = 0, start: int = 0, nudged: bool = False
-    ) -> dict[str, Any]:
-        """Results by step, gradients and results of the first one, whether it trains, and the most memory (bytes)."""
+        self, under: Installation | None, steps: int = 0, start: int = 0, nudged: bool = False, since: int = 0
+    ) -> dict[str, Any]:  # fmt: skip
+        """Results by step, gradients and results of the step ``since`` (``noted``), at which what is changed begins,
+        whether it trains, and the most memory (bytes)."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:
             steps = 1
-        with (under or Installation([])).installed():
-            step, losses, first, trains = self.program.started(start, nudged), [], {}, False
+        change = under or Installation([])
+        with contextlib.ExitStack() as stack:
+            if not since:  # the setup may launch, too
+                stack.enter_context(change.installed())
+            step, losses, noted, trains = self.program.started(start), [], {}, False
             for number in range(steps):
+                if number == since:
+                    stack.enter_context(change.installed())
+                    if nudged:
+                        self.program.nudge()
                 found = list(results(step()))
                 losses.append([float(t.float().norm() if t.numel() != 1 else t) for t in found])
-                if not (number or start):
-                    first = {name: p.grad for name, p in parameters(self.program.state) if p.grad is not None}
-                    trains = bool(first)
+                if number == since and not start:
+                    noted = {name: p.grad for name, p in parameters(self.program.state) if p.grad is not None}
+                    trains = bool(noted)
                     tensors = [t for t in found if t.numel() > 1 and t.is_floating_point()]
-                    first |= {f"result {n}": t for n, t in enumerate(tensors)}
-                    first = {
+                    noted |= {f"result {n}": t for n, t in enumerate(tensors)}
+                    noted = {
                         name: t.detach().reshape(-1)[:: -(-t.numel() // SAMPLED) or 1].to("cpu", copy=True)
-                        for name, t in first.items()
+                        for name, t in noted.items()
                     }
             synchronise()
         self.program.state = None  # its memory is the next one's
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return {"losses": losses, "first": first, "trains": trains, "peak": peak}
-
-    # -- times -----------------------------------------------------------------------------------
-
-    def _alone(self, worth: Mapping[str, float]) -> dict[str, float]:
-        """Share of the step that each part saves alone, by label: the prediction adds them. Kernels are too little to
-        be seen one by one; they share what they save together as the search says."""
-        kernels = [r for r in self.kept if isinstance(r, Replacement)]
-        arms: dict[str, Installation | None] = {"": None}
-        if kernels:
-            arms["*"] = Installation(kernels)
-        if self.paid:
-            arms[PINNED] = Installation(self.pins)
-        arms |= {r.label: Installation([r]) for r in self.kept if not isinstance(r, Replacement)}
-        if self.layers is not None:
-            arms[self.layers.label] = Installation([], layers=self.layers)
-        if len(arms) == 1:
-            return {}
-        rounds = self.recorded.turns.beside("", arms)
-        saved = {name: 1 - 1 / ratio(found, "", name).value for name, found in rounds.items()}
-        together, whole = saved.pop("*", 0.0), sum(worth.get(r.label, 0.0) for r in kernels)
-        for r in kernels:
-            saved[r.label] = together * (worth.get(r.label, 0.0) / whole if whole else 1 / len(kernels))
-        return saved
-
-    def _measured(self, seconds: float) -> tuple[dict[str, Ratio], Ratio, float, float]:
-        """By label what it gives to the step beside all others; what all give; seconds before and after."""
-        everything, turns = self._installation(self.kept, self.layers), self.recorded.turns
-        arms: dict[str, Installation | None] = {"": None, "*": everything}
-        # a program in a graph holds its kernels: each set of them is captured again
-        single = {r.label: r for r in self.kept if isinstance(r, Replacement) and not turns.graph}
-        for r in self.kept:
-            if r.label not in single:
-                arms[r.label] = self._installation([o for o in self.kept if o is not r], self.layers)
-        if self.layers is not None:
-            arms[self.layers.label] = self._installation(self.kept, None)
-        if self.paid:
-            arms[PINNED] = Installation(self.kept, layers=self.layers)
-        share = len(arms) / (len(arms) + len(single))
-        rounds = turns.beside("*", arms, seconds * share)
-        parts = {name: ratio(found, name, "*") for name, found in rounds.items()}
-        whole = parts.pop("")
-        before, after = (statistics.median(t for r in rounds[""][name] for t in r) for name in ("", "*"))
-        if single:
-            found = turns.without(everything, single, seconds * (1 - share))
-            parts |= {name: ratio(found, name, "") for name in single}
-        return parts, whole, before, after
+        return {"losses": losses, "noted": noted, "trains": trains, "peak": peak}
 
     # -- what stays ------------------------------------------------------------------------------
 
-    def _installation(
-        self, replacements: Sequence[Replacement | Option | Winner], layers: Any
-    ) -> Installation:
-        return Installation([*replacements, *self.pins], layers=layers)
+    def _alone(self, worth: Mapping[str, float]) -> dict[str, float]:
+        """Share of the step that each part saves alone, by label: the prediction adds them. Kernels are too little to
+        be seen one by one: theirs is what the search says."""
+        saved = {label: seconds / self.recorded.data["wall_seconds"] for label, seconds in worth.items()}
+        arms = {
+            label: self._installation(*(self.parts.keys() - {label})) for label, of in self.parts.items()
+            if label == PINNED or not isinstance(of[0], Replacement)
+        }  # fmt: skip
+        rounds = self.recorded.turns.rounds({"": None, **arms}) if arms else {}
+        return saved | {label: 1 - 1 / ratio(rounds, "", label).value for label in arms}
+
+    def _installation(self, *but: str) -> Installation:
+        """Of all parts ``but`` these."""
+        layers = self.parts[self.fp8][0] if self.fp8 in self.parts and self.fp8 not in but else None
+        out = {id(r) for label in but for r in self.parts.get(label, ())}
+        return Installation([r for r in self.kept if id(r) not in out], layers=layers)
 
     def _leave_out(self, label: str, why: str) -> None:
         self.left_out.append({"label": label, "why": why})
-        self.kept = [r for r in self.kept if r.label != label]
-        if self.layers is not None and self.layers.label == label:
-            self.layers = None
+        of = self.parts.pop(label, [])
         if label == PINNED:
             tuned = {f"{of.module}.{of.name}" for of in self.recorded.launches if tuner_of(of.outer)}
-            self.paid, self.pins = False, [pin for pin in self.pins if pin.label in tuned]
+            self.pins += [pin for pin in of if pin.label in tuned]
+        elif not of:
+            for pins in (self.pins, self.parts.get(PINNED, [])):
+                pins[:] = [pin for pin in pins if pin.label != label]
 
     def _pin(self, label: str) -> None:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label and (self.paid or tuner_of(launch.outer) is not None)
+            if f"{launch.module}.{launch.name}" == label and (PINNED in self.parts or tuner_of(launch.outer))
         }  # fmt: skip
-        found = next((r for r in self.kept if r.label == label), None)
-        if chosen and isinstance(found, Replacement):
-            self.pins.append(Replacement(found.module, found.name, chosen, pinned=True))
+        found = self.parts[label][0]
+        if chosen and isinstance(found, Replacement) and label != PINNED:
+            pins = self.parts.get(PINNED, self.pins)
+            pins.append(replace(found, launches=chosen, winner=None, pinned=True))
 
 
 def _column(runs: Sequence[Mapping[str, Any]], column: int) -> list[list[float]]:
@@ -384,25 +386,46 @@ def _range(found: Ratio) -> str:
     return f"{found.value:.4f} x ({found.low:.4f} to {found.high:.4f})"
 
 
-def lost_gradient(
-    original: dict[str, torch.Tensor], nudged: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]
-) -> str:
-    """Which parameter has not its gradient any more, however small beside others; empty where all have."""
-    for name in (name for name in original if not name.startswith("result ")):
-        own, db = (_first_db({name: original[name]}, {name: other[name]}) for other in (nudged, ours))
-        if not db >= min(LOST_DB, own - 6.0):
+Tensors = Mapping[str, torch.Tensor]
+"""Gradients by parameter or argument, and results."""
+
+
+def gradient_fault(original: Tensors, nudged: Tensors, ours: Tensors, fp8: bool = False) -> str:
+    """Why gradients and results are not the original's; empty where they are. ``nudged``: the original's with the last
+    bit of every number that it begins with changed: other kernels change less, FP8 layers more."""
+    own, db = (_decibels(original, other) for other in (nudged, ours))
+    if not db >= max(0.0, min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
+        return f"results and gradients are {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
+    for name, expected in original.items():
+        own, db = (_decibels({name: expected}, {name: other[name]}) for other in (nudged, ours))
+        result = name.startswith("result ")
+        if not (result or db >= min(LOST_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
             return (
                 f"the gradient of {name} is {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
             )
+        share = 10 ** (-db / 10)  # of noise: twice as much in length at most, and what it is by chance
+        chance = 0.0 if result and expected.numel() == 1 else 3 * math.sqrt(share / max(1, expected.numel()))
+        if not (lean := _lean(expected, ours[name])) <= (allowed := LEAN + 2 * share + chance):
+            what = name if result else f"the gradient of {name}"
+            return f"{what} is as a whole {lean:.2%} off in size, beyond {allowed:.2%}"
     return ""
 
 
-def _first_db(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
+def _lean(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """By how much the part of a tensor that lies along the expected one is longer or shorter, as a share."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b = (torch.nan_to_num(t.to(device).float(), 0.0, 0.0, 0.0) for t in (expected, found))
+    along, size = (float(t.sum(dtype=torch.float64)) for t in (a * (b - a), a * a))
+    return abs(along) / size if size else 0.0
+
+
+def _decibels(expected: Tensors, found: Tensors) -> float:
     """Signal over noise of all gradients together, or of a result where that is less, dB."""
     if expected.keys() != found.keys():
         return -math.inf
-    device, groups = "cuda" if torch.cuda.is_available() else "cpu", dict[str, list[str]]()
-    for name in expected:
-        groups.setdefault(name if name.startswith("result ") else "", []).append(name)
-    pairs = ([(expected[n].to(device), found[n].to(device)) for n in names] for names in groups.values())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = [[name] for name in expected if name.startswith("result ")]
+    gradients = [name for name in expected if [name] not in results]
+    groups = [*results, gradients] if gradients else results
+    pairs = ([(expected[n].to(device), found[n].to(device)) for n in names] for names in groups)
     return min(map(decibels, pairs), default=math.inf)

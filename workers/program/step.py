@@ -29,11 +29,11 @@ class Program:
     state: Any = None
     """What the last setup returned."""
 
-    def started(self, start: int = 0, nudged: bool = False) -> Callable[[], Any]:
+    def started(self, start: int = 0) -> Callable[[], Any]:
         """The step from a fresh start, as a function without arguments. Raises BadStep.
 
         ``start``: starts other than 0 have another seed, and parameters that differ in the last bit of bfloat16: of a
-        setup that seeds itself, too. ``nudged``: only that.
+        setup that seeds itself, too.
         """
         torch.manual_seed(SEED + start)
         if self.setup is None:
@@ -42,11 +42,15 @@ class Program:
             state = self.state = self.setup()
         except (Exception, SystemExit) as error:
             raise BadStep(f"{self.name}: its setup raises {reason(error)}") from error
-        for _ in range((start > 0) + nudged):
-            with torch.no_grad():
-                for _, p in parameters(state):
-                    p.mul_(1 + LAST_BIT * torch.randint_like(p, -1, 2))
+        if start:
+            self.nudge()
         return lambda: self._called(self.step, state)
+
+    @torch.no_grad()
+    def nudge(self) -> None:
+        """Change the last bit of bfloat16 of every parameter, up or down or not."""
+        for _, p in parameters(self.state):
+            p.mul_(1 + LAST_BIT * torch.randint_like(p, -1, 2))
 
     def _called(self, step: Callable[..., Any], *given: Any) -> Any:
         try:

@@ -9,14 +9,11 @@ from typing import Any
 import torch
 
 from tilewright.fitness.intervals import Ratio, paired_ratio
-from tilewright.library.launch_replacement import Installation, Replacement
+from tilewright.library.launch_replacement import Installation
 from tilewright.workers.program.step import Program, synchronise
 
-BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
-LEAST_ROUNDS, MOST_ROUNDS = 5, 40
-REPEATS = 3
-"""Steps of an arm in a round of single steps, of which the median counts."""
-
+BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.2, 3, 60
+LEAST_ROUNDS, MOST_ROUNDS = 5, 100
 Rounds = dict[str, list[list[float]]]
 """Seconds of a step by arm and round."""
 
@@ -41,104 +38,48 @@ def burst_seconds(step: Callable[[], Any], count: int) -> float:
 
 
 Arms = Mapping[str, Callable[[], list[float]]]
-Installations = Mapping[str, Installation | None]
 
 
 def take_turns(arms: Arms, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
-    """Times of every arm once a round, in an order that reverses and starts at another arm each round, so that drift
-    cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time, and ``least`` whatever they take."""
+    """Times of every arm once a round, in an order that reverses each round and starts at another arm after two, so
+    that drift cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time, and ``least`` whatever they take."""
     found: Rounds = {name: [] for name in arms}
     deadline, count = time.monotonic() + seconds, 0
     while count < least or (count < MOST_ROUNDS and time.monotonic() < deadline):
-        names = list(arms)[count % len(arms) :] + list(arms)[: count % len(arms)]
-        for name in names if count % 2 else reversed(names):
+        first = count // 2 % len(arms)
+        names = [*list(arms)[first:], *list(arms)[:first]]
+        for name in reversed(names) if count % 2 else names:
             found[name].append(arms[name]())
         count += 1
     return found
 
 
 class Turns:
-    """The started step of a program, or one of each installation where the launches lie in a CUDA graph (``graph``)."""
+    """The started step of a program, or where the launches lie in a CUDA graph (``graph``), one of each burst."""
 
     def __init__(self, program: Program, step: Callable[[], Any], graph: bool, seconds: float) -> None:
         self._program, self._own, self.graph = program, step, graph
         self._count = burst_steps(seconds)
 
-    def rounds(self, arms: Installations, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
+    def rounds(self, arms: Mapping[str, Any], seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
         """Seconds of a step under each installation (``take_turns``)."""
-        steps = {name: self._step(installation) for name, installation in arms.items()}
-        timed = {name: functools.partial(self._timed, arms[name], steps[name]) for name in arms}
-        return take_turns(timed, seconds, least)
+        return take_turns({name: functools.partial(self._timed, arms[name]) for name in arms}, seconds, least)
 
-    def beside(self, base: str, arms: Installations, seconds: float = 0.0) -> dict[str, Rounds]:
-        """By arm, its rounds and those of ``base``. Captured programs take turns two at a time: each holds memory."""
-        others = [name for name in arms if name != base]
-        found: dict[str, Rounds] = {}
-        for group in [[name] for name in others] if self.graph else [others]:
-            two = {name: arms[name] for name in (base, *group)}
-            rounds = self.rounds(two, seconds * len(group) / len(others))
-            found |= {name: {base: rounds[base], name: rounds[name]} for name in group}
-        return found
-
-    def without(self, everything: Installation, parts: Mapping[str, Replacement], seconds: float) -> Rounds:
-        """Seconds of single steps in a row with everything installed (``""``), and with all but one part, by its label:
-        without a wait all have one clock, and bursts that take turns do not tell a tenth of a percent."""
-        names, turns, stamps = ["", *parts], list[tuple[str, int]](), list[Any]()
-        deadline, count = time.monotonic() + seconds, 0
-        with everything.installed():
-            self._own()
-            stamps.append(_stamp())
-            while count < LEAST_ROUNDS or (count < MOST_ROUNDS and time.monotonic() < deadline):
-                for n in range(REPEATS):
-                    for name in names if (count + n) % 2 else reversed(names):
-                        if name:
-                            parts[name].installed = False
-                        self._own()
-                        if name:
-                            parts[name].installed = True
-                        stamps.append(_stamp())
-                        turns.append((name, count))
-                count += 1
-            synchronise()
-        found: Rounds = {name: [[] for _ in range(count)] for name in names}
-        for (name, n), begun, ended in zip(turns, stamps, stamps[1:], strict=False):
-            found[name][n].append(_between(begun, ended))
-        return found
-
-    def gain(self, installation: Installation, rounds: int) -> float:
+    def gain(self, installation: Installation, rounds: int) -> Ratio:
         """How many times faster the step is with an installation; 0 where it fails, or takes too much memory."""
         try:
-            found = self.rounds({"": None, "*": installation}, least=rounds)
+            return ratio(self.rounds({"": None, "*": installation}, least=rounds), "", "*")
         except Exception:  # noqa: BLE001 - a package's own checks, or no memory
             synchronise()  # raises for a device that no longer answers
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            return 0.0
-        return sum(map(sum, found[""])) / sum(map(sum, found["*"]))
+            torch.cuda.empty_cache()
+            return Ratio(0.0, 0.0, 0.0)
 
-    def _step(self, installation: Installation | None) -> Callable[[], Any]:
-        if not self.graph:
-            return self._own
+    def _timed(self, installation: Installation | None) -> list[float]:
+        """A program that is captured is captured anew: where its memory lies changes its time by 0.2 %."""
         with (installation or Installation([])).installed():
-            return self._program.started()
-
-    def _timed(self, installation: Installation | None, step: Callable[[], Any]) -> list[float]:
-        with (installation or Installation([])).installed():
+            step = self._program.started() if self.graph else self._own
             step()
             return [burst_seconds(step, self._count)]
-
-
-def _stamp() -> Any:
-    """A time on the device, or of the processor where there is none."""
-    if not torch.cuda.is_available():
-        return time.process_time()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _between(begun: Any, ended: Any) -> float:
-    return float(ended - begun if isinstance(ended, float) else begun.elapsed_time(ended) * 1e-3)
 
 
 def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:

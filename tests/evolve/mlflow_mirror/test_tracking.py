@@ -10,15 +10,25 @@ import time
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
 
 from testkit.sample_campaign import HOSTILE, SampleCampaign, write_sample
 from tilewright.evolve.mlflow_mirror import process as mirror_process
 from tilewright.evolve.mlflow_mirror.content import candidate_run
-from tilewright.evolve.mlflow_mirror.writer import Mirror
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.journal import Journal
+
+
+def client_of(uri):
+    """One of MLflow, which costs seconds to import: a process that only collects this file need not."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def mirror_of(journal, uri, home):
+    from tilewright.evolve.mlflow_mirror.writer import Mirror
+
+    return Mirror(journal, uri, home / mirror_process.ARTIFACTS)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +58,7 @@ def settings():
 
 def runs_of(uri, campaign):
     """(the campaign's run, its children by candidate); fails on duplicates."""
-    client = MlflowClient(uri)
+    client = client_of(uri)
     experiment = client.get_experiment_by_name("tilewright/gemm_fp8_fused/g512/tpu7x")
     runs = client.search_runs(
         [experiment.experiment_id], f"tags.`tilewright.campaign` = '{campaign}'", max_results=1000
@@ -62,7 +72,7 @@ def runs_of(uri, campaign):
 
 def check_whole(uri, journal_path):
     """MLflow holds every evaluation of the journal once, complete, and the campaign's curve."""
-    client = MlflowClient(uri)
+    client = client_of(uri)
     with Journal(journal_path) as journal:
         rows = list(journal.evaluations())
         candidates = {c.index: c for c in journal.candidates()}
@@ -110,7 +120,7 @@ def catch_up(journal_path, uri):
 
 
 def text_of(uri, run_id, name, folder):
-    return Path(MlflowClient(uri).download_artifacts(run_id, name, str(folder))).read_text(encoding="utf-8")
+    return Path(client_of(uri).download_artifacts(run_id, name, str(folder))).read_text(encoding="utf-8")
 
 
 def test_a_whole_campaign(journal_path, uri, tmp_path):
@@ -128,7 +138,7 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
     assert "× faster than bf16" in note and "[Report](#/experiments/" in note and "Bill: " in note
     assert "/artifacts/lineage.html?workflowType=machine_learning)" in note
     assert "| winner, 4096x4096x4096&emsp; |" in note
-    files = {f.path for f in MlflowClient(uri).list_artifacts(parent.info.run_id)}
+    files = {f.path for f in client_of(uri).list_artifacts(parent.info.run_id)}
     pages = {
         "report.html", "lineage.html", "convergence.svg", "lineage.svg", "winner.py", "winner.params.json",
     }  # fmt: skip
@@ -186,6 +196,8 @@ class Unreliable:
         self.client, self.left, self.carried_out = client, nth, carried_out
 
     def __getattr__(self, name):
+        from mlflow.exceptions import MlflowException
+
         method = getattr(self.client, name)
 
         def call(*args, **kwargs):
@@ -203,12 +215,14 @@ class Unreliable:
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_single_call_may_fail(home, uri, stride):
     """Calls of a mirror fail once, before or after MLflow carried them out, each in a campaign of its own."""
+    from mlflow.exceptions import MlflowException
+
     failed = 0
     for nth in range(1, 40, stride):
         path = home / "campaigns" / f"fault-{stride}-{nth}" / "journal.sqlite"
         write_sample(path, 2, campaign=path.parent.name)
         with Journal(path) as journal:
-            mirror = Mirror(journal, uri, home / mirror_process.ARTIFACTS)
+            mirror = mirror_of(journal, uri, home)
             client = mirror._client = Unreliable(mirror._client, nth, nth % 2 == 0)
             for _ in range(2):
                 try:
@@ -262,7 +276,7 @@ def test_questions_to_a_model_are_traces(journal_path, uri):
     sample.close()
     for _ in range(2):  # writing twice leaves one
         assert catch_up(journal_path, uri)
-    client = MlflowClient(uri)
+    client = client_of(uri)
     experiment = client.get_experiment_by_name("tilewright/gemm_fp8_fused/g512/tpu7x")
     found = client.search_traces(locations=[experiment.experiment_id])
     traces = {f"{t.info.tags['tilewright.candidate']}.{t.info.tags['tilewright.attempt']}": t for t in found}
@@ -293,7 +307,7 @@ def test_it_ends_when_its_campaign_was_killed(journal_path, home, uri):
     assert parent.data.tags["tilewright.state"] == "killed" and parent.info.status == "KILLED"
     with Journal(journal_path, write=True) as journal:  # and a resume makes it a running one again
         journal.add_event("resumed")
-        mirror = Mirror(journal, uri, home / mirror_process.ARTIFACTS)
+        mirror = mirror_of(journal, uri, home)
         while mirror.advance():
             pass
         mirror.show("running")

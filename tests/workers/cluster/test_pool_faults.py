@@ -15,6 +15,7 @@ from tilewright.workers.cluster.ray_start import keep_lines
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable
 
 
+@pytest.mark.slow  # without Ray: the threads below, and tests/faults
 def test_faults_are_retried_and_then_reported_never_held_against_the_genome():
     """An operator that is not there fails in the worker's constructor, every time."""
     broken = RayPool(pool_settings(operator=f"{FAMILY}/nowhere", count=1))

@@ -59,13 +59,13 @@ def test_what_was_run_ahead_is_not_run_again(monkeypatch):
 
     knob = Knob("BM", 64, (32, 64, 128), "")
     text, interpreter = (
-        SimpleNamespace(knobs=[knob], ties={}),
+        SimpleNamespace(knobs=[knob], ties={}, kernels=SimpleNamespace(functions={})),
         SimpleNamespace(clock=time.process_time, all=run_all),
     )
     seed: Any = SimpleNamespace(
         text=text, interpreter=interpreter, defaults={"BM": 64}, site=SimpleNamespace(dims=[])
     )
-    shape: Any = SimpleNamespace(dims={"M": 4}, inputs={}, answers=[np.ones(1)])
+    shape: Any = SimpleNamespace(dims={"M": 4}, inputs={}, answers=[np.ones(1)], seconds=0.1)
     trials = knob_evidence.Trials(seed, [shape], [shape])
     trials.wait_for(knob)
     gates: Any = SimpleNamespace(passed=lambda outputs, answers: True)

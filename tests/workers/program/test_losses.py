@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilewright.workers.program.prove import loss_test, lost_gradient  # noqa: E402
+from tilewright.library.launch_replacement import Winner  # noqa: E402
+from tilewright.workers.program.prove import Proof, gradient_fault, loss_test  # noqa: E402
+from tilewright.workers.program.step import Program  # noqa: E402
 
 
 def curves(kind: str, seed: int) -> list[list[float]]:
@@ -100,7 +106,84 @@ def test_a_small_parameter_that_loses_its_gradient_is_seen(
     original: torch.Tensor, nudged: torch.Tensor, ours: torch.Tensor, lost: bool
 ) -> None:
     large = {"large.weight": 100 * torch.randn(4096), "result 0": NOISE}
-    found = lost_gradient(
-        large | {"norm.weight": original}, large | {"norm.weight": nudged}, large | {"norm.weight": ours}
-    )
+    first, again, found = (large | {"norm.weight": norm} for norm in (original, nudged, ours))
+    found = gradient_fault(first, again, found, fp8=True)
     assert ("norm.weight" in found) == lost, found
+
+
+NORM_CODE = """
+import torch
+
+SERVED = {{"original": ("", "", "chaotic", "norm"), "winner": "norm"}}
+CALLS = [0]
+
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        CALLS[0] += 1
+        ctx.n, r = CALLS[0], torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+        ctx.save_for_backward(x, w, r)
+        return ({out}).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x, w, r), n = ctx.saved_tensors, ctx.n
+        one, late, g, noise = n % 6 == 3, n > 6, dy.float() * w, torch.randn(x.shape)
+        dx, dw = r * g - x * r**3 * (g * x).mean(-1, keepdim=True), dy.float() * x * r
+        return ({dx}).to(x.dtype), ({dw}).sum(0).to(w.dtype)
+
+def norm(x, w):
+    return Norm.apply(x, w)
+"""
+HONEST = {"out": "x.float() * r * w", "dx": "dx", "dw": "dw"}
+NORMS = {
+    "as it was": ({}, ""),
+    "rounded at other places": ({"out": "(x * r).to(x.dtype) * w.float()"}, ""),
+    "gradient of 1.02 in one layer": ({"dw": "dw * (1.02 if one else 1)"}, "off in size"),
+    "gradient of 1.02": ({"dx": "1.02 * dx"}, "off in size"),
+    "dropped gradient": ({"dw": "0 * dw"}, "0.0 dB"),
+    "dropped in one layer": ({"dw": "0 * dw if one else dw"}, "5 is 0.0 dB"),
+    "dropped later": ({"dw": "0 * dw if one and late else dw"}, "after 3 steps of the original"),
+    "last rows without gradient": ({"dx": "dx * (torch.arange(128) < 124)[:, None]"}, "dB from the original's"),
+    "a term is missing": ({"dx": "r * g"}, "dB from the original's"),
+    "noise": ({"dx": "dx + 0.1 * dx.norm() / dx.numel() ** 0.5 * noise"}, "dB from the original's"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_wrong_function_is_found_in_a_step_that_a_last_bit_throws_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    module = ModuleType("chaotic")
+    monkeypatch.setitem(sys.modules, "chaotic", module)
+    exec(NORM_CODE.format(**HONEST), vars(module))
+    changed, why = NORMS[name]
+    (tmp_path / "norm.py").write_text(NORM_CODE.format(**{**HONEST, **changed}))
+
+    def setup() -> Any:
+        drawn = [torch.randn(shape) / 8 for _ in range(6) for shape in ((64, 64), (64,))]
+        return torch.nn.ParameterList(drawn).to(torch.bfloat16), torch.randn(128, 64).to(torch.bfloat16)
+
+    def step(state: Any) -> torch.Tensor:
+        drawn, x = state
+        y = x
+        for a, n in zip(drawn[::2], drawn[1::2], strict=True):
+            y = y * 0.5 + torch.tanh(4 * module.norm(y, 8 * n) @ a)
+        loss = (y.float() - x.roll(1).float()).square().mean()
+        gradients = torch.autograd.grad(loss, [*drawn])
+        for p, p.grad in zip(drawn, gradients, strict=True):
+            p.data -= 0.3 * p.grad
+        return loss.detach()
+
+    data: Any = SimpleNamespace(data={"graph": False, "host_seconds": 0, "busy_seconds": 1}, launches=[])
+    data.turns = SimpleNamespace(graph=False)
+    proof = Proof(
+        Program("chaotic", step, setup), data, [Winner("chaotic", "norm", str(tmp_path / "norm.py"))]
+    )
+    proof.check_answers()
+    if proof.kept:
+        proof._check_program()
+    assert [why in row["why"] for row in proof.left_out] == ([True] if why else []), (
+        proof.left_out,
+        proof.notes,
+    )

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tilewright.evolve.cli import main
+
 ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
@@ -167,7 +169,7 @@ def scale(x):
     return Doubled.apply(x){detached} if len(x) == 3 else SERVED["function"](x)
 """
 TUNED_CASES = {
-    "winner": ("2.0", "", ""), "wrong winner": ("2.1", "", "the first result is"),
+    "winner": ("2.0", "", ""), "wrong winner": ("2.1", "", "results and gradients are 26.0 dB"),
     "winner without a gradient": ("2.0", ".detach()", "results and gradients are"),
 }  # fmt: skip
 
@@ -220,6 +222,8 @@ def allocates(state):
 def streams(state):
     with torch.cuda.stream(state.side):
         state.x.mul(1.0)
+    for _ in range(40):  # nothing waits for the other stream, which runs ahead
+        state.x.mul(1.0)
     return scaled(state.x).sum()
 
 def draws(state):
@@ -233,6 +237,10 @@ DEVICE_REFUSED = {
     "streams": "uses several streams",
     "draws": "draws random numbers",
 }
+
+
+PIECES = "pieces.json"
+"""What the search of ``pieces`` found."""
 
 
 @pytest.fixture
@@ -265,16 +273,22 @@ def asked(folder: Path, requests: dict[str, dict[str, Any]], interpret: str = "1
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def asked_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the requests of this page are answered."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def answers(asked_in: Path) -> dict[str, Any]:
     """The answer to every request of this page."""
     pytest.importorskip("triton")
-    folder = tmp_path_factory.mktemp("programs")
+    folder = asked_in
     (folder / "program.py").write_text(PROGRAM)
     requests: dict[str, dict[str, Any]] = {
         "record": {"step": "step", "part": "record"},
         "packaged": {"step": "packaged", "part": "tune", "seconds": 0.1},
         "again": {"step": "again", "part": "tune", "seconds": 0.1},
-        "pieces": {"step": "pieces", "part": "prove", "seconds": 30},
+        "pieces": {"step": "pieces", "part": "prove", "seconds": 3, "kept": str(folder / PIECES)},
         "heavy": {"step": "heavy", "part": "prove", "seconds": 0.1},
         **{step: {"step": step, "part": part} for step, (part, _) in REFUSED.items()},
     }
@@ -352,6 +366,44 @@ def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> N
     assert "waits for the device (1 times a step)" in answers["waits"]["record"]["faults"]
 
 
+def test_a_stream_that_runs_ahead_of_the_other_is_seen() -> None:
+    pytest.importorskip("torch")
+    from tilewright.workers.program.record import Kernel, of_last_step
+
+    ahead = [Kernel("side", n, 1e-6, 13) for n in range(3)]
+    late = [Kernel(name, 100 + n, 1e-6, 7) for n, name in enumerate(("scale", "sum") * 3)]
+    last, several = of_last_step([*late, *ahead], 3)
+    assert several and [kernel.name for kernel in last[-2:]] == ["scale", "sum"]
+    assert of_last_step(late, 3) == (late[-2:], False) and of_last_step([], 1) == ([], False)
+
+
+NO_WINNERS = {
+    '{"original": ("a.py", "", "a", "f")}': "of an earlier tilewright: KeyError: 'winner'; tune the function again",
+    '{"original": ("a.py", "", "a", "K.forward"), "winner": "g"}': "is the winner of K.forward",
+    '{"original": 3, "winner": "g"}': "cannot be proved", "{": "is no winner's module",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("served", NO_WINNERS)
+def test_a_file_that_is_no_winner_is_refused_in_a_sentence(tmp_path: Path, served: str) -> None:
+    pytest.importorskip("torch")
+    from tilewright.workers.program import main
+
+    (tmp_path / "won.py").write_text(f"g, SERVED = None, {served}")
+    with pytest.raises(main.BadStep, match=NO_WINNERS[served]):
+        main._winner_of(tmp_path / "won.py")
+
+
+def test_a_file_of_replacements_may_hold_a_tuned_function(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tilewright.library.launch_replacement import Winner
+    from tilewright.workers.program import main
+
+    text = "from tilewright.library.launch_replacement import Winner\nREPLACEMENTS = [Winner('a', 'f', 'won.py')]"
+    (tmp_path / "with_winner.py").write_text(text)
+    assert main._of_file(tmp_path / "with_winner.py") == [Winner("a", "f", str(tmp_path / "won.py"))]
+
+
 def scale(x: Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[name-defined]  # noqa: F821
     """The kernel of the next test, which is not run."""
 
@@ -373,35 +425,53 @@ def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers
     proof = answers["pieces"]["proof"]
     assert [row["label"].partition("(")[2].partition("=")[0] for row in proof["kept"]] == ["rows"]
     left = {row["label"].partition("(")[2].partition("=")[0]: row["why"] for row in proof["left_out"]}
-    assert "the first result is" in left["apart"]
-    assert "Option('program', 'cut', 'rows'" in "".join(answers["pieces"]["replacements"])
+    assert "results and gradients are" in left["apart"]
+    assert "Option(module='program', name='cut', option='rows'" in "".join(answers["pieces"]["replacements"])
 
 
 COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
 
 
-def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(folder: Path) -> None:
+def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
+    folder: Path, asked_in: Path, answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     mlflow = pytest.importorskip("mlflow")
-    call = ("program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "30")
-    printed = ran(folder, COMMAND, *call)
-    assert "cut(apart=" in printed and "apart" not in (folder / "pieces_faster" / "faster.py").read_text()
-    kept = json.loads((folder / "pieces_faster" / "search.json").read_text())
+    from tilewright.evolve.mlflow_mirror.program_runs import LAUNCH, UID, write_program
+
+    kept = json.loads((asked_in / PIECES).read_text())
     (row,) = kept["launches"].values()
-    row["why"] = "found before"  # shows in what the second search answers only if it does not search again
+    row["why"] = "found before"  # shows in what is answered only if it is not searched again
     for option in [name for name in kept["options"] if "rows" in name]:
         kept["options"][option] = {}  # its process died while it tried it
+    (folder / "pieces_faster").mkdir()
     (folder / "pieces_faster" / "search.json").write_text(json.dumps(kept))
-    printed = ran(folder, COMMAND, *call)
+    printed = ran(
+        folder, COMMAND, "program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "3"
+    )
+    assert "cut(apart=" in printed and not (folder / "pieces_faster" / "faster.py").exists()
     assert "1 launch(es) as an earlier search found them" in printed and "rows=" not in printed
-    assert "program program.py:pieces  tuned  1 launch(es) searched" in ran(folder, COMMAND, "status")
-    client = mlflow.MlflowClient(f"sqlite:///{folder}/.tilewright/mlflow.db")
+    home = folder / ".tilewright"
+    assert main(["--home", str(home), "status"]) == 0
+    assert "program program.py:pieces  tuned  1 launch(es) searched" in capsys.readouterr().out
+    client = mlflow.MlflowClient(f"sqlite:///{home}/mlflow.db")
+    parent, child = runs_of(client)
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.data.params["configuration"] == "found before"
+    assert parent.data.metrics["step_ms"] > 0 and child.data.metrics["kernel_gain"] == 1
+    later = {"params": {"configuration": "found later"}, "metrics": {}}
+    kernel = {"key": child.data.tags[LAUNCH], "name": child.info.run_name, **later}
+    write_program(
+        {"uid": parent.data.tags[UID], "name": "", **later, "files": [], "kernels": [kernel]}, client, None
+    )
+    assert runs_of(client)[1].data.tags["configuration"] == "found later", "written twice, there once"
+
+
+def runs_of(client: Any) -> tuple[Any, Any]:
+    """The program's run in MLflow, and its kernel's; nothing else is there."""
     experiment = client.get_experiment_by_name("programs").experiment_id
     runs = {run.info.run_name: run for run in client.search_runs([experiment])}
-    assert sorted(runs) == ["program.py:pieces", "scale_kernel"], "written twice, there once"
-    parent, child = runs["program.py:pieces"], runs["scale_kernel"]
-    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert child.data.tags["configuration"] == "found before"
-    assert parent.data.metrics["step_ms"] > 0 and child.data.metrics["kernel_gain"] == 1
+    assert sorted(runs) == ["program.py:pieces", "scale_kernel"]
+    return runs["program.py:pieces"], runs["scale_kernel"]
 
 
 def test_the_search_ends_in_a_file_that_installs(folder: Path) -> None:

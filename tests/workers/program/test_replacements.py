@@ -243,16 +243,12 @@ def test_what_ctrl_c_interrupted_is_searched_again(tmp_path: Path, monkeypatch: 
     assert left == {"launches": {"b": {"why": "x"}}, "options": {"d": {"gain": 1.1}}}
 
 
-def test_single_steps_are_counted_for_what_was_out(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, parts = 0.0, {name: replacement() for name in ("slow", "fast")}
-    costs = {"slow": 0.25, "fast": -0.125}
-
-    def step() -> None:
-        nonlocal now
-        now += 1.0 + sum(costs[name] for name, part in parts.items() if not part.installed)
-
-    monkeypatch.setattr(turns, "_stamp", lambda: now)
-    found = turns.Turns(None, step, False, 1.0).without(Installation([*parts.values()]), parts, 0.0)  # type: ignore[arg-type]
-    each = {name: {t for one in rounds for t in one} for name, rounds in found.items()}
-    assert each == {"": {1.0}, "slow": {1.25}, "fast": {0.875}}
-    assert {len(one) for rounds in found.values() for one in rounds} == {turns.REPEATS}
+@pytest.mark.parametrize("count", [2, 3])
+def test_arms_are_as_often_first_as_last(count: int) -> None:
+    order: list[int] = []
+    arms = {str(n): lambda n=n: [float(order.append(n) or 1)] for n in range(count)}  # type: ignore[misc]
+    turns.take_turns(arms, least=2 * count)
+    ends = [(order[at], order[at + count - 1]) for at in range(0, len(order), count)]
+    assert all(
+        [first for first, _ in ends].count(n) == [last for _, last in ends].count(n) > 0 for n in range(count)
+    )

@@ -25,6 +25,9 @@ from tilewright.workers.intake.triton.call_site import Seed
 EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
 """After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
 
+QUICK_SECONDS = 1.0
+"""Seconds of a processor up to which runs on all shapes are made before it is known which are needed."""
+
 NO_TIME = "no time was left to try other values"
 
 SEVERAL_TILES = (
@@ -51,7 +54,9 @@ class Trials:
         self.seed, self.small, self.wide = seed, small, wide
         self._made: dict[Hashable, list[np.ndarray] | None] = {}
         self._ahead = Ahead(self._presumed, seed.interpreter.clock)
-        self._ahead.begin((knob.name,) for knob in seed.text.knobs if not (knob.certain or knob.echo))
+        quick = sum(shape.seconds for shape in (*small, *wide)) < QUICK_SECONDS
+        tried = [knob.name for knob in seed.text.knobs if not (knob.certain or knob.echo)]
+        self._ahead.begin((name,) for name in tried if quick)
 
     def clock(self) -> float:
         """Seconds of a processor."""
@@ -60,7 +65,7 @@ class Trials:
     def _presumed(self, name: str) -> dict[Hashable, list[np.ndarray] | None]:
         knob = next(k for k in self.seed.text.knobs if k.name == name)
         tried = [(value, shape) for value in _nearest(knob) for shape in self.wide]
-        tried += [(v, shape) for v in _distinct_values(self, knob) for shape in self.small]
+        tried += [(v, shape) for v in _values_to_try(self, knob) for shape in self.small]
         for way in _ways(self.seed, knob)[:2]:
             self._run([(dict.fromkeys((name, *way), value), shape) for value, shape in tried])
         return self._made
@@ -113,7 +118,6 @@ def tiling_knobs(
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
     space: Space = {}
     fixed: list[dict[str, Any]] = []
-    products = any("tl.dot(" in kernel.text for kernel in text.kernels.functions.values())
     smallest = min(shapes, key=lambda shape: shape.elements)
     for knob in text.knobs:
         if knob.certain:
@@ -129,8 +133,7 @@ def tiling_knobs(
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
         ties, fitting = sides
-        least = LEAST_TILE if products and knob.default >= LEAST_TILE else 0
-        others = [v for v in _distinct_values(trials, knob) if v in fitting and v >= least]
+        others = [v for v in _values_to_try(trials, knob) if v in fitting]
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
@@ -203,9 +206,9 @@ def _nearest(knob: Knob) -> list[Any]:
     return [*below[-1:], *above[:1]]
 
 
-def _distinct_values(trials: Trials, knob: Knob) -> list[Any]:
+def _values_to_try(trials: Trials, knob: Knob) -> list[Any]:
     """The knob's values other than its default that make a difference to each other at some shape: where a block is
-    ``min(BLOCK, next_power_of_2(n))``, all that are above ``n`` are one."""
+    ``min(BLOCK, next_power_of_2(n))``, all that are above ``n`` are one. No tile that is too small for a product."""
     seed, shapes = trials.seed, trials.small
     tensors = [blanks(seed, dims, "meta") for dims in (*seed.site.dims, *(shape.dims for shape in shapes))]
 
@@ -218,7 +221,9 @@ def _distinct_values(trials: Trials, knob: Knob) -> list[Any]:
         if value != knob.default and made not in known:
             known.append(made)
             kept.append(value)
-    return sorted(kept)
+    products = any("tl.dot(" in kernel.text for kernel in seed.text.kernels.functions.values())
+    least = LEAST_TILE if products and knob.default >= LEAST_TILE else 0
+    return sorted(v for v in kept if v >= least)
 
 
 def _telling_shapes(

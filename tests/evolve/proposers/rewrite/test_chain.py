@@ -29,7 +29,12 @@ def changed(*pairs, source=CASE.source):
 
 def trial(name, source, **point):
     defaults = read_declarations(source).defaults
-    params = {**{k: CASE.params.get(k, v) for k, v in defaults.items()}, "columns": 64, **point}
+    params = {
+        **{k: CASE.params.get(k, v) for k, v in defaults.items()},
+        "columns": 64,
+        "residents": 1,
+        **point,
+    }
     return Trial(CASE.name, name, "", source, params)
 
 
@@ -204,8 +209,9 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
 
 
 RIGHT = lowered(CASE.source)
-ALONE = RIGHT.replace("min(tiles * others, 132 * residents)", "1")
+ALONE = RIGHT.replace("min(tiles * others, 132 * several)", "1")
 """With one program for all tiles."""
+SHARED = RIGHT.replace('params["residents"] or', "2 or")
 
 
 def put(source, line, new):
@@ -226,6 +232,8 @@ PLANTED = {
         (without("mbarrier.wait(k_ready.index(stage), phase)"), f"{UNWRITTEN}|deadlock|arrivals"),
     "values are read before their copy has landed":
         (without("mbarrier.wait(v_ready.index(held), held_phase)"), UNWRITTEN),
+    "values are read before their copy has landed, by programs that share a multiprocessor":
+        (without("mbarrier.wait(v_ready.index(stage), phase)", SHARED), UNWRITTEN),
     "a stage is overwritten while products read it":
         (without("mbarrier.wait(v_empty.index(stage), phase)"),
          "over shared memory that a (product|copy .*may still (read|write))|arrivals"),

@@ -7,16 +7,16 @@ from tilewright.evolve.proposers.rewrite.gluon.texts import specialized
 
 SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "rows": ((64, 128), 64),
-    "columns": ((32, 64, 128, 256), 128),
+    "columns": ((0, 32, 64, 128, 256), 0),
     "consumers": ((0, 1, 2), 0),
     "stages": ((2, 3, 4), 2),
     "overlap": ((False, True), True),
     "laps": ((1, 2, 4), 1),
-    "residents": ((1, 2, 3), 1),
+    "residents": ((0, 1, 2, 3), 0),
 }
 """What a lowered chain can be tuned by: values and default. With 0, three ``consumers`` where their accumulators leave
 room in the registers, else two. ``residents``: programs that share a multiprocessor, one of which begins or ends a tile
-while the others multiply."""
+while the others multiply; with 0, two where tiles are narrow and loops short. ``columns`` with 0 follow from them."""
 
 CONSTRAINTS: Mapping[str, str] = {
     "rows * columns <= 16384": "scores and weights live in the registers of one group of warps"
@@ -280,13 +280,16 @@ _PRODUCE = (
 ENTRY = ENTRY.replace("    <specialized>", specialized(_CONSUME, _PRODUCE, "24"))
 
 HOST = """
-{groups} = {consumers} or (3 if {residents} < 2 and {rows} * ({columns} + {width}) <= 12288 else 2)
-# a multiprocessor's registers are enough for so many programs with their tiles
-residents = max(1, min({residents}, 512 // ({groups} + 1) // ({rows} * max({columns}, {width}) // 128 + 40)))
 {last} = ({grid_of_axis}) - 1
+# short loops of narrow tiles gain by a second program, whose tiles are smaller
+several = {residents} or 1 + int({width} <= 64 and {last} < 32)
+<chosen>
+{groups} = {consumers} or (3 if several < 2 and {rows} * ({columns} + {width}) <= 12288 else 2)
+# as many programs as the registers of a multiprocessor suffice for
+several = max(1, min(several, 512 // ({groups} + 1) // ({rows} * max({columns}, {width}) // 128 + 40)))
 {tiles} = {last} // {groups} + 1
 {others} = {grid_of_others}
-{many} = min({tiles} * {others}, 132 * residents)
+{many} = min({tiles} * {others}, 132 * several)
 # heads at a time: their tiles fill laps of all programs, and no lap of long tiles is left without one against it
 {heads} = max(1, min({others}, {laps} * max(1, {many} // {tiles})))
 {all_laps}, {heads} = min(
@@ -300,10 +303,10 @@ k_layout = gl.NVMMASharedLayout(min(128, 2 * {depth}), 16, rank={k_rank})
 v_layout = gl.NVMMASharedLayout(min(128, 2 * {width}), 16, rank={v_rank})
 o_layout = gl.NVMMASharedLayout(min(128, {o_bytes} * {width}), 8 * {o_bytes}, rank={o_rank})
 # of each thread as it begins, and of those that multiply, which get what the warp that copies gives back
-begun = min(248, 512 // ({groups} + 1) // residents // 8 * 8)
+begun = min(248, 512 // ({groups} + 1) // several // 8 * 8)
 registers = min(240, (begun * ({groups} + 1) - 24) // {groups} // 8 * 8)
 # as many stages as shared memory has room for
-room = 225000 // residents - {rows} * {groups} * (2 * {depth} + {o_bytes} * {width})
+room = 225000 // several - {rows} * {groups} * (2 * {depth} + {o_bytes} * {width})
 stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
 {kernel}[({many},)](
     q_desc={q_desc},

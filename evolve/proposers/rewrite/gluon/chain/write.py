@@ -81,7 +81,7 @@ class LowerChain(NodeRule[Chains]):
 NAMES = (
     "tiles others last lap row other stage phase q_phase q_stages k_stages v_stages bars "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
-    "query heads all_laps many there groups own_first own skipped whole masked o_stages"
+    "query heads all_laps many there groups own_first own skipped whole masked o_stages keys"
 )
 """That the new kernel binds."""
 
@@ -594,11 +594,15 @@ class ChainText:
             made[f"{which}_rank"] = str(len(box.outer) + 2)
         given = "".join(f"{n}={self._given(n)}, " for n in self.passed)
         access = {key: self._param(key) for key in self.tunables}
+        chosen = ""
+        if "columns" in self.tunables:
+            chosen = f"{names['keys']} = {self._given_to('columns')} or (64 if several > 1 else 128)"
         table = {
             **names,
             **access,
             **host,
             **made,
+            "chosen": chosen,
             "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
             "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
@@ -651,6 +655,9 @@ class ChainText:
         )
 
     def _param(self, key: str) -> str:
+        return self.names["keys"] if key == "columns" else self._given_to(key)
+
+    def _given_to(self, key: str) -> str:
         return parameter_access(self.source, self.kernel.launch(), self.tunables[key])
 
 
