@@ -155,8 +155,7 @@ def test_a_sum_that_another_code_makes_zero_passes_and_larger_zeros_do_not():
 
 def test_baselines_compute_the_product():
     operator = family()["g512"]
-    inputs, references = case("g512", "randn")
-    weights = references["exact"]["c"]
+    inputs, references = case("g512", "randn", TINY)
     q, scale = quantise_activations(inputs["a"], operator.group)
     source, params = kernel("prequant", block_m=256, block_n=256, sub_m=128)
     outputs = {"c": interpreted(source, params, (q, scale, inputs["w"], inputs["sw"]))}
@@ -206,13 +205,14 @@ def narrowed(bits, product, steps):
 
 
 @pytest.mark.parametrize(("cheat", "refused"), [
-    ("signs of small outputs", True), ("small outputs scaled", True), (8, True), (11, True), (14, True),
+    ("signs of small outputs", True), ("small outputs scaled", True), (14, True),
+    pytest.param(8, True, marks=pytest.mark.slow), pytest.param(11, True, marks=pytest.mark.slow),
     ("honest", False), (24, False), ("bf16 operands", False),
 ])  # fmt: skip
 def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
     operator, shape = (
         operators()["g128"],
-        gemm(128, 128, 4096) if isinstance(cheat, int) else gemm(512, 512, 1024),
+        gemm(128, 128, 4096) if isinstance(cheat, int) else gemm(256, 256, 1024),
     )
     found = []
     kinds = ("randn", "integers") if refused or cheat == 24 else operator.input_kinds
