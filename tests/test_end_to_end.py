@@ -65,7 +65,7 @@ def test_a_campaign_started_in_a_thread_is_watched_listed_and_deleted(tmp_path, 
     notes = [event["note"] for event in running]
     campaign = running.result(60)
     assert "starting workers" in notes and repr(running) == "<campaign tiny-001, ended>"
-    assert repr(campaign) == "<campaign tiny-001, finished, 1 evaluations>"
+    assert repr(campaign) == "<campaign tiny-001, finished, 1 evaluation>"
     home, journal = ["--home", str(tmp_path / "home")], campaign.folder / "journal.sqlite"
     with Journal(journal, write=True):
         assert is_running(journal) and main([*home, "rm", "tiny-001"]) == 2
@@ -77,6 +77,10 @@ def test_a_campaign_started_in_a_thread_is_watched_listed_and_deleted(tmp_path, 
     stopped = tw.start(campaign_file(tmp_path), home=tmp_path / "home", mlflow__enabled=False)
     stopped.stop()
     assert stopped.result(60).state == "interrupted"
+    with pytest.raises(tw.UserError, match="continues with its own keys; leave out seed"):
+        tw.start("tiny-001", home=tmp_path / "home", resume=True, seed=3)
+    again = tw.start("tiny-001", home=tmp_path / "home", resume=True)
+    assert [event["evaluations"] for event in again] and again.result(60).state == "finished"
 
 
 def test_ctrl_c_stops_cleanly_soon_and_says_how_to_resume(tmp_path):

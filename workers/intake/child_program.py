@@ -23,9 +23,9 @@ class Refusal(Exception):
         self.what, self.line = what, line
 
 
-def undefined(file: str, name: str, module: ModuleType) -> Refusal:
+def undefined(file: str, name: str, module: object) -> Refusal:
     """Of a name that a file does not define, with the nearest that it does."""
-    close = difflib.get_close_matches(name, vars(module), n=1)
+    close = difflib.get_close_matches(name, dir(module), n=1)
     return Refusal(f"{file} defines no {name}" + (f"; did you mean {close[0]}?" if close else ""))
 
 

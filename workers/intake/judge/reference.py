@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
 from tilewright.workers.intake.calls.objects import scope_of
+from tilewright.workers.intake.child_program import undefined
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -35,8 +36,8 @@ def function_of(reference: str) -> Callable[..., Any]:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            where = f"{Path(path).name} defines no {name}" if colon else f"{reference} names nothing"
-            raise LookupError(f"--reference: {where}")
+            known = undefined(Path(path).name, name, value).what if colon else f"{reference} names nothing"
+            raise LookupError(f"--reference: {known}")
         value = getattr(value, part)
     if isinstance(value, type) and hasattr(module, "get_init_inputs"):
         module = _file(Path(path), None)  # with what the inputs of its making need
