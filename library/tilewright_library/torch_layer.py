@@ -25,8 +25,8 @@ NAMESPACE = (__package__ or "tilewright_library").replace(".", "_")
 LAUNCHER = Launcher(Dispatcher())
 
 AGAIN_ROWS = 4096 - BLOCK + 1
-"""From so many rows on, 4,096 in whole blocks, a gradient quantises weights again, 1 to 5 % of a layer's time there (9 %
-at 1,024 rows, on an H200, measured), and keeps no copy of them until then."""
+"""From so many rows on, 4,096 in whole blocks, a gradient quantises weights again, 1 to 5 % of a layer's time there
+(9 % at 1,024 rows, on an H200, measured), and keeps no copy of them until then."""
 
 
 def run(name: str, dims: tuple[int, ...], inputs: Mapping[str, torch.Tensor]) -> Tensors:

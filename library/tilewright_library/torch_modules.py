@@ -172,12 +172,16 @@ def _slower(x: torch.Tensor, w: torch.Tensor, keeper: Linear) -> bool:
     )
 
 
-@functools.lru_cache
 def _device_key(index: int) -> str:
-    return device_key(torch.device("cuda", index))
+    return _key_of(index)
 
 
 _device_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache
+def _key_of(index: int) -> str:
+    return device_key(torch.device("cuda", index))
 
 
 def _nearest(known: Iterable[int], rows: int) -> int:
