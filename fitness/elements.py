@@ -134,14 +134,9 @@ def objection(
 
 
 def _objection(
-    output: np.ndarray,
-    found: np.ndarray,
-    wanted: np.ndarray,
-    rounded: np.ndarray,
-    unit: np.ndarray,
-    around: np.ndarray,
-    allowed: Allowance,
-) -> str | None:
+    output: np.ndarray, found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, unit: np.ndarray,
+    around: np.ndarray, allowed: Allowance,
+) -> str | None:  # fmt: skip
     """``objection`` with what each element is held to: shares of ``around``, and ``unit`` in its last place."""
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
@@ -166,13 +161,9 @@ def _objection(
 
 
 def _not_rounded_once(
-    output: np.ndarray,
-    found: np.ndarray,
-    wanted: np.ndarray,
-    rounded: np.ndarray,
-    around: np.ndarray,
+    output: np.ndarray, found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, around: np.ndarray,
     allowed: Allowance,
-) -> str | None:
+) -> str | None:  # fmt: skip
     """What is wrong where the contract leaves nothing but one rounding: an element is no rounding of what is as near to
     the reference as sums explain, or more than a few are none of what is eight times as near."""
     other = found != rounded
@@ -342,8 +333,7 @@ def _flushed(dtype: np.dtype) -> float:
 def _around(wanted: np.ndarray) -> np.ndarray:
     """Root mean square of the reference in each element's tile."""
     rows, columns = wanted.shape
-    high, wide = (np.diff(np.append(np.arange(0, size, TILE), size)) for size in (rows, columns))
-    return np.repeat(np.repeat(_tiles(wanted), high, axis=0), wide, axis=1)
+    return np.repeat(np.repeat(_tiles(wanted), TILE, axis=0)[:rows], TILE, axis=1)[:, :columns]
 
 
 def _tiles(wanted: np.ndarray) -> np.ndarray:

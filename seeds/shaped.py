@@ -11,7 +11,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.operator import Gate, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.operator import AgreementGate, Gate, SnrGate, Suite, TensorSpec, Workload
 
 
 class Shaped:
@@ -142,16 +142,10 @@ def integers(
     return made
 
 
-def lone_peaks(rng: np.random.Generator, x: np.ndarray, axis: int, width: int, seed: int) -> None:
-    """In place: in half of the lines along ``axis`` one value of each ``width`` is so large that many others have
-    subnormal codes. The other operand of a product has zeros there: ``without_peaks``."""
-    along = np.moveaxis(x, axis, -1)
-    along[rng.random(along.shape[:-1]) < 0.5, seed % width :: width] = PEAK
-
-
-def without_peaks(x: np.ndarray, axis: int, width: int, seed: int) -> None:
-    """Zeros in place of what ``lone_peaks`` of the same seed meets."""
-    np.moveaxis(x, axis, -1)[..., seed % width :: width] = 0.0
+def peaks(x: np.ndarray, axis: int, width: int, seed: int) -> np.ndarray:
+    """One value of each ``width`` along ``axis``, which becomes the last one. Where it is ``PEAK``, many others have
+    subnormal codes, which count where the other operand of a product has zeros there."""
+    return np.moveaxis(x, axis, -1)[..., seed % width :: width]
 
 
 def values(
@@ -167,7 +161,7 @@ def values(
     scale index shows. ``zero_blocks``: three in eight scale blocks are zero. ``integers``: see there; the other operand
     is ``larger``. ``repeated``: three values of one sign, in half of the lines 256 times larger, where scales are one;
     of the other operand the same integers. ``faint``, ``huge``: the first operand around the smallest absmax that has a
-    scale of its own, with lines far below and some ``lone_peaks``, and around 2^100. Raises ValueError for any other.
+    scale of its own, with lines far below and some ``peaks``, and around 2^100. Raises ValueError for any other.
     """
     if kind not in INPUT_KINDS:
         raise ValueError(f"no input kind {kind!r}; there are {', '.join(INPUT_KINDS)}")
@@ -189,10 +183,10 @@ def values(
         drawn = np.exp2(rng.integers(-12, 13, blocks)) if kind == "spread" else rng.random(blocks) < 0.625
         along *= drawn.astype(np.float32).repeat(width, axis=-1).repeat(free, axis=-2)
     elif kind == "faint" and first:
-        lone_peaks(rng, x, axis, width, seed)
+        peaks(x, axis, width, seed)[rng.random(along.shape[:-1]) < 0.5] = PEAK
         along *= rng.choice(np.array(FAINT, np.float32), (len(along), 1))
     elif kind == "faint":
-        without_peaks(x, axis, width, seed)
+        peaks(x, axis, width, seed)[...] = 0.0
     elif kind == "huge" and first:
         x *= HUGE
     return x
@@ -245,6 +239,12 @@ def _lossless(x: np.ndarray) -> bool:
     """Whether bfloat16 holds every value."""
     return bool((x.astype(ml_dtypes.bfloat16) == x).all())
 
+
+ATTENTION_GATES: tuple[Gate, ...] = (
+    SnrGate("exact", "exact", 45.0, worst=0.1), AgreementGate("lone", "lone", ("out",), 1.0, counted="alone"),
+)  # fmt: skip
+"""Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it. Where
+one key has all the weight, the answer is its value."""
 
 GATES: tuple[Gate, ...] = (
     SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),

@@ -32,12 +32,12 @@ from tilewright.seeds.operator import (
     Workload,
 )
 from tilewright.seeds.sampled import Elements, Sample, normal_table, spread_picks
-from tilewright.seeds.shaped import Shaped, lone_peaks, matrix, suites_of
+from tilewright.seeds.shaped import PEAK, Shaped, matrix, peaks, suites_of
 
 EPSILON = 1e-6
 INPUT_KINDS = (*MATRIX_KINDS, "repeated", "faint")
 """``faint``: every row has its own magnitude in 2^-14 .. 2^-4, where epsilon and the floor of a maximum tell; a norm's
-with ``shaped.lone_peaks``."""
+with ``shaped.peaks``."""
 
 SAMPLED_ROWS = 24
 _KERNELS = Path(__file__).parent / "kernels"
@@ -99,7 +99,7 @@ class FusedQuant(Shaped):
         if kind == "faint":
             faint = draw(rng, m, wide, "randn").astype(np.float32)
             if not self.gated:
-                lone_peaks(rng, faint, 1, BLOCK, seed)
+                peaks(faint, 1, BLOCK, seed)[rng.random(m) < 0.5] = PEAK
             x = (faint * np.exp2(rng.integers(-14, -3, (m, 1)))).astype(ml_dtypes.bfloat16)
         else:
             x = draw(rng, m, wide, kind)

@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.seeds.operator import SnrGate, TensorSpec
 from tilewright.seeds.sampled import TABLE, normal_table
-from tilewright.seeds.shaped import integers, lone_peaks, without_peaks
+from tilewright.seeds.shaped import PEAK, integers, peaks
 
 BLOCK = 128
 """Edge of a scale block, elements."""
@@ -146,12 +146,12 @@ def factors(
     """A [m, k] and B [n, k] of one kind, before they are quantised.
 
     ``integers``: see ``shaped.integers``; up to 14 a sum over one block is held by 14 bits, and one over four is not.
-    ``scaled``: A with ``shaped.lone_peaks``, and both by 2^-12, where the floor is near, or by 2^30 and 2^70.
+    ``scaled``: A with ``shaped.peaks``, and both by 2^-12, where the floor is near, or by 2^30 and 2^70.
     """
     if kind == "scaled":
         a, b = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
-        lone_peaks(rng, a, 1, BLOCK, seed)
-        without_peaks(b, 1, BLOCK, seed)
+        peaks(a, 1, BLOCK, seed)[rng.random(m) < 0.5] = PEAK
+        peaks(b, 1, BLOCK, seed)[...] = 0.0
         sizes = np.float32(2.0) ** rng.choice(np.array(((-12, -12), (30, 70), (70, 30))))
         return (a * sizes[0]).astype(ml_dtypes.bfloat16), (b * sizes[1]).astype(ml_dtypes.bfloat16)
     if kind != "integers":

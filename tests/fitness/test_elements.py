@@ -470,3 +470,24 @@ def test_where_nothing_is_left_an_answer_is_one_rounding(off, passes):
     up = np.nextafter(ties, np.inf).astype(ml_dtypes.bfloat16)
     (reading,) = read_gates((gate,), {"c": up}, {"r": {"c": ties}, "s": {"c": np.zeros(ties.shape)}}, "k")
     assert reading.passed, "a tie may go either way"
+
+
+def test_chance_of_noise_counts_what_each_element_may_be_off_by():
+    wanted, found = np.full((8, 8), 1.0), np.full((8, 8), 1.0)
+    rounded, unit = wanted.copy(), np.full((8, 8), 2.0**-7)
+    wanted[0, 0], rounded[0, 0], found[0, 0], unit[0, 0] = 100.2, 100.0, 100.5, 0.5
+    around, output = np.full((8, 8), 12.5), found.astype(ml_dtypes.bfloat16)
+    given = (found, wanted, rounded, unit, around, ROUNDED, output)
+    assert elements.excess_noise(*given) == 0.0, "one element makes up the noise, which may be chance"
+    found[0, 0] = 100.6
+    assert elements.excess_noise(*given) > 3.0
+
+
+def test_what_is_usual_where_outliers_cross_grows_with_all_values():
+    values = np.random.default_rng(2).standard_normal((64, 64))
+    values[3] *= 64
+    values[:, 5] *= 64
+    reach = elements._reach(values)
+    assert reach[3, 5] > 1000
+    for factor in (2.0**-10, 2.0**10):
+        np.testing.assert_allclose(elements._reach(values * factor), reach * factor)
