@@ -107,7 +107,7 @@ def _extra(name: str) -> Diagnosis:
         )
     listed = ", ".join(f"{package} {version}" for package, version in found.items())
     other = [f"{p} {pin}" for p, pin in wanted if found[p].split("+")[0] != pin]
-    advice = f"; tilewright was verified with {', '.join(other)}" if other else ""
+    advice = f"; verified with {', '.join(other)}: pip install 'tilewright[{name}]'" if other else ""
     return Diagnosis(part, not other, f"{listed}{advice}", needed=False)
 
 

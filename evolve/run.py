@@ -98,8 +98,15 @@ def _has_results(folder: Path) -> bool:
         return False
 
 
-def resume(folder: Path, home: Path, display: Display, address: str | None = None) -> CampaignOutcome:
-    """Resume a campaign as if it had never stopped. Raises UserError."""
+def resume(
+    folder: Path,
+    home: Path,
+    display: Display,
+    address: str | None = None,
+    *,
+    stop: threading.Event | None = None,
+) -> CampaignOutcome:
+    """Resume a campaign as if it had never stopped; ``stop`` as for ``run``. Raises UserError."""
     with Journal(folder / JOURNAL, write=True) as journal:
         data = journal.meta("config")
         if data is None:
@@ -121,7 +128,7 @@ def resume(folder: Path, home: Path, display: Display, address: str | None = Non
             )
         journal.add_event("resumed")
         with logbook(folder):
-            return _Run(resolved, journal, folder, home, display).go()
+            return _Run(resolved, journal, folder, home, display, stop=stop).go()
 
 
 @dataclass

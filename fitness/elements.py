@@ -51,6 +51,9 @@ OUTLYING = 4.0
 FLUSHED = -100
 """Types with exponents below this: what is no normal number of theirs, a device may take for zero."""
 
+TURNED = 2.0**-8
+"""Share of the elements that may be rounded otherwise than an eighth of what sums explain says."""
+
 ROOM = 2.0
 """Medians of 32 sizes may be half of what is usual."""
 
@@ -119,6 +122,8 @@ def objection(
         room = slack.astype(np.float64).reshape(-1, columns) + np.abs(rounded - wanted)
         if _leans(found - wanted, wanted, room + unit + allowed.worst * around, around):
             return "errors lean towards zero or away from it"
+        if not slack.any() and (said := _not_rounded_once(output, found, wanted, rounded, around, allowed)):
+            return said
         unit = unit + slack.astype(np.float64).reshape(-1, columns)
     said = _objection(output, found, wanted, rounded, unit, around, allowed)
     if said is None or not allowed.inexact:
@@ -129,14 +134,9 @@ def objection(
 
 
 def _objection(
-    output: np.ndarray,
-    found: np.ndarray,
-    wanted: np.ndarray,
-    rounded: np.ndarray,
-    unit: np.ndarray,
-    around: np.ndarray,
-    allowed: Allowance,
-) -> str | None:
+    output: np.ndarray, found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, unit: np.ndarray,
+    around: np.ndarray, allowed: Allowance,
+) -> str | None:  # fmt: skip
     """``objection`` with what each element is held to: shares of ``around``, and ``unit`` in its last place."""
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
@@ -157,6 +157,30 @@ def _objection(
             db := excess_noise(found, wanted, rounded, unit, around, allowed.worst, output)
         ):
             return f"{db:.1f} dB more noise than rounding makes"
+    return None
+
+
+def _not_rounded_once(
+    output: np.ndarray, found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, around: np.ndarray,
+    allowed: Allowance,
+) -> str | None:  # fmt: skip
+    """What is wrong where the contract leaves nothing but one rounding: an element is no rounding of what is as near to
+    the reference as sums explain, or more than a few are none of what is eight times as near."""
+    other = found != rounded
+    near, top = wanted[other], float(ml_dtypes.finfo(output.dtype).max)
+
+    def missed(share: float) -> np.ndarray:
+        left = share * around[other] + _flushed(output.dtype)
+        ends = (np.clip(near + sign * left, -top, top).astype(output.dtype) for sign in (-1, 1))
+        low, high = (end.astype(np.float64) for end in ends)
+        return np.asarray((found[other] < low) | (found[other] > high))
+
+    if (place := _first(missed(allowed.worst))) is not None:
+        at = tuple(int(n) for n in np.argwhere(other)[place[0]])
+        return f"element {_index(at, output)} is no rounding of what is due"
+    count = np.count_nonzero(missed(allowed.worst / 8))
+    if count > 2 + TURNED * found.size:
+        return f"{count} of {found.size} elements are no roundings of what is due"
     return None
 
 
@@ -309,8 +333,7 @@ def _flushed(dtype: np.dtype) -> float:
 def _around(wanted: np.ndarray) -> np.ndarray:
     """Root mean square of the reference in each element's tile."""
     rows, columns = wanted.shape
-    high, wide = (np.diff(np.append(np.arange(0, size, TILE), size)) for size in (rows, columns))
-    return np.repeat(np.repeat(_tiles(wanted), high, axis=0), wide, axis=1)
+    return np.repeat(np.repeat(_tiles(wanted), TILE, axis=0)[:rows], TILE, axis=1)[:, :columns]
 
 
 def _tiles(wanted: np.ndarray) -> np.ndarray:

@@ -122,12 +122,6 @@ class Headroom:
     floor: float
 
     @property
-    def closed(self) -> float:
-        """Share of the gap between seed and floor that is closed; 1 where there was none."""
-        gap = self.before - self.floor
-        return 1.0 if gap <= 0.0 else (self.before - self.now) / gap
-
-    @property
     def gain(self) -> float:
         """Rate of the best over that of the first seed."""
         return self.before / self.now
@@ -153,14 +147,3 @@ def headroom(
         if known and figures.workload in first:
             found.append(Headroom(figures.workload, first[figures.workload], figures.seconds, max(known)))
     return found
-
-
-def mean_gain(rows: Sequence[Headroom]) -> float:
-    """Geometric mean of the gains over workloads."""
-    return math.exp(math.fsum(math.log(row.gain) for row in rows) / len(rows))
-
-
-def mean_closed(rows: Iterable[Headroom]) -> float | None:
-    """The share closed in the mean over workloads, None where none has a floor."""
-    shares = [row.closed for row in rows]
-    return math.fsum(shares) / len(shares) if shares else None

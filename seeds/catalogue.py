@@ -98,13 +98,18 @@ def _raised_in(error: BaseException, path: Path) -> bool:
 
 def forget(folder: Path) -> None:
     """An operator's folder that was written again is read again."""
-    sys.modules.pop(f"tilewright_user_{folder.name}", None)
+    sys.modules.pop(_users(folder), None)
+
+
+def _users(folder: Path) -> str:
+    """What the module of a user's operator is called."""
+    return f"tilewright_user_{folder.name}"
 
 
 def _module(folder: Path) -> ModuleType:
     if folder.parent == HERE:
         return importlib.import_module(f"tilewright.seeds.{folder.name}.operator")
-    name = f"tilewright_user_{folder.name}"
+    name = _users(folder)
     path = folder.resolve() / "operator.py"
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):

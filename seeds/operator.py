@@ -92,10 +92,10 @@ class SnrGate:
     squared products. Where there is none that is guessed from the elements around it. ``zero``: the share of the same
     kind as ``worst`` below which an element may be a zero; None: what sums in float32 explain. ``slack`` names a
     reference of what the contract leaves to each element beside rounding and sums, in absolute terms: then no share is
-    allowed, and errors may not lean towards the answer or away from it. ``turned`` names one of the mean square that
-    the contract leaves to each element where roundings within turn: noise that ``min_db`` does not count. ``rare``: the
-    share of elements that may be off by more than sums explain, up to ``worst``, where a rounding within turns now and
-    then; None: all.
+    allowed, and errors may not lean towards the answer or away from it; where it is nothing, each is one
+    rounding. ``turned`` names one of the mean square that the contract leaves to each element where roundings within
+    turn: noise that ``min_db`` does not count. ``rare``: the share of elements that may be off by more than sums
+    explain, up to ``worst``, where a rounding within turns now and then; None: all.
     """
 
     name: str

@@ -11,7 +11,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.operator import Gate, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.operator import AgreementGate, Gate, SnrGate, Suite, TensorSpec, Workload
 
 
 class Shaped:
@@ -73,6 +73,51 @@ class Product(Shaped):
         return 2 * m * n * k
 
 
+FP8_MAX = 448.0
+"""Largest finite e4m3fn value."""
+
+ABSMAX_FLOOR = 1e-12
+"""Smallest absmax a scale is made from, so that an all-zero group has a finite scale."""
+
+SCALED_COLUMNS = 128
+"""Columns of weights that share a scale."""
+
+
+def quantise(x: np.ndarray, group: int, *, bf16_scales: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Along the last axis: ``x`` [..., C] -> (q [..., C] e4m3, scales [..., C/group] float32)."""
+    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, group)
+    absmax = np.maximum(np.abs(blocks).max(axis=-1), np.float32(ABSMAX_FLOOR))
+    scale = absmax / np.float32(FP8_MAX)
+    if bf16_scales:
+        scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
+    codes = (blocks / scale[..., None]).astype(ml_dtypes.float8_e4m3fn)
+    return codes.reshape(x.shape), scale
+
+
+def dequantise(codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The inverse in float64."""
+    blocks = codes.astype(np.float64).reshape(*scale.shape, -1) * scale.astype(np.float64)[..., None]
+    return blocks.reshape(codes.shape)
+
+
+def quantise_weights(
+    w: np.ndarray, group: int, *, bf16_scales: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """``w`` [..., C, F] float32 -> (q [..., C, F] e4m3, scales [..., C/group, 1, F] float32, equal in 128 columns)."""
+    blocks = w.reshape(*w.shape[:-2], w.shape[-2] // group, group, -1, SCALED_COLUMNS).swapaxes(-3, -2)
+    q, scale = quantise(
+        blocks.reshape(*blocks.shape[:-2], -1), group * SCALED_COLUMNS, bf16_scales=bf16_scales
+    )
+    q = q.reshape(blocks.shape).swapaxes(-3, -2).reshape(w.shape)
+    return q, np.repeat(scale[..., 0], SCALED_COLUMNS, axis=-1)[..., None, :]
+
+
+def dequantise_weights(w: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The inverse in float64."""
+    blocks = w.astype(np.float64).reshape(*scales.shape[:-2], -1, w.shape[-1])
+    return (blocks * scales.astype(np.float64)).reshape(w.shape)
+
+
 def integers(
     rng: np.random.Generator, shape: tuple[int, ...], axis: int, seed: int, *, mirror: bool, most: int = 7
 ) -> np.ndarray:
@@ -97,6 +142,56 @@ def integers(
     return made
 
 
+def peaks(x: np.ndarray, axis: int, width: int, seed: int) -> np.ndarray:
+    """One value of each ``width`` along ``axis``, which becomes the last one. Where it is ``PEAK``, many others have
+    subnormal codes, which count where the other operand of a product has zeros there."""
+    return np.moveaxis(x, axis, -1)[..., seed % width :: width]
+
+
+def values(
+    rng: np.random.Generator, kind: str, shape: tuple[int, ...], axis: int, width: int, seed: int,
+    *, first: bool = True, free: int = 1, larger: float = 1.0,
+) -> np.ndarray:  # fmt: skip
+    """An operand, float32, of a product that quantises on the way, the ``first`` one or the other: ``width`` elements
+    along ``axis``, which is contracted, and ``free`` beside them share a scale.
+
+    ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger, of the other operand's
+    contracted lines 16 times; where two meet, by the larger factor: else some elements, whose codes are a matter of
+    rounding, make up the product. ``spread``: every scale block has its own magnitude in 2^-12 .. 2^12, so that a wrong
+    scale index shows. ``zero_blocks``: three in eight scale blocks are zero. ``integers``: see there; the other operand
+    is ``larger``. ``repeated``: three values of one sign, in half of the lines 256 times larger, where scales are one;
+    of the other operand the same integers. ``faint``, ``huge``: the first operand around the smallest absmax that has a
+    scale of its own, with lines far below and some ``peaks``, and around 2^100. Raises ValueError for any other.
+    """
+    if kind not in INPUT_KINDS:
+        raise ValueError(f"no input kind {kind!r}; there are {', '.join(INPUT_KINDS)}")
+    if kind == "integers" or (kind == "repeated" and not first):
+        return np.float32(1.0 if first else larger) * integers(rng, shape, axis, seed, mirror=first)
+    x = rng.standard_normal(shape, dtype=np.float32)
+    along = np.moveaxis(x, axis, -1)
+    if kind == "repeated":
+        x[...] = rng.choice((0.5, 1.0, 1.75), shape)
+        along[: len(along) // 2] *= 256.0
+    elif kind == "outliers":
+        factors = np.ones(along.shape[-2:], np.float32)
+        for lines, most in ((factors, 64.0), (factors.T, 64.0 if first else 16.0)):
+            chosen = rng.choice(len(lines), max(1, len(lines) // 64), replace=False)
+            lines[chosen] = np.maximum(lines[chosen], most)
+        along *= factors
+    elif kind in ("spread", "zero_blocks"):
+        blocks = (*along.shape[:-2], along.shape[-2] // free, along.shape[-1] // width)
+        drawn = np.exp2(rng.integers(-12, 13, blocks)) if kind == "spread" else rng.random(blocks) < 0.625
+        along *= drawn.astype(np.float32).repeat(width, axis=-1).repeat(free, axis=-2)
+    elif kind == "faint" and first:
+        peaks(x, axis, width, seed)[rng.random(along.shape[:-1]) < 0.5] = PEAK
+        along *= rng.choice(np.array(FAINT, np.float32), (len(along), 1))
+    elif kind == "faint":
+        peaks(x, axis, width, seed)[...] = 0.0
+    elif kind == "huge" and first:
+        x *= HUGE
+    return x
+
+
 def turned_steps(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """float64 [M, K]: by how much x [M, K] under scales [M, K/g] changes where its e4m3 code may be the neighbour.
 
@@ -115,17 +210,23 @@ def slack_of(
     b: np.ndarray,
     steps_a: np.ndarray | None,
     steps_b: np.ndarray | None = None,
+    *,
+    carried: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What an element of ``product(a, b)`` is off by at most, where codes turn and operands are rounded to bfloat16;
     and the mean square of what it is off by if all codes turn that may.
 
     Which operands a kernel rounds is its own choice (codes times the scale, or times the largest size, with the rest of
-    the scale at the other operand), so what these operands lose says little: all may lose what rounding loses.
+    the scale at the other operand), so what these operands lose says little: all may lose what rounding loses, unless
+    none loses anything: in the second form, too, where operands are ``carried`` so.
     """
+    forms = (a, a * FP8_MAX, b, b / FP8_MAX) if carried else (a, b)
+    exact = all(_lossless(x) for x in forms)
     # a power of two, so that squares are numbers
     size = 2.0 ** np.floor(np.log2(max(float(np.abs(a).max(initial=0.0)), 1e-300)))
     left, right = np.abs(a / size).astype(np.float32), np.abs(b).astype(np.float32)
-    found: np.ndarray = ROOM * np.sqrt(2 * LOST * product(left * left, right * right))
+    lost = 0.0 if exact else 2 * LOST
+    found: np.ndarray = ROOM * np.sqrt(lost * product(left * left, right * right))
     turned = np.zeros_like(found)
     pairs = [] if steps_a is None else [((steps_a / size).astype(np.float32), right)]
     pairs += [] if steps_b is None else [(left, steps_b.astype(np.float32))]
@@ -133,6 +234,17 @@ def slack_of(
         found, turned = found + product(one, other), turned + product(one * one, other * other)
     return found.astype(np.float64) * size, turned.astype(np.float64) * size**2
 
+
+def _lossless(x: np.ndarray) -> bool:
+    """Whether bfloat16 holds every value."""
+    return bool((x.astype(ml_dtypes.bfloat16) == x).all())
+
+
+ATTENTION_GATES: tuple[Gate, ...] = (
+    SnrGate("exact", "exact", 45.0, worst=0.1), AgreementGate("lone", "lone", ("out",), 1.0, counted="alone"),
+)  # fmt: skip
+"""Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it. Where
+one key has all the weight, the answer is its value."""
 
 GATES: tuple[Gate, ...] = (
     SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),
@@ -143,8 +255,13 @@ INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeat
 ROOM, NEAR = 6.5, 2.0**-21
 """Standard deviations that the largest of millions of errors may be; shares of a code within which it may turn."""
 
-FAINT, HUGE = (2.0**-37, 2.0**-41, 2.0**-110), (40, 91)
-"""What makes values faint and huge: factors around 1e-12 and below, and exponents of two."""
+FAINT, HUGE = (2.0**-37, 2.0**-41, 2.0**-110), np.float32(2.0**100)
+"""What makes values faint and huge: factors around 1e-12 and below, and the largest power of two for which sums of
+codes are numbers however they are scaled."""
+
+PEAK = 2.0**14
+"""Beside it, half of ordinary values have codes below the least normal one of e4m3."""
+
 
 LOST = 2.0**-14 / 12
 """Variance of a rounding to bfloat16, as a share of the value squared: at most a step of 2^-7, evenly spread."""

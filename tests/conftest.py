@@ -4,6 +4,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from testkit.templates import SharedTemplate
+from testkit.warm_intake import WarmIntake
 
 TOGETHER = "exploits/test_triton.py"
 """One worker starts one station for all exploits. pytest 9.2 keeps no node id that xdist 3.8 could add a group to."""
@@ -28,4 +29,5 @@ def shared_templates():
     with pytest.MonkeyPatch.context() as patch:
         for module in ("cascade.modelled", "child.forked_children"):
             patch.setattr(f"tilewright.workers.{module}.Template", SharedTemplate)
+        patch.setattr("tilewright.evolve.intake.child.Intake", WarmIntake)
         yield

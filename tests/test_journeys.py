@@ -26,7 +26,6 @@ from testkit import FIXTURES, ROOT
 from testkit.children import clean_environment, wait_until
 from testkit.sample_campaign import write_sample
 from tilewright.evolve import cli
-from tilewright.evolve.campaign.config import campaign_file, load_config
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.record.journal import Journal
 from tilewright.library import store
@@ -264,45 +263,6 @@ def terminal(folder, typed, **environment):
             read += part
     os.close(ours)
     return process.wait(60), CONTROL.sub("", read.decode(errors="replace"))
-
-
-GELU = '--reference mine.py:plain --args "f32[64, 70]" --target interpreter --evaluations 3 --no-mlflow'
-RELU = '--reference jaxed.py:plain --args "f32[64, 128]" --evaluations 2 --no-mlflow'
-MEANINGLESS = r"headroom|left\b|gain|faster|slower|GB/s|TFLOP/s"
-SESSION: list[tuple[str, int, list[str], str]] = [
-    (f"{TUNE} {GELU}", 0, [r"knob .*BLOCK", r"winner: quick_gelu_tuned/quick_gelu\.py"], MEANINGLESS),
-    (f"{TUNE} {GELU}", 0, [r"winner: quick_gelu_tuned_2/quick_gelu\.py"], MEANINGLESS),
-    ("check mine.py:quik_gelu --args f32[8]", 2, ["defines no quik_gelu; did you mean quick_gelu?"], "reason"),
-    ("check jaxed.py", 0, [r"functions .*squared_relu", "0 problem"], "torch"),
-    (f"check jaxed.py:squared_relu {RELU.partition(' --eval')[0]}", 0, ["passes as a campaign's seed"], "InitGoogle"),
-    (f"tune jaxed.py:squared_relu {RELU}", 0, [r"tpu7x \(modelled\)", r"winner: squared_relu_tuned/"],
-     "InitGoogle|INVALID"),
-    ("status", 0, ["quick-gelu-001 .*finished", "squared-relu-001 .*finished"], "running"),
-    ("status squared-relu-001", 0, ["wall clock", "2 evaluations"], "per %|nothing evaluated"),
-    ("report squared-relu-001", 0, [r"report\.html"], ""),
-    ("du", 0, ["quick-gelu-001", "squared-relu-001", "MLflow of all"], ""),
-    ("rm quick-gelu-001", 0, ["deleted quick-gelu-001", "MLflow keeps"], ""),
-    ("status quick-gelu-001", 2, ["'quick-gelu-001' is unknown"], ""),
-    ("--version", 0, [r"tilewright \d+\.\d+\.\d+"], "unknown"),
-]  # fmt: skip
-"""Typed, exit code, patterns that must come, a pattern that must not."""
-
-
-@pytest.mark.slow
-def test_a_day_at_the_terminal(here):
-    pytest.importorskip("libtpu")
-    edited = here / "quick_gelu_tuned" / "operator.py"
-    for typed, code, wanted, unwanted in SESSION:
-        got, text = terminal(here, typed)
-        assert got == code, f"{typed}: {text}"
-        missing = [pattern for pattern in wanted if not re.search(pattern, text)]
-        assert not missing, f"{typed}: {text}"
-        assert "Traceback" not in text and not (unwanted and re.search(unwanted, text)), f"{typed}: {text}"
-        if edited.exists() and "# mine" not in edited.read_text():
-            edited.write_text(edited.read_text() + "\n# mine\n")
-    assert edited.read_text().endswith("# mine\n"), "an edited file is never replaced"
-    campaign = load_config(campaign_file("squared_relu_tuned/campaign.yaml"))
-    assert campaign.budget.evaluations == 2 and (Path(campaign.operator).parent / "operator.py").is_file()
 
 
 # A busy machine starts late.

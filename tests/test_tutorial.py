@@ -1,6 +1,6 @@
-"""docs/tutorial.md as printed: run its ``sh`` and ``python`` blocks in order, compare what its ``text`` blocks show.
+"""docs/tutorial.md as printed: its ``sh`` and ``python`` blocks run in order and show what its ``text`` blocks say.
 
-Then delete the campaign as docs/campaign.md says.
+Then what its campaign left, on disk, in MLflow and from Python; last, its deletion as docs/campaign.md says.
 """
 
 import os
@@ -10,14 +10,19 @@ import subprocess
 import sys
 import textwrap
 from itertools import takewhile
+from pathlib import Path
 
 import pytest
 
+import tilewright as tw
 from testkit import ROOT
 from testkit.children import clean_environment
+from tilewright.evolve.cli import main
+from tilewright.evolve.record.journal import Journal
 
 pytest.importorskip("libtpu")
 pytest.importorskip("triton")
+pytestmark = pytest.mark.timeout(1800)  # of a busy machine
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 DELETION = re.findall(
@@ -53,46 +58,154 @@ def masked(text):
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "#", text))
 
 
-@pytest.mark.timeout(1800)  # of a busy machine
-def test_the_tutorial_runs_as_printed(tmp_path):
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    command = tmp_path / "bin" / "tilewright"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tilewright.evolve.cli "$@"\n')
-    command.chmod(0o755)
-    paths = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": f"{command.parent}:{os.environ['PATH']}"}
-    environment = clean_environment(**paths)
-    printed, console = "", []
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    session = subprocess.Popen([sys.executable, "-c", SESSION], cwd=tmp_path, env=environment, **pipes)
-    (deletion,) = map(textwrap.dedent, DELETION)
-    after = deletion.partition("for run")[0] + LEFT
-    for language, text in [*BLOCK.findall(PAGE), ("python", deletion), ("python", after)]:
+class Session:
+    """A user who follows the page in a folder: what was printed, and what was not run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / ".tilewright"
+        self.printed, self.console = "", []
+        shutil.copytree(ROOT / "examples", folder / "examples")
+        command = folder / "bin" / "tilewright"
+        command.parent.mkdir()
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tilewright.evolve.cli "$@"\n')
+        command.chmod(0o755)
+        paths = {"PYTHONPATH": f"{ROOT}:{folder}", "PATH": f"{command.parent}:{os.environ['PATH']}"}
+        self.environment = clean_environment(**paths)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._python = subprocess.Popen(
+            [sys.executable, "-c", SESSION], cwd=folder, env=self.environment, **pipes
+        )
+
+    def follow(self, language: str, text: str) -> None:
         if language == "console":
-            console += text.splitlines()
-        elif language == "output":  # of a console block
-            continue
+            self.console += text.splitlines()
         elif language == "text":
-            missing = [line for line in text.splitlines() if masked(line) not in masked(printed)]
-            assert not missing, printed
+            missing = [line for line in text.splitlines() if masked(line) not in masked(self.printed)]
+            assert not missing, self.printed
         elif language == "python":
-            session.stdin.write(f"{text!r}\n")
-            session.stdin.flush()
-            said = "".join(takewhile(lambda line: line != "end of block\n", session.stdout))
-            assert session.poll() is None and "Traceback" not in said, said
-            printed += said
-        else:
-            run = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 800}
-            done = subprocess.run(["bash", "-ec", text], **run)
+            self._python.stdin.write(f"{text!r}\n")
+            self._python.stdin.flush()
+            said = "".join(takewhile(lambda line: line != "end of block\n", self._python.stdout))
+            assert self._python.poll() is None and "Traceback" not in said, said
+            self.printed += said
+        elif language == "sh":
+            run = {"cwd": self.folder, "env": self.environment, "capture_output": True, "text": True}
+            done = subprocess.run(["bash", "-ec", text], timeout=800, **run)
             assert done.returncode == 0, done.stdout + done.stderr
-            printed += done.stdout
-    session.communicate()
-    assert console == list(NOT_RUN)
+            self.printed += done.stdout
+
+    def end(self) -> None:
+        self._python.communicate()
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    made = Session(tmp_path_factory.mktemp("tutorial"))
+    for language, text in BLOCK.findall(PAGE):
+        made.follow(language, text)
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def journal(session):
+    with Journal(session.home / "campaigns" / "softmax-001" / "journal.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def campaign(session):
+    return tw.open_campaign(home=session.home)
+
+
+def test_the_tutorial_runs_as_printed(session):
+    assert session.console == list(NOT_RUN)
     _, shown = re.findall(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    printed = session.printed
     assert not [line for line in shown.splitlines() if masked(line) not in masked(printed)], "the README's"
     gain, *_ = re.findall(r"gain +×([\d.]+) over the best seed", printed)
     (error,) = re.findall(r"largest error (\S+)", printed)
     assert float(gain) > 2 and float(error) < 1e-3
     assert "winner: {'block_rows':" in printed and "softmax-001 None" in printed, printed
     assert re.search(r"^0001 .* ok \d+\.\d", printed, re.M), "a candidate's rate in MLflow"
-    assert printed.endswith("left: 0\n")
+
+
+def test_its_campaign_ends_in_a_verified_winner(session, journal):
+    assert "tpu7x, modelled" in session.printed and "4/4 evaluations" in session.printed
+    record, finals, events = journal.content(), journal.references("final"), journal.events()
+    assert len(record["candidates"]) == len(record["evaluations"]) == 4
+    seed, winner = next(iter(record["evaluations"].values())), finals["winner"]
+    assert winner.verdict == "ok" and winner.fitness >= seed["fitness"] > 0
+    assert events[-1].kind == "finished" and events[-1].detail["winner"] == finals["winner"].genome
+    report = (session.home / "campaigns" / "softmax-001" / "report.html").read_text()
+    assert "softmax-001" in report and "http://" not in report.replace("http://www.w3.org", "")
+
+
+def test_its_lineage_is_in_mlflow(session, journal):
+    import mlflow
+
+    assert "MLflow has not caught up" not in session.printed
+    client = mlflow.MlflowClient(f"sqlite:///{session.home}/mlflow.db")
+    (experiment,) = [e for e in client.search_experiments() if e.name.startswith("tilewright/")]
+    runs = client.search_runs([experiment.experiment_id], max_results=100)
+    children = [r for r in runs if r.data.tags.get("mlflow.parentRunId")]
+    assert len([r for r in runs if r not in children]) == 1
+    judged = [r for r in children if "verdict" in r.data.tags]
+    assert len(judged) >= len(journal.content()["evaluations"])
+
+
+def test_status_and_report_read_what_is_there(session, tmp_path, capsys):
+    for arguments, code, words in (
+        (["status"], 0, ["softmax-001", "finished"]),
+        (["status", "softmax-001"], 0, ["4 evaluations", "winner, genome"]),
+        (["report", "--output", str(tmp_path / "r.html")], 0, ["r.html"]),
+        (["resume", "softmax-001"], 2, ["has finished"]),
+    ):
+        assert main(["--home", str(session.home), *arguments]) == code
+        printed = "".join(capsys.readouterr())
+        assert all(word in printed for word in words), printed
+    assert (tmp_path / "r.html").stat().st_size > 10_000
+
+
+def test_from_python_a_campaign_is_rows_and_a_frame(campaign):
+    assert campaign.id == "softmax-001" and campaign.state == "finished"
+    assert [row["evaluation"] for row in campaign.history] == [1, 2, 3, 4]
+    first = campaign.history[0]
+    assert first["verdict"] == "ok" and first["kind"] == "modelled" and first["unit"] == "GB/s"
+    assert first["fitness_low"] < first["fitness"] < first["fitness_high"]
+    assert list(campaign.frame()["genome"]) == [row["genome"] for row in campaign.history]
+    assert campaign.winner is not None and "def build" in campaign.winner["source"]
+
+
+def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(session, campaign, monkeypatch, capsys):
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    table = page[page.index("| in a row |") : page.index("A campaign is read when")]
+    named = {
+        name.replace(".<name>", "").replace(".<workload>", "")
+        for name in re.findall(r"`([^`]+)` *[,|;]", table)
+    }
+    assert {key.split(".")[0] for key in campaign.history[0]} <= named
+    _, plot, _ = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(session.home))
+    exec(compile(plot, "page", "exec"), {"tw": tw})
+    assert "GB/s modelled" in capsys.readouterr().out
+
+
+def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(session, campaign, tmp_path):
+    assert "softmax-001" in campaign.report(tmp_path / "report.html").read_text()
+    for asked, said in (
+        (lambda: tw.resume(home=session.home), "has finished"),
+        (lambda: tw.open_campaign("other", home=session.home), "is unknown"),
+        (lambda: tw.run("quickstart", home=session.home, budgit__evaluations=2), "did you mean 'budget'"),
+        (lambda: tw.load_library(tmp_path), "promote a winner first"),
+    ):
+        with pytest.raises(tw.UserError, match=said):
+            asked()
+
+
+def test_it_is_deleted_as_its_page_says(session):
+    """The last of this file: nothing of the campaign is left."""
+    (deletion,) = map(textwrap.dedent, DELETION)
+    for text in (deletion, deletion.partition("for run")[0] + LEFT):
+        session.follow("python", text)
+    assert session.printed.endswith("left: 0\n")

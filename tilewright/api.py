@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tilewright.evolve.program.run import Program
     from tilewright.evolve.record.journal import Journal
     from tilewright.evolve.report.data import CampaignData
+    from tilewright.evolve.run import CampaignOutcome
     from tilewright.evolve.show.display import Snapshot
 
 LIBRARY = "tilewright_library"
@@ -69,13 +70,18 @@ def run(
 
 
 def start(
-    campaign: str | Path | Mapping[str, Any], *, home: str | Path | None = None, **overrides: Any
+    campaign: str | Path | Mapping[str, Any],
+    *,
+    home: str | Path | None = None,
+    resume: bool = False,
+    **overrides: Any,
 ) -> RunningCampaign:
-    """Start a campaign in a thread of this process and watch it.
+    """Start or continue a campaign in a thread of this process and watch it.
 
     Parameters:
-        campaign: as for ``run``.
+        campaign: as for ``run``; with ``resume`` the id of a stopped campaign.
         home: the folder that keeps campaigns.
+        resume: continue it, instead of starting a new one.
         overrides: keys of the file, as for ``run``.
 
     Returns:
@@ -83,7 +89,7 @@ def start(
         Ctrl-C does, so that ``resume`` continues it.
 
     Raises:
-        UserError: a key is unknown or its value is not allowed.
+        UserError: a key is unknown or its value is not allowed, or the campaign is unknown.
 
     Example:
         running = tw.start("quickstart", budget__evaluations=8)
@@ -91,7 +97,15 @@ def start(
             print(event["evaluations"], event["best"], event["note"])
         campaign = running.result()
     """
-    return RunningCampaign(_config(campaign, overrides), home)
+    from tilewright.evolve import run as campaigns
+    from tilewright.evolve.record.home import find_campaign, home_folder
+
+    folder = home_folder(None if home is None else str(home))
+    if not resume:
+        return RunningCampaign(partial(campaigns.run, _config(campaign, overrides), folder), home)
+    if overrides:
+        raise UserError(f"start: a campaign continues with its own keys; leave out {', '.join(overrides)}.")
+    return RunningCampaign(partial(campaigns.resume, find_campaign(folder, str(campaign)), folder), home)
 
 
 def _config(campaign: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> CampaignConfig:
@@ -115,14 +129,14 @@ class RunningCampaign:
             print(event["evaluations"], event["verdicts"])
     """
 
-    def __init__(self, config: CampaignConfig, home: str | Path | None) -> None:
-        self._home = home
+    def __init__(self, work: Callable[..., CampaignOutcome], home: str | Path | None) -> None:
+        self._work, self._home = work, home
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._note = ""
         self._campaign: str | None = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(config,), daemon=True, name="campaign")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="campaign")
         self._thread.start()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -153,18 +167,14 @@ class RunningCampaign:
         """
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"campaign {self._campaign} still runs.")
+            raise TimeoutError(f"campaign {self._campaign or '(being prepared)'} still runs.")
         if self._error is not None:
             raise self._error
         return open_campaign(self._campaign, home=self._home)
 
-    def _run(self, config: CampaignConfig) -> None:
-        from tilewright.evolve.record.home import home_folder
-        from tilewright.evolve.run import run as run_campaign
-
-        folder = home_folder(None if self._home is None else str(self._home))
+    def _run(self) -> None:
         try:
-            self._campaign = run_campaign(config, folder, _Watcher(self), stop=self._stop).campaign
+            self._campaign = self._work(_Watcher(self), stop=self._stop).campaign
         except BaseException as error:  # noqa: BLE001 - ``result`` raises it in the caller's thread
             self._error = error
         finally:
@@ -281,10 +291,12 @@ class RecordedCampaign:
     @property
     def state(self) -> str:
         """``running``, ``interrupted``, ``killed`` or ``finished``."""
-        return self._data.state if self._data.state == "interrupted" else self._data.short_state
+        return self._data.short_state
 
     def __repr__(self) -> str:
-        return f"<campaign {self.id}, {self.state}, {len(self._data.points)} evaluations>"
+        from tilewright.evolve.report.bill import counted
+
+        return f"<campaign {self.id}, {self.state}, {counted(len(self._data.points), 'evaluation')}>"
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:

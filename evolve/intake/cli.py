@@ -192,6 +192,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
             module = export(campaign, request, answer, where, target, trial)
             _say(f"winner: {module} (a plain module: {answer.get('asked', request).name})")
             if target.gpu_interpreter:
+                _say("a program without a GPU that calls it, or your function, needs TRITON_INTERPRET=1")
                 _say(
                     f"next, with an NVIDIA GPU: tilewright run {where}/campaign.yaml --target cuda --set suite=calls"
                 )
@@ -241,7 +242,7 @@ def _check_file(path: Path, target: Target) -> int:
     found = list(_findings(path, target))
     for line in found:
         _say(line)
-    return 2 if any(": line" in line or ". Remedy: " in line for line in found) else 0
+    return 2 if any(": line" in line or " Remedy: " in line for line in found) else 0
 
 
 def _findings(path: Path, target: Target) -> Iterator[str]:

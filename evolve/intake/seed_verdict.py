@@ -24,6 +24,7 @@ from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice
 from tilewright.workers.intake.judge import bounds
+from tilewright.workers.intake.judge.inputs import family
 
 if TYPE_CHECKING:
     from tilewright.evolve.run import CampaignOutcome
@@ -88,8 +89,8 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     cap, cut = bounds.CAP.get(row[1], 0.0), 0.0
     if narrow and _IN_PLACE.search(answer["source"]):
         cut = min(cap, _CUT * max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["dims"]))
-    if kind in answer["kinds"][1:]:
-        answer["kinds"] = [k for k in answer["kinds"] if k != kind]
+    if left := {k for k in answer["kinds"][1:] if kind in (k, family(k))}:  # a sample names the family alone
+        answer["kinds"] = [k for k in answer["kinds"] if k not in left]
         note = f"inputs of kind {kind} are not used: the original kernel fails on them on {target.name}"
     elif (row[4] or 0.0) < cut:
         row[4] = cut

@@ -30,7 +30,7 @@ def require_table(path: Path, target: Target, overwrite: bool) -> None:
 
 def row_format(text: str | None, answer: Mapping[str, Any]) -> tuple[str, str]:
     """The table's first line and the format of its rows: comma-separated, or the user's ``text``. Raises UserError."""
-    values = {**answer["dims"][0], **answer["defaults"], **FIGURES}
+    values = {**answer["dims"][0], **_fixed(answer), **answer["defaults"], **FIGURES}
     names = ", ".join(values)
     if text is None:
         fields = (f"{{{name}:.2f}}" if isinstance(v, float) else f"{{{name}}}" for name, v in values.items())
@@ -41,6 +41,11 @@ def row_format(text: str | None, answer: Mapping[str, Any]) -> tuple[str, str]:
         why = "an unknown name" if isinstance(error, KeyError) else error
         raise UserError(f"--row: {text!r} has {why} (allowed: {names}; {{{{ for a brace).") from error
     return "", text
+
+
+def _fixed(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of the call that no checked shape lets vary: a row may name them."""
+    return {row["name"]: row["value"] for row in answer["fixed"]}
 
 
 def tune_shapes(
@@ -63,11 +68,11 @@ def tune_shapes(
             data = load(journal)
         start = min(data.points, key=lambda point: point.candidate.index).candidate.genome.id
         seed, best = (data.evaluations[genome].workloads[0] for genome in (start, outcome.winner))
-        times = (1e6 * seconds for seconds in (best.seconds, *best.seconds_interval))
-        figures = dict(
-            zip(FIGURES, (*times, seed.seconds / best.seconds, data.target, outcome.campaign), strict=True)
-        )
-        line = form.format(**{**dims, **data.candidates[outcome.winner].genome.params, **figures})
+        times = (round(1e6 * seconds, 2) for seconds in (best.seconds, *best.seconds_interval))
+        gain = round(seed.seconds / best.seconds, 3)
+        figures = dict(zip(FIGURES, (*times, gain, data.target, outcome.campaign), strict=True))
+        params = data.candidates[outcome.winner].genome.params
+        line = form.format(**{**dims, **_fixed(answer), **params, **figures})
         text += f"{line}\n"
         say(line)
         try:

@@ -25,7 +25,6 @@ from tilewright.evolve.report.data import FINALIST_PREFIX, SEED_PREFIX, Campaign
 from tilewright.evolve.report.tables import flatten
 from tilewright.evolve.report.text import percent_text, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import UNIT_SLUGS, Evaluation, Verdict, WorkloadFigures
-from tilewright.fitness.score import mean_closed
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
@@ -150,8 +149,8 @@ def campaign_run(
 
 
 def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
-    """Finite numbers of an evaluation by metric name."""
-    metrics: dict[str, float] = {"evaluation_wall_seconds": evaluation.wall_seconds}
+    """Finite numbers of an evaluation by metric name, the rate first: MLflow's comparison opens on the first one."""
+    metrics: dict[str, float] = {}
     if evaluation.fitness is not None:
         name = fitness_metric(evaluation.unit, kind)
         metrics[name] = evaluation.fitness
@@ -171,7 +170,7 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
     for gate in evaluation.gates:
         if gate.value is not None:
             metrics[f"gate/{gate.gate}/{gate.inputs}"] = gate.value
-    return _rounded(metrics)
+    return _rounded({**metrics, "evaluation_wall_seconds": evaluation.wall_seconds})
 
 
 @dataclass
@@ -229,13 +228,9 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
 
 
 def cost_metrics(data: CampaignData) -> dict[str, float]:
-    """The bill, and the share of the gap to the floor that the winner closes, in the mean and by workload."""
-    rows = data.headroom()
-    closed = mean_closed(rows)
-    shares = {} if closed is None else {f"campaign/headroom_closed_{data.kind}": closed}
-    for row in rows:
-        shares[f"headroom_closed_{data.kind}/{row.workload.replace('/', '.')}"] = row.closed
-    return _rounded({**data.bill.metrics(), **shares})
+    """The bill, and by workload the factor that the floor still allows."""
+    left = {f"headroom_{data.kind}/{row.workload.replace('/', '.')}": row.left for row in data.headroom()}
+    return _rounded({**data.bill.metrics(), **left})
 
 
 def model_tags(data: CampaignData) -> dict[str, str]:
@@ -249,9 +244,8 @@ def cost_line(data: CampaignData) -> str:
     rows = data.bill.rows()
     named = ("wall clock", "processors", "device", "tokens", "money")
     parts = [f"{name} {rows[name]}" for name in named if name in rows]
-    closed = mean_closed(data.headroom())
-    if closed is not None:
-        parts.append(f"{closed:.1%} of the way from the best seed to the modelled floor (mean of workloads)")
+    if left := [row.left for row in data.headroom()]:
+        parts.append(f"at most ×{max(left):.2f} left to the modelled floor")
     return "Bill: " + "; ".join(_plain(part) for part in parts) + "."
 
 

@@ -81,6 +81,7 @@ def serve_ui(
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with open(log, "ab") as output:
+            print_line("starting MLflow's server; its link follows")
             if late := late_campaigns(home, uri):
                 newest_first = mirror_command(late[::-1], home, uri)
                 children.append(_start(newest_first, environment, output))

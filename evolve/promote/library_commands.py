@@ -11,6 +11,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.library_writer import MAKING, TEMPORARY, Finding, LibraryError, LibraryWriter
 from tilewright.evolve.promote.recheck import recheck_operator
+from tilewright.evolve.report.bill import counted
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.targets import UnknownTarget, load_target
 from tilewright.library import store
@@ -33,8 +34,9 @@ def list_lines(writer: LibraryWriter) -> Iterator[str]:
             gain, kernels = entry["gain"], dispatch["targets"][target]["kernels"]
             forced = f", forced: {entry['forced']}" if entry["forced"] else ""
             yield (
-                f"{operator} version {version} for {target}: {len(kernels)} kernels over "
-                f"{len(dispatch['targets'][target]['regions'])} shapes, {gain['value']:.3f} x {gain['incumbents']} "
+                f"{operator} version {version} for {target}: {counted(len(kernels), 'kernel')} over "
+                f"{counted(len(dispatch['targets'][target]['regions']), 'shape')}, {gain['value']:.3f} x "
+                f"{gain['incumbents']} "
                 f"({gain['kind']}), campaign {entry['campaign']['id']}{forced}"
             )
 

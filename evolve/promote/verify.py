@@ -131,7 +131,7 @@ def verify(
                 evaluator.drop(owner)
                 raise
             mine.evaluations.append(evaluation)
-            say(f"verified {done} of {len(jobs)}: {owner[index]}")
+            say(f"verified {done} of {len(jobs)}: {owner[index]}, round {len(mine.evaluations)}")
     for name, job in jobs:
         found[name].seeds.append(job.seed)
     if not resolved.target.measured:

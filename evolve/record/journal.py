@@ -83,6 +83,8 @@ class Journal:
         if not create and not path.is_file():
             raise JournalError(f"no journal at {path}.")
         if write:
+            if not create:
+                Journal(path).close()  # one that cannot be read gets no lock
             self._lock = _take_lock(path)
         try:
             if create:

@@ -111,10 +111,10 @@ class CampaignData:
 
     @property
     def short_state(self) -> str:
-        """The state in a list of campaigns: ``finished``, ``stopped``, ``running`` or ``killed``."""
+        """The state in a list of campaigns: ``finished``, ``interrupted``, ``running`` or ``killed``."""
         if self.state != "finished" and self.alive:
             return "running"
-        return {"interrupted": "stopped", "unfinished": "killed"}.get(self.state, self.state)
+        return "killed" if self.state == "unfinished" else self.state
 
     @property
     def state_text(self) -> str:

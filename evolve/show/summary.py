@@ -12,9 +12,8 @@ from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
 from tilewright.evolve.report.bill import count_text, counted, timed
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, judge_lines, load, rival_speeds
-from tilewright.evolve.report.text import gain_text, percent_text, printable, shorten
+from tilewright.evolve.report.text import gain_text, printable, shorten
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
-from tilewright.fitness.score import mean_closed, mean_gain
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
@@ -44,7 +43,7 @@ def status_lines(path: Path, verbose: bool = False) -> list[str]:
             lines.append(f"{what}, genome {data.best.genome}: {figures(data.best)}")
         references = data.references[Scope.SUITE.value]
         lines += [f"{name}: {figures(evaluation)}" for name, evaluation in references.items()]
-        return [printable(line) for line in (*lines, *_model_lines(journal), *_balance(data, verbose))]
+        return [printable(line) for line in (*lines, *_model_lines(journal, data), *_balance(data, verbose))]
 
 
 def closing_lines(path: Path, verbose: bool = False) -> list[str]:
@@ -63,7 +62,7 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
         change = winner_change(data)
         lines += change.lines(campaign) if change else []
         lines += judge_lines(point.evaluation for point in data.points)
-        lines += [*_model_lines(journal), *_balance(data, verbose)]
+        lines += [*_model_lines(journal, data), *_balance(data, verbose)]
     table = path.parent / dispatch_table.FILE
     if table.is_file():
         lines += dispatch_table.lines(json.loads(table.read_text(encoding="utf-8")))
@@ -112,14 +111,14 @@ def _line(path: Path, data: CampaignData) -> str:
     elif rate:
         best = f"best {_rounded(rate)} {data.unit} ({data.kind})"
         seed = data.best_seed.fitness if data.best_seed else None
-        best += f", {gain_text(rate / seed)} over the best seed" if seed else ""
+        best += f", {gain_text(rate / seed)} over the best seed" if seed and seed != rate else ""
     return (
         f"{path.parent.name}  {facts.get('operator', '?')} on {target_text(facts.get('target', '?'))}  "
         f"{data.short_state}  {count_text(len(data.points), data.duplicates)}  {best}"
     )
 
 
-def _model_lines(journal: Journal) -> list[str]:
+def _model_lines(journal: Journal, data: CampaignData) -> list[str]:
     """Questions to a language model: their number, the last failure, and an exhausted budget."""
     spent = [event.detail.get("said", "") for event in journal.events() if event.kind == TOKENS_SPENT]
     budget = [f"llm.total_tokens: tilewright asks the model no more, since {reason}" for reason in spent[-1:]]
@@ -129,24 +128,18 @@ def _model_lines(journal: Journal) -> list[str]:
     failed = [str(exchange["error"]) for exchange in exchanges if exchange.get("error")]
     line = f"model {exchanges[-1].get('model', '?')}: {counted(len(exchanges), 'question')}"
     line += f", {len(failed)} unanswered (last: {failed[-1]})" if failed else ""
-    line += "; campaign.log says why answers were refused" if len(failed) < len(exchanges) else ""
+    line += "; campaign.log says why answers were refused" if data.bill.model.refused else ""
     return [line, *budget]
 
 
 def _balance(data: CampaignData, verbose: bool = False) -> list[str]:
-    """The bill, and the share of the gap to the floor that is closed, in the mean and by workload."""
-    rows = data.headroom()
-    closed = mean_closed(rows)
+    """The bill, and by workload what is gained and what the floor still allows."""
     lines = data.bill.lines(verbose) if data.points else []
-    if closed is None:
-        return lines
-    lines.append(
-        f"headroom: {percent_text(closed)} of the way from the best seed to the floor, {gain_text(mean_gain(rows))} "
-        f"(mean of workloads; {data.target_text}, times {data.kind}, floors modelled)"
-    )
-    wide = max(len(row.workload) for row in rows)
+    if rows := data.headroom():
+        lines.append(f"headroom to the floor ({data.target_text}, times {data.kind}, floors modelled):")
+    wide = max((len(row.workload) for row in rows), default=0)
     return lines + [
-        f"  {row.workload:<{wide}}  {percent_text(row.closed)}, {gain_text(row.gain)}, at most ×{row.left:.2f} left"
+        f"  {row.workload:<{wide}}  {gain_text(row.gain)} over the best seed, at most ×{row.left:.2f} left"
         for row in rows
     ]
 

@@ -25,31 +25,54 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.seeds.inlined import inlined
-from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import Shaped, integers
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
+from tilewright.seeds.shaped import ATTENTION_GATES, Shaped, integers
 
-WORST = 0.1
-"""Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it."""
+ALONE = 2.0**-60
+"""Where all other keys have less weight together, no sum in float32 sees them."""
 
-GATES: tuple[Gate, ...] = (SnrGate("exact", "exact", 45.0, worst=WORST),)
 INPUT_KINDS = ("randn", "peaked", "rising", "shifted")
 
 _KERNELS = Path(__file__).parent / "kernels"
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool) -> np.ndarray:
-    """[H, S, D], [KV, T, D], [KV, T, D] -> [H, S, D], all in float64."""
+def lone_references(out: np.ndarray, others: np.ndarray) -> dict[str, Arrays]:
+    """References of answers [..., D], where all keys but the first have so much weight [...] together."""
+    return {"lone": {"out": out.astype(ml_dtypes.bfloat16)}, "alone": {"out": others < ALONE}}
+
+
+def ordered(q: np.ndarray, k: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> None:
+    """In place, q [..., D], k and v [..., T, D]: scores up to 2^97, and values around 2^110. Scores are powers of two,
+    which scaling leaves exact, whether or not what follows is contracted with it; the largest is mostly one key's."""
+    q[...], k[...] = 0.0, 0.0
+    q[..., 0] = np.exp2(rng.integers(80, 99, q.shape[:-1]))
+    k[..., 0] = np.exp2(np.minimum(2 * rng.geometric(0.5, k.shape[:-1]), 40) - 40)
+    v *= np.float32(2.0**110)
+
+
+def trickling(q: np.ndarray, k: np.ndarray, v: np.ndarray, tokens: int, rng: np.random.Generator) -> None:
+    """In place, of one key head: the first key has nearly all the weight, the others no value, and so many of them
+    together add less weight than bfloat16 keeps beside it."""
+    away = math.log(tokens) + math.log(2.0) * rng.uniform(8.5, 10.0)
+    q[...], k[...], v[1:] = 0.0, 0.0, 0.0
+    q[..., 0], k[1:, 0] = 8.0, -away * math.sqrt(q.shape[-1]) / 8.0
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """[H, S, D], [KV, T, D], [KV, T, D] -> [H, S, D], and [H, S], the weight of all keys but the first, in float64."""
     shared = q.shape[0] // k.shape[0]
     rows, keys = q.shape[1], k.shape[1]
     hidden = np.arange(keys)[None, :] > np.arange(rows)[:, None] + keys - rows
-    out = np.empty((*q.shape[:2], v.shape[2]))
+    out, others = np.empty((*q.shape[:2], v.shape[2])), np.empty(q.shape[:2])
     for head in range(q.shape[0]):
         scores = q[head].astype(np.float64) @ k[head // shared].astype(np.float64).T / math.sqrt(q.shape[2])
         if causal:
             scores[hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[head] = (weights / weights.sum(axis=1, keepdims=True)) @ v[head // shared].astype(np.float64)
-    return out
+        total = weights.sum(axis=1, keepdims=True)
+        out[head] = (weights / total) @ v[head // shared].astype(np.float64)
+        others[head] = total[:, 0] - 1.0
+    return out, others
 
 
 @dataclass(frozen=True)
@@ -58,7 +81,7 @@ class FlashAttention(Shaped):
 
     name: str
     causal: bool
-    gates: tuple[Gate, ...] = GATES
+    gates: tuple[Gate, ...] = ATTENTION_GATES
     input_kinds: tuple[str, ...] = INPUT_KINDS
     constants: Mapping[str, int] = field(default_factory=dict)
 
@@ -97,39 +120,41 @@ class FlashAttention(Shaped):
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands.
 
-        ``randn``: standard normal. ``peaked``: scores spread over 60 and more, every other time over 60,000 with values
-        around 2^60, so that few keys count. ``rising``: the largest score grows from block to block of keys, by 40 in
-        all, so that sums that are not scaled anew show. ``shifted``: all scores near 200, so that exponentials overflow
-        unless a maximum is taken off; every other time all are the same, and the values of the first half of the keys
-        ``shaped.integers``, the others zeros: sums of fewer bits than float32 show. Raises ValueError for another kind.
+        ``randn``: standard normal. ``peaked``: scores spread over 60 and more, so that few keys count, or ``ordered``.
+        ``rising``: the largest score grows from block to block of keys, by 40 in all, so that sums that are not scaled
+        anew show. ``shifted``: scores near 200, so that exponentials overflow unless a maximum is taken off; all are
+        the same, with values of the first half of the keys that are ``shaped.integers`` and of the others zeros, or
+        ``trickling``: sums of fewer bits than float32 show. Which of two takes turns by seed and rows. Raises
+        ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
-        made = {
-            spec.name: rng.standard_normal(spec.shape, dtype=np.float32) for spec in self.inputs(workload)
-        }
-        size = made["q"].shape[2]
-        if kind == "peaked":
-            far = rng.integers(2)
-            made["q"] *= np.float32((16.0, 16384.0)[far])
-            made["v"] *= np.float32((1.0, 2.0**60)[far])
-        elif kind in ("rising", "shifted"):
+        q, k, v = (rng.standard_normal(spec.shape, dtype=np.float32) for spec in self.inputs(workload))
+        size, turn, paired = q.shape[2], (seed + q.shape[1].bit_length()) % 2, v.shape[1] // 512 * 256
+        if kind == "peaked" and turn:
+            ordered(q, k, v, rng)
+        elif kind == "peaked":
+            q *= np.float32(16.0)
+        elif kind == "shifted" and turn and paired:
+            q[...] = v[:, paired:] = 0.0
+            v[:, :paired] = integers(rng, (v.shape[0], paired, size), 1, seed, mirror=True)
+        elif kind == "shifted":
+            for mine, keys, values in zip(q.reshape(len(v), -1, size), k, v, strict=True):
+                trickling(mine, keys, values, 128, rng)
+        if kind in ("rising", "shifted"):
             # one direction of all queries and keys carries what is added to every score
-            lift = np.linspace(0.0, 40.0, made["k"].shape[1]) if kind == "rising" else 200.0
-            made["q"][:, :, 0] = 8.0
-            made["k"][:, :, 0] = lift * math.sqrt(size) / 8.0
-            v = made["v"]
-            paired = v.shape[1] // 512 * 256
-            if kind == "shifted" and paired and rng.random() < 0.5:
-                made["q"][:, :, 1:] = v[:, paired:] = 0.0
-                v[:, :paired] = integers(rng, (v.shape[0], paired, v.shape[2]), 1, seed, mirror=True)
+            lift = np.linspace(0.0, 40.0, k.shape[1]) if kind == "rising" else 200.0
+            q[:, :, 1] = 8.0
+            k[:, :, 1] = lift * math.sqrt(size) / 8.0
+        made = {"q": q, "k": k, "v": v}
         return {name: values.astype(ml_dtypes.bfloat16) for name, values in made.items()}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
-        """The float64 reference ``exact``."""
+        """The float64 reference ``exact``; ``lone`` and ``alone`` of the gate."""
         del workload
-        return {"exact": {"out": attention(inputs["q"], inputs["k"], inputs["v"], causal=self.causal)}}
+        out, others = attention(inputs["q"], inputs["k"], inputs["v"], causal=self.causal)
+        return {"exact": {"out": out}, **lone_references(out, others)}
 
     def visible(self, workload: Workload) -> int:
         """Scores of one head that count: pairs of a query and a key that it sees."""

@@ -32,11 +32,12 @@ from tilewright.seeds.operator import (
     Workload,
 )
 from tilewright.seeds.sampled import Elements, Sample, normal_table, spread_picks
-from tilewright.seeds.shaped import Shaped, matrix, suites_of
+from tilewright.seeds.shaped import PEAK, Shaped, matrix, peaks, suites_of
 
 EPSILON = 1e-6
 INPUT_KINDS = (*MATRIX_KINDS, "repeated", "faint")
-"""``faint``: every row has its own magnitude in 2^-14 .. 2^-4, where epsilon and the floor of a maximum tell."""
+"""``faint``: every row has its own magnitude in 2^-14 .. 2^-4, where epsilon and the floor of a maximum tell; a norm's
+with ``shaped.peaks``."""
 
 SAMPLED_ROWS = 24
 _KERNELS = Path(__file__).parent / "kernels"
@@ -90,19 +91,23 @@ class FusedQuant(Shaped):
         return TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", (k // BLOCK, m), "float32")
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
-        """Fresh operands; the norm's weights lie around one, of ``spread`` around powers of two."""
+        """Fresh operands; the norm's weights lie around one, of ``spread`` around powers of two, of ``repeated`` of
+        both signs."""
         m, k = self.dims(workload)
         rng = generator(seed, kind)
         wide = 2 * k if self.gated else k
         if kind == "faint":
-            faint = draw(rng, m, wide, "randn").astype(np.float32) * np.exp2(rng.integers(-14, -3, (m, 1)))
-            x = faint.astype(ml_dtypes.bfloat16)
+            faint = draw(rng, m, wide, "randn").astype(np.float32)
+            if not self.gated:
+                peaks(faint, 1, BLOCK, seed)[rng.random(m) < 0.5] = PEAK
+            x = (faint * np.exp2(rng.integers(-14, -3, (m, 1)))).astype(ml_dtypes.bfloat16)
         else:
             x = draw(rng, m, wide, kind)
         if self.gated:
             return {"x": x}
         g = 1.0 + 0.25 * rng.standard_normal(k)
-        g *= np.exp2(rng.integers(-3, 4, k)) if kind == "spread" else 1.0
+        if kind in ("spread", "repeated"):
+            g *= np.exp2(rng.integers(-3, 4, k)) if kind == "spread" else rng.choice((-1.0, 1.0), k)
         return {"x": x, "g": g.astype(ml_dtypes.bfloat16)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.seeds.operator import SnrGate, TensorSpec
 from tilewright.seeds.sampled import TABLE, normal_table
-from tilewright.seeds.shaped import integers
+from tilewright.seeds.shaped import PEAK, integers, peaks
 
 BLOCK = 128
 """Edge of a scale block, elements."""
@@ -97,9 +97,9 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
     128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
     index shows. ``zero_blocks``: half of the blocks and a row are zero, and every other time the others 2^40 times
     larger. ``repeated``: three values, rows of one sign and of different size, some of one value.
-    ``scaled``: all by 2^40 or by 2^-12, where the floor is near. ``extreme``: every block has its own magnitude in
+    ``extreme``: every block has its own magnitude in
     2^-134 .. 2^118, in a quarter of them all but the largest lie half way between two codes, and some are negative
-    zeros. Raises ValueError for another kind; see ``factors`` for ``integers``.
+    zeros. Raises ValueError for another kind; see ``factors`` for ``integers`` and ``scaled``.
     """
     x = rng.standard_normal((rows, cols), dtype=np.float32)
     grid = (-(-rows // BLOCK), -(-cols // BLOCK))
@@ -123,8 +123,6 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
         signs = rng.choice(np.array([-1, 1], np.float32), (rows, 1)) * _steps(rng, rows)
         few = rng.choice(_FEW)
         x = np.where(rng.random((rows, 1)) < 1 / 8, few[2], rng.choice(few, (rows, cols))) * signs
-    elif kind == "scaled":
-        x *= np.float32(2.0 ** rng.choice((-12, 40)))
     elif kind == "extreme":
         near = rng.choice(_MIDPOINTS, (rows, cols)) * np.exp2(rng.integers(-6, 8, (rows, cols)))
         near = np.where(np.arange(cols) % BLOCK == rng.integers(BLOCK), FP8_MAX, near) * np.sign(x)
@@ -148,7 +146,14 @@ def factors(
     """A [m, k] and B [n, k] of one kind, before they are quantised.
 
     ``integers``: see ``shaped.integers``; up to 14 a sum over one block is held by 14 bits, and one over four is not.
+    ``scaled``: A with ``shaped.peaks``, and both by 2^-12, where the floor is near, or by 2^30 and 2^70.
     """
+    if kind == "scaled":
+        a, b = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
+        peaks(a, 1, BLOCK, seed)[rng.random(m) < 0.5] = PEAK
+        peaks(b, 1, BLOCK, seed)[...] = 0.0
+        sizes = np.float32(2.0) ** rng.choice(np.array(((-12, -12), (30, 70), (70, 30))))
+        return (a * sizes[0]).astype(ml_dtypes.bfloat16), (b * sizes[1]).astype(ml_dtypes.bfloat16)
     if kind != "integers":
         return draw(rng, m, k, kind), draw(rng, n, k, kind)
     mirrored = integers(rng, (m, k), 1, seed, mirror=True, most=most)

@@ -24,7 +24,7 @@ for comparability only; the exact gate (45 dB against float64 over the dequantis
 turn explain) decides.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -35,47 +35,12 @@ import numpy as np
 from tilewright.seeds import shaped
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import INPUT_KINDS, Product, gemm, integers, slack_of, turned_steps
-
-FP8_MAX = 448.0
-"""Largest finite e4m3fn value."""
-
-ABSMAX_FLOOR = 1e-12
-"""Smallest absmax a scale is made from, so that an all-zero group has a finite scale."""
-
-WEIGHT_BLOCK_N = 128
-"""Columns that share one weight scale."""
+from tilewright.seeds.shaped import Product, gemm
 
 RECIPES: Mapping[str, int] = MappingProxyType({"g128": 128, "g256": 256, "g512": 512})
 """Recipe name to scale group along K. One more number makes one more operator."""
 
 _KERNELS = Path(__file__).parent / "kernels"
-
-
-def quantise_activations(a: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """The contract's quantiser: ``a`` [M, K] -> (q [M, K] e4m3, s [M, K/group] float32)."""
-    rows, depth = a.shape
-    x = a.astype(np.float32).reshape(rows, depth // group, group)
-    absmax = np.maximum(np.abs(x).max(axis=2), np.float32(ABSMAX_FLOOR))
-    scale = absmax / np.float32(FP8_MAX)
-    q = (x / scale[:, :, None]).astype(ml_dtypes.float8_e4m3fn)
-    return q.reshape(rows, depth), scale
-
-
-def quantise_weights(w: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """``w`` [K, N] float32 -> (q [K, N] e4m3, scales [K/group, 1, N] float32, equal within 128 columns)."""
-    depth, cols = w.shape
-    blocks = w.astype(np.float32).reshape(depth // group, group, cols // WEIGHT_BLOCK_N, WEIGHT_BLOCK_N)
-    absmax = np.maximum(np.abs(blocks).max(axis=(1, 3)), np.float32(ABSMAX_FLOOR))
-    scale = absmax / np.float32(FP8_MAX)
-    q = (blocks / scale[:, None, :, None]).astype(ml_dtypes.float8_e4m3fn).reshape(depth, cols)
-    return q, np.repeat(scale, WEIGHT_BLOCK_N, axis=1)[:, None, :]
-
-
-def dequantise_weights(w: np.ndarray, sw: np.ndarray) -> np.ndarray:
-    """``w`` [K, N] e4m3 and ``sw`` [K/g, 1, N] -> float64 [K, N]."""
-    depth, cols = w.shape
-    return (w.astype(np.float64).reshape(sw.shape[0], -1, cols) * sw.astype(np.float64)).reshape(depth, cols)
 
 
 @dataclass(frozen=True)
@@ -87,7 +52,7 @@ class FusedFp8Gemm(Product):
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = shaped.GATES
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    input_kinds: tuple[str, ...] = shaped.INPUT_KINDS
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -113,38 +78,15 @@ class FusedFp8Gemm(Product):
         raise ValueError(f"{self.name} has no inputs variant {variant!r}; it has 'bf16' and 'prequant'")
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
-        """Fresh operands ``a``, ``w``, ``sw``.
-
-        ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns of A and W are 16 to 64 times
-        larger, where the two meet by the larger factor. ``spread``: every scale block of A and W has its own
-        magnitude in 2^-12 .. 2^12, so that a wrong scale index shows. ``zero_blocks``: three in eight scale
-        blocks of A and of W are zero. ``integers``: see ``shaped.integers``. ``repeated``: three values of one sign.
-        ``faint``: rows of A around the smallest absmax that has a scale of its own, and far below. ``huge``: A around a
-        size from 2^40 to 2^90. Raises ValueError for another kind.
-        """
+        """Fresh operands ``a``, ``w``, ``sw``: see ``shaped.values``. No operand of ``integers`` loses anything in
+        bfloat16, scaled either way. Raises ValueError for a kind that is not there."""
         m, n, k = self.dims(workload)
-        rng = np.random.default_rng([seed, INPUT_KINDS.index(kind) if kind in INPUT_KINDS else 0])
-        a = rng.standard_normal((m, k), dtype=np.float32)
-        w = rng.standard_normal((k, n), dtype=np.float32)
-        if kind == "outliers":
-            _amplify(rng, a, 64.0, 64.0)
-            _amplify(rng, w, 16.0, 64.0)
-        elif kind == "spread":
-            self._scale_blocks(a, w, lambda blocks: np.exp2(rng.integers(-12, 13, blocks)))
-        elif kind == "zero_blocks":
-            self._scale_blocks(a, w, lambda blocks: np.less(rng.random(blocks), 0.625))
-        elif kind == "integers":
-            a = integers(rng, (m, k), 1, seed, mirror=True)
-            w = integers(rng, (k, n), 0, seed, mirror=False)
-        elif kind == "repeated":
-            a, w = rng.choice(np.array([0.5, 1.0, 1.75], np.float32), (m, k)), np.abs(w)
-        elif kind == "faint":
-            a *= rng.choice(np.array(shaped.FAINT, np.float32), (m, 1))
-        elif kind == "huge":
-            a *= np.float32(2.0 ** rng.integers(*shaped.HUGE))
-        elif kind != "randn":
-            raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
-        q, scale = quantise_weights(w, self.group)
+        rng = np.random.default_rng([seed, *kind.encode()])
+        a = shaped.values(rng, kind, (m, k), 1, self.group, seed)
+        w = shaped.values(
+            rng, kind, (k, n), 0, self.group, seed, first=False, free=shaped.SCALED_COLUMNS, larger=7.0
+        )
+        q, scale = shaped.quantise_weights(w, self.group)
         return {"a": a.astype(ml_dtypes.bfloat16), "w": q, "sw": scale}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
@@ -152,12 +94,12 @@ class FusedFp8Gemm(Product):
 
         ``slack``, ``turned``: see ``shaped.slack_of``.
         """
-        w = dequantise_weights(inputs["w"], inputs["sw"])
-        q, scale = quantise_activations(inputs["a"], self.group)
-        rows, depth = q.shape
-        groups = q.astype(np.float64).reshape(rows, depth // self.group, self.group)
-        dequantised = (groups * scale.astype(np.float64)[:, :, None]).reshape(rows, depth)
-        slack, turned = slack_of(np.matmul, dequantised, w, turned_steps(inputs["a"], scale))
+        w = shaped.dequantise_weights(inputs["w"], inputs["sw"])
+        q, scale = shaped.quantise(inputs["a"], self.group)
+        dequantised = shaped.dequantise(q, scale)
+        slack, turned = shaped.slack_of(
+            np.matmul, dequantised, w, shaped.turned_steps(inputs["a"], scale), carried=True
+        )
         return {
             "exact": {"c": dequantised @ w},
             "field": {"c": inputs["a"].astype(np.float64) @ w},
@@ -176,22 +118,13 @@ class FusedFp8Gemm(Product):
     def bytes(self, workload: Workload) -> int:
         """Operands once, with one weight scale per g x 128 block (expanded scales are a convenience), result once."""
         m, n, k = self.dims(workload)
-        scales = (k // self.group) * (n // WEIGHT_BLOCK_N)
+        scales = (k // self.group) * (n // shaped.SCALED_COLUMNS)
         return 2 * m * k + k * n + 4 * scales + 2 * m * n
 
     @property
     def multiples(self) -> Mapping[str, int]:
         """Scale blocks of ``w`` are whole."""
-        return {"K": self.group, "N": WEIGHT_BLOCK_N}
-
-    def _scale_blocks(self, a: np.ndarray, w: np.ndarray, draw: Callable[..., np.ndarray]) -> None:
-        """Multiply every scale block of ``a`` and of ``w`` in place by its own factor; ``draw(shape)`` -> factors."""
-        g = self.group
-        rows, cols = a.shape[0], w.shape[1]
-        groups = a.shape[1] // g
-        a.reshape(rows, groups, g)[...] *= draw((rows, groups, 1)).astype(np.float32)
-        blocks = w.reshape(groups, g, cols // WEIGHT_BLOCK_N, WEIGHT_BLOCK_N)
-        blocks *= draw((groups, 1, cols // WEIGHT_BLOCK_N, 1)).astype(np.float32)
+        return {"K": self.group, "N": shaped.SCALED_COLUMNS}
 
 
 def operators() -> dict[str, FusedFp8Gemm]:
@@ -201,20 +134,6 @@ def operators() -> dict[str, FusedFp8Gemm]:
         recipe: FusedFp8Gemm(f"gemm_fp8_fused/{recipe}", group, suites, _kernels(group))
         for recipe, group in RECIPES.items()
     }
-
-
-def _amplify(rng: np.random.Generator, x: np.ndarray, rows: float, cols: float) -> None:
-    """Multiply 1/64 of the rows and of the columns of ``x`` in place, what lies in both by the larger factor.
-
-    By both factors, some hundred elements would make up the whole product: whether a right kernel rounds one of them
-    to the other of two equally near codes would then decide its reading (44 dB in one drawing of forty).
-    """
-    factors = []
-    for size, factor in ((x.shape[0], rows), (x.shape[1], cols)):
-        along = np.ones(size, np.float32)
-        along[rng.choice(size, max(1, size // 64), replace=False)] = factor
-        factors.append(along)
-    x *= np.maximum(factors[0][:, None], factors[1][None, :])
 
 
 def _suites() -> dict[str, Suite]:

@@ -34,36 +34,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from tilewright.seeds import shaped
 from tilewright.seeds.gmm_fp8.recipes import RECIPES, Recipe, suites
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
-from tilewright.seeds.shaped import FAINT, GATES, HUGE, INPUT_KINDS, integers, slack_of, turned_steps
 
-FP8_MAX = 448.0
-ABSMAX_FLOOR = 1e-12
-FREE_BLOCK = 128
-"""Elements of the free dimension that share one scale of ``rhs``."""
-
-
+FREE_BLOCK = shaped.SCALED_COLUMNS
 _KERNELS = Path(__file__).parent / "kernels"
 _NAMES = {"fwd": ("lhs", "out"), "dlhs": ("grad", "dlhs"), "tgmm": ("lhs", "drhs")}
-
-
-def quantise(x: np.ndarray, group: int, *, bf16_scales: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Along the last axis: ``x`` [..., C] -> (q [..., C] e4m3, scales [..., C/group] float32)."""
-    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, group)
-    absmax = np.maximum(np.abs(blocks).max(axis=-1), np.float32(ABSMAX_FLOOR))
-    scale = absmax / np.float32(FP8_MAX)
-    if bf16_scales:
-        scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
-    codes = (blocks / scale[..., None]).astype(ml_dtypes.float8_e4m3fn)
-    return codes.reshape(x.shape), scale
-
-
-def dequantise(codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The inverse in float64."""
-    blocks = codes.astype(np.float64).reshape(*scale.shape, -1) * scale.astype(np.float64)[..., None]
-    return blocks.reshape(codes.shape)
 
 
 def draw_sizes(rng: np.random.Generator, rows: int, groups: int, kind: str) -> np.ndarray:
@@ -99,8 +77,8 @@ class GroupedProduct:
 
     name: str
     recipe: Recipe
-    gates: tuple[Gate, ...] = GATES
-    input_kinds: tuple[str, ...] = INPUT_KINDS
+    gates: tuple[Gate, ...] = shaped.GATES
+    input_kinds: tuple[str, ...] = shaped.INPUT_KINDS
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -170,28 +148,25 @@ class GroupedProduct:
         return (TensorSpec(_NAMES[self.recipe.phase][1], shape, "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
-        """Fresh operands; ``kind`` distributes values and group sizes (``draw_sizes``) alike.
+        """Fresh operands: see ``shaped.values``; ``kind`` distributes group sizes, too (``draw_sizes``).
 
-        ``randn``: standard normal. ``outliers``: 1/64 of rows and columns are 16 to 64 times larger. ``spread``: every
-        scale block has its own magnitude in 2^-12 .. 2^12. ``zero_blocks``: three in eight scale blocks are zero.
-        ``integers``: see ``shaped.integers``. ``repeated``: three values of one sign. ``faint``, ``huge``: the first
-        operand around the smallest absmax that has a scale of its own, with lines far below, and around 2^40 to 2^90.
-        Raises ValueError for another kind.
+        Raises ValueError for a kind that is not there.
         """
-        if kind not in INPUT_KINDS:
-            raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
         m, n, k, groups = self._dims(workload)
-        rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
+        rng = np.random.default_rng([seed, *kind.encode()])
         made: Arrays = {}
         for spec in self.inputs(workload):
             if spec.name in ("lhs", "grad"):
                 axis = 1 if self.recipe.rows else 0
-                first = not made
-                values = self._values(rng, spec.shape, kind, axis, workload, seed, first=first)
-                made[spec.name] = values.astype(ml_dtypes.bfloat16)
+                width = self._block(workload, spec.shape[axis])
+                drawn = shaped.values(rng, kind, spec.shape, axis, width, seed, first=not made)
+                made[spec.name] = drawn.astype(ml_dtypes.bfloat16)
         if self.recipe.rows:
             axis = 1 if self.recipe.phase == "fwd" else 2
-            rhs = self._values(rng, (groups, k, n), kind, axis, workload, seed, first=False)
+            width = self._block(workload, (groups, k, n)[axis])
+            rhs = shaped.values(
+                rng, kind, (groups, k, n), axis, width, seed, first=False, free=FREE_BLOCK, larger=7.0
+            )
             made |= self._quantised_matrices(rhs, axis, workload)
         return {**made, "sizes": draw_sizes(rng, m, groups, kind)}
 
@@ -208,15 +183,18 @@ class GroupedProduct:
         """Float64 references: ``exact`` over the dequantised operands, ``field`` over the unquantised ones."""
         sizes, name = inputs["sizes"], _NAMES[self.recipe.phase][1]
         operands = [name for name in ("lhs", "grad") if name in inputs]
-        first, *others = (self._rounded(name, inputs[name], workload) for name in operands)
+        (first, *others), steps = zip(
+            *(self._as_codes(name, inputs[name], workload) for name in operands), strict=True
+        )
         raw, *fields = (inputs[name].astype(np.float64) for name in operands)
         second = others[0] if others else self._matrices(inputs)
-        steps = (self._steps(name, inputs[name], workload) for name in operands)
 
         def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             return _over_rows(a, b, sizes) if self.recipe.rows else _over_columns(a, b, sizes)
 
-        slack, turned = slack_of(product, first, second, *steps)
+        slack, turned = shaped.slack_of(
+            product, first, second, *steps, carried=self.recipe.rows and self.recipe.quantise_x
+        )
         return {
             "exact": {name: product(first, second)},
             "field": {name: product(raw, fields[0] if fields else second)},
@@ -289,95 +267,35 @@ class GroupedProduct:
             FREE_BLOCK, axis_size
         )
 
-    def _values(
-        self,
-        rng: np.random.Generator,
-        shape: tuple[int, ...],
-        kind: str,
-        axis: int,
-        workload: Workload,
-        seed: int,
-        *,
-        first: bool,
-    ) -> np.ndarray:
-        """Values of an operand, float32, of the ``first`` or the other one; scale blocks lie along ``axis``."""
-        if kind == "integers":
-            return integers(rng, shape, axis, seed, mirror=first)
-        if kind == "repeated":
-            return rng.choice(np.array([0.5, 1.0, 1.75], np.float32), shape)
-        x = rng.standard_normal(shape, dtype=np.float32)
-        if kind == "outliers":
-            # once where the two meet: else a few elements, whose codes are a matter of rounding, make up the product
-            larger = np.zeros(shape[-2:], dtype=bool)
-            for along in (0, 1):
-                size = larger.shape[along]
-                np.moveaxis(larger, along, 0)[rng.choice(size, max(1, size // 64), replace=False)] = True
-            x *= np.where(larger, np.float32(64.0), np.float32(1.0))
-        elif kind in ("faint", "huge") and first:
-            lines = (shape[0], 1) if axis == 1 else (1, shape[1])
-            x *= (
-                rng.choice(np.array(FAINT, np.float32), lines)
-                if kind == "faint"
-                else 2.0 ** rng.integers(*HUGE)
-            )
-        elif kind in ("spread", "zero_blocks"):
-            blocks = np.moveaxis(x, axis, -1)
-            width = self._block(workload, shape[axis])
-            count = (*blocks.shape[:-1], shape[axis] // width)
-            drawn = (
-                np.exp2(rng.integers(-12, 13, count))
-                if kind == "spread"
-                else np.less(rng.random(count), 0.625)
-            )
-            blocks *= np.repeat(drawn.astype(np.float32), width, axis=-1)
-        return x
-
     def _quantised_matrices(self, rhs: np.ndarray, axis: int, workload: Workload) -> Arrays:
         """``rhs`` [G,K,N] float32 as the kernel gets it, contracted along ``axis``."""
         if not self.recipe.quantised:
             return {"rhs": rhs.astype(ml_dtypes.bfloat16)}
-        width = self._width(workload)
-        contracted_last = np.moveaxis(rhs, axis, -1)  # [G, F, C]
-        groups, free, contracted = contracted_last.shape
-        blocks = contracted_last.reshape(groups, free // FREE_BLOCK, FREE_BLOCK, contracted // width, width)
-        absmax = np.maximum(np.abs(blocks).max(axis=(2, 4)), np.float32(ABSMAX_FLOOR))
-        scale = absmax / np.float32(FP8_MAX)  # [G, F/128, C/g]
-        if self.recipe.bf16_scales:
-            scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
-        codes = (blocks / scale[:, :, None, :, None]).astype(ml_dtypes.float8_e4m3fn)
-        codes = np.ascontiguousarray(np.moveaxis(codes.reshape(contracted_last.shape), -1, axis))
-        spread = np.repeat(np.moveaxis(scale, 1, 2), FREE_BLOCK, axis=2)[:, :, None, :]
-        return {"rhs": codes, "scales": np.ascontiguousarray(spread)}
+        along = rhs if axis == 1 else rhs.swapaxes(1, 2)
+        codes, scales = shaped.quantise_weights(
+            along, self._width(workload), bf16_scales=self.recipe.bf16_scales
+        )
+        codes = codes if axis == 1 else codes.swapaxes(1, 2)
+        return {"rhs": np.ascontiguousarray(codes), "scales": np.ascontiguousarray(scales)}
 
     def _matrices(self, inputs: Arrays) -> np.ndarray:
         """Dequantised matrices as they are multiplied: float64 [G, C, F]."""
-        rhs = inputs["rhs"].astype(np.float64)
+        rhs = inputs["rhs"]
         wide = rhs if self.recipe.phase == "fwd" else rhs.swapaxes(1, 2)
         if not self.recipe.quantised:
-            return wide
-        scales = inputs["scales"].astype(np.float64)
-        blocks = wide.reshape(scales.shape[0], scales.shape[1], -1, wide.shape[2]) * scales
-        return blocks.reshape(wide.shape)
+            return wide.astype(np.float64)
+        return shaped.dequantise_weights(wide, inputs["scales"])
 
-    def _steps(self, name: str, x: np.ndarray, workload: Workload) -> np.ndarray | None:
-        """By how much an operand's elements change where their codes may turn; None where it has none."""
-        quantised = self.recipe.quantise_x if self.recipe.rows or name == "lhs" else self.recipe.quantise_y
-        if not quantised:
-            return None
-        width = self._width(workload) if self.recipe.rows else self.recipe.group or FREE_BLOCK
-        along = x if self.recipe.rows else np.ascontiguousarray(x.T)
-        steps = turned_steps(along, quantise(along, width, bf16_scales=self.recipe.bf16_scales)[1])
-        return steps if self.recipe.rows else steps.T
-
-    def _rounded(self, name: str, x: np.ndarray, workload: Workload) -> np.ndarray:
-        """An operand as its codes and scales say, float64."""
-        quantised = self.recipe.quantise_x if self.recipe.rows or name == "lhs" else self.recipe.quantise_y
-        if not quantised:
-            return x.astype(np.float64)
-        scaled = {"bf16_scales": self.recipe.bf16_scales}
-        if self.recipe.rows:
-            return dequantise(*quantise(x, self._width(workload), **scaled))
-        return dequantise(*quantise(np.ascontiguousarray(x.T), self.recipe.group or FREE_BLOCK, **scaled)).T
+    def _as_codes(self, name: str, x: np.ndarray, workload: Workload) -> tuple[np.ndarray, np.ndarray | None]:
+        """An operand as its codes and scales say, float64, and by how much its elements change where their codes may
+        turn; None where it has none."""
+        rows = self.recipe.rows
+        if not (self.recipe.quantise_x if rows or name == "lhs" else self.recipe.quantise_y):
+            return x.astype(np.float64), None
+        along = x if rows else np.ascontiguousarray(x.T)
+        q, scale = shaped.quantise(along, self._block(workload, 0), bf16_scales=self.recipe.bf16_scales)
+        values, steps = shaped.dequantise(q, scale), shaped.turned_steps(along, scale)
+        return (values, steps) if rows else (values.T, steps.T)
 
 
 def _over_rows(rows: np.ndarray, matrices: np.ndarray, sizes: np.ndarray) -> np.ndarray:

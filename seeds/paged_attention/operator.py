@@ -15,7 +15,7 @@ float32; weights may be rounded to bfloat16 before they meet the values; ``out``
 with the lengths and tables that ``known`` says: drawn once, evenly between one token and all.
 """
 
-import math
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,12 +24,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
+from tilewright.seeds.flash_attention.operator import attention, lone_references, ordered, trickling
+from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
+from tilewright.seeds.shaped import ATTENTION_GATES
 
-WORST = 0.1
-"""Weights are rounded to bfloat16: where values cancel, an output is off by a share of what is usual around it."""
-
-GATES: tuple[Gate, ...] = (SnrGate("exact", "exact", 45.0, worst=WORST),)
 INPUT_KINDS = ("randn", "short", "full", "peaked")
 
 STALE = 3000.0
@@ -43,7 +41,7 @@ class PagedDecode:
     """The family's operator; see the module's docstring for the contract."""
 
     name: str
-    gates: tuple[Gate, ...] = GATES
+    gates: tuple[Gate, ...] = ATTENTION_GATES
     input_kinds: tuple[str, ...] = INPUT_KINDS
     constants: Mapping[str, int] = field(default_factory=dict)
     memory_bound: bool = True
@@ -89,26 +87,37 @@ class PagedDecode:
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands.
 
-        ``randn``: standard normal, lengths between one token and all. ``short``: a few tokens, one at least of one.
-        ``full``: every page of every sequence. ``peaked``: scores spread over 60 and more, or over 60,000 with values
-        around 2^60. Raises ValueError for another kind.
+        ``randn``: standard normal, lengths between one token and all, one of them whole pages. ``short``: a few tokens,
+        one at least of one. ``full``: every page of every sequence, or that and ``trickling``. ``peaked``: scores
+        spread over 60 and more, or ``ordered``. Which of two takes turns by seed and pages. Raises ValueError for
+        another kind.
         """
         if kind not in INPUT_KINDS:
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
         q, k, v = (rng.standard_normal(s.shape, dtype=np.float32) for s in self.inputs(workload)[:3])
         lengths, tables = draw(rng, workload, kind)
-        page = workload.dims["R"]
+        page, most = workload.dims["R"], workload.dims["L"]
+        turn = (seed + most.bit_length()) % 2
+        if kind == "randn":
+            lengths[rng.integers(len(lengths))] = page * rng.integers(1, max(2, most))
         owned = np.zeros((k.shape[0], page), bool)
         for length, table in zip(lengths, tables, strict=True):
             place = np.arange(length)
             owned[table[place // page], place % page] = True
         for pages in (k, v):
             pages.swapaxes(1, 2)[~owned] = STALE
-        if kind == "peaked":
-            far = rng.integers(2)
-            q *= np.float32((16.0, 16384.0)[far])
-            v *= np.float32((1.0, 2.0**60)[far])
+        if kind == "peaked" and turn:
+            ordered(q, keys := k.transpose(1, 0, 2, 3).reshape(k.shape[1], -1, k.shape[3]), v, rng)
+            k = keys.reshape(k.shape[1], k.shape[0], page, -1).transpose(1, 0, 2, 3)
+        elif kind == "peaked":
+            q *= np.float32(16.0)
+        elif kind == "full" and turn:
+            for (b, table), head in itertools.product(enumerate(tables), range(k.shape[1])):
+                keys, values = (pages[table, head].reshape(-1, q.shape[2]) for pages in (k, v))
+                mine = slice(head * (q.shape[1] // k.shape[1]), (head + 1) * (q.shape[1] // k.shape[1]))
+                trickling(q[b, mine], keys, values, page, rng)
+                k[table, head], v[table, head] = (x.reshape(-1, page, q.shape[2]) for x in (keys, values))
         made = {"q": q, "k_pages": k, "v_pages": v}
         return {
             **{name: values.astype(ml_dtypes.bfloat16) for name, values in made.items()},
@@ -122,21 +131,18 @@ class PagedDecode:
         return {"lengths": lengths, "tables": tables}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
-        """The float64 reference ``exact``."""
+        """The float64 reference ``exact``; ``lone`` and ``alone`` of the gate."""
         d = workload.dims
-        out = np.empty((d["B"], d["H"], d["D"]))
-        shared = d["H"] // d["KV"]
+        out, others = np.empty((d["B"], d["H"], d["D"])), np.empty((d["B"], d["H"]))
         for b, (length, table) in enumerate(zip(inputs["lengths"], inputs["tables"], strict=True)):
             used = table[: -(-int(length) // d["R"])]
             k, v = (
                 inputs[name][used].astype(np.float64).swapaxes(0, 1).reshape(d["KV"], -1, d["D"])[:, :length]
                 for name in ("k_pages", "v_pages")
             )
-            q = inputs["q"][b].astype(np.float64).reshape(d["KV"], shared, d["D"])
-            scores = q @ k.swapaxes(1, 2) / math.sqrt(d["D"])
-            weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-            out[b] = ((weights / weights.sum(axis=2, keepdims=True)) @ v).reshape(d["H"], d["D"])
-        return {"exact": {"out": out}}
+            one, rest = attention(inputs["q"][b][:, None], k, v, causal=False)
+            out[b], others[b] = one[:, 0], rest[:, 0]
+        return {"exact": {"out": out}, **lone_references(out, others)}
 
     def flops(self, workload: Workload) -> int:
         """Two products of 2 D a score."""

@@ -453,3 +453,41 @@ def test_where_a_rounding_within_turns_few_elements_are_off(off, seen):
     found.reshape(-1)[:off] *= np.float32(1.004)
     rare = allowance(SnrGate("scales", "scales", 45.0, worst=0.02, rare=0.01))
     assert (objection(found, wanted, rare) is not None) is seen
+
+
+@pytest.mark.parametrize(
+    ("off", "passes"), [(0.0, True), (2.0**-17, True), (2.0**-13, False), (2.0**-11, False)]
+)
+def test_where_nothing_is_left_an_answer_is_one_rounding(off, passes):
+    exact = np.random.default_rng(4).uniform(1.0, 2.0, (64, 96)) * 1000.0
+    gate = SnrGate("g", "r", 45.0, slack="s")
+    for slack, allowed in ((0.0, passes), (2.0, True)):
+        found = {"c": (exact * (1 + off)).astype(ml_dtypes.bfloat16)}
+        references = {"r": {"c": exact}, "s": {"c": np.full(exact.shape, slack)}}
+        (reading,) = read_gates((gate,), found, references, "k")
+        assert reading.passed is allowed, reading.detail
+    ties = np.round(exact / 8) * 8 + 4.0
+    up = np.nextafter(ties, np.inf).astype(ml_dtypes.bfloat16)
+    (reading,) = read_gates((gate,), {"c": up}, {"r": {"c": ties}, "s": {"c": np.zeros(ties.shape)}}, "k")
+    assert reading.passed, "a tie may go either way"
+
+
+def test_chance_of_noise_counts_what_each_element_may_be_off_by():
+    wanted, found = np.full((8, 8), 1.0), np.full((8, 8), 1.0)
+    rounded, unit = wanted.copy(), np.full((8, 8), 2.0**-7)
+    wanted[0, 0], rounded[0, 0], found[0, 0], unit[0, 0] = 100.2, 100.0, 100.5, 0.5
+    around, output = np.full((8, 8), 12.5), found.astype(ml_dtypes.bfloat16)
+    given = (found, wanted, rounded, unit, around, ROUNDED, output)
+    assert elements.excess_noise(*given) == 0.0, "one element makes up the noise, which may be chance"
+    found[0, 0] = 100.6
+    assert elements.excess_noise(*given) > 3.0
+
+
+def test_what_is_usual_where_outliers_cross_grows_with_all_values():
+    values = np.random.default_rng(2).standard_normal((64, 64))
+    values[3] *= 64
+    values[:, 5] *= 64
+    reach = elements._reach(values)
+    assert reach[3, 5] > 1000
+    for factor in (2.0**-10, 2.0**10):
+        np.testing.assert_allclose(elements._reach(values * factor), reach * factor)

@@ -21,11 +21,13 @@ def shape(heads=2, shared=1, rows=256, keys=512, size=128):
     return Workload("w", {"H": heads, "KV": shared, "S": rows, "T": keys, "D": size})
 
 
-def readings(name, params, *, kernel="schedule", kind="randn", workload=None, edit=None):
+def readings(name, params, *, kernel="schedule", kind="randn", workload=None, edit=None, inputs=None):
     """Gates on one kernel of the operator, by gate."""
     source = family()[name].kernels[kernel].source
     source = edited(source, *edit) if edit else source
-    return pallas_interpreter.readings(family()[name], workload or shape(), source, params, kind, how=True)
+    return pallas_interpreter.readings(
+        family()[name], workload or shape(), source, params, kind, inputs=inputs, how=True
+    )
 
 
 SMALL = {"block_q": 128, "block_k": 128, "sub_q": 128, "sub_k": 128}
@@ -59,13 +61,31 @@ def test_wrong_twins_fail(twin):
     assert not found["exact"].passed
 
 
-def test_sums_of_sixteen_bits_fail():
-    edit = ("acc[...] * shrink + jnp.dot", "(acc[...] * shrink).astype(jnp.bfloat16) + jnp.dot")
+STORED = "                top[...] = now\n"
+
+
+@pytest.mark.parametrize(
+    ("seed", "kind", "edit"),
+    [
+        (7, "shifted", ("acc[...] * shrink + jnp.dot", "(acc[...] * shrink).astype(jnp.bfloat16) + jnp.dot")),
+        (
+            0,
+            "shifted",
+            (
+                STORED,
+                STORED + "                total[...] = total[...].astype(jnp.bfloat16).astype(jnp.float32)\n",
+            ),
+        ),
+        (1, "peaked", ("(acc[...] / total[...])", "(acc[...] / total[...] * 1.002)")),
+        (1, "peaked", ("s = s * scale\n", "s = jnp.minimum(s * scale, 1e6)\n")),
+    ],
+)
+def test_sums_of_sixteen_bits_leaning_answers_and_clipped_scores_fail(seed, kind, edit):
+    workload = shape(1, 1, 128, 1024 if "total[...].astype" in edit[1] else 512)
+    inputs = family()["full"].make_inputs(workload, seed, kind)
     for change in (None, edit):
-        found = readings(
-            "full", {}, kernel="plain", kind="shifted", workload=shape(1, 1, 512, 512), edit=change
-        )
-        assert found["exact"].passed is (change is None), found
+        found = readings("full", {}, kernel="plain", kind=kind, workload=workload, edit=change, inputs=inputs)
+        assert all(gate.passed for gate in found.values()) is (change is None), found
 
 
 def test_work_and_floors():

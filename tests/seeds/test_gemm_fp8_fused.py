@@ -11,15 +11,9 @@ from testkit.seeds.pallas_interpreter import edited, interpreted
 from tilewright.evolve.space.space import Space
 from tilewright.fitness.gates import ill_formed, read_gates
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.gemm_fp8_fused.operator import (
-    ABSMAX_FLOOR,
-    INPUT_KINDS,
-    dequantise_weights,
-    operators,
-    quantise_activations,
-)
+from tilewright.seeds.gemm_fp8_fused.operator import operators
 from tilewright.seeds.operator import Workload
-from tilewright.seeds.shaped import gemm
+from tilewright.seeds.shaped import ABSMAX_FLOOR, INPUT_KINDS, dequantise_weights, gemm, quantise
 
 SMALL = Workload("512x512x1024", {"M": 512, "N": 512, "K": 1024})
 TINY = Workload("256x256x1024", {"M": 256, "N": 256, "K": 1024})
@@ -106,7 +100,7 @@ def test_rows_below_the_least_scale_have_the_contracts_codes(operator, kernel, p
     module = {"__name__": "kernel"}
     exec(compile(load_operator(operator).kernels[kernel].source, "kernel.py", "exec"), module)
     found = module["quantise"](below, *([plan] if plan else []))[0]
-    turned = np.mean(np.asarray(found) != quantise_activations(below, 128)[0])
+    turned = np.mean(np.asarray(found) != quantise(below, 128)[0])
     assert len(below) > 128 and turned < 1e-3, "a floor in bfloat16 turns 2 % of the codes"
 
 
@@ -155,9 +149,8 @@ def test_a_sum_that_another_code_makes_zero_passes_and_larger_zeros_do_not():
 
 def test_baselines_compute_the_product():
     operator = family()["g512"]
-    inputs, references = case("g512", "randn")
-    weights = references["exact"]["c"]
-    q, scale = quantise_activations(inputs["a"], operator.group)
+    inputs, references = case("g512", "randn", TINY)
+    q, scale = quantise(inputs["a"], operator.group)
     source, params = kernel("prequant", block_m=256, block_n=256, sub_m=128)
     outputs = {"c": interpreted(source, params, (q, scale, inputs["w"], inputs["sw"]))}
     assert all(r.passed for r in read_gates(operator.gates, outputs, references, "randn"))
@@ -206,7 +199,8 @@ def narrowed(bits, product, steps):
 
 
 @pytest.mark.parametrize(("cheat", "refused"), [
-    ("signs of small outputs", True), ("small outputs scaled", True), (8, True), (11, True), (14, True),
+    ("signs of small outputs", True), ("small outputs scaled", True), ("answers lean", True), (14, True),
+    pytest.param(8, True, marks=pytest.mark.slow), pytest.param(11, True, marks=pytest.mark.slow),
     ("honest", False), (24, False), ("bf16 operands", False),
 ])  # fmt: skip
 def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
@@ -215,11 +209,11 @@ def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
         gemm(128, 128, 4096) if isinstance(cheat, int) else gemm(512, 512, 1024),
     )
     found = []
-    kinds = ("randn", "integers") if refused or cheat == 24 else operator.input_kinds
+    kinds = ("randn", "integers", "repeated") if refused or cheat == 24 else operator.input_kinds
     for kind, seed in itertools.product(kinds, range(2)):
         inputs = operator.make_inputs(shape, seed, kind)
         references = operator.oracle(shape, inputs)
-        q, s = quantise_activations(inputs["a"], 128)
+        q, s = quantise(inputs["a"], 128)
         a = (q.astype(np.float32) * np.repeat(s, 128, axis=1)).astype(np.float32)
         w = dequantise_weights(inputs["w"], inputs["sw"]).astype(np.float32)
         if cheat == "bf16 operands":
@@ -229,6 +223,8 @@ def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
             made = np.where(np.abs(made) < 0.5, -made, made)
         elif cheat == "small outputs scaled":
             made = np.where(np.abs(made) < 2.0, 0.8 * made, made)
+        elif cheat == "answers lean":
+            made = made * np.float32(1.0001)
         readings = read_gates(operator.gates, {"c": made.astype(ml_dtypes.bfloat16)}, references, kind)
         found += [(kind, seed, r.value, r.detail) for r in readings if not r.passed]
     assert bool(found) is refused, found

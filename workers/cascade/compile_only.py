@@ -118,11 +118,6 @@ class CompileOnlyCascade(Cascade):
         self._compiler = compiler or describe_children(scratch)
         self._station = LocalStation(GPUS["interpreter"], scratch) if checked else None
 
-    @property
-    def replaced(self) -> int:
-        """Compiling children that ended badly and were replaced."""
-        return self._compiler.replaced
-
     def close(self) -> None:
         """Kill the children."""
         self._compiler.close()
@@ -145,31 +140,20 @@ class CompileOnlyCascade(Cascade):
         return triton_toolchain.toolchain()
 
 
-def code_descriptors(compiled: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The same of what ``machine_code`` reads: spills, matrix instruction, and whether FFMAs yield."""
-    kernels = list(compiled.values())
-    matrix = sorted({name for k in kernels for name in k["matrix"]})
-    return {
-        "spills": "yes" if any(k["spills"] for k in kernels) else "no",
-        "matrix": ",".join(matrix) or "none",
-        "yields": "yes" if any(k["yields"] >= LEAST_YIELDS for k in kernels) else "no",
-    }
-
-
 def descriptors(compiled: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Where a kernel belongs in an archive: the occupancy bound, spills, matrix instruction and width of stores.
+    """Where a kernel belongs in an archive: spills, matrix instruction, and by who read its code either the occupancy
+    bound and the width of stores or, of CUDA C++, whether FFMAs yield.
 
     Of several kernels, the worst bound and the narrowest stores count.
     """
-    if not compiled:
-        return {}
     kernels = list(compiled.values())
-    if "occupancy" not in kernels[0]:
-        return code_descriptors(compiled)
+    if not kernels:
+        return {}
+    whole = "occupancy" in kernels[0]
+    spilled = any((k["spilled"] or k["stack_bytes"]) if whole else k["spills"] for k in kernels)
     matrix = sorted({name for k in kernels for name in k["matrix"]})
-    return {
-        "occupancy": f"{100 * min(k['occupancy'] for k in kernels):g}%",
-        "spills": "yes" if any(k["spilled"] or k["stack_bytes"] for k in kernels) else "no",
-        "matrix": ",".join(matrix) or "none",
-        "stores": f"{min(k['store_bytes'] for k in kernels):.0f}B",
-    }
+    found = {"spills": "yes" if spilled else "no", "matrix": ",".join(matrix) or "none"}
+    if not whole:
+        return {**found, "yields": "yes" if any(k["yields"] >= LEAST_YIELDS for k in kernels) else "no"}
+    bound, stores = min(k["occupancy"] for k in kernels), min(k["store_bytes"] for k in kernels)
+    return {"occupancy": f"{100 * bound:g}%", **found, "stores": f"{stores:.0f}B"}

@@ -237,11 +237,8 @@ def _descriptors(found: Findings) -> dict[str, str]:
     """Where a kernel belongs in an archive: its shared memory, and what a launch costs the host, binned."""
     result = {}
     if "shared" in found.claimed:
-        kibibytes, low = int(found.claimed["shared"]) / 1024, 0
-        for edge in _SHARED_EDGES:
-            if kibibytes <= edge:
-                break
-            low = edge
+        kibibytes = int(found.claimed["shared"]) / 1024
+        low = max((edge for edge in _SHARED_EDGES if edge < kibibytes), default=0)
         result["shared"] = f"{low}+KiB"
     host = host_seconds(found.figures)
     if host > 0:

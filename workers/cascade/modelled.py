@@ -168,9 +168,6 @@ def pallas_template() -> Template:
 def _descriptors(found: Findings) -> dict[str, str]:
     """Where the kernel belongs in an archive, as far as the target knows: its VMEM use, binned."""
     mebibytes = max(f.diagnosis["vmem_bytes"] for f in found.figures) / 2**20
-    low = 0
-    for edge in _VMEM_EDGES:
-        if mebibytes <= edge:
-            return {"vmem": f"{low}-{edge}MiB"}
-        low = edge
-    return {"vmem": f"{low}MiB+"}
+    low = max((edge for edge in _VMEM_EDGES if edge < mebibytes), default=0)
+    high = next((edge for edge in _VMEM_EDGES if edge > low), None)
+    return {"vmem": f"{low}-{high}MiB" if high else f"{low}MiB+"}

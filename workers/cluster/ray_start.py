@@ -176,7 +176,8 @@ def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | N
             ray.init(**common)
     except Exception as error:  # Ray raises a bare Exception when its node does not start in time
         where = f"the Ray cluster at {address} cannot be joined" if address else "Ray cannot start"
-        raise PoolUnavailable(f"{where}: {first_line(error).rstrip('.')}") from error
+        wants = "; a cluster with a token wants it here too (RAY_AUTH_MODE=token)" if address else ""
+        raise PoolUnavailable(f"{where}: {first_line(error).rstrip('.')}{wants}") from error
 
 
 def keep_lines() -> None:

@@ -228,7 +228,8 @@ class OpenAIEndpoint:
             raise EndpointFailed(said, billed=not refused) from error
         except self._openai.APIError as error:
             unreached = type(error.__cause__).__name__ == "ConnectError"
-            name = "no connection to" if unreached else f"{type(error).__name__} from"
+            slow = isinstance(error, self._openai.APITimeoutError) and "no answer in time"
+            name = "no connection to" if unreached else f"{slow or type(error).__name__} from"
             raise EndpointFailed(f"{name} {self._place}", billed=not unreached) from error
         except (ValueError, TypeError, AttributeError) as error:
             raise EndpointFailed("the model endpoint's answer is not a chat completion") from error

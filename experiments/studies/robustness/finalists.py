@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--operators", nargs="*", default=(), help="parts of their names; default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=TWIN_SEEDS, help="of what is honest")
     parser.add_argument("--target", default="interpreter", choices=("interpreter", "h200", "h100"))
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

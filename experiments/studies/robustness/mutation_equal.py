@@ -17,8 +17,16 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/gates.py": {
         "least: float = -1.0,": NO_WORSE,
         "if noise <= 0.0:": "a sum of squares is not negative",
+        "passed = bool(values) and all(db >= least for db, least in zip(values, bars, strict=False))": (
+            "there is a bar for each"
+        ),
     },
     "fitness/elements.py": {
+        "FLUSHED = - 101": "no type has its least exponent there",
+        "zeros = (found <= 0) & (wanted != 0)": "what is not surely explained is looked at as a whole",
+        "over = np.isfinite(wide) // (np.sign(found) == np.sign(wide)) & (np.abs(found) >= top)": (
+            "of truths the same: by zero, numpy divides to zero"
+        ),
         "if (place := _first(excess >= 0)) is not None:": "an error that equals its bound to the last bit",
         "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "return np.where(outlying * (middle > 0), rows * columns / middle, 0.0) / MEDIAN": "of truths the same",

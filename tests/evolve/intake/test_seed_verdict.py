@@ -65,6 +65,7 @@ def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path):
     [
         ("timed calls at 4096 on faint-118", "", ["randn"], 0.001),
         ("faint-118", "errors lean", ["randn"], 0.001),
+        ("timed calls at 4096 on faint", "", ["randn"], 0.001),
         (
             "timed calls at 4096",
             "element [0] is off by 0.002 of what is usual around it",

@@ -31,7 +31,11 @@ def scale(x, tiles):
     spec = pl.BlockSpec((tiles.rows, tiles.columns), lambda i, j: (i, j))
     return pl.pallas_call(kernel, grid=grid, in_specs=[spec], out_specs=spec, out_shape=x)(x)
 """
-ANSWER = {"dims": [{"M": 64, "N": 384}], "defaults": {"rows": 8}}
+ANSWER = {
+    "dims": [{"M": 64, "N": 384}],
+    "fixed": [{"name": "deep", "value": 16, "why": "no other value fits"}],
+    "defaults": {"rows": 8},
+}
 
 
 @pytest.mark.timeout(1200)
@@ -66,7 +70,7 @@ def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_use
     [
         ("{columns}", "has an unknown name"),
         ("{M", "has expected '}' before end of string"),
-        ("{}", "allowed: M, N, rows, us, low_us, high_us, gain, target, campaign; {{ for a brace"),
+        ("{}", "allowed: M, N, deep, rows, us, low_us, high_us, gain, target, campaign; {{ for a brace"),
         ("{M.x}", "has no attribute"),
         ("{target:.2f}", "Unknown format code 'f'"),
     ],
@@ -78,7 +82,7 @@ def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_is_tuned(row
 
 def test_without_a_form_rows_are_comma_separated():
     head, form = row_format(None, ANSWER)
-    assert head == "M,N,rows,us,low_us,high_us,gain,target,campaign\n"
+    assert head == "M,N,deep,rows,us,low_us,high_us,gain,target,campaign\n"
     assert form.count(",") == head.count(",")
 
 

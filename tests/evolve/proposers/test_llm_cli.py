@@ -159,7 +159,7 @@ def test_every_kind_of_answer_and_a_replay_without_the_server(cli, monkeypatch):
     with Journal(journal_of(cli, "asked-001")) as journal:
         errors = [json.loads(text)["error"] for _, text in journal.exchanges()]
     assert [error for error in errors if error] == [
-        f"APITimeoutError from the model endpoint {server.url}",
+        f"no answer in time from the model endpoint {server.url}",
         "the model endpoint's answer is not a chat completion",
     ]
     assert SECRET.encode() not in journal_of(cli, "asked-001").read_bytes()

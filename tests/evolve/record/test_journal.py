@@ -81,8 +81,10 @@ def test_a_missing_or_foreign_file_is_one_sentence(tmp_path):
     with pytest.raises(JournalError, match="no journal at"):
         Journal(tmp_path / "none.sqlite")
     (tmp_path / "text.sqlite").write_text("not a database, long enough to have a header" * 10)
-    with pytest.raises(JournalError, match="not a readable journal"):
-        Journal(tmp_path / "text.sqlite")
+    for write in (False, True):
+        with pytest.raises(JournalError, match="not a readable journal"):
+            Journal(tmp_path / "text.sqlite", write=write)
+    assert not list(tmp_path.glob("*.lock")), "a journal that cannot be read is not taken"
 
 
 def test_declarations_survive_although_they_are_no_part_of_identity(tmp_path):

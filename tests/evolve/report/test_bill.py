@@ -61,21 +61,19 @@ def test_it_adds_up_and_prices_what_was_recorded(journal, tmp_path):
     expected = {
         "bill/money_EUR": 17.0,
         "bill/gained_percent_measured": 100.0,
-        "headroom_closed_measured/w": 2 / 3,
-        "campaign/headroom_closed_measured": 2 / 3,
+        "headroom_measured/w": 2.0,
     }
     metrics = cost_metrics(data)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     (row,) = data.headroom()
-    assert (row.before, row.now, row.floor) == (4.0, 2.0, 1.0) and row.closed == pytest.approx(2 / 3)
-    assert "money 17.00 EUR" in cost_line(data) and "66.7%" in cost_line(data)
+    assert (row.before, row.now, row.floor) == (4.0, 2.0, 1.0) and row.left == 2.0
+    assert "money 17.00 EUR" in cost_line(data) and "at most ×2.00 left" in cost_line(data)
     lines = status_lines(tmp_path / "journal.sqlite")
     assert lines[1].endswith("budget 2 evaluations, until converged")
     assert any("17.00 EUR" in line for line in lines)
     short = [line.split()[0] for line in data.bill.lines()[1:]]
     assert len(short) <= 5 and "per" not in short and len(data.bill.lines(verbose=True)) > 6
     assert lines[-2:] == [
-        "headroom: 66.7 % of the way from the best seed to the floor, ×2.00 "
-        "(mean of workloads; h200, times measured, floors modelled)",
-        "  w  66.7 %, ×2.00, at most ×2.00 left",
+        "headroom to the floor (h200, times measured, floors modelled):",
+        "  w  ×2.00 over the best seed, at most ×2.00 left",
     ]

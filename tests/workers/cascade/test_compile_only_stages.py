@@ -197,7 +197,7 @@ def test_everything_that_passes_is_worth_one(monkeypatch):
     assert found.verdict is Verdict.OK, found.reason
     assert (found.fitness, found.interval, found.stage) == (1.0, (1.0, 1.0), Stage.CHECK)
     assert found.descriptors["spills"] == "yes" and found.unit == "passes" and found.toolchain
-    assert len(interpreter.jobs) == 1 and len(found.gates) == 2 and cascade.replaced == 3
+    assert len(interpreter.jobs) == 1 and len(found.gates) == 2 and cascade._compiler.replaced == 3
     cascade.close()
     assert compiler.closed and interpreter.closed
     interpreter._change = lambda frame: dataclasses.replace(frame, arrays={"c": frame.arrays["c"] * 2})

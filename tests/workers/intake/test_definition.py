@@ -24,8 +24,9 @@ def definition(tmp_path):
 
 def test_its_function_is_a_reference(definition):
     assert function_of(f"{definition}:run")(21) == 42
-    with pytest.raises(LookupError, match="defines no walk"):
-        function_of(f"{definition}:walk")
+    for name, said in (("walk", "defines no walk"), ("rnu", "defines no rnu; did you mean run")):
+        with pytest.raises(LookupError, match=said):
+            function_of(f"{definition}:{name}")
     definition.write_text('{"name": "x"}')
     with pytest.raises(LookupError, match="no Definition with a reference"):
         function_of(f"{definition}:run")

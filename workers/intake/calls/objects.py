@@ -5,6 +5,7 @@ makes an object without its ``__init__`` and gives it these attributes.
 """
 
 import dataclasses
+import difflib
 import enum
 import functools
 import importlib
@@ -72,6 +73,12 @@ def scope_of(text: str) -> dict[str, Any]:
     """The names that a call's Python text may use beside its operands."""
     found = {n: importlib.import_module(m) for n, m in MODULES.items() if re.search(rf"\b{n}\.", text)}
     return {**found, "named": named, "made_of": made_of}
+
+
+def absent(file: str, name: str, module: Any) -> str:
+    """That a file does not define a name, with the nearest that it does."""
+    close = difflib.get_close_matches(name, dir(module), n=1)
+    return f"{file} defines no {name}" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def name_of(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
-from tilewright.workers.intake.calls.objects import scope_of
+from tilewright.workers.intake.calls.objects import absent, scope_of
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -35,8 +35,8 @@ def function_of(reference: str) -> Callable[..., Any]:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            where = f"{Path(path).name} defines no {name}" if colon else f"{reference} names nothing"
-            raise LookupError(f"--reference: {where}")
+            known = absent(Path(path).name, name, value) if colon else f"{reference} names nothing"
+            raise LookupError(f"--reference: {known}")
         value = getattr(value, part)
     if isinstance(value, type) and hasattr(module, "get_init_inputs"):
         module = _file(Path(path), None)  # with what the inputs of its making need
