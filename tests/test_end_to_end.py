@@ -85,7 +85,8 @@ def test_a_campaign_started_in_a_thread_is_watched_listed_and_deleted(tmp_path, 
 
 def test_ctrl_c_stops_cleanly_soon_and_says_how_to_resume(tmp_path):
     with tempfile.TemporaryDirectory(prefix="tw", dir="/tmp") as scratch:
-        process = start(tmp_path, "run", campaign_file(tmp_path, budget={"evaluations": 500}), TMPDIR=scratch)
+        file = campaign_file(tmp_path, budget={"evaluations": 500}, mlflow={"enabled": False})
+        process = start(tmp_path, "run", file, TMPDIR=scratch)
         wait_for_an_evaluation(tmp_path)  # Ray is starting
         pressed = time.monotonic()
         process.send_signal(signal.SIGINT)

@@ -177,12 +177,11 @@ def _current(writer: LibraryWriter, operator: str) -> Current | None:
 def _table(
     writer: LibraryWriter, operator: str, current: Current | None, target: Target
 ) -> store.Table | None:
-    """What the current version offers on a target; None for nothing."""
-    if current is None:
-        return None
-    version, _, held = current
+    """What the current version offers on a target, perhaps for another device of its kind; None for nothing."""
+    version, _, held = current or ("", {}, {"targets": {}})
+    name = version_files.entry_name(held["targets"], target)
     place = writer.place(operator) / "versions" / version
-    return store.table(operator, target.name, held, place) if target.name in held["targets"] else None
+    return None if name is None else store.table(operator, name, held, place)
 
 
 # -- writing -----------------------------------------------------------------------------------------

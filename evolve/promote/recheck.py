@@ -23,8 +23,8 @@ from tilewright.evolve.promote.serving import checked_shapes, timed_workloads
 from tilewright.evolve.promote.verify import Contender, Refusal, Verified, served_within, verify
 from tilewright.evolve.promote.version_files import (
     Files,
-    device_key,
     device_names,
+    entry_name,
     files_named,
     json_bytes,
     toolchain_ranges,
@@ -142,7 +142,7 @@ def recheck_operator(
     """
     wanted = _target(target)
     version, receipt, dispatch = writer.version(operator)
-    name = _entry_name(dispatch, wanted)
+    name = entry_name(dispatch["targets"], wanted)
     if name is None:
         return None
     entry, told = dispatch["targets"][name], receipt["targets"][name]
@@ -235,19 +235,6 @@ def _target(name: str) -> Target:
             f"--target: {target.name} times nothing, so nothing is rechecked there; name a measured or modelled one."
         )
     return target
-
-
-def _entry_name(dispatch: Mapping[str, Any], target: Target) -> str | None:
-    """The table for a target: its own, else, on a device, the one that serves devices of its architecture."""
-    entries: Mapping[str, Any] = dispatch["targets"]
-    if target.name in entries:
-        return target.name
-    if not target.measured:
-        return None
-    key = device_key(target)
-    return next(
-        (n for n, e in entries.items() if key in e["serves"] and e["kind"] == target.kind.value), None
-    )
 
 
 def _resolve_suite(operator: str, target: str, suite: str) -> Resolved:

@@ -69,12 +69,15 @@ def build(
     """(files, receipt) of the new version. ``before``: receipt, dispatch and kernel files of the current one."""
     target = promotion.nomination.resolved.target.name
     old_receipt, old_dispatch, old_files = before or ({"targets": {}}, {"targets": {}}, {})
+    # of devices of one architecture a library serves one, and what another was promoted for is not kept
+    place = entry_name(old_dispatch["targets"], promotion.nomination.resolved.target)
+    others = [name for name in old_dispatch["targets"] if name != place]
     entry, kernels = _entry(promotion, old_dispatch["targets"].get(target))
     told = with_earlier(_receipt(promotion), old_receipt["targets"].get(target), entry["regions"])
     entry["regions"] = with_shares(entry["regions"], told["shapes"])
     if lost := getattr(promotion.nomination.resolved.operator, "left_out", ()):
         told = {**told, "left_out": list(lost)}
-    targets = {**old_dispatch["targets"], target: entry}
+    targets = {**{name: old_dispatch["targets"][name] for name in others}, target: entry}
     used = files_named(targets.values())
     files = {**{n: d for n, d in old_files.items() if n in used}, **kernels}
     operator = promotion.nomination.resolved.operator
@@ -101,7 +104,7 @@ def build(
     receipt = {
         "format": store.FORMAT,
         "operator": promotion.operator,
-        "targets": {**old_receipt["targets"], target: told},
+        "targets": {**{name: old_receipt["targets"][name] for name in others}, target: told},
     }
     return files, receipt
 
@@ -205,6 +208,16 @@ def device_key(target: Target) -> str:
     if target.hardware.interpreted:
         return store.INTERPRET
     return f"cuda:{target.hardware.capability // 10}.{target.hardware.capability % 10}"
+
+
+def entry_name(entries: Mapping[str, Any], target: Target) -> str | None:
+    """Of a table's entries, a target's own, else, on a device, the one that serves devices of its architecture."""
+    if target.name in entries or not target.measured:
+        return target.name if target.name in entries else None
+    key = device_key(target)
+    return next(
+        (n for n, e in entries.items() if key in e["serves"] and e["kind"] == target.kind.value), None
+    )
 
 
 def toolchain_ranges(checked: Iterable[Verified]) -> dict[str, tuple[str, str]]:

@@ -78,9 +78,18 @@ def gains(mode: str, way: str, n: int, k: int, device: str) -> dict[int, float]:
     return {int(m): max(bf16, host[1]) / max(fp8, host[0]) / doubt for m, (fp8, bf16) in layers[near].items()}
 
 
-@functools.lru_cache(maxsize=4096)
 def faster_rows(mode: str, way: str, n: int, k: int, device: str) -> Ranges:
     """The rows at which FP8 is at least as fast as bf16: all of them where nothing was measured."""
+    return _faster_rows(mode, way, n, k, device)
+
+
+# torch.compile takes the ranges of a layer as constants, and traces the comparison of the rows with them; it would
+# trace what stands behind a cache, file and all
+faster_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=4096)
+def _faster_rows(mode: str, way: str, n: int, k: int, device: str) -> Ranges:
     points = sorted(gains(mode, way, n, k, device).items())
     if not points:
         return ((0, ENDLESS),)
@@ -96,7 +105,3 @@ def faster_rows(mode: str, way: str, n: int, k: int, device: str) -> Ranges:
 def is_faster(mode: str, way: str, m: int, n: int, k: int, device: str) -> bool:
     """Whether FP8 was measured to be at least as fast as bf16 at m rows of a layer w [N, K]."""
     return any(low <= m < high for low, high in faster_rows(mode, way, n, k, device))
-
-
-# torch.compile takes the ranges of a layer as constants, and traces the comparison of the rows with them
-faster_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]

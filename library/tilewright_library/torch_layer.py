@@ -24,9 +24,9 @@ NAMESPACE = (__package__ or "tilewright_library").replace(".", "_")
 
 LAUNCHER = Launcher(Dispatcher())
 
-AGAIN_ROWS = 4096
-"""From so many rows on a gradient quantises weights again, 1 to 5 % of a layer's time there (9 % at 1,024 rows, on an
-H200, measured), and keeps no copy of them until then."""
+AGAIN_ROWS = 4096 - BLOCK + 1
+"""From so many rows on, 4,096 in whole blocks, a gradient quantises weights again, 1 to 5 % of a layer's time there
+(9 % at 1,024 rows, on an H200, measured), and keeps no copy of them until then."""
 
 
 def run(name: str, dims: tuple[int, ...], inputs: Mapping[str, torch.Tensor]) -> Tensors:
@@ -120,11 +120,10 @@ class Layer:
             self._bytes = torch.empty(0, dtype=torch.uint8, device=device).new_empty
         self._lock = threading.Lock()
         self._makers: dict[str, Callable[[], tuple[Chain, int]]] = {
-            "forward": lambda: self._forward_chain(training=True, kept_weight=False),
-            "forward_kept": lambda: self._forward_chain(training=True, kept_weight=True),
             "quantise": self._quantise_chain,
-            "forward_given": lambda: self._forward_chain(training=True, kept_weight=False, given=True),
+            "forward": lambda: self._forward_chain(training=True, kept_weight=False),
             "forward_again": lambda: self._forward_chain(training=True, kept_weight=False, again=True),
+            "forward_kept": lambda: self._forward_chain(training=True, kept_weight=True),
             "infer": lambda: self._forward_chain(training=False, kept_weight=False),
             "infer_kept": lambda: self._forward_chain(training=False, kept_weight=True),
             "backward": lambda: self._backward_chain(need_x=True, need_w=True),
@@ -157,29 +156,25 @@ class Layer:
         chain.add(serve, [(_X, 0)], results, _room(work))
         return chain, work.bytes
 
-    def _forward_chain(
-        self, *, training: bool, kept_weight: bool, given: bool = False, again: bool = False
-    ) -> tuple[Chain, int]:
-        """``given``: the place of x holds its codes and scales. ``again``: nothing is kept of w."""
+    def _forward_chain(self, *, training: bool, kept_weight: bool, again: bool = False) -> tuple[Chain, int]:
+        """``training``: the place of x holds its codes and scales. ``again``: nothing is kept of w."""
         m, n, k = self.m, self.n, self.k
         chain, work = Chain(), Layout()
         room = _room(work)
         one = None
         if not training and m <= serving_rows(self._device):
             one = _served("linear", (m, n, k), self._device)
-        if given or (one is not None and one.plan is not None):
-            x: list[Place] = [(_X, 0), (_X, m * k)] if given else [(_X, 0)]
+        if training or (one is not None and one.plan is not None):
+            x: list[Place] = [(_X, 0), (_X, m * k)] if training else [(_X, 0)]
         else:
             x = [room(m * k), room(4 * m * (k // BLOCK))]
-            x_kept = [(_KEPT_X, 0), (_KEPT_X, m * k)] if training else []
-            serve_x = _served("quant_dual" if training else "quant_1x128", (m, k), self._device, self._short)
-            chain.add(serve_x, [(_X, 0)], [*x, *x_kept], room)
+            chain.add(_served("quant_1x128", (m, k), self._device, self._short), [(_X, 0)], x, room)
         if kept_weight:
             start = -(-self._kept_w // 16) * 16
             w = [(_KEPT_W, start), (_KEPT_W, start + n * k)]
         else:
             w = [room(n * k), room(4 * (n // BLOCK) * (k // BLOCK))]
-            keeps = training and not again and not (given and self.again)
+            keeps = training and not again
             w_kept = [(_KEPT_W, 0), (_KEPT_W, n * k)] if keeps else []
             serve_w = _served("quant_128x128_dual" if keeps else "quant_128x128", (n, k), self._device)
             chain.add(serve_w, [(_W, 0)], [*w, *w_kept], room)
@@ -212,8 +207,8 @@ class Layer:
         if not training:
             self._chain("infer")
             return
-        ways = ("forward_again", "again") if self.again else ("backward",)
-        for name in ("quantise", "forward_given", "forward", *ways):
+        ways = ("forward_again", "again") if self.again else ("forward", "backward")
+        for name in ("quantise", *ways):
             self._chain(name)
 
     # -- the passes ----------------------------------------------------------------------------------
@@ -238,24 +233,6 @@ class Layer:
         finally:
             torch._C._cuda_cudaCachingAllocator_raw_delete(work)
 
-    def forward(self, x: torch.Tensor, w: torch.Tensor) -> Tensors:
-        """y, and what is kept of x and of w, from contiguous operands."""
-        m, n, k = self.m, self.n, self.k
-        chain, size = self._chain("forward")
-        y = self._results(m, n)
-        kept_x, kept_w = self._bytes(kept_bytes(m, k)), self._bytes(kept_weight_bytes(n, k))
-        bases = (x.data_ptr(), w.data_ptr(), y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr())
-        self._queue(chain, size, bases)
-        return self._given(y), kept_x, kept_w
-
-    def forward_kept(self, x: torch.Tensor, kept_w: torch.Tensor) -> Tensors:
-        """y and what is kept of x; ``kept_w`` holds both copies of w."""
-        m, n, k = self.m, self.n, self.k
-        chain, size = self._chain("forward_kept")
-        y, kept_x = self._results(m, n), self._bytes(kept_bytes(m, k))
-        self._queue(chain, size, (x.data_ptr(), 0, y.data_ptr(), kept_x.data_ptr(), kept_w.data_ptr()))
-        return self._given(y), kept_x
-
     def quantise(self, x: torch.Tensor) -> Tensors:
         """Codes and scales of x, and what is kept of it, for every layer of these rows and K."""
         m, k = self.m, self.k
@@ -264,19 +241,19 @@ class Layer:
         self._queue(chain, size, (x.data_ptr(), 0, plain.data_ptr(), kept.data_ptr(), 0))
         return plain, kept
 
-    def forward_given(self, plain: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """y from ``quantise`` of x, and what is kept of w: w itself from ``AGAIN_ROWS`` on."""
-        chain, size = self._chain("forward_given")
-        y, kept_w = self._results(self.m, self.n), w if self.again else self._bytes(self._kept_w)
+    def forward(self, plain: torch.Tensor, w: torch.Tensor, again: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """y from ``quantise`` of x, and what is kept of w: w itself where it is quantised ``again``."""
+        chain, size = self._chain("forward_again" if again else "forward")
+        y, kept_w = self._results(self.m, self.n), w if again else self._bytes(self._kept_w)
         self._queue(chain, size, (plain.data_ptr(), w.data_ptr(), y.data_ptr(), 0, kept_w.data_ptr()))
         return self._given(y), kept_w
 
-    def forward_again(self, x: torch.Tensor, w: torch.Tensor) -> Tensors:
-        """y and what is kept of x."""
-        chain, size = self._chain("forward_again")
-        y, kept_x = self._results(self.m, self.n), self._bytes(self._kept_x)
-        self._queue(chain, size, (x.data_ptr(), w.data_ptr(), y.data_ptr(), kept_x.data_ptr(), 0))
-        return self._given(y), kept_x
+    def forward_kept(self, plain: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
+        """As ``forward``; ``kept_w`` holds both copies of w."""
+        chain, size = self._chain("forward_kept")
+        y = self._results(self.m, self.n)
+        self._queue(chain, size, (plain.data_ptr(), 0, y.data_ptr(), 0, kept_w.data_ptr()))
+        return self._given(y)
 
     def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """y alone."""
@@ -291,7 +268,10 @@ class Layer:
         found = self._chains.get(name)
         chain, size = self._chain(name) if found is None else found
         y = self._results(shape)
-        self._queue(chain, size, (x, w, y.data_ptr(), 0, w))
+        if size > MOST_HELD or self._stream(self._index):
+            self._queue(chain, size, (x, w, y.data_ptr(), 0, w))
+        else:
+            chain((x, w, y.data_ptr(), 0, w, HELD.address(self._device)), 0)
         return y
 
     def backward(
@@ -313,6 +293,27 @@ class Layer:
             chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x.data_ptr(), w.data_ptr())
         )
         return self._given(dx) if need_x else dx, dw
+
+
+MOST_HELD = 1 << 20
+
+
+class Held(threading.local):
+    """``MOST_HELD`` bytes a thread and device, in which calls on the default stream work one after the other: asking
+    torch's allocator for as much costs a call of few rows a microsecond. That stream is never captured."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[torch.device, tuple[int, torch.Tensor]] = {}
+
+    def address(self, device: torch.device) -> int:
+        found = self._rooms.get(device)
+        if found is None:
+            room = torch.empty(MOST_HELD, dtype=torch.uint8, device=device)
+            found = self._rooms[device] = room.data_ptr(), room
+        return found[0]
+
+
+HELD = Held()
 
 
 def _room(work: Layout) -> Callable[[int], Place]:

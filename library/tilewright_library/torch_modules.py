@@ -36,6 +36,17 @@ from .torch_operators import (
 )
 
 Filter = Callable[[str, nn.Linear], bool]
+Way = ServedCall | object | None
+"""What serves an input, weight and bias of one shape each; where it gives None, ``multiply`` does."""
+
+IN_BF16 = object()
+"""The way of torch's own product, whatever watches the call."""
+
+MOST_CALLS = 4096
+"""Shapes of inputs for which a layer keeps what serves them."""
+
+NO_CALLS: dict[tuple[torch.Size, bool, bool], tuple[Way, Way]] = {}
+_stream = torch._C._cuda_getCurrentRawStream if torch.backends.cuda.is_built() else lambda index: 0
 
 
 class Linear(nn.Linear):
@@ -48,7 +59,7 @@ class Linear(nn.Linear):
 
     _kept: KeptWeight | None = None
     _keeping: bool = False
-    _calls: dict[tuple[torch.Size, bool, bool], tuple[Way, Way]] | None = None
+    _calls: dict[tuple[torch.Size, bool, bool], tuple[Way, Way]] = NO_CALLS
     """What serves an input of a shape, with or without a gradient, eagerly and in a graph."""
     only_faster: bool = True
 
@@ -63,97 +74,65 @@ class Linear(nn.Linear):
         return made
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features] in bfloat16."""
-        y = None if torch.compiler.is_compiling() else self._straight(input)
-        if y is not None:
-            return y
+        """[..., in_features] -> [..., out_features] in bfloat16.
+
+        Of a shape that it has served, an eager call costs the host little more than a result and its launches.
+        """
+        parameters = self._parameters
+        weight = parameters.get("weight")
+        if weight is not None and "bias" in parameters and not torch.compiler.is_compiling():
+            bias = parameters["bias"]
+            trains = torch.is_grad_enabled() and (weight.requires_grad or input.requires_grad)
+            key = (input.shape, trains, self.only_faster)
+            call, graph = self._calls.get(key) or self._ways(input, weight, key)
+            # the default stream is never captured
+            if call is not graph and _stream(input.get_device()) and torch.cuda.is_current_stream_capturing():
+                call = graph
+            if call is IN_BF16:
+                if bias is None or bias.dtype is input.dtype:
+                    return torch.nn.functional.linear(input, weight, bias)
+            elif isinstance(call, ServedCall) and (y := call(input, weight, bias)) is not None:
+                return y
         y, bias = multiply(input, self.weight, self), self.bias
         return y if bias is None else y + bias.to(y.dtype)
 
-    def _straight(self, x: torch.Tensor) -> torch.Tensor | None:
-        """What ``forward`` gives, for a shape it has served; None where anything else is at stake.
-
-        A call costs the host little more than a result and its launches.
-        """
-        try:
-            weight, bias = self._parameters["weight"], self._parameters["bias"]
-        except KeyError:  # computed at each call
-            return None
-        if weight is None:
-            return None
-        trains = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
-        calls, key = self._calls, (x.shape, trains, self.only_faster)
-        known = calls.get(key) if calls is not None else None
-        if known is not None:
-            call = known[0]
-            if call is not known[1] and torch.cuda.is_current_stream_capturing():
-                call = known[1]
-            if type(call) is PlainCall:  # whatever watches the call, or its dtypes, it is torch's own
-                return call(x, weight, bias)
-        if not unwatched(x, weight) or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
-            return None
-        if known is None:
-            if calls is None or len(calls) > MOST_CALLS:
-                calls = self._calls = {}
-            call, graph = calls[key] = self._ways(x, weight, trains)
-            if call is not graph and torch.cuda.is_current_stream_capturing():
-                call = graph
-        if call is None or x.get_device() != call.index or torch.is_autocast_enabled("cuda"):
-            return None
-        return call(x, weight, bias)
-
-    def _ways(self, x: torch.Tensor, weight: torch.Tensor, trains: bool) -> tuple[Way, Way]:
+    def _ways(
+        self, x: torch.Tensor, weight: torch.Tensor, key: tuple[torch.Size, bool, bool]
+    ) -> tuple[Way, Way]:
         """What serves inputs of x's shape eagerly, and in graphs; None for what ``multiply`` has to see."""
-        n, k = weight.shape
-        m = x.numel() // k if k else 0
-        if not x.is_cuda or x.shape[-1:] != (k,) or not takes(self) or not takes_rows(m, trains):
+        if not unwatched(x, weight) or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
             return None, None
-        index, mode = x.get_device(), "train" if trains else "kept" if self._keeping else "infer"
-        kept = self._kept if self._keeping else None
-        here = not trains and (not self._keeping or (kept is not None and kept.weight is weight))
-        fast = served_call(x, weight, kept) if here else None
-        plain = PlainCall(index)
-
-        def chosen(way: str) -> Way:
-            if self.only_faster and not is_faster(mode, way, m, n, k, _device_key(index)):
-                return plain
-            return fast
-
-        return chosen("eager"), chosen("graph")
+        ways: tuple[Way, Way] = (None, None)
+        n, k = weight.shape
+        m, trains = x.numel() // k if k else 0, key[1]
+        if x.is_cuda and x.shape[-1:] == (k,) and takes(self) and takes_rows(m, trains):
+            mode = "train" if trains else "kept" if self._keeping else "infer"
+            at = (m, n, k, _device_key(x.get_device()))
+            fast = [not self.only_faster or is_faster(mode, way, *at) for way in ("eager", "graph")]
+            # a graph that is captured later has to find the weight quantised
+            copies = self.quantised_weight() if any(fast) and not trains else None
+            served = None
+            if not trains and (copies is not None or not self._keeping):
+                served = served_call(x, weight, self._kept if self._keeping else None)
+            eager, graph = (served if faster else IN_BF16 for faster in fast)
+            ways = (eager, graph)
+        if len(self._calls) > MOST_CALLS or self._calls is NO_CALLS:
+            self._calls = {}
+        self._calls[key] = ways
+        return ways
 
     def quantised_weight(self) -> torch.Tensor | None:
-        """Both quantised copies of the weight, made once while ``kept_weights`` is open; None outside of it."""
+        """Both quantised copies of the weight, made once while ``kept_weights`` is open; None outside of it, and where
+        they would have to be made while a graph is captured."""
         if not self._keeping:
             return None
         kept = self._kept
         if kept is None or kept.weight is not self.weight:
             kept = self._kept = KeptWeight(self.weight)
+        before, copies = kept.version, kept.copies()
+        if kept.version != before:
             self._calls = {}
-        return kept.copies()
-
-
-MOST_CALLS = 4096
-"""Shapes of inputs for which a layer keeps what serves them."""
-
-
-class PlainCall:
-    """The product in bf16, where that is faster."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """y + bias; None for operands that torch would not take as they are."""
-        if bias is not None and bias.dtype is not x.dtype:
-            return None
-        return torch.nn.functional.linear(x, weight, bias)
-
-
-Way = ServedCall | PlainCall | None
+        return copies
 
 
 def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> torch.Tensor:
@@ -193,12 +172,16 @@ def _slower(x: torch.Tensor, w: torch.Tensor, keeper: Linear) -> bool:
     )
 
 
-@functools.lru_cache
 def _device_key(index: int) -> str:
-    return device_key(torch.device("cuda", index))
+    return _key_of(index)
 
 
 _device_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache
+def _key_of(index: int) -> str:
+    return device_key(torch.device("cuda", index))
 
 
 def _nearest(known: Iterable[int], rows: int) -> int:
@@ -302,4 +285,4 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
             if KEPT.get(address) is kept:
                 del KEPT[address]
         for layer in layers:
-            layer._keeping, layer._kept, layer._calls = False, None, None
+            layer._keeping, layer._kept, layer._calls = False, None, {}

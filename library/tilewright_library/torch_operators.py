@@ -69,40 +69,36 @@ def _served(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
 
 
-def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """y [M, N], and what is kept of x and of w."""
+def linear(x: torch.Tensor, w: torch.Tensor, again: bool = False) -> Tensors:
+    """y [M, N], and what is kept of x and of w; of w nothing where the gradient quantises it ``again``."""
     (m, k), n = x.shape, w.shape[0]
     layer = _entry(x.device, m, n, k)
     if layer is not None:
-        return layer.forward(aligned(x), aligned(w))
-    if whole_rows(m) != m:
-        y, *kept = linear(_filled(x), w)
-        return first_rows(y, m), *kept
-    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", x)
-    w_q, w_s, wt_q, wt_s = _quantise("quant_128x128_dual", w)
-    return _product("gemm_nt", (x_q, x_s), (w_q, w_s)), _packed(xt_q, xt_s), _packed(wt_q, wt_s)
+        plain, kept_x = layer.quantise(aligned(x))
+        y, kept_w = layer.forward(plain, aligned(w), again)
+    else:
+        x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
+        w_q, w_s, wt_q, wt_s = _quantise("quant_128x128_dual", w)
+        y = first_rows(_product("gemm_nt", (x_q, x_s), (w_q, w_s)), m)
+        kept_x, kept_w = _packed(xt_q, xt_s), _packed(wt_q, wt_s)
+    return y, kept_x, _bytes(x, 0) if again else kept_w
 
 
 def linear_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """As ``linear``; from ``AGAIN_ROWS`` on nothing is kept of w, which is quantised again for the gradient."""
-    (m, k), n = x.shape, w.shape[0]
-    if m < AGAIN_ROWS:
-        return linear(x, w)
-    layer = _entry(x.device, m, n, k)
-    if layer is not None:
-        return *layer.forward_again(aligned(x), aligned(w)), _bytes(x, 0)
-    return *linear(x, w)[:2], _bytes(x, 0)
+    """As ``linear``; from ``AGAIN_ROWS`` on nothing is kept of w."""
+    return linear(x, w, x.shape[0] >= AGAIN_ROWS)
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """y [M, N]; nothing is kept for a gradient. A weight in ``KEPT`` is quantised once."""
     kept = KEPT.get(w.data_ptr())
-    if kept is not None and kept.holds(w):
+    copies = kept.copies() if kept is not None and kept.holds(w) else None
+    if kept is not None and copies is not None:
         if x.is_cuda and x.shape not in kept.calls:
             kept.calls[x.shape] = served_call(x, kept.weight, kept)
         call = kept.calls.get(x.shape)
         found = call(x, kept.weight, None) if call is not None else None
-        return infer_kept(x, w.shape[0], kept.copies()) if found is None else found
+        return infer_kept(x, w.shape[0], copies) if found is None else found
     rows = _served(x)
     layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
     if layer is not None:
@@ -122,6 +118,11 @@ def quantise_weight(w: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts[0], parts[0].new_zeros(gap), parts[1]])
 
 
+def _captures() -> bool:
+    """Whether a graph of the current stream is being captured."""
+    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
+
+
 class KeptWeight:
     """A weight [N, K] with both quantised copies, made at their first use and when autograd sees the weight change."""
 
@@ -137,10 +138,15 @@ class KeptWeight:
         weight = self.weight
         return weight.data_ptr() == w.data_ptr() and weight.shape == w.shape and weight.dtype is w.dtype
 
-    def copies(self) -> torch.Tensor:
-        """Both, in one uint8 tensor, which stays where it is: graphs and prepared launches know its address."""
+    def copies(self) -> torch.Tensor | None:
+        """Both, in one uint8 tensor, which stays where it is: graphs and prepared launches know its address.
+
+        None for a weight that has changed while a graph is captured, which alone would make them, at each replay.
+        """
         weight = self.weight
         if self.version != weight._version:
+            if _captures():
+                return None
             with torch.no_grad():
                 made = quantise_weight(weight.detach().to(torch.bfloat16).contiguous())
             self._copies = self._copies.copy_(made) if self._copies.numel() else made
@@ -157,12 +163,11 @@ def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
     m, k = x.shape
     layer = _entry(x.device, m, n, k)
     if layer is not None:
-        return layer.forward_kept(aligned(x), kept_w)
-    if whole_rows(m) != m:
-        y, kept_x = linear_kept(_filled(x), kept_w, n)
-        return first_rows(y, m), kept_x
-    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", x)
-    return _product("gemm_nt", (x_q, x_s), plain_weight(kept_w, n, k)), _packed(xt_q, xt_s)
+        plain, kept_x = layer.quantise(aligned(x))
+        return layer.forward_kept(plain, kept_w), kept_x
+    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
+    y = _product("gemm_nt", (x_q, x_s), plain_weight(kept_w, n, k))
+    return first_rows(y, m), _packed(xt_q, xt_s)
 
 
 def linear_infer_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> torch.Tensor:
@@ -179,12 +184,9 @@ def linear_backward(
     layer = _entry(dy.device, m, n, k)
     if layer is not None:
         return layer.backward(aligned(dy), kept_x, kept_w, need_x, need_w)
-    if whole_rows(m) != m:
-        dx, dw = linear_backward(_filled(dy), kept_x, kept_w, k, need_x, need_w)
-        return first_rows(dx, m) if need_x else dx, dw
-    dy_q, dy_s, dyt_q, dyt_s = _quantise("quant_dual", dy)
+    dy_q, dy_s, dyt_q, dyt_s = _quantise("quant_dual", _filled(dy))
     nothing = dy.new_empty(0)
-    dx = _product("gemm_nt", (dy_q, dy_s), kept_weight(kept_w, n, k)) if need_x else nothing
+    dx = first_rows(_product("gemm_nt", (dy_q, dy_s), kept_weight(kept_w, n, k)), m) if need_x else nothing
     dw = _product("gemm_nt_rows", (dyt_q, dyt_s), kept_rows(kept_x, m, k)) if need_w else nothing.clone()
     return dx, dw
 
@@ -284,7 +286,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, quantised: Tensors, layer: Layer) -> torch.Tensor:
-        y, kept_w = layer.forward_given(quantised[0], w)
+        y, kept_w = layer.forward(quantised[0], w, layer.again)
         ctx.save_for_backward(quantised[1], kept_w)
         ctx.layer = layer
         return y
@@ -348,13 +350,15 @@ _apply = super(torch.autograd.Function, _Linear).apply
 """``_Linear.apply`` less what it does for functorch's transforms, none of which is active where it is called."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_BFLOAT16 = torch.bfloat16
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch = torch._C._are_functorch_transforms_active
+_autocast = torch._C._is_any_autocast_enabled
 
 
 def unwatched(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether nothing but autograd looks at operations on these tensors."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
-        return False
-    return type(x) in _PLAIN and type(w) in _PLAIN
+    return not _dispatch_modes() and not _functorch() and type(x) in _PLAIN and type(w) in _PLAIN
 
 
 def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
@@ -413,17 +417,34 @@ class ServedCall:
 
     __slots__ = ("_copies", "_kept", "_layer", "_shape", "_weight", "index")
 
-    def __init__(self, layer: Layer, x: torch.Tensor, weight: torch.Tensor, kept: KeptWeight | None) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        kept: KeptWeight | None,
+        copies: torch.Tensor | None,
+    ) -> None:
         self._layer, self._kept, self.index = layer, kept, x.get_device()
         self._shape, self._weight = (*x.shape[:-1], layer.n), weight.shape
-        self._copies = 0 if kept is None else kept.copies().data_ptr()
+        self._copies = 0 if copies is None else copies.data_ptr()
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """None where the weight changed, or an operand needs a copy first."""
+        """None for what ``multiply`` has to see: a changed weight, an operand that needs a copy, another dtype, whoever
+        watches."""
         kept, address = self._kept, x.data_ptr()
-        if address % ALIGNMENT or not x.is_contiguous():
+        if (
+            address % ALIGNMENT
+            or not x.is_contiguous()
+            or x.dtype is not _BFLOAT16
+            or type(x) not in _PLAIN
+            or _dispatch_modes()
+            or _functorch()
+            or _autocast()
+            or x.get_device() != self.index
+        ):
             return None
         if kept is not None:
             if kept.weight is not weight or kept.version != weight._version:
@@ -431,7 +452,8 @@ class ServedCall:
             y = self._layer.infer_at("infer_kept", address, self._copies, self._shape)
         else:
             at = weight.data_ptr()
-            if weight.shape != self._weight or at % ALIGNMENT or not weight.is_contiguous():
+            fits = weight.shape == self._weight and weight.dtype is _BFLOAT16 and type(weight) in _PLAIN
+            if not fits or at % ALIGNMENT or not weight.is_contiguous():
                 return None
             y = self._layer.infer_at("infer", address, at, self._shape)
         return y if bias is None else y + bias.to(y.dtype)
@@ -443,8 +465,10 @@ def served_call(x: torch.Tensor, weight: torch.Tensor, kept: KeptWeight | None) 
     m = x.numel() // k
     if m > serving_rows(x.device) and whole_rows(m, False) != m:
         return None
-    layer = _entry(x.device, m, n, k, False)
-    return ServedCall(layer, x, weight, kept) if layer is not None else None
+    layer, copies = _entry(x.device, m, n, k, False), None if kept is None else kept.copies()
+    if layer is None or (kept is not None and copies is None):
+        return None
+    return ServedCall(layer, x, weight, kept, copies)
 
 
 # -- the function ------------------------------------------------------------------------------------

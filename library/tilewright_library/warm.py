@@ -1,13 +1,12 @@
 """Makes launch plans ahead of the first call, on any machine with Triton: ``python -m <package>.warm --shapes FILE``.
 
-FILE holds lines ``family/recipe 4096 4096 128`` (the operator's dimensions in order; ``#`` begins a comment), or JSON
-``{"family/recipe": [[4096, 4096, 128]]}``. ``gemm_fp8_blockwise M N K`` stands for all operators of a linear layer,
-forward, backward and inference. Without ``--shapes``: the shapes that were verified. Plans go into the user's cache, or
-with ``--packs FOLDER`` into one pack an operator. No GPU is needed.
+FILE holds lines ``family/recipe 4096 4096 128`` (the operator's dimensions in order; ``#`` begins a comment).
+``gemm_fp8_blockwise M N K`` stands for all operators of a linear layer, forward, backward and inference. Without
+``--shapes``: the shapes that were verified. Plans go into the user's cache, or with ``--packs FOLDER`` into one pack an
+operator. No GPU is needed.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,28 +39,17 @@ def linear(m: int, n: int, k: int) -> list[Shape]:
 
 
 def read_shapes(text: str) -> list[Shape]:
-    """The shapes a file asks for. Raises ValueError naming the line or key."""
-    rows: list[tuple[str, Sequence[int]]] = []
-    if text.lstrip().startswith("{"):
-        for name, shapes in json.loads(text).items():
-            rows += [(name, shape) for shape in shapes]
-    else:
-        for number, line in enumerate(text.splitlines(), 1):
-            words = line.split("#")[0].split()
-            if words:
-                if not all(word.isdigit() for word in words[1:]):
-                    raise ValueError(f"line {number}: {line.strip()!r} is no operator with whole numbers")
-                rows.append((words[0], [int(word) for word in words[1:]]))
+    """The shapes a file asks for. Raises ValueError naming the line."""
     found: list[Shape] = []
-    for name, shape in rows:
-        if not shape or not all(type(size) is int and size > 0 for size in shape):
-            raise ValueError(f"{name}: {shape!r} is no list of sizes")
-        if name == LINEAR:
-            if len(shape) != 3:
-                raise ValueError(f"{LINEAR} takes M, N and K, not {list(shape)}")
-            found += linear(*shape)
-        else:
-            found.append((name, tuple(shape)))
+    for number, line in enumerate(text.splitlines(), 1):
+        name, *words = line.split("#")[0].split() or [""]
+        if not name:
+            continue
+        sizes = tuple(int(word) if word.isdigit() else 0 for word in words)
+        if not sizes or not all(sizes) or (name == LINEAR and len(sizes) != 3):
+            wanted = "M, N and K" if name == LINEAR else "whole numbers"
+            raise ValueError(f"line {number}: {line.strip()!r} is no operator with {wanted}")
+        found += linear(*sizes) if name == LINEAR else [(name, sizes)]
     return list(dict.fromkeys(found))
 
 

@@ -54,7 +54,8 @@ def test_a_chain_gives_what_the_operators_give_one_by_one(launcher, monkeypatch,
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current, raising=False)
     x, w, dy = operands()
     layer = Layer(M, N, K, torch.device("cpu"))
-    y, kept_x, kept_w = layer.forward(x, w)
+    plain, kept_x = layer.quantise(x)
+    y, kept_w = layer.forward(plain, w, again=False)
     dx, dw = layer.backward(dy, kept_x, kept_w, True, True)
     for ours, wanted in zip((y, kept_x, kept_w, dx, dw), by_operators(x, w, dy), strict=True):
         assert torch.equal(ours, wanted)
@@ -74,8 +75,10 @@ def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(launche
     assert torch.equal(y, torch_operators.linear_forward_only(x[:rows], w))
 
 
+@pytest.mark.parametrize("stream", [77, 0], ids=["a stream", "the default stream"])
 @pytest.mark.parametrize("rows", [1, 37, M])
-def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(launcher, rows):
+def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(launcher, monkeypatch, rows, stream):
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream, raising=False)
     x, w, _ = operands()
     launcher.rows = 37
     kept = torch_operators.quantise_weight(w)
@@ -98,7 +101,9 @@ def test_autograd_takes_the_same_way_and_odd_rows_are_filled_with_zeros(launcher
     dx, dw = torch.autograd.grad(y, (xg, wg), dy)
     wanted = by_operators(x, w, dy)
     assert torch.equal(y, wanted[0]) and torch.equal(dx, wanted[3]) and torch.equal(dw, wanted[4])
-    made, kept_x = layer.forward_again(x, w)
+    plain, kept_x = layer.quantise(x)
+    made, _ = layer.forward(plain, w, again=True)
+    assert torch.equal(layer.forward_kept(plain, torch_operators.quantise_weight(w)), y)
     again = [made, *layer.backward(dy, kept_x, w, True, True, again=True)]
     again.append(layer.backward(dy, kept_x, w, True, False, again=True)[0])
     assert all(torch.equal(a, b) for a, b in zip(again, (y, dx, dw, dx), strict=True))
@@ -118,3 +123,13 @@ def test_an_operator_without_a_plan_leaves_the_layer_to_the_ops(monkeypatch):
     layer.ready(training=False)
     assert torch_layer.entry(M, N, K, torch.device("cpu"), True) is None
     torch_layer._LAYERS.clear()
+
+
+def test_a_weight_is_kept_by_no_graph(monkeypatch):
+    kept = torch_operators.KeptWeight(operands()[1])
+    monkeypatch.setattr(torch_operators, "_captures", lambda: True)
+    assert kept.copies() is None, "a replay alone would make them"
+    monkeypatch.setattr(torch_operators, "_captures", lambda: False)
+    assert torch.equal(kept.copies(), torch_operators.quantise_weight(kept.weight))
+    monkeypatch.setattr(torch_operators, "_captures", lambda: True)
+    assert kept.copies() is kept.copies() is not None

@@ -23,7 +23,7 @@ ELSEWHERE = {
         "needs a GPU"
     ),
     "tilewright tune examples/softmax_jax.py:softmax --reference examples/softmax_jax.py:reference"
-    ' --args "bf16[512, 1024]" --target tpu7x --evaluations 4': "test_tutorial runs it",
+    ' --args "bf16[256, 512]" --target tpu7x --evaluations 4': "test_tutorial runs it",
 }
 """Commands that other tests execute for real; here they only have to parse."""
 

@@ -22,9 +22,9 @@ TABLE: dict[str, Any] = {
 @pytest.fixture
 def known(monkeypatch):
     monkeypatch.setattr(layer_rows, "measured", lambda: TABLE)
-    layer_rows.faster_rows.cache_clear()
+    layer_rows._faster_rows.cache_clear()
     yield
-    layer_rows.faster_rows.cache_clear()
+    layer_rows._faster_rows.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,13 @@ def test_rows_that_kernels_take():
     assert [layer_rows.takes_rows(m, True) for m in (0, 100, 128, 1023, 1024, 4000)] == [
         False, False, True, False, True, True,
     ]  # fmt: skip
+
+
+def test_compiled_code_takes_the_ranges_as_constants():
+    torch = pytest.importorskip("torch")
+
+    def chosen(x):
+        return x + 1 if layer_rows.is_faster("train", "graph", x.shape[0], 4096, 4096, "cuda:9.0") else x - 1
+
+    compiled = torch.compile(chosen, backend="eager", fullgraph=True)
+    assert [float(compiled(torch.zeros(rows, 1))[0, 0]) for rows in (8192, 16)] == [1.0, -1.0]

@@ -149,8 +149,7 @@ def test_a_sum_that_another_code_makes_zero_passes_and_larger_zeros_do_not():
 
 def test_baselines_compute_the_product():
     operator = family()["g512"]
-    inputs, references = case("g512", "randn")
-    weights = references["exact"]["c"]
+    inputs, references = case("g512", "randn", TINY)
     q, scale = quantise(inputs["a"], operator.group)
     source, params = kernel("prequant", block_m=256, block_n=256, sub_m=128)
     outputs = {"c": interpreted(source, params, (q, scale, inputs["w"], inputs["sw"]))}
@@ -200,8 +199,8 @@ def narrowed(bits, product, steps):
 
 
 @pytest.mark.parametrize(("cheat", "refused"), [
-    ("signs of small outputs", True), ("small outputs scaled", True), ("answers lean", True),
-    (8, True), (11, True), (14, True),
+    ("signs of small outputs", True), ("small outputs scaled", True), ("answers lean", True), (14, True),
+    pytest.param(8, True, marks=pytest.mark.slow), pytest.param(11, True, marks=pytest.mark.slow),
     ("honest", False), (24, False), ("bf16 operands", False),
 ])  # fmt: skip
 def test_elements_are_held_to_what_the_contract_explains(cheat, refused):

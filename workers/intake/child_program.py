@@ -1,6 +1,5 @@
 """What the intake's programs share: one request as JSON on stdin, one answer as JSON on stdout."""
 
-import difflib
 import importlib.util
 import json
 import os
@@ -10,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from tilewright.workers.intake.calls.objects import absent
 
 Request = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -24,9 +25,8 @@ class Refusal(Exception):
 
 
 def undefined(file: str, name: str, module: object) -> Refusal:
-    """Of a name that a file does not define, with the nearest that it does."""
-    close = difflib.get_close_matches(name, dir(module), n=1)
-    return Refusal(f"{file} defines no {name}" + (f"; did you mean {close[0]}?" if close else ""))
+    """Of a name that a file does not define."""
+    return Refusal(absent(file, name, module))
 
 
 def refused(what: str, line: int = 0, **more: object) -> Answer:

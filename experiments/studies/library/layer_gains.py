@@ -89,7 +89,7 @@ def modules(n: int, k: int, kept: bool, only_faster: bool = False) -> Pair:
         layer = torch.nn.Linear(k, n, bias=False, dtype=torch.bfloat16, device="cuda")
         plain.append(layer)
         fast = Linear.from_linear(layer, only_faster=only_faster)
-        fast._keeping, fast._calls = kept, {} if kept else None
+        fast._keeping, fast._calls = kept, {}
         ours.append(fast)
     return ours, plain
 

@@ -14,6 +14,7 @@
 //   ECW   columns per piece of the epilogue (32, 64)
 //   ORDER warpgroups take turns at the tensor cores: 1 passed on at issue, 2 when 3/4 of a wave is done, 3 when half is
 //   AHEAD A and its scales come of a launch before: `quantise`      OUTCS streaming stores
+//   SB    1: B has a scale a row and block, as A has (weight gradients)
 //   BLOCKS CTAs of a multiprocessor   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
 #ifndef WGS
 #define WGS 2
@@ -69,6 +70,9 @@
 #ifndef AHEAD
 #define AHEAD 0
 #endif
+#ifndef SB
+#define SB 0
+#endif
 #ifndef OUTCS
 #define OUTCS 0
 #endif
@@ -76,6 +80,11 @@
 #define OUT_HINT ".cs"
 #else
 #define OUT_HINT ""
+#endif
+#if SB
+#define SCALES_OF_B const __grid_constant__ TensorMap map_sb
+#else
+#define SCALES_OF_B const float* __restrict__ sb
 #endif
 #if DBUF
 #undef ORDER
@@ -86,8 +95,9 @@
 #include "hopper.cuh"
 
 enum { BM = 64 * WGS * MW, BN = WN * NW, W = MW * NW };
-enum { A_BYTES = BM * 128, B_BYTES = BN * 128, S_BYTES = BM * 4 };
-enum { A_AT = 0, B_AT = A_AT + STAGES * A_BYTES, S_AT = B_AT + STAGES * B_BYTES, I_AT = S_AT + STAGES * S_BYTES };
+enum { A_BYTES = BM * 128, B_BYTES = BN * 128, S_BYTES = BM * 4, SB_BYTES = SB ? BN * 4 : 0 };
+enum { A_AT = 0, B_AT = A_AT + STAGES * A_BYTES, S_AT = B_AT + STAGES * B_BYTES };
+enum { SB_AT = S_AT + STAGES * S_BYTES, I_AT = SB_AT + STAGES * SB_BYTES };
 enum { FULL_AT = I_AT + STAGES * 16, EMPTY_AT = FULL_AT + STAGES * 8 };
 enum { E_AT = (EMPTY_AT + STAGES * 8 + 127) / 128 * 128, E_ROW = ECW * 2 + 16, E_BYTES = 16 * E_ROW };
 enum { SMEM_BYTES = E_AT + WGS * 4 * E_BYTES };
@@ -96,7 +106,8 @@ static_assert(SMEM_BYTES <= 232448, "shared memory");
 static_assert(MW == 1 || NW == 1, "waves go one way");
 static_assert(!DBUF || W == 1, "two partials of one wave");
 static_assert(BM <= 256 && BN <= 256, "TMA boxes");
-enum { ONE_SB = 128 % BN == 0 };          // a tile lies in one 128-column block of B
+static_assert(!SB || BN % 32 == 0 && !DBUF, "a copy's place; a stage is held until its scales are read");
+enum { ONE_SB = SB || 128 % BN == 0 };          // a tile lies in one 128-column block of B
 enum { FIXED_SB = BN % 128 == 0 };        // tiles begin at blocks of B
 
 __device__ __forceinline__ float lds(u32 at) {
@@ -169,6 +180,7 @@ enum { GRAN = gcd(BN, 128), GS = ONE_SB || FIXED_SB ? 1 : WN / GRAN };   // colu
 static_assert(ONE_SB || FIXED_SB || WN % GRAN == 0, "granules");
 struct Factors { float f[GS][2]; };
 template <int w> __device__ __forceinline__ Factors factors(const Scales& x) {   // both scales, for the columns of wave w
+    if (SB) return {{{x.a[MW > 1 ? w : 0][0], x.a[MW > 1 ? w : 0][1]}}};   // A's alone
     constexpr int aw = MW > 1 ? w : 0, off = NW > 1 ? w * WN : 0;
     Factors r;
 #pragma unroll
@@ -183,9 +195,18 @@ template <int w> __device__ __forceinline__ Factors factors(const Scales& x) {  
     }
     return r;
 }
-__device__ __forceinline__ void promote(float (&acc)[NA], const float (&p)[NA], const Factors& x) {
+__device__ __forceinline__ void promote(float (&acc)[NA], const float (&p)[NA], const Factors& x, u32 scales_of_b = 0) {
 #pragma unroll
     for (int j = 0; j < WN / 8; j++) {
+#if SB
+        float b0, b1;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(b0), "=f"(b1) : "r"(scales_of_b + j * 32) : "memory");
+        acc[j * 4 + 0] = fmaf(x.f[0][0] * b0, p[j * 4 + 0], acc[j * 4 + 0]);
+        acc[j * 4 + 1] = fmaf(x.f[0][0] * b1, p[j * 4 + 1], acc[j * 4 + 1]);
+        acc[j * 4 + 2] = fmaf(x.f[0][1] * b0, p[j * 4 + 2], acc[j * 4 + 2]);
+        acc[j * 4 + 3] = fmaf(x.f[0][1] * b1, p[j * 4 + 3], acc[j * 4 + 3]);
+        continue;
+#endif
         const int g = GS == 1 ? 0 : j * 8 / GRAN;
         acc[j * 4 + 0] = fmaf(x.f[g][0], p[j * 4 + 0], acc[j * 4 + 0]);
         acc[j * 4 + 1] = fmaf(x.f[g][0], p[j * 4 + 1], acc[j * 4 + 1]);
@@ -224,7 +245,7 @@ struct Walk {
 
 extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, BLOCKS)
 fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
-          const __grid_constant__ TensorMap map_s, const float* __restrict__ sb, u16* __restrict__ out, int M, int N, int K) {
+          const __grid_constant__ TensorMap map_s, SCALES_OF_B, u16* __restrict__ out, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char smem[];
     const u32 base = (u32)__cvta_generic_to_shared(smem);
     const int lane = threadIdx.x & 31, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
@@ -273,18 +294,24 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
             }
             asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+#if !SB
             const int last_nb = (N + 127) / 128 - 1;
+#endif
             for (int u = me; u < walk.units; u += gangs) {
                 int m0, n0;
                 walk.at(u, rank, m0, n0);
+#if !SB
                 const int nb = n0 / 128 < last_nb ? n0 / 128 : last_nb, nb1 = nb < last_nb ? nb + 1 : nb;
+#endif
                 float v0 = 0, v1 = 0;
                 for (int k = 0; k < blocks; k++) {
+#if !SB
                     if ((k & 31) == 0) {
                         const int kk = k + lane < blocks ? k + lane : blocks - 1;
                         v0 = __ldg(sb + (u64)nb * blocks + kk);
                         if (!ONE_SB) v1 = __ldg(sb + (u64)nb1 * blocks + kk);
                     }
+#endif
                     const u32 full = base + FULL_AT + s * 8;
                     bar_wait(base + EMPTY_AT + s * 8, phase);
                     if (lane == 0) {
@@ -293,12 +320,15 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                         else tma(a, &map_a, k * 128, m0, full);
                         if (u != me || k >= early) ask_b(k, n0, s);
                         tma(base + S_AT + s * S_BYTES, &map_s, m0, k, full);
+#if SB
+                        tma(base + SB_AT + s * SB_BYTES, &map_sb, n0, k, full);
+#endif
                     }
                     const float x0 = __shfl_sync(~0u, v0, k & 31), x1 = __shfl_sync(~0u, v1, k & 31);
                     if (lane == 0) {
                         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + I_AT + s * 16), "f"(x0), "f"(x1),
                                      "r"(m0), "r"(n0) : "memory");
-                        bar_expect(full, A_BYTES + B_BYTES + S_BYTES);
+                        bar_expect(full, A_BYTES + B_BYTES + S_BYTES + SB_BYTES);
                     }
                     __syncwarp();
                     if (++s == STAGES) s = 0, phase ^= 1;
@@ -321,6 +351,9 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
             if (CL == 1) { bar_arrive(bar); return; }   // every lane for its own reads, which racecheck follows
             __syncwarp();   // every lane has read its scales
             if (lane < CL) bar_arrive_at(bar, lane);
+        };
+        auto scales_of_b = [&](int stage, int w) {
+            return base + SB_AT + stage * SB_BYTES + ((NW > 1 ? w * WN : 0) + (lane & 3) * 2) * 4;
         };
         float acc[W][NA];
 #pragma unroll
@@ -431,7 +464,7 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                         const Factors g = factors<0>(x);
                         hand();
                         mma_wait<0>(p);
-                        promote(acc[0], p, g);
+                        promote(acc[0], p, g, scales_of_b(s, 0));
                         issue(Tag<1>{});
                     }
                     const int old = s;
@@ -442,8 +475,9 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                     hand();
                     if constexpr (W == 2) if (k == blocks - 1) finish(Tag<0>{}, tile);
                     mma_wait<0>(p);
-                    release(old);
-                    promote(acc[W - 1], p, g);
+                    if (!SB) release(old);
+                    promote(acc[W - 1], p, g, scales_of_b(old, W - 1));
+                    if (SB) release(old);
                 }
                 done = tile;
             }

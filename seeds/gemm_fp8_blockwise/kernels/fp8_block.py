@@ -44,9 +44,9 @@ DEFAULTS = {
     "CTAS": 132,
 }
 CONSTRAINTS = {
-    "STAGES * (WGS * (64 + 64 * (WAVES == 'down')) * 132 + WN * (1 + (WAVES == 'across')) * 128 + 32)"
+    "STAGES * (WGS * (64 + 64 * (WAVES == 'down')) * 132 + WN * (1 + (WAVES == 'across')) * (128 + 4 * columns) + 32)"
     " + WGS * 64 * (ECW * 2 + 16) + 128 <= 232448": "the ring and the stores' pieces share 227 KB of shared memory",
-    "DBUF == 0 or WAVES == 'one'": "two partials of one wave",
+    "DBUF == 0 or WAVES == 'one' and columns == 0": "two partials of one wave, of one scale of B",
     "DBUF == 0 or ORDER + RSA == 0": "a second partial takes no turns and leaves no registers for A",
     "RSA == 0 or WAVES != 'down'": "A's registers serve the waves along N",
     "WAVES != 'down' or WGS <= 2 and WN <= 128": "a copy brings 256 rows of A, a thread keeps 256 numbers",
@@ -57,9 +57,9 @@ CONSTRAINTS = {
     "WGS == 3 or CREG >= 216": "consumers take what the producer gives",
     "WGS > 1 or CREG < 240": "registers of two warpgroups",
     "PREG == 24 or CREG <= 232": "registers of all warpgroups together",
-    "columns == 0": "B has scales of 128 x 128 blocks",
+    "columns == 0 or WN * (1 + (WAVES == 'across')) % 32 == 0": "a copy of B's scales begins at 128 bytes",
     "M % 4 == 0": "rows of A's scales begin at 16 bytes, where TMA may",
-    "N % 8 == 0": "rows of C begin at 16 bytes",
+    "N % 8 == 0": "rows of C and of B's scales begin at 16 bytes",
     "K % 128 == 0": "a step of K is one scale block",
 }
 
@@ -70,11 +70,12 @@ def launch(inputs, params):
     rows, columns = 64 * params["WGS"] * down, params["WN"] * across
     shares_a, shares_b = (params["SHARE"] == operand for operand in ("a", "b"))
     stages, cluster = params["STAGES"], 2 if shares_a or shares_b else 1
-    ring = stages * (rows * 132 + columns * 128 + 32)
+    by_rows = tuple(inputs["b_s"].shape) == (k // 128, n)  # else by blocks of 128 rows
+    ring = stages * (rows * 132 + columns * (132 if by_rows else 128) + 32)
     units = -(-m // (rows * (2 if shares_b else 1))) * -(-n // (columns * (2 if shares_a else 1)))
     return {
         "options": {"default_device": True},
-        "defines": {"MW": down, "NW": across, "CL": cluster, "MCB": 1 if shares_b else 0},
+        "defines": {"MW": down, "NW": across, "CL": cluster, "MCB": 1 if shares_b else 0, "SB": int(by_rows)},
         "steps": (
             {
                 "kernel": "fp8_block",
@@ -86,7 +87,7 @@ def launch(inputs, params):
                     {"map": "a_q", "box": (rows // (2 if shares_a else 1), 128), "swizzle": 128},
                     {"map": "b_q", "box": (columns // (2 if shares_b else 1), 128), "swizzle": 128},
                     {"map": "a_s", "box": (1, rows)},
-                    "b_s",
+                    {"map": "b_s", "box": (1, columns)} if by_rows else "b_s",
                     "c",
                     {"i32": m},
                     {"i32": n},

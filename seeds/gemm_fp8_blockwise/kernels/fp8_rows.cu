@@ -79,7 +79,7 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
         asm volatile("prefetch.tensormap [%0];" ::"l"(&map_w) : "memory");
         for (int i = 0; i < RING; i++) {
             bar_init(base + FULL_AT + i * 8, QUANT ? 1 + QW : 33);
-            bar_init(base + EMPTY_AT + i * 8, WGS * 4 * CN);
+            bar_init(base + EMPTY_AT + i * 8, CN == 1 ? WGS * 128 : WGS * 4 * CN);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -233,7 +233,7 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
             }
         }
         __syncwarp();
-        if (CN == 1) { if (lane == 0) bar_arrive(base + EMPTY_AT + stage * 8); }
+        if (CN == 1) bar_arrive(base + EMPTY_AT + stage * 8);   // every lane for its own reads, which racecheck follows
         else if (lane < CN) bar_arrive_at(base + EMPTY_AT + stage * 8, split * CN + lane);
         if (++stage == RING) stage = 0, phase ^= 1;
     }

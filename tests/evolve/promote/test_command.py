@@ -234,3 +234,23 @@ def test_measured_gains_are_paired_and_have_intervals(tmp_path, writer):
     entry = writer.version(OPERATOR)[2]["targets"]["h200"]
     assert (entry["kind"], entry["serves"]) == ("measured", ["cuda:9.0"])
     assert writer.version(OPERATOR)[1]["targets"]["h200"]["shapes"][0]["kind"] == "measured"
+
+
+def test_what_another_device_of_the_architecture_was_promoted_for_is_compared_and_replaced(tmp_path, writer):
+    folder = write_campaign(tmp_path / "measured", target="h200")
+    run(folder, writer, Options(candidate="2"))
+    version, receipt, dispatch = writer.version(OPERATOR)
+    kernels = dispatch["targets"]["h200"]["kernels"].values()
+    files = {k["file"]: writer.file(OPERATOR, version, k["file"], k["sha256"]) for k in kernels}
+    for told in (receipt, dispatch):
+        told["targets"] = {"sister": told["targets"]["h200"]}
+    files["dispatch.json"] = json.dumps(dispatch).encode()
+    told = {k: receipt[k] for k in ("format", "operator", "targets")}
+    with writer.writing():
+        writer.add(OPERATOR, files, told, {"action": "test"})
+    outcome = run(folder, writer, Options(candidate="1", force_reason="a test"))
+    assert outcome.judgement.incumbents == f"library's {OTHER.id}", "what the device is served now"
+    _, receipt, dispatch = writer.version(OPERATOR)
+    assert list(dispatch["targets"]) == list(receipt["targets"]) == ["h200"], (
+        "which alone the device would find"
+    )

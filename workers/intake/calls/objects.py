@@ -5,9 +5,11 @@ makes an object without its ``__init__`` and gives it these attributes.
 """
 
 import dataclasses
+import difflib
 import enum
 import functools
 import importlib
+import inspect
 import re
 import sys
 import types
@@ -74,6 +76,12 @@ def scope_of(text: str) -> dict[str, Any]:
     return {**found, "named": named, "made_of": made_of}
 
 
+def absent(file: str, name: str, module: Any) -> str:
+    """That a file does not define a name, with the nearest that it does."""
+    close = difflib.get_close_matches(name, dir(module), n=1)
+    return f"{file} defines no {name}" + (f"; did you mean {close[0]}?" if close else "")
+
+
 def name_of(value: Any) -> str:
     """``package.module.Name`` of a class or function."""
     module = str(value.__module__)
@@ -107,9 +115,11 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return name_of(kind), list(zip(value._fields, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f.name for f in dataclasses.fields(value)]
-        if all(f.init for f in dataclasses.fields(value)):
-            return name_of(kind), [(n, getattr(value, n)) for n in fields]
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        if (
+            fields.keys() == inspect.signature(kind).parameters.keys()
+        ):  # else its ``__init__`` takes other things
+            return name_of(kind), list(fields.items())
     if callable(value) and hasattr(value, "__qualname__") and "<" not in value.__qualname__:
         return name_of(value), []
     plain = kind.__module__ == "builtins" or kind.__name__ in ("dtype", "device")

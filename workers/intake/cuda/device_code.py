@@ -123,10 +123,8 @@ class DeviceCode:
         root, data = self._parser.parse(self.text.encode()).root_node, self.text.encode()
         loops, names = [], []
         for loop in within(root, "for_statement"):
-            before, test = (
-                data[: loop.start_byte].rstrip().rpartition(b"\n")[2],
-                loop.child_by_field_name("condition"),
-            )
+            before = data[: loop.start_byte].rstrip().rpartition(b"\n")[2]
+            test = loop.child_by_field_name("condition")
             counted = test is None or re.search(rb"[<>]=?\s*\d+$", test.text)
             if not counted and b"#pragma" not in before and len([*within(loop, "for_statement")]) == 1:
                 loops.append(loop.start_byte)
@@ -155,11 +153,8 @@ class DeviceCode:
         """What the device does not compile, with nothing in its place, and constants of the file, which would lie in
         memory, as macros. Kernels are noted."""
         for node in root.children:
-            kind, text, inner = (
-                node.type,
-                node.text.decode(),
-                next(within(node, "function_definition"), None),
-            )
+            kind, text = node.type, node.text.decode()
+            inner = next(within(node, "function_definition"), None)
             if kind in ("linkage_specification", "namespace_definition", "declaration_list", "preproc_ifdef"):
                 changed = [*self._changed(node)]
                 alone = any(part.type in ("function_definition", "declaration") for part in node.children)

@@ -18,7 +18,7 @@ pointers say that nothing else points there, and of the compiler's fast arithmet
 MOST_LOOPS = 3
 _OWN = "#if RESTRICT\n#define OWN_MEMORY __restrict__\n#else\n#define OWN_MEMORY\n#endif\n"
 
-WARP, SECONDS = 32, 90.0  # after these no other value is compiled
+WARP, SECONDS = 32, 30.0  # after these no other value is compiled
 
 Said = Callable[[Mapping[str, int]], Any]
 

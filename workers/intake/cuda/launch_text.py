@@ -97,9 +97,7 @@ class LaunchWriter:
                 f'{{"kernel": "copied<{_WORDS[tensor.element_size()]}>", {sizes}, '
                 f'"arguments": ("{own}", "{name}", {{"i64": {count}}})}}'
             )
-        used = {id(self._root(pointer.tensor, "on a tensor")) for pointer in pointers(self._trace)} | set(
-            self._outputs
-        )
+        used = {*self._outputs, *(id(self._root(p.tensor, "on a tensor")) for p in pointers(self._trace))}
         for step in self._trace.steps:
             new = isinstance(step, Var) and step.kind in _NEW and id(step) in used
             if isinstance(step, Work) and id(root_of(step.target)) in used:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilewright.fitness.elements import ROUNDED, turned_one_way
+from tilewright.fitness.gates import agreement
 from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.judge.ahead import Ahead
@@ -154,8 +155,10 @@ class InputKinds:
         floats = sum(is_float(operand.dtype) for operand in operands)
         apart = (SET_APART,) if floats else ()  # integers are the same of every such kind
         if effort.ahead:
-            later = [kind for kinds in ROWS.values() for kind in kinds] if floats else []
-            later += [f"{name}-{power}" for name in EXTREME for power in EXTREME[name]] if floats else []
+            later = (
+                [kinds[0] for kinds in ROWS.values()] if floats else []
+            )  # others are for kernels that fail on them
+            later += [f"{name}-{power}" for name in EXTREME for power in EXTREME[name][:2]] if floats else []
             firsts = [kinds[0] for kinds in (*own, *apart, tuple(FEW_VALUES))]
             self._tried.begin((kind, USUAL_SPREAD) for kind in dict.fromkeys([*firsts, *later]))
         for kinds in (*own, *apart, tuple(FEW_VALUES)):
@@ -213,16 +216,18 @@ class InputKinds:
             if bound is None:
                 return [], f"result {number}: {why}"
             name, dtype = f"o{number}", self._dtypes[number]
-            leans = (is_narrow(dtype) or is_code(dtype, self.operands)) and self._leans(number)
+            leans = self._leans(number) if is_narrow(dtype) or is_code(dtype, self.operands) else 0.0
             found.append(Result(name, dtype, shape, bound.min_db, bound.worst, number, leans))
         return found, ""
 
-    def _leans(self, number: int) -> bool:
-        """Whether the kernel's own codes that are not the reference's are mostly too large, or too small."""
-        pairs = [
-            (pair.outputs[number], pair.answers[number]) for some in self._pairs.values() for pair in some
-        ]
-        return any(turned_one_way(codes, as_result(wanted, codes.dtype.name)) for codes, wanted in pairs)
+    def _leans(self, number: int) -> float:
+        """Twice the largest share of the kernel's own codes that are not the reference's, where these are mostly too
+        large, or too small; else 0."""
+        codes = [pair.outputs[number] for some in self._pairs.values() for pair in some]
+        wanted = [pair.answers[number] for some in self._pairs.values() for pair in some]
+        pairs = [(one, as_result(due, one.dtype.name)) for one, due in zip(codes, wanted, strict=True)]
+        turned = any(turned_one_way(*pair) for pair in pairs)
+        return 2 * max(1 - agreement(*pair) for pair in pairs) if turned else 0.0
 
     # -- one kind ----------------------------------------------------------------------------------
 

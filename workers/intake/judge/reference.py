@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
-from tilewright.workers.intake.calls.objects import scope_of
-from tilewright.workers.intake.child_program import undefined
+from tilewright.workers.intake.calls.objects import absent, scope_of
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -36,7 +35,7 @@ def function_of(reference: str) -> Callable[..., Any]:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            known = undefined(Path(path).name, name, value).what if colon else f"{reference} names nothing"
+            known = absent(Path(path).name, name, value) if colon else f"{reference} names nothing"
             raise LookupError(f"--reference: {known}")
         value = getattr(value, part)
     if isinstance(value, type) and hasattr(module, "get_init_inputs"):
@@ -61,10 +60,15 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
 
 @functools.cache
 def _own_module(path: str) -> Callable[..., Any]:
-    """A process for each module, which answers as often as it is asked."""
+    """A process for each different module, which answers as often as it is asked."""
+    return _process_of(Path(path).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _process_of(source: str) -> Callable[..., Any]:
     from tilewright.workers.intake.judge.self_reference import ModuleProcess
 
-    return ModuleProcess(Path(path))
+    return ModuleProcess(source)
 
 
 def _definition(path: Path) -> Any:

@@ -284,9 +284,9 @@ HOST = """
 # short loops of narrow tiles gain by a second program, whose tiles are smaller
 several = {residents} or 1 + int({width} <= 64 and {last} < 32)
 <chosen>
-{groups} = {consumers} or (3 if several < 2 and {rows} * ({columns} + {width}) <= 12288 else 2)
 # as many programs as the registers of a multiprocessor suffice for
-several = max(1, min(several, 512 // ({groups} + 1) // ({rows} * max({columns}, {width}) // 128 + 40)))
+several = max(1, min(several, 512 // (({consumers} or 2) + 1) // ({rows} * max({columns}, {width}) // 128 + 40)))
+{groups} = {consumers} or (3 if several < 2 and {rows} * ({columns} + {width}) <= 12288 else 2)
 {tiles} = {last} // {groups} + 1
 {others} = {grid_of_others}
 {many} = min({tiles} * {others}, 132 * several)

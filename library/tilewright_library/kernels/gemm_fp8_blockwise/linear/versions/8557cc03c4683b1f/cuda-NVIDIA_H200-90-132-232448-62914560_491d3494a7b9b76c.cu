@@ -238,7 +238,7 @@ __device__ __forceinline__ uint4 ldg4(const void* from) {
 
 // x [M,K] -> codes [rows,K], scales [K/128,rows]; rows beyond M are left as they are. A CTA has 4 rows of 4 blocks.
 extern "C" __global__ void __launch_bounds__(256) quantise(const u16* __restrict__ x, uint2* __restrict__ q, float* __restrict__ s, int M, int K, int rows) {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
     const int half = threadIdx.x / 16, lane = threadIdx.x & 15, across = (K / 128 + 3) / 4;
     const int m = blockIdx.x / across * 4 + half / 4, k = blockIdx.x % across * 4 + half % 4;
     const bool there = m < M && k < K / 128;
@@ -324,6 +324,7 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
     if (CL > 1) cluster_sync();
     else __syncthreads();
 
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");   // who comes next waits for the end of all this
     if (warp >= WGS * 4) {
 #if CREG
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");

@@ -1,4 +1,4 @@
-# gemm_fp8_blockwise/linear for cuda-NVIDIA_H100_80GB_HBM3-90-132-232448-52428800. Promoted by tilewright: do not edit,
+# gemm_fp8_blockwise/linear for cuda-NVIDIA_H200-90-132-232448-62914560. Promoted by tilewright: do not edit,
 # a file whose hash differs from its receipt is not used.
 # dispatch.json has the parameters and shapes of the kernels that are made of this source,
 # receipt.json has their campaigns, lineages and gains.
@@ -48,6 +48,17 @@ CONSTRAINTS = {
     "K % 128 == 0": "a step of K is one scale block",
 }
 
+# us on an H200, fitted to 24 layers of 1 to 640 rows: waves of tiles, steps along K, bytes of w
+EXPECTED = (
+    "1e9 if M <= 64 < MOST or M > 640 else (lambda tiles, rows: (lambda d: (lambda waves, steps: (3.37 + waves * (steps"
+    " * (0.0425 + 4.65e-4 * rows) + 0.41 + 0.0114 * rows) + 2.03e-7 * N * K + 0.79 * (d > 1)) if M <= 64 else 3.26"
+    " + waves * (steps * (8.45e-4 * rows + WGS * (0.0516 + 7.12e-4 * rows)) + 0.0111 * WGS * rows)"
+    " + 1.345e-7 * N * K + 1.09 * (d > 1))(cdiv(tiles * d, 132), K / 128 / d))"
+    "(max(d * (d == 1 or d <= SPLIT and tiles * d * 100 <= 132 * CTAS * FILL and K >= 256 * KB * d)"
+    " for d in (1, 2, 4, 8))))"
+    "(cdiv(M, MOST) * cdiv(N, 64 * WGS * CN) * CN, cdiv(M, cdiv(M, MOST)))"
+)
+
 
 def schedule(m, n, k, params):
     """Sizes of a tile of x and of its waves, CTAs along K, stages, partials at once, registers of consumers."""
@@ -85,6 +96,7 @@ def launch(inputs, params):
         "grid": -(-m // 4) * -(-k // 512),
         "block": 256,
         "arguments": ("x", "q", "s", {"i32": m}, {"i32": k}, {"i32": whole}),
+        "programmatic": True,
     }
     codes = {"map": "q", "box": (rows // cn, 128), "swizzle": 128}
     product = {
@@ -116,5 +128,4 @@ def launch(inputs, params):
         "steps": (product,) if quant else (ahead, product),
     }
 
-
-CUDA = "cuda-NVIDIA_H100_80GB_HBM3-90-132-232448-52428800_4bc53306c08760d6.cu"
+CUDA = "cuda-NVIDIA_H200-90-132-232448-62914560_491d3494a7b9b76c.cu"

@@ -1,4 +1,4 @@
-# gemm_fp8_blockwise/linear for cuda-NVIDIA_H100_80GB_HBM3-90-132-232448-52428800. Promoted by tilewright: do not edit,
+# gemm_fp8_blockwise/linear for cuda-NVIDIA_H200-90-132-232448-62914560. Promoted by tilewright: do not edit,
 # a file whose hash differs from its receipt is not used.
 # dispatch.json has the parameters and shapes of the kernels that are made of this source,
 # receipt.json has their campaigns, lineages and gains.
@@ -8,7 +8,8 @@ wait for to fetch weights. The product is ``fp8_block``'s, where a tile has rows
 ``fp8_block.cu``).
 """
 
-CUDA = "cuda-NVIDIA_H100_80GB_HBM3-90-132-232448-52428800_458298bba10047d9.cu"
+
+CUDA = "cuda-NVIDIA_H200-90-132-232448-62914560_16fba20fb52fc2a0.cu"
 
 
 SPACE = {
@@ -47,6 +48,15 @@ CONSTRAINTS = {
     "K % 128 == 0": "a step of K is one scale block",
 }
 
+# us on an H200, fitted to 24 layers of 65 to 640 rows: waves of tiles, steps along K, bytes of w
+EXPECTED = (
+    "1e9 if M <= 64 else (lambda rows, columns: (lambda waves: 3.88 + waves * (K / 128 * (0.0247 + 6.63e-4 * rows"
+    " + 8.01e-4 * columns + 7.91e-6 * rows * columns) + 0.115 + 5.65e-5 * rows * columns) + 9.52e-8 * N * K)"
+    "(cdiv(cdiv(M, rows * (1 + (SHARE == 'b'))) * cdiv(N, columns * (1 + (SHARE == 'a')))"
+    " * (1 + (SHARE != 'none')), 132) * 132 / CTAS))"
+    "(64 * WGS * (1 + (WAVES == 'down')), WN * (1 + (WAVES == 'across')))"
+)
+
 
 def launch(inputs, params):
     (m, k), n = inputs["x"].shape, inputs["w_q"].shape[0]
@@ -80,6 +90,7 @@ def launch(inputs, params):
                 "grid": -(-m // 4) * -(-k // 512),
                 "block": 256,
                 "arguments": ("x", "q", "s", {"i32": m}, {"i32": k}, {"i32": whole}),
+                "programmatic": True,
             },
             {
                 "kernel": "fp8_block",
