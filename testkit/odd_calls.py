@@ -313,4 +313,6 @@ def compared(winner, name, original, cases, look=outcome):
             sides.append(look(side, given, way))
         if sides:
             right = all(alike(side, sides[0]) for side in sides)
+            if not right and gone:  # it may read memory that nobody wrote
+                right = not alike(look(original, made(), way), sides[0])
             yield case, [] if right else sides, not gone and len(sides[0]) > 2

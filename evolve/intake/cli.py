@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,8 +201,8 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
 
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
+    from tilewright.evolve.intake.child import started_intake
     from tilewright.evolve.intake.problems import is_problem
-    from tilewright.evolve.intake.seed_verdict import seed_failure
     from tilewright.evolve.intake.tune import (
         IntakeRefused,
         ask_intake,
@@ -212,20 +212,27 @@ def _check(arguments: argparse.Namespace) -> int:
     )
     from tilewright.workers.device.warm_device import device_for
 
-    target = target_named(arguments.target or default_target(arguments.place))
-    with tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder, device_for(target) as device:
+    name = arguments.target or default_target(arguments.place)
+    target = target_named(name)
+    with (
+        started_intake(name) as intake,
+        tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
+        device_for(target) as device,
+    ):
         path, options = _options(arguments, Path(folder))
         if not options.function and not is_problem(path, options):
             if options.calls or options.reference or holds_cuda(path):
                 raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
-            return _check_file(path, target)
+            return _check_file(path)
         request = _plan(arguments, target, Path(folder), (path, options)).request
         try:
-            answer = ask_intake(request, target)
+            answer = ask_intake(request, target, intake)
         except IntakeRefused as error:
             for line in str(error).splitlines():
                 _say(line)
             return 2
+        from tilewright.evolve.intake.seed_verdict import seed_failure
+
         if why := seed_failure(request, answer, target, device):
             _say(
                 f"{request.path.name}:{request.function} cannot be tuned: a campaign refuses it as it stands: it {why}"
@@ -238,41 +245,20 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_file(path: Path, target: Target) -> int:
-    found = list(_findings(path, target))
-    for line in found:
-        _say(line)
-    return 2 if any(": line" in line or " Remedy: " in line for line in found) else 0
-
-
-def _findings(path: Path, target: Target) -> Iterator[str]:
-    """The dialect's findings on a kernel module; of any other file those on the kernels that it becomes."""
-    from tilewright.evolve.intake import child
-    from tilewright.evolve.intake.remedies import Refused, refused, remedy
-    from tilewright.evolve.intake.tune import unreadable
-    from tilewright.evolve.report.bill import counted
+def _check_file(path: Path) -> int:
+    """The dialect's findings on a kernel module. Raises UserError for any other file."""
+    from tilewright.evolve.intake.problems import names_in
+    from tilewright.evolve.intake.remedies import Refused, remedy
     from tilewright.fitness import dialect
 
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, OSError) as error:
-        raise UserError(f"{unreadable(path, error)}.") from error
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    names = names_in(path)
     entry = next((name for name in ("launch", "build") if name in names), None)
-    if entry is not None:
-        violations = dialect.check(text, entry=entry)
-        for v in violations:
-            yield Refused(path.name, v.line, v.what, remedy(v.what)).text()
-        if not violations:
-            yield f"{path.name} is a valid kernel module (its entry point is {entry})"
-        return
-    answer = child.ask(path, None, "", (), target, child.PALLAS if target.entry == "build" else child.MAIN)
-    if not answer.get("kernels") and not answer.get("functions"):
-        raise UserError(f"{path.name} holds no kernel and no function.")
-    refusals = refused(answer.get("refusals", ()), path.name)
-    for found in refusals:
-        yield found.text()
-    named = [f"{what} {', '.join(answer[what])}" for what in ("kernels", "functions") if answer.get(what)]
-    yield f"{path.name}: {'; '.join(named)}; {counted(len(refusals), 'problem')}"
-    yield f"try: tilewright check {path}:FUNCTION --reference ... --args ..."
+    if entry is None:
+        held = f"; it holds {', '.join(names)}" if names else ", which holds none"
+        raise UserError(f"which function of {path}? Write {path}:FUNCTION{held}.")
+    violations = dialect.check(path.read_text(encoding="utf-8"), entry=entry)
+    for v in violations:
+        _say(Refused(path.name, v.line, v.what, remedy(v.what)).text())
+    if not violations:
+        _say(f"{path.name} is a valid kernel module (its entry point is {entry})")
+    return 2 if violations else 0

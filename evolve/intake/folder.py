@@ -159,7 +159,7 @@ def _operand(row: Any) -> str:
 def _result(row: Any) -> str:
     name, dtype, shape, min_db, worst, place, leans = row
     bounds = f", min_db={min_db}" + (f", worst={worst:.3g}" if worst is not None else "") if min_db else ""
-    at = (f", place={place}" if place else "") + (", leans=True" if leans else "")
+    at = (f", place={place}" if place else "") + (f", leans={leans:.2g}" if leans else "")
     return f"Result({_text(name)}, {_text(dtype)}, {tuple(shape)!r}{bounds}{at})".replace("'", '"')
 
 

@@ -101,7 +101,7 @@ def plan(path: Path, options: Options, target: Target, folder: Path) -> Plan:
             return _plan_of_task(path if path.is_dir() else path.parent, options, folder)
         if _is_output(path):
             return _plan_of_output(path, options, folder)
-        if ANSWER not in _defined(path):
+        if ANSWER not in names_in(path):
             raise UserError(
                 f"{path.name} is a problem of KernelBench: it gives what to compute, but no kernel to begin with. "
                 "Write a kernel, or let a language model, and tune that: "
@@ -168,7 +168,7 @@ def _is_output(path: Path) -> bool:
 
 
 def _is_kernelbench(path: Path) -> bool:
-    return path.suffix == ".py" and {MODEL, "get_inputs"} <= _defined(path)
+    return path.suffix == ".py" and {MODEL, "get_inputs"} <= {*names_in(path)}
 
 
 def _is_task(path: Path) -> bool:
@@ -189,12 +189,13 @@ def _text_of(path: Path) -> str:
         raise UserError(f"{unreadable(path, error)}.") from error
 
 
-def _defined(path: Path) -> set[str]:
+def names_in(path: Path) -> list[str]:
+    """Functions and classes that a file defines. Raises UserError."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"{unreadable(path, error)}.") from error
-    return {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
 
 
 def _name(text: str) -> str:

@@ -25,6 +25,7 @@ from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.inputs import family
+from tilewright.workers.intake.operator import LEAST_CODES
 
 if TYPE_CHECKING:
     from tilewright.evolve.run import CampaignOutcome
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _IN_PLACE = re.compile(r"\.dot\(([^=()]*,){2}[^=()]*\)|\.dot\(.*\bacc=")
 _CUT = 2.0**-16
 """Share of what is usual that a product adds to an error: sums are cut to 14 bits after every 32 products."""
+
+ROOM_DB = 3.0
+"""How much more noise than the seed's own others may make, where that of rounding is no measure."""
 
 SECONDS = 300.0
 """Most that the seed's evaluation may take."""
@@ -47,7 +51,8 @@ def seed_failure(
 
     A device treats what is no number or no normal one by its own ways, and sums in other orders than the interpreter:
     kinds of inputs that the kernel fails on the target are taken off ``answer``, and a bound that single elements of
-    others miss is widened by the kernel's own error there, up to what its types explain, with a note for each.
+    others miss is widened by the kernel's own error there, up to what its types explain, with a note for each. A
+    candidate's noise may be at most ``ROOM_DB`` more than the kernel's, and twice as many of its codes may turn.
     """
     while True:
         evaluation = _evaluation(request, answer, target, device)
@@ -85,23 +90,32 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     off = re.search(r"is off by (\S+) of what is usual", failed.detail)
     share = 2 * float(off[1]) if off else NOISE if "more noise than" in failed.detail else math.inf
     note = f"{row[0]} is judged by the original kernel's own error on {target.name}"
-    narrow = [o for o in answer.get("operands", ()) if "float8" in o[1] and o[2]]
-    cap, cut = bounds.CAP.get(row[1], 0.0), 0.0
+    operands = answer.get("operands", ())
+    narrow = [o for o in operands if "float8" in o[1] and o[2]]
+    kinds = [row[1], *(o[1] for o in operands)]
+    cap, cut = bounds.CAP[bounds.narrowest(kinds)] if row[1] in bounds.CAP else 0.0, 0.0
     if narrow and _IN_PLACE.search(answer["source"]):
         cut = min(cap, _CUT * max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["dims"]))
+    floors, value = answer.setdefault("floors", {}), failed.value or 0.0
+    wider = max(cut, share if share <= cap else 0.0)
     if left := {k for k in answer["kinds"][1:] if kind in (k, family(k))}:  # a sample names the family alone
         answer["kinds"] = [k for k in answer["kinds"] if k not in left]
         note = f"inputs of kind {kind} are not used: the original kernel fails on them on {target.name}"
-    elif (row[4] or 0.0) < cut:
-        row[4] = cut
-        note = (
-            f"{row[0]} may be off by {cut:.2g} of what is usual: tensor cores add 8-bit products to what dot is given "
-            "with 14 bits; write acc += tl.dot(a, b) for sums in float32"
-        )
-    elif (row[4] or 0.0) < share <= cap:
-        row[4] = share
-    elif "one way" in failed.detail and not row[6]:
-        row[6] = True  # it turns codes by its own divisions
+    elif (row[4] or 0.0) < wider:
+        if row[4] is None:  # noise is held to the kernel's own from now on, not to that of rounding
+            floors[row[0]], row[3] = row[3], max(row[3], round(value - ROOM_DB, 1))
+        row[4] = wider
+        if wider == cut:
+            note = (
+                f"{row[0]} may be off by {cut:.2g} of what is usual: tensor cores add 8-bit products to what dot is "
+                "given with 14 bits; write acc += tl.dot(a, b) for sums in float32"
+            )
+    elif not failed.detail and floors.get(row[0], math.inf) <= value < row[3]:
+        row[3] = max(floors[row[0]], round(value - ROOM_DB, 1))
+    elif row[6] < (turned := 2 * (1 - value)) <= 2 * (1 - LEAST_CODES) and (
+        "one way" in failed.detail or row[6]
+    ):
+        row[6] = turned  # it turns codes by its own divisions, and others may turn twice as many
     else:
         return False
     answer["notes"] = [*answer["notes"], note]

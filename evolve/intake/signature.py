@@ -112,6 +112,7 @@ def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ())
         without_ctx |= any(n.name == "setup_context" for n in _definitions(nodes))
     if isinstance(found, ast.ClassDef):
         found = next((n for n in _definitions(nodes) if n.name == "forward"), None)
+        parts.append("forward")
     if not isinstance(found, ast.FunctionDef):
         named = {text.partition("=")[0] for text in own}
         left = [name for name in call.keywords if name not in named]
@@ -122,10 +123,9 @@ def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ())
         assert isinstance(found, ast.FunctionDef)
         parts = parts[:1]
     given = found.args
-    first = [*given.posonlyargs, *given.args][:1]
     static = any(ast.unparse(d) == "staticmethod" for d in found.decorator_list)
     bound = not static or (parts[-1] == "apply" and not without_ctx)
-    if (len(parts) > 1 and bound) or (first and first[0].arg == "self"):
+    if len(parts) > 1 and bound:
         del (given.posonlyargs or given.args)[0]
     given.defaults = [_default(d) for d in given.defaults]
     given.kw_defaults = [d and _default(d) for d in given.kw_defaults]

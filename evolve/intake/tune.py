@@ -23,7 +23,7 @@ from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.intake.calls.kept_values import FILE
-from tilewright.workers.intake.judge.self_reference import SELF
+from tilewright.workers.intake.judge.self_reference import SELF, begun_process
 from tilewright.workers.toolchains import tpu
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ def ask_intake(
             f"target: {target.name} takes Pallas functions, and {request.path.name} imports Triton; leave --target "
             "out for this machine's GPU, or the interpreter."
         )
+    if request.reference == SELF and program != child.CUDA:
+        begun_process(program == child.MAIN)  # the campaign will ask it
     answer = child.ask(
         request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile,
         request.values,

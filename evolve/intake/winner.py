@@ -120,13 +120,14 @@ def winner_module(
         sizes = [lambda row, d=d: tuple(size_of(n, d) for n in row[2]) for d in answer["dims"]]
         rows = {tuple(map(of, own)): [(*row[:2], of(row)) for row in answer["results"]] for of in sizes}
         kernels += f"RESULTS = {rows!r}\nPLANS = {{}}\n"
-    ways = {"launch": "launch(tilewright_own, PARAMS)", "cuda": "called(globals(), tilewright_own)"}
+    start = f"{entry}_kernel_call" if entry == request.name else entry  # as Renamed says
+    ways = {"launch": f"{start}(tilewright_own, PARAMS)", "cuda": "called(globals(), tilewright_own)"}
     way = "tilewright_paired(tilewright_own)" if pair else ways.get(entry)
     run = f"tilewright_returned({way}, **tilewright_own)"
     given = ", ".join(signature.names)
     original = f"tilewright_original(SERVED)({signature.forwarded()})"
     if served["jax"]:
-        called = f"{'build(PARAMS)' if entry == 'build' else entry}(*tilewright_taken(*given).values())"
+        called = f"{f'{start}(PARAMS)' if entry == 'build' else entry}(*tilewright_taken(*given).values())"
         both = f"lambda *given: {called}, lambda {given}: {original}"
         run = f"tilewright_differentiable(jax, tilewright_own, {both}, ({given},))"
     doc = f"    {signature.doc!r}\n" if signature.doc else ""
@@ -212,7 +213,7 @@ def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str])
     """``launch`` of a pair as its two halves, and the Function that joins them for torch's autograd. The first
     statement that takes a gradient begins the backward. Raises UserError where the text cannot be parted."""
     tree = ast.parse(kernels)
-    launch = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "launch")
+    launch = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("launch"))
     given = tuple(pair["given"])
     takes = [any(isinstance(c, ast.Constant) and c.value in given for c in ast.walk(s)) for s in launch.body]
     begin = [*takes, True].index(True)

@@ -211,11 +211,9 @@ def operators() -> dict[str, Operators]:
     """The family's operators by recipe name."""
     family = "gemm_fp8_blockwise"
     products = {
-        "gemm_nt": BlockwiseGemm(
-            f"{family}/gemm_nt", 0, gemm_suites(), _seeds("pointer", "gluon_skew", "fp8_block")
-        ),
+        "gemm_nt": BlockwiseGemm(f"{family}/gemm_nt", 0, gemm_suites(), _seeds("pointer", "fp8_block")),
         "gemm_nt_rows": BlockwiseGemm(
-            f"{family}/gemm_nt_rows", 1, wgrad_suites(), _seeds("gluon_skew", "pointer", "fp8_block")
+            f"{family}/gemm_nt_rows", 1, wgrad_suites(), _seeds("pointer", "fp8_block")
         ),
     }
     quantisers = {

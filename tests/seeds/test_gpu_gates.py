@@ -38,8 +38,6 @@ MX: list[tuple[str, str, dict[str, Any]]] = [
 
 HOPPER: list[tuple[str, str, dict[str, Any]]] = [
     *MX,
-    ("gemm_fp8_blockwise/gemm_nt", "gluon_skew", {}),
-    ("gemm_fp8_blockwise/gemm_nt_rows", "gluon_skew", {}),
     ("gemm_fp8_blockwise/quant_dual", "quant_dual_tma", {}),
 ]
 

@@ -114,8 +114,8 @@ class Result:
     worst: float | None = None
     place: int = 0
     """Among the results of the reference."""
-    leans: bool = False
-    """See ``seeds.operator.AgreementGate``."""
+    leans: float = 0.0
+    """Of codes that the kernel's own division turns one way, the share that may be turned; 0: none one way."""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -185,9 +185,8 @@ class TakenOperator:
         found: list[Gate] = []
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
-                found.append(
-                    AgreementGate(result.name, result.name, (result.name,), LEAST_CODES, leans=result.leans)
-                )
+                least, leans = max(LEAST_CODES, 1 - (result.leans or 1)), bool(result.leans)
+                found.append(AgreementGate(result.name, result.name, (result.name,), least, leans=leans))
             elif is_float(result.dtype):
                 bounds = (result.min_db, result.worst)
                 # a recipe that rounds within gives zeros where few distinct values nearly cancel

@@ -37,6 +37,7 @@ def gluon_rules() -> tuple[Rule, ...]:
     """Triton rules that hold for explicit layouts as well."""
     return (
         loads.StrengthReducePointer(),
+        loads.CacheHint(),
         arithmetic.DivideToReciprocal(),
         programs.PersistentGrid(),
         programs.LaunchOption(),

@@ -56,6 +56,9 @@ def _device():
     class Properties(dict):
         __getattr__ = dict.__getitem__
 
+        def __missing__(self, key):
+            return "NVIDIA H200" if key == "name" else 1
+
     part = part_of(load_target("interpreter"))
     answers = {
         "get_device_properties": Properties(device_numbers(part)), "current_device": 0, "synchronize": None,
@@ -74,7 +77,7 @@ def one(place, call, pallas, left_out):
     """Write the rows of a function."""
     from testkit import odd_calls, winners
     from tilewright.workers.intake.child_program import loaded_module
-    from tilewright.workers.intake.source.load import package_of
+    from tilewright.workers.intake.source.load import PackageLoader, package_of
 
     def tell(**row):
         sys.stdout.write(json.dumps(row, default=repr) + "\n")
@@ -87,6 +90,11 @@ def one(place, call, pallas, left_out):
     tell(**facts)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         (Path(folder) / "winner.py").write_text(text, encoding="utf-8")
+        for loaded, part in list(sys.modules.items()):  # the numbers in them are traced
+            own = getattr(part, "__file__", None) == str(path)
+            if own or isinstance(getattr(part, "__loader__", None), PackageLoader):
+                del sys.modules[loaded]
+        sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, PackageLoader)]
         sys.meta_path[:0] = filter(None, [package_of(path)])
         if pallas:
             from jax.experimental.pallas import tpu

@@ -61,7 +61,7 @@ def rows(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6, *, mode="plain"):
 
 
 def scale_(x, factor=2.0):
-    return _scaled(x, x, factor)
+    return _scaled(x, x, factor).view_as(x)
 
 
 def into(x, out, factor=3.0):
@@ -77,7 +77,7 @@ def halves_kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + row * n + at, a * b, mask=at < n)
 
 
-def halves(out, x):
+def launch(out, x):
     """The width of what is written is that of the argument, which no other argument has."""
     assert out.shape[0] <= x.shape[0]
     halves_kernel[(out.shape[0],)](x, out, out.shape[1], BLOCK=triton.next_power_of_2(out.shape[1]))
@@ -88,9 +88,9 @@ def described(x, /, *others, names=("a", "b"), **options):
     return {"y": _scaled(x, y, 2.0 + len(others)), "rows": x.shape[0], "none": None, "kept": [x]}
 
 
-def turned(x):
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return _scaled(x, y, 2.0).t()
+def turned(self):
+    y = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+    return _scaled(self, y, 2.0).t()
 
 
 def summed(tensors, factor=2):
@@ -263,7 +263,7 @@ class Lonely(torch.autograd.Function):
 
 CALLS = {
     "rows": "f32[8, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
-    "halves": "f32[24, 30], f32[24, 60]",
+    "launch": "f32[24, 30], f32[24, 60]",
     "described": "f32[24, 30], f32[8]", "turned": "f32[24, 30]", "summed": "[f32[12], f32[12, 3]]",
     "signed": "f32[24, 30]", "careful": "f32[24, 30]",
     "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",

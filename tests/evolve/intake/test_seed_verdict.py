@@ -14,6 +14,7 @@ from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.targets import load_target
+from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 pytest.importorskip("triton")
 TARGET = load_target("interpreter")
@@ -87,16 +88,26 @@ def test_what_a_device_does_otherwise_is_left_out_or_measured(inputs, detail, ki
     assert answer["kinds"] == (kinds or ["randn", "faint-118"]) and answer["results"][0][4] == worst
 
 
-def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own():
-    rows = [["o0", "bfloat16", ["M"], 45.0, None, 0, False], ["o1", "int8", ["M"], 0.0, None, 1, False]]
+def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own_and_others_may_not_hide_behind_it():
+    rows = [["o0", "bfloat16", ["M"], 45.0, None, 0, False], ["o1", "int8", ["M"], 0.0, None, 1, 0.0]]
     answer = {"kinds": ["randn"], "notes": [], "results": rows}
-    failed = [
-        ("o0", "7.6 dB more noise than rounding makes"),
-        ("o1", "codes that differ do so one way, up or down"),
-    ]
-    noisy, codes = (GateReading(gate=g, inputs="randn", value=70, passed=False, detail=d) for g, d in failed)
-    assert [_settled(answer, one, TARGET) for one in (noisy, codes, codes)] == [True, True, False]
-    assert rows[0][4] == NOISE and rows[1][6] and len(answer["notes"]) == 2
+    noise, one_way = "7.6 dB more noise than rounding makes", "codes that differ do so one way, up or down"
+
+    def settled(gate, value, detail=""):
+        return _settled(
+            answer, GateReading(gate=gate, inputs="randn", value=value, passed=False, detail=detail), TARGET
+        )
+
+    assert settled("o0", 53.0, noise) and rows[0][3:5] == [50.0, NOISE]  # 3 dB below its own, and not 45
+    assert settled("o0", 48.5) and rows[0][3] == 45.5  # another kind's own
+    assert not settled("o0", 44.0) and not settled("o0", 53.0, "element [0] is zero")
+    assert settled("o1", 0.9995, one_way) and rows[1][6] == pytest.approx(0.001)
+    assert not settled("o1", 0.9995, one_way) and not settled("o1", 0.99)
+    assert settled("o1", 0.998) and rows[1][6] == pytest.approx(0.004)
+    gate = TakenOperator(
+        "t", "r", "c", (Operand("x", "float32", ("M",)),), (Result(*rows[1]),), {}, {}
+    ).gates[0]
+    assert gate.leans and gate.least == pytest.approx(0.996)
 
 
 def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch):

@@ -58,6 +58,14 @@ class Config:
     mode: Mode
     weight: object
 
+@dataclasses.dataclass
+class Range:
+    low: float
+    size: float
+
+    def __init__(self, low, high):
+        self.low, self.size = low, high - low
+
 class Layer:
     def __init__(self):
         raise ValueError("an object is made without it")
@@ -71,16 +79,17 @@ def test_objects_and_values_go_through_a_calls_text(tmp_path, monkeypatch):
     layer = object.__new__(own.Layer)
     layer.scale = torch.ones(3)
     config = own.Config(64, own.Mode.FAST, torch.arange(6.0).reshape(2, 3).T)
-    given = ((config, layer), {"dtype": torch.float16})
+    given = ((config, layer, own.Range(1.0, 3.0)), {"dtype": torch.float16})
     text = call_text(*given)
     assert text == (
         "own_objects.Config(block=64, mode=own_objects.Mode.FAST, weight=f32[2, 3].permute(1, 0)), "
-        "object(own_objects.Layer, scale=f32[3]), dtype=torch.float16"
+        "object(own_objects.Layer, scale=f32[3]), object(own_objects.Range, low=1.0, size=2.0), dtype=torch.float16"
     )
     call = parse(text)
-    places = [place for _, place in tensor_places([call], ["config", "layer"])]
+    places = [place for _, place in tensor_places([call], ["config", "layer", "range"])]
     made = [python_value(v, (n,), dict(zip(places, "wc", strict=True))) for n, v in enumerate(call.arguments)]
     assert made[0] == own.Config(64, own.Mode.FAST, "w") and made[1].scale == "c"
+    assert made[2] == own.Range(1.0, 3.0)
     write(tmp_path / "in.npz", [values_of(*given)])
     assert renamed(tmp_path / "in.npz", tmp_path / "out.npz", ["2x3"], ["w", "s"]) == ["2x3"]
     operand = Operand("w", "float32", ("M", "N"), values=str(tmp_path / "out.npz"))

@@ -13,6 +13,7 @@ from tilewright.workers.device.oracle import DeviceOracle, _sample
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.intake.judge import reference_process as oracle
 from tilewright.workers.intake.judge.oracles import OwnAnswers
+from tilewright.workers.intake.judge.self_reference import ModuleProcess
 from tilewright.workers.intake.operator import Operand, Result, SampledOperator
 
 LARGE = Workload("512x384x256", {"M": 512, "N": 384, "K": 256})
@@ -99,3 +100,36 @@ def test_an_oracle_without_a_device_leaves_it_to_the_host_and_a_closed_one_to_no
 def test_a_kernel_without_tensors_is_its_own_reference():
     own = OwnAnswers(lambda inputs: [np.arange(4)], lambda one, other: "", [])
     assert own({})[0].tolist() == own.to_all([{}])[0][0].tolist() == [0, 1, 2, 3]
+
+
+SHARED = """
+import torch
+import triton
+import triton.language as tl
+
+DEFAULTS = {}
+
+@triton.jit
+def step(x, y, n, B: tl.constexpr):
+    row, at = tl.program_id(1), tl.program_id(0) * B + tl.arange(0, B)
+    own = tl.load(x + row * n + at)
+    tl.store(x + row * n + at, own + 1)
+    tl.store(y + row * n + at, own * tl.num_programs(0) + tl.program_id(0))
+
+def launch(inputs, params):
+    x = inputs["x"]
+    y = torch.empty((x.shape[1], x.shape[0]), dtype=x.dtype, device=x.device).t().contiguous()
+    step[(x.shape[1] // 16, x.shape[0])](x, y, x.shape[1], 16)
+    return (y, x)
+"""
+
+
+def test_a_module_in_a_process_of_its_own_answers_the_same_question_once():
+    ask = ModuleProcess(SHARED)
+    for turn in range(2):
+        x = np.arange(8 * 64, dtype=np.float32).reshape(8, 64) + turn
+        y, changed = ask({"x": x})
+        assert np.array_equal(y, x * 4 + np.arange(64) // 16) and np.array_equal(changed, x + 1)
+    assert ask({"x": x})[0] is y  # kept
+    with pytest.raises(RuntimeError, match="KeyError"):
+        ask({"z": x})

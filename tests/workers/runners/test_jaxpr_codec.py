@@ -4,6 +4,7 @@ import dataclasses
 import json
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -281,3 +282,12 @@ def gemm():
     shapes = {"a": [256, 512], "b": [512, 256], "c": [256, 256]}
     tensors = [{"name": n, "shape": s, "dtype": "bfloat16"} for n, s in shapes.items()]
     return {"id": "w", "inputs": tensors[:2], "outputs": tensors[2:]}
+
+
+def test_a_variable_of_a_later_jax_is_written_too():
+    """JAX 0.11.2 dropped quasi-dynamic types, and with them two attributes of each variable."""
+
+    class Variable:
+        aval = jax.core.ShapedArray((8, 128), np.dtype("float32"))
+
+    assert codec._Writer()._binder(Variable())[0] == 0

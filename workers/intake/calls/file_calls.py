@@ -107,9 +107,11 @@ def main() -> None:
             for made in calls(Path(file), name, torch, not values):
                 if isinstance(made, str):
                     rows.setdefault(made, [])
-                else:
-                    given = arguments_of(made)
-                    rows.setdefault(call_text(*given), values_of(*given) if values else [])
+                    continue
+                given = arguments_of(made)
+                if "<run_path>" in (said := call_text(*given)):
+                    raise LookupError("a class of this file is an argument's; put it into a module to import")
+                rows.setdefault(said, values_of(*given) if values else [])
         answer = {"calls": list(rows)}
         if values:
             write(Path(values), list(rows.values()))

@@ -9,6 +9,7 @@ import difflib
 import enum
 import functools
 import importlib
+import inspect
 import re
 import sys
 import types
@@ -114,9 +115,11 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return name_of(kind), list(zip(value._fields, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f.name for f in dataclasses.fields(value)]
-        if all(f.init for f in dataclasses.fields(value)):
-            return name_of(kind), [(n, getattr(value, n)) for n in fields]
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        if (
+            fields.keys() == inspect.signature(kind).parameters.keys()
+        ):  # else its ``__init__`` takes other things
+            return name_of(kind), list(fields.items())
     if callable(value) and hasattr(value, "__qualname__") and "<" not in value.__qualname__:
         return name_of(value), []
     plain = kind.__module__ == "builtins" or kind.__name__ in ("dtype", "device")

@@ -95,6 +95,11 @@ def factors(operands: Sequence[Operand], dims: Mapping[str, int]) -> str:
     return next((k for k in ("float32", "float16", "float8", "int8") if k in found), "float32")
 
 
+def narrowest(dtypes: Sequence[str]) -> str:
+    """The float of the fewest digits among these; float32 where there is none."""
+    return next((d for d in ("bfloat16", "float16", "float32", "float64") if d in dtypes), "float32")
+
+
 def bar(
     readings: Sequence[Reading], operands: Sequence[str], result: str, products: str
 ) -> tuple[Bar | None, str]:
@@ -103,9 +108,7 @@ def bar(
     ``products``: the kind of factors of the kernel's products of matrices (a key of ``PRODUCTS_DB``), "" for none. A
     seed that keeps the precision of a result wider than its operands sets the bar at that.
     """
-    dtypes = (*operands, result)
-    narrow = [d for d in ("bfloat16", "float16", "float32", "float64") if d in dtypes]
-    kind = narrow[0] if narrow else "float32"
+    kind = narrowest((*operands, result))
     loose = kind == "float32" and products in ("float32", "float8")
     expected = PRODUCTS_DB[products] if kind == "float32" and products else EXPECTED_DB[kind]
     least = min((r.db for r in readings), default=np.inf)

@@ -60,10 +60,15 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
 
 @functools.cache
 def _own_module(path: str) -> Callable[..., Any]:
-    """A process for each module, which answers as often as it is asked."""
+    """A process for each different module, which answers as often as it is asked."""
+    return _process_of(Path(path).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _process_of(source: str) -> Callable[..., Any]:
     from tilewright.workers.intake.judge.self_reference import ModuleProcess
 
-    return ModuleProcess(Path(path))
+    return ModuleProcess(source)
 
 
 def _definition(path: Path) -> Any:

@@ -56,8 +56,6 @@ def answer_to(request: Request) -> Answer:
     device = {"kind": chip.device_kind, "cores": chip.cores}
     with on_chip(device):
         module, loader = load(path, request["function"], traced=False)
-        if not request["function"]:
-            return _surveyed(module, loader.missing)
         function = function_in(module, request["function"], path.name)
         if not callable(function):
             raise Refusal(f"{request['function']} of {path.name} is no function")
@@ -195,16 +193,6 @@ def _resolved(function: Any, calls: Sequence[Call]) -> list[Call]:
             call = tried if does(tried) == plain else call
     sizes = {name: call.keywords[name] for name in asked if name in call.keywords}
     return [replace(one, keywords={**one.keywords, **sizes}) for one in calls]
-
-
-def _surveyed(module: types.ModuleType, missing: Sequence[str]) -> Answer:
-    functions = [
-        name
-        for name, value in list(vars(module).items())
-        if callable(value) and isinstance(plain_function(value), types.FunctionType)
-        and plain_function(value).__module__ == module.__name__ and not name.startswith("tilewright_")
-    ]  # fmt: skip
-    return {"kernels": [], "functions": functions, "refusals": [], "notes": list(missing)}
 
 
 def _operands(

@@ -48,7 +48,6 @@ from tilewright.workers.intake.triton.checked_shapes import checked_shapes
 from tilewright.workers.intake.triton.eager_torch import without_compiler
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
-from tilewright.workers.intake.triton.kernel_text import Kernels, is_jitted, kernel_function
 from tilewright.workers.intake.triton.knob_evidence import (
     Trials,
     independent_dimensions,
@@ -69,14 +68,11 @@ TRYOUT, QUICK_SECONDS = 0.06, 0.3
 """Patience where the interpreter is the target, which promotes nothing, and the slowest run of a shape that is checked
 there."""
 
-_NO_LAUNCH = "def launch(inputs, params):\n    return ()\n"
-_OUTSIDE = re.compile(r"the name u\d+ is not defined")
+_OUTSIDE, _VALUE = (re.compile(rf"the name {name} is not defined") for name in (r"u\d+", r"I\d+_"))
 
 
 def answer_to(request: Request) -> Answer:
     """The answer to a request: {source, operator, ...} or {refusals}."""
-    if not request.get("function"):
-        return _survey(request)
     try:
         answer = _answer(request, True)
         why = "; ".join(str(r["what"]) for r in answer["refusals"][:1])
@@ -226,6 +222,9 @@ def violations(text: KernelModule, path: str) -> list[dict[str, Any]]:
     for violation in dialect.check(text.source, entry="launch"):
         if refusals and _OUTSIDE.match(violation.what):
             continue  # what torch computes is refused where it is computed
+        if _VALUE.match(violation.what):
+            found.append({"line": 0, "what": "it takes a size from a tensor's values", "file": path})
+            continue
         line, file = 0, ""
         for name, start in starts.items():
             kernel = text.kernels.functions[name]
@@ -239,26 +238,6 @@ def violations(text: KernelModule, path: str) -> list[dict[str, Any]]:
 
 def _distinct(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({(f["file"], f["line"], f["what"]): f for f in found}.values())
-
-
-def _survey(request: Request) -> Answer:
-    """The kernels and functions of a file, and all that the dialect refuses in the kernels."""
-    path = Path(request["path"]).resolve()
-    kernels, functions, found = [], [], []
-    with stub_device(request["part"]):
-        module, loader = load(path, None)
-        for name, value in list(vars(module).items()):
-            if is_jitted(value):
-                if getattr(kernel_function(value), "__module__", "") == module.__name__:
-                    kernels.append(name)
-                    texts = Kernels()
-                    texts.add(value)
-                    source = texts.module(_NO_LAUNCH)
-                    found += violations(KernelModule(source, [], [], texts), str(path))
-            elif inspect.isfunction(value) and value.__module__ == module.__name__:
-                functions += [] if name.startswith("tilewright_") else [name]
-    refusals = sorted(_distinct(found), key=lambda f: (f["file"], f["line"]))
-    return {"kernels": kernels, "functions": functions, "refusals": refusals, "notes": loader.missing}
 
 
 # -- the judge -------------------------------------------------------------------------------------------

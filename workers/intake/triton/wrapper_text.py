@@ -118,7 +118,7 @@ def _value(
 
 
 def _view(var: Var, plain: Callable[[str], str]) -> str:
-    """A view of an argument that no kernel writes, as an expression of it. Raises _Unknown."""
+    """A view of an argument, which holds by then what kernels write there, as an expression of it. Raises _Unknown."""
     if var.base is None:
         return var.name
     if not var.text:  # another tensor of the same memory
@@ -141,10 +141,11 @@ def _tensor(
         raise _Unknown("a tensor that no kernel makes")
     if var.kind == "input":
         return var.name
-    number = next((n for n, known in enumerate(chosen) if known is var), None)
-    if number is None and root_of(var).kind == "input" and root_of(var).name not in replaced:
+    root = root_of(var)
+    if root.kind == "input" and (root.name in writes or root.name not in replaced):
         return _view(var, plain)
-    if number is None or (root_of(var).kind == "input" and root_of(var).name not in writes):
+    number = next((n for n, known in enumerate(chosen) if known is var), None)
+    if number is None or root.kind == "input":
         raise _Unknown("a tensor that is not judged")
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     if tensor.is_contiguous() or not tensor.permute(order).is_contiguous():

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import core, literals, tree_util
-from jax._src.mesh import Mesh
+from jax._src.mesh import AbstractMesh, Mesh
 from jax._src.named_sharding import UNSPECIFIED, NamedSharding, UnspecifiedValue
 from jax._src.pallas import core as pallas_core
 from jax._src.state import types as state
@@ -65,7 +65,7 @@ def decode(artefact: Artefact) -> core.ClosedJaxpr:
         core.check_jaxpr(closed.jaxpr)
     except NoForm:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, AssertionError) as error:
         raise NoForm(f"not a kernel's data: {type(error).__name__}: {error}") from error
     return closed
 
@@ -83,7 +83,7 @@ def _jit_of(closed: core.ClosedJaxpr, like: str) -> dict[str, Any]:
         "ctx_mesh": Mesh(np.empty((), dtype=object), ()),
         "name": like,
         "keep_unused": False,
-        "inline": True,
+        "inline": names.INLINE,
         "compiler_options_kvs": (),
     }
 
@@ -102,6 +102,13 @@ class _Writer:
 
     def closed(self, closed: core.ClosedJaxpr) -> dict[str, Any]:
         return {"J": self._jaxpr(closed.jaxpr), "C": [self.value(c) for c in closed.consts]}
+
+    def _inner(self, jaxpr: core.ClosedJaxpr | core.Jaxpr) -> dict[str, Any]:
+        """Since JAX 0.11 one class is both, and an open one's constants are operands of its equation, or left out."""
+        held = getattr(jaxpr, "consts", None)
+        if held is None or any(c is None or isinstance(c, core.Tracer) for c in held):
+            return {"oj": self._jaxpr(jaxpr)}
+        return self._shared(jaxpr)
 
     def _shared(self, closed: core.ClosedJaxpr) -> dict[str, Any]:
         """A function that is called twice is written once: compilers tell the two apart."""
@@ -124,7 +131,7 @@ class _Writer:
         }
 
     def _binder(self, variable: core.Var) -> list[Any]:
-        if variable.initial_qdd is not None or variable.final_qdd is not None:
+        if getattr(variable, "initial_qdd", None) is not None:  # JAX 0.11.2 has no such types
             raise NoForm("a variable with a quasi-dynamic type")
         number = self._numbers[variable] = self._bound
         self._bound += 1
@@ -236,10 +243,10 @@ class _Writer:
             raise NoForm(f"a tree of {kind.__name__}")
         return {"T": name, "x": self.value(aux), "c": [self._tree(child) for child in tree.children()]}
 
-    def _mesh(self, mesh: Mesh) -> dict[str, Any]:
-        if not mesh.empty:
+    def _mesh(self, mesh: Mesh | AbstractMesh) -> dict[str, Any]:
+        if not mesh.empty and mesh != jax.sharding.get_abstract_mesh():
             raise NoForm("a mesh of devices")
-        return {"m": 0}
+        return {"m": 0 if mesh.empty else 1}
 
 
 def _sequence(tag: str) -> Callable[[_Writer, Any], dict[str, Any]]:
@@ -250,13 +257,15 @@ _VALUES: Mapping[type, Callable[[_Writer, Any], Any]] = {
     tuple: _sequence("t"),
     list: _sequence("l"),
     dict: lambda writer, value: {"d": [[writer.value(k), writer.value(v)] for k, v in value.items()]},
-    core.ClosedJaxpr: _Writer._shared,
-    core.Jaxpr: lambda writer, value: {"oj": writer._jaxpr(value)},
+    core.Jaxpr: _Writer._inner,
+    core.ClosedJaxpr: _Writer._inner,
     core.ShapedArray: _Writer._shaped,
     state.AbstractRef: _Writer._reference,
     tree_util.PyTreeDef: _Writer._tree,
     UnspecifiedValue: lambda writer, value: {"u": 0},
     Mesh: _Writer._mesh,
+    AbstractMesh: _Writer._mesh,
+    **{kind: lambda writer, value: {"ft": [len(part) for part in value.unpack()]} for kind in names.GROUPS},
     pallas_core.DynamicGridDim: lambda writer, value: {"gd": 0},
     literals.TypedInt: lambda writer, value: {"ti": [int(value), value.dtype.name]},
     literals.TypedFloat: lambda writer, value: {"tf": [float(value).hex(), value.dtype.name]},
@@ -353,6 +362,10 @@ class _Reader:
         self._read.append(made)
         return made
 
+    def _read_open(self, item: Any, data: Any) -> core.Jaxpr:
+        made = self._jaxpr(item)
+        return made.with_consts([None] * len(item["K"])) if hasattr(made, "with_consts") else made
+
     def _read_array(self, item: Any, data: Any) -> Any:
         array = self._arrays[item]
         if "w" not in data:
@@ -419,7 +432,7 @@ _READERS: Mapping[str, Callable[[_Reader, Any, Any], Any]] = {
     "d": lambda reader, item, data: {reader.value(k): reader.value(v) for k, v in item},
     "cj": _Reader._read_closed,
     "cr": lambda reader, item, data: reader._read[item],
-    "oj": lambda reader, item, data: reader._jaxpr(item),
+    "oj": _Reader._read_open,
     "dt": lambda reader, item, data: names.EXTENDED[item]() if item in names.EXTENDED else dtype_named(item),
     "a": _Reader._read_array,
     "sa": _Reader._read_shaped,
@@ -430,7 +443,10 @@ _READERS: Mapping[str, Callable[[_Reader, Any, Any], Any]] = {
     "o": _Reader._read_object,
     "nt": lambda reader, item, data: names.RECORD_TYPES[item](*[reader.value(v) for v in data["v"]]),
     "u": lambda reader, item, data: UNSPECIFIED,
-    "m": lambda reader, item, data: Mesh(np.empty((), dtype=object), ()),
+    "m": lambda reader, item, data: (
+        jax.sharding.get_abstract_mesh() if item else Mesh(np.empty((), dtype=object), ())
+    ),
+    "ft": lambda reader, item, data: names.groups_of(item),
     "ti": lambda reader, item, data: literals.TypedInt(int(item[0]), dtype_named(item[1])),
     "tf": lambda reader, item, data: literals.TypedFloat(float.fromhex(item[0]), dtype_named(item[1])),
 }

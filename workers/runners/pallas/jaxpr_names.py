@@ -5,10 +5,12 @@ calls back into Python, talks to another device or calls foreign code.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax._src import ad_util, core, pjit
+from jax._src import ad_util, api, core, pjit
 from jax._src.lax import control_flow, lax, slicing, special
 from jax._src.pallas import core as pallas_core
 from jax._src.pallas import pallas_call
@@ -141,6 +143,7 @@ ENUMS: Mapping[str, Any] = {
     },
     "PallasSpace": pallas_core.MemorySpace,
     "CoreSpace": core.MemorySpace,
+    **{kind.__name__: kind for kind in (getattr(api, "Inline", None),) if kind},
 }
 """By a name of its own where three are called the same."""
 ENUM_NAMES: Mapping[type, str] = {kind: name for name, kind in ENUMS.items()}
@@ -180,6 +183,20 @@ EFFECTS: Mapping[type, str] = {
     state.AccumEffect: "accumulate",
 }
 EFFECT_TYPES: Mapping[str, Any] = {name: kind for kind, name in EFFECTS.items()}
+
+INLINE: Any = ENUMS["Inline"].JAX_LATE if "Inline" in ENUMS else True
+"""How JAX, before 0.11 or since, is told to inline a function."""
+
+_TREES: Any = (
+    importlib.import_module("jax._src.flattree") if importlib.util.find_spec("jax._src.flattree") else None
+)
+GROUPS: tuple[type, ...] = (_TREES.FTTuple,) if _TREES else ()
+"""What JAX 0.11 says of a loop's operands, in groups of which the sizes alone count."""
+
+
+def groups_of(sizes: Sequence[int]) -> Any:
+    """One of ``GROUPS``."""
+    return _TREES.pack(tuple(_TREES.nones(int(size)) for size in sizes))
 
 
 def primitive(name: Any) -> Any:

@@ -16,11 +16,12 @@ import jax
 import numpy as np
 from jax._src.core import jaxprs_in_params
 from jax.extend.core import ClosedJaxpr, Literal
-from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.runners import bare_module
 from tilewright.workers.runners.failures import describe
+from tilewright.workers.runners.pallas import jaxpr_names as names
 from tilewright.workers.runners.pallas.jaxpr_codec import encode
 
 Answer = Callable[[Frame], None]
@@ -57,7 +58,9 @@ def run(
 def mesh_of(chip: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
     """While it is entered, code is traced for a chip (its ``kind`` and ``cores``) that need not be there."""
     device = AbstractDevice(device_kind=chip["kind"], num_cores=chip["cores"], platform="tpu")
-    return jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device))
+    # since JAX 0.11 nothing runs on the host under a mesh that is explicit, as it is unless one says so
+    given = {"axis_types": (AxisType.Auto,)} if names.GROUPS else {}
+    return jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device, **given))
 
 
 def load_build(source: str) -> Callable[..., Any]:

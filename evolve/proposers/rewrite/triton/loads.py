@@ -1,11 +1,12 @@
-"""Rules on memory reads and writes: pointer arithmetic, transposed stores."""
+"""Rules on memory reads and writes: hints, pointer arithmetic, transposed stores."""
 
 from collections.abc import Iterable
+from functools import partial
 
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import short
-from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
     TritonKernel,
@@ -71,6 +72,35 @@ def _split_step(kernel: TritonKernel, address: cst.BaseExpression, loop: cst.For
     else:
         return None
     return " + ".join(kernel.source.code(f) for f in fixed), factor
+
+
+class CacheHint(NodeRule[tuple[cst.Call, str, str]]):
+    """Tell the cache which tile is read again and which is not.
+
+    Measured on an H200: 0.9 to 1.0 % of ``fused_quant/swiglu_1x128``, in two campaigns of two all that gained.
+    """
+
+    name = "triton_cache_hint"
+    why = (
+        "An operand every program reads should outlive one that a single program streams through L2; an eviction "
+        "hint says so."
+    )
+
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, str, str]]]:
+        for call in device_calls(kernel.source, kernel.function, "load"):
+            given = {a.keyword.value for a in call.args if a.keyword is not None}
+            if given & {"eviction_policy", "cache_modifier"}:
+                continue
+            for keyword, value in (
+                ("eviction_policy", "evict_last"),
+                ("eviction_policy", "evict_first"),
+                ("cache_modifier", ".cg"),
+            ):
+                yield f"{value} on {short(kernel.source, call)}", (call, keyword, value)
+
+    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, str, str]) -> None:
+        call, keyword, value = payload
+        edit.transform(call, partial(with_keyword, keyword=keyword, text=repr(value)))
 
 
 TileStore = tuple[cst.Call, str, str, str | None]
