@@ -153,7 +153,6 @@ def _too_long(value: object) -> bool:
 
 def _entry(tree: ast.Module, entry: str) -> Iterator[Violation]:
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry]
-    wanted = ENTRIES[entry]
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == entry for target in targets):
@@ -162,15 +161,10 @@ def _entry(tree: ast.Module, entry: str) -> Iterator[Violation]:
         yield Violation(0, f"the module defines {len(functions)} functions called {entry}, it needs one")
         return
     arguments = functions[0].args
-    extra = [
-        *arguments.posonlyargs,
-        *arguments.kwonlyargs,
-        *filter(None, [arguments.vararg, arguments.kwarg]),
-    ]
-    if len(arguments.args) != wanted or extra or functions[0].decorator_list:
-        yield Violation(
-            functions[0].lineno, f"{entry} takes exactly {wanted} plain parameter(s), undecorated"
-        )
+    extra = [*arguments.posonlyargs, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    if len(arguments.args) != ENTRIES[entry] or any(extra) or functions[0].decorator_list:
+        what = f"{entry} takes exactly {ENTRIES[entry]} plain parameter(s), undecorated"
+        yield Violation(functions[0].lineno, what)
 
 
 class _Checker:
@@ -315,9 +309,8 @@ class _Checker:
 
     def _annotation(self, node: ast.AST | None) -> None:
         """An annotation runs: names and constants, in brackets or joined by ``|``."""
-        if node is None or self._annotates(node):
-            return
-        self._say(node, f"the annotation {ast.unparse(node)[:60]}")
+        if node is not None and not self._annotates(node):
+            self._say(node, f"the annotation {ast.unparse(node)[:60]}")
 
     def _annotates(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Subscript):

@@ -171,8 +171,7 @@ def _not_rounded_once(
 
     def missed(share: float) -> np.ndarray:
         left = share * around[other] + _flushed(output.dtype)
-        ends = (np.clip(near + sign * left, -top, top).astype(output.dtype) for sign in (-1, 1))
-        low, high = (end.astype(np.float64) for end in ends)
+        low, high = (np.clip(near + s * left, -top, top).astype(output.dtype).astype(float) for s in (-1, 1))
         return np.asarray((found[other] < low) | (found[other] > high))
 
     if (place := _first(missed(allowed.worst))) is not None:

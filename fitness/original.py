@@ -25,11 +25,7 @@ def data_of(source: str) -> dict[str, Any] | None:
     if not is_original(source):
         return None
     for node in ast.parse(source).body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id == NAME
-        ):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == NAME:
             found: dict[str, Any] = ast.literal_eval(node.value)
             return found
     return None

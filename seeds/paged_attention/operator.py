@@ -118,9 +118,8 @@ class PagedDecode:
                 mine = slice(head * (q.shape[1] // k.shape[1]), (head + 1) * (q.shape[1] // k.shape[1]))
                 trickling(q[b, mine], keys, values, page, rng)
                 k[table, head], v[table, head] = (x.reshape(-1, page, q.shape[2]) for x in (keys, values))
-        made = {"q": q, "k_pages": k, "v_pages": v}
         return {
-            **{name: values.astype(ml_dtypes.bfloat16) for name, values in made.items()},
+            **{n: x.astype(ml_dtypes.bfloat16) for n, x in (("q", q), ("k_pages", k), ("v_pages", v))},
             "lengths": lengths,
             "tables": tables,
         }

@@ -142,10 +142,11 @@ def _named(
     base = rng.choice(shapes)
     while wanted:
         names, sizes = wanted.pop()
-        dims = {**base, **dict(zip(names, sizes, strict=True))}
         others = [name for name in base if name not in names]
-        if legal(dims) and (made := _shrunk(dims, others, legal, rng)) is not None:
-            return made
+        for unit in UNITS if len(names) > 1 else (1,):  # sizes that are alike stay so
+            dims = {**base, **{n: -(-size // unit) * unit for n, size in zip(names, sizes, strict=True)}}
+            if legal(dims) and (made := _shrunk(dims, others, legal, rng)) is not None:
+                return made
     return None
 
 

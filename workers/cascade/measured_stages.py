@@ -344,13 +344,12 @@ def worst_gates(readings: Sequence[GateReading]) -> tuple[GateReading, ...]:
     """Per gate the lowest reading on timed calls, and every other reading."""
     timed = [r for r in readings if r.inputs.startswith("timed calls")]
     others = [r for r in readings if r not in timed]
-    lowest: dict[str, GateReading] = {}
-    for reading in timed:
-        held = lowest.get(reading.gate)
-        value = math.inf if reading.value is None else reading.value
-        if held is None or not reading.passed or value < (math.inf if held.value is None else held.value):
-            lowest[reading.gate] = reading
-    return (*others, *lowest.values())
+    by_gate = {r.gate: [other for other in timed if other.gate == r.gate] for r in timed}
+    low = (
+        min(some, key=lambda r: (r.passed, math.inf if r.value is None else r.value))
+        for some in by_gate.values()
+    )
+    return (*others, *low)
 
 
 def host_seconds(figures: Sequence[WorkloadFigures]) -> float:

@@ -135,6 +135,13 @@ def test_single_sizes_and_pairs_that_are_named_take_turns():
     assert len(pairs) == 3 and len(singles) == 3
 
 
+def test_sizes_that_a_truth_finds_alike_are_drawn_where_few_are_legal():
+    source = softmax().kernels["seed"].source.replace("CONSTRAINTS = {}", "CONSTRAINTS = {'N % 24 == 0': ''}")
+    source += "\ndef other(m, n):\n    return (m == n) & (m > 16)\n"
+    drawn = [w for seed in range(3) for w in lot.drawn(_request(softmax(), source, seed), SMALL)]
+    assert any(w.dims["M"] == w.dims["N"] > 16 for w in drawn)
+
+
 def test_what_is_drawn_is_legal_and_small_and_another_each_time():
     assert all(size % by for size in lot.PRIMES for by in range(2, size))
     operator = load_operator("gemm_fp8_blockwise/gemm_nt")

@@ -252,6 +252,25 @@ def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those():
     assert "spread" in kinds.names and kinds.spread < 4
 
 
+def test_inputs_whose_last_place_decides_an_answer_now_and_then_are_not_used():
+    def computed(given, dtype):
+        q, k, v = (given[name].astype(dtype) for name in "qkv")
+        scores = q @ k.T / dtype(8.0)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return [weights / weights.sum(axis=1, keepdims=True) @ v]
+
+    operands = [Operand(name, "float32", (rows, "D")) for name, rows in (("q", "S"), ("k", "T"), ("v", "T"))]
+    dims = {"S": 64, "T": 256, "D": 64}
+    inputs = inputs_of(operands, dims, "randn", 4)
+    shape = CheckedShape(dims, inputs, computed(inputs, np.float64), computed(inputs, np.float32))
+    kinds = InputKinds(
+        operands, [shape], lambda given: computed(given, np.float64),
+        lambda all_inputs: [computed(given, np.float32) for _, given in all_inputs],
+        Effort(24, (3, 5), on_largest=True, blamed_spread=1), "float32", "", [],
+    )  # fmt: skip
+    assert "far" not in kinds.names and {"spread", "apart"} & set(kinds.names)
+
+
 MATRIX = ("M", "N")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilewright.fitness.elements import turned_one_way
+from tilewright.fitness.elements import ROUNDED, turned_one_way
 from tilewright.fitness.gates import agreement
 from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
@@ -26,6 +26,7 @@ from tilewright.workers.intake.judge.inputs import (
     draws,
     family,
 )
+from tilewright.workers.intake.judge.reference import wide
 from tilewright.workers.intake.operator import Operand, Result, as_result, is_code
 
 Arrays = Mapping[str, np.ndarray]
@@ -56,6 +57,9 @@ SPECIAL_DRAWS = 8
 
 AT_ONCE = 8
 """Draws that are answered before the next are looked at."""
+
+STEADY_DRAWS, RARE, LAST_PLACE = 12, 16.0, 2.0**-23
+"""Draws in which inputs are changed by so much; a largest change of answers so many times the median is a rare one."""
 
 LARGEST = 3e38
 """Largest answer to inputs at the edge of a type."""
@@ -244,11 +248,29 @@ class InputKinds:
         self._pairs[kind] += others or []
         fits = fits and (kind not in SET_APART or not unexplained or None not in self._bars((kind,)))
         fits = fits and (not before or self._bars(self._pairs) == before)
+        fits = fits and (kind not in SET_APART or self._steady(kind, spread + 1))
         if not fits:
             del self._pairs[kind]
         elif kind in SET_APART:
             self.spread = spread
         return fits
+
+    def _steady(self, kind: str, spread: int) -> bool:
+        """Whether what float32 does not hold of inputs changes answers by little, or alike in every draw. Where an
+        attention's best keys are nearly as good, their last place decides between them: then what the kernel is off by
+        in some draws does not say what a kernel that computes the same is off by in others."""
+        changes: list[float] = []
+        for seed in range(STEADY_DRAWS if self._effort.draws >= STEADY_DRAWS else 0):
+            given = {n: wide(a) for n, a in inputs_of(self.operands, self._probe, kind, spread, seed).items()}
+            rng, floats = np.random.default_rng(seed), {n: a for n, a in given.items() if a.dtype.kind == "f"}
+            near = {n: a * (1 + LAST_PLACE * rng.standard_normal(a.shape)) for n, a in floats.items()}
+            try:
+                answers = zip(*self._answers_to([given, {**given, **near}]), strict=True)
+            except Exception:  # noqa: BLE001 - a reference that does not take float64
+                return True
+            changes.append(max([0.0, *(read(b, a).needed for a, b in answers if a.dtype.kind == "f")]))
+        most = max(changes, default=0.0)
+        return not (most > ROUNDED and most > RARE * float(np.median(changes)))
 
     def _bars(self, kinds: Collection[str]) -> list[Bar | None]:
         return [self.bound(number, kinds)[0] for number in range(len(self._dtypes))]
