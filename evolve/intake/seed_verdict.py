@@ -51,8 +51,8 @@ def seed_failure(
 
     A device treats what is no number or no normal one by its own ways, and sums in other orders than the interpreter:
     kinds of inputs that the kernel fails on the target are taken off ``answer``, and a bound that single elements of
-    others miss is widened by the kernel's own error there, up to what its types explain, with a note for each. A
-    candidate's noise may be at most ``ROOM_DB`` more than the kernel's, and twice as many of its codes may turn.
+    others miss is widened by the kernel's own error there, up to what its types explain, with a note for each. Noise
+    of candidates may then be ``ROOM_DB`` above the kernel's, and twice as many of their codes may turn.
     """
     while True:
         evaluation = _evaluation(request, answer, target, device)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit import warm_intake
 from tilewright.evolve.campaign.loop import Order
 from tilewright.evolve.cli import main
 from tilewright.evolve.errors import UserError
@@ -71,6 +72,7 @@ def test_a_missing_package_is_one_line_to_run(tmp_path, monkeypatch):
     shadow.mkdir()
     (shadow / "jax.py").write_text("raise ModuleNotFoundError(\"No module named 'jax'\")\n")
     monkeypatch.setattr(child, "ROOT", f"{shadow}{os.pathsep}{child.ROOT}")
+    monkeypatch.setattr(child, "Intake", warm_intake.Intake)  # one that imports anew
     (tmp_path / "mine.py").write_text("def f(x):\n    return x\n")
     with pytest.raises(UserError, match=r"^jax is not installed; pip install 'tilewright\[tpu\]'\.$"):
         child.ask(tmp_path / "mine.py", None, "", (), load_target("tpu7x"), child.PALLAS)

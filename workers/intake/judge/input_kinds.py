@@ -221,8 +221,7 @@ class InputKinds:
         return found, ""
 
     def _leans(self, number: int) -> float:
-        """Twice the largest share of the kernel's own codes that are not the reference's, where these are mostly too
-        large, or too small; else 0."""
+        """Twice the largest share of the kernel's own codes that differ, if mostly too large or too small; else 0."""
         codes = [pair.outputs[number] for some in self._pairs.values() for pair in some]
         wanted = [pair.answers[number] for some in self._pairs.values() for pair in some]
         pairs = [(one, as_result(due, one.dtype.name)) for one, due in zip(codes, wanted, strict=True)]

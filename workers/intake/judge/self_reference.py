@@ -52,16 +52,13 @@ class ModuleProcess:
             digest.update(array.tobytes())
         with self._lock:
             if (key := digest.hexdigest()) not in self._kept:
-                found = self._answered(arrays)
+                answer = self._ask(Frame("run", arrays=arrays))
+                if answer.kind != "done":
+                    raise RuntimeError(f"{SELF}.py: {answer.data.get('why', 'no answer')}")
+                found = [answer.arrays[f"o{n}"] for n in range(len(answer.arrays))]
                 held = sum(a.nbytes for results in (*self._kept.values(), found) for a in results)
                 self._kept = {**(self._kept if held <= KEPT_BYTES else {}), key: found}
             return list(self._kept[key])
-
-    def _answered(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        answer = self._ask(Frame("run", arrays=arrays))
-        if answer.kind != "done":
-            raise RuntimeError(f"{SELF}.py: {answer.data.get('why', 'no answer')}")
-        return [answer.arrays[f"o{n}"] for n in range(len(answer.arrays))]
 
     def _ask(self, frame: Frame) -> Frame:
         if self._process is None or self._process.poll() is not None:
@@ -100,7 +97,7 @@ def begun_process(triton: bool) -> subprocess.Popen[bytes]:
 Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 
-def _triton(source: str, path: Path) -> Run:
+def _triton(source: str, folder: Path) -> Run:
     from tilewright.workers.runners import bare_module
     from tilewright.workers.runners.triton.interpreter_rounding import repair
     from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
@@ -108,7 +105,9 @@ def _triton(source: str, path: Path) -> Run:
 
     repair()
     leave_interpreter_unguarded()
-    module = bare_module.execute(source, "itself", str(path))
+    path = folder / f"{SELF}.py"
+    path.write_text(source, encoding="utf-8")  # where Triton reads the kernels' text
+    module = bare_module.execute(source, SELF, str(path))
 
     def run(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         given = {name: to_torch(array, "cpu") for name, array in inputs.items()}
@@ -144,9 +143,7 @@ def main() -> None:
         while data := os.read(0, 1 << 20):
             for frame in reader.feed(data):
                 if run is None:
-                    source, path = str(frame.data["source"]), Path(folder) / f"{SELF}.py"
-                    path.write_text(source, encoding="utf-8")
-                    run = _triton(source, path) if triton else _pallas(source, Path(folder))
+                    run = (_triton if triton else _pallas)(str(frame.data["source"]), Path(folder))
                 else:
                     _answer(run, frame, out)
 

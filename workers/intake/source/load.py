@@ -79,7 +79,6 @@ class PackageLoader(MetaPathFinder, Loader):
         self._root = root
         self._package = package
         self._traced = traced
-        self.missing: list[str] = []
         self.user = ""
         """The name of the user's own module."""
 
@@ -190,10 +189,8 @@ class PackageLoader(MetaPathFinder, Loader):
                 why = unwrapped(hooked, why, module, functools.partial(_ran, hooked, path, flags, module))
             if why and isinstance(hooked, ast.ImportFrom):
                 _usual(hooked, module)
-            if why:
-                self.missing.append(f"line {statement.lineno}: {why}")
-                for name in bound:
-                    module.__dict__.setdefault(name, MissingName(name, why))
+            for name in bound if why else ():
+                module.__dict__.setdefault(name, MissingName(name, why))
 
 
 def forget(function: Any) -> None:
