@@ -319,19 +319,36 @@ def plain_moved(x):
     return x * 2
 
 
+_ELU = tl.constexpr(
+    ".reg .pred p; .reg .f32 t; setp.lt.f32 p, $1, 0.0; mul.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 t, t;"
+    "@p sub.f32 $0, t, 1.; @!p mov.f32 $0, $1;"
+)
+
+
 @triton.jit
-def _clocked(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+def _by_assembly(x_ptr, y_ptr, n, CLOCK: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n)
-    x = tl.inline_asm_elementwise("mov.u32 $0, %clock;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
-    tl.store(y_ptr + at, x, mask=at < n)
+    if CLOCK:
+        x = tl.inline_asm_elementwise(
+            "mov.u32 $0, %clock;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    y = tl.inline_asm_elementwise(_ELU, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(y_ptr + at, y, mask=at < n)
 
 
-def clocked(x):
+def by_assembly(x, clock=False):
     y = torch.empty_like(x)
-    _clocked[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+    _by_assembly[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), CLOCK=clock, BLOCK=256)
     return y
 
 
-def plain_clocked(x):
-    return x
+def plain_by_assembly(x, clock=False):
+    return torch.nn.functional.elu(x)
+
+
+def clocked(x):
+    return by_assembly(x, True)
+
+
+plain_clocked = plain_by_assembly

@@ -22,7 +22,7 @@ CALLS = {
     'maker(factor=3)["tripled"]': "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
     "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
     "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", "together": "f32[30, 20], f32[]",
-    "moved": "f32[30, 32]", "clocked": "f32[30, 20]",
+    "moved": "f32[30, 32]", "by_assembly": "f32[30, 20]", "clocked": "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """
@@ -116,8 +116,9 @@ def test_a_pointer_that_is_assigned_anew_is_written_there_alone_and_reads_beside
     assert answers["moved"]["outside"] == [False, True]
 
 
-def test_assembly_is_refused_once(answers):
+def test_assembly_that_the_language_cannot_say_is_refused_once(answers):
     assert answers["clocked"]["refusals"] == ["inline assembly"]
+    assert "asm" not in answers["by_assembly"]["source"]
 
 
 def test_modules_are_as_the_call_has_them(answers):

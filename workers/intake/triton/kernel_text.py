@@ -21,7 +21,7 @@ import triton.language as tl
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS, VALUE_ATTRIBUTES
 from tilewright.workers.intake.source.names import closure_of, line_map, located, object_of, public
 from tilewright.workers.intake.source.traced_numbers import number_text, plain
-from tilewright.workers.intake.triton import dead_branches
+from tilewright.workers.intake.triton import dead_branches, inline_assembly
 from tilewright.workers.intake.triton.scalar_reads import Head, with_heads
 from tilewright.workers.runners.triton.libdevice import OLD_HOMES, SAME, WRITTEN, whole_exponent
 
@@ -114,6 +114,17 @@ class Kernels:
         self.functions[made] = Text(made, with_heads(known.text, made, heads), known.file, lines)
         return made
 
+    def assembled(self, text: str, count: int) -> str:
+        """A function that does what inline assembly does; its name, empty where the language cannot say it."""
+        if text not in self._spelt:
+            name = self._free("assembly")
+            if not (said := inline_assembly.written(name, text, count)):
+                return ""
+            self._spelt[text] = name
+            self.functions[name] = Text(name, said, "")
+            self.notes.append(f"inline assembly is spelt out as {name}()")
+        return self._spelt[text]
+
     def _free(self, wanted: str) -> str:
         name = public(wanted, "f")
         taken = set(self.functions) | set(self.constants) | set(self._names.values()) | _RESERVED
@@ -143,6 +154,10 @@ class Kernels:
             self.functions[called] = Text(called, text, "")
             self.notes.append(f"libdevice.{name} is spelt out as {called}()")
         return self._spelt[name]
+
+
+_ASSEMBLY = ("asm", "constraints", "args", "dtype", "is_pure", "pack")
+"""Parameters of ``tl.inline_asm_elementwise``."""
 
 
 @functools.cache
@@ -333,11 +348,30 @@ class _Transform(ast.NodeTransformer):
             node.body = [ast.copy_location(ast.Pass(), node)]
         return node
 
+    def _assembly(self, node: ast.Call) -> ast.AST:
+        """Inline assembly as a function of the language; refused, once, where it is not one."""
+        given = dict(zip(_ASSEMBLY, node.args, strict=False))
+        given.update({keyword.arg: keyword.value for keyword in node.keywords if keyword.arg})
+
+        def value(name: str) -> Any:
+            part = given.get(name)
+            found = part.value if isinstance(part, ast.Constant) else part and self._object(part)[1]
+            return getattr(found, "value", found)
+
+        text, tensors = value("asm"), getattr(given.get("args"), "elts", [])
+        plain = isinstance(text, str) and value("dtype") is tl.float32 and value("pack") == 1
+        name = self._owner.assembled(str(text), len(tensors)) if plain else ""
+        if not name:
+            self._owner.refusals.append((node.lineno, "inline assembly"))
+            return ast.copy_location(ast.Constant(0), node)  # one reason is enough
+        return ast.copy_location(
+            ast.Call(ast.Name(name, ast.Load()), [self.visit(t) for t in tensors], []), node
+        )
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         found, value = self._object(node.func)
         if found and value is tl.inline_asm_elementwise:
-            self._owner.refusals.append((node.lineno, "inline assembly"))
-            return ast.copy_location(ast.Constant(0), node)  # one reason is enough
+            return self._assembly(node)
         if not found:
             _by_own_name(node, self._counters)
         self.generic_visit(node)
