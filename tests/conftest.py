@@ -10,6 +10,14 @@ TOGETHER = "exploits/test_triton.py"
 """One worker starts one station for all exploits. pytest 9.2 keeps no node id that xdist 3.8 could add a group to."""
 
 
+LONGEST = ("tests/test_tutorial.py", "tests/test_end_to_end.py", "tests/workers/")
+"""First: a worker that begins one last works on alone. pytest 9 merges ``testpaths`` that lie in each other."""
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: [not item.nodeid.startswith(place) for place in LONGEST])
+
+
 class TestOrFile(LoadScopeScheduling):
     """``--dist loadgroup``: every test by itself, those of ``TOGETHER`` in one worker."""
 
