@@ -104,6 +104,11 @@ def test_a_value_read_from_a_tensor_is_loaded_by_the_kernel(answers):
     )
 
 
+def test_values_given_together_are_statements_unless_they_change_places(answers):
+    source = answers["filled"]["source"]
+    assert "    at = tl.arange(0, BLOCK)\n    slot = tl.load(" in source and "at, x = (x, at)" in source
+
+
 def test_sizes_and_grids_from_values_are_refused_together(answers):
     said = answers["kept_rows"]["refusals"]
     assert any("takes a size from a tensor's values" in what for what in said)

@@ -310,8 +310,7 @@ class _Transform(ast.NodeTransformer):
             if place == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 continue  # its docstring stays in the user's file
             made = self.visit(statement)
-            if made is not None:
-                body.append(made)
+            body += made if isinstance(made, list) else [] if made is None else [made]
         node.body = body or [ast.Pass()]
         return node
 
@@ -341,6 +340,19 @@ class _Transform(ast.NodeTransformer):
         assert node.value is not None
         made = ast.Assign([self.visit(node.target)], self.visit(node.value))
         return ast.copy_location(made, node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.stmt]:
+        """``a, b = x, y`` as a statement each: rules follow a name to the one value that it has."""
+        self.generic_visit(node)
+        target, value = node.targets[0], node.value
+        if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)) or len(node.targets) > 1:
+            return node
+        names = [name.id for name in target.elts if isinstance(name, ast.Name)]
+        read = {name.id for name in ast.walk(value) if isinstance(name, ast.Name)}
+        if not len(set(names)) == len(target.elts) == len(value.elts) or read & set(names):
+            return node
+        pairs = zip(target.elts, value.elts, strict=True)
+        return [ast.copy_location(ast.Assign([name], one), node) for name, one in pairs]
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
