@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -92,3 +93,18 @@ def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package):
 
 def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package):
     assert package.VENDOR == "nvidia"  # and wrapper(None), which would fail, was not run
+
+
+TWICE = """
+import torch
+from tilewright.workers.intake.source.torch_library import register_nothing
+for _ in range(2):
+    register_nothing()
+import torch._inductor.inductor_prims
+print(torch.ops.prims.inductor_seed.default._schema)
+"""
+
+
+def test_torch_registers_its_own_operations_after_several_files_were_read():
+    made = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
+    assert made.stdout.startswith("prims::inductor_seed"), made.stderr

@@ -20,6 +20,8 @@ def register_nothing() -> None:
     """From now on ``torch.library`` registers nothing but torch's own, and ``torch.ops`` has the functions
     themselves."""
     library: Any = torch.library
+    if library.Library is _Library:
+        return  # what stands in for another stand-in sees that it was called from here, not from torch
     instead = {
         "custom_op": _registered, "triton_op": _registered, "define": _ignored, "impl": _implemented,
         "wrap_triton": lambda kernel: kernel, **dict.fromkeys(("impl_abstract", *_BESIDE), _ignored),
@@ -27,9 +29,8 @@ def register_nothing() -> None:
     for name, stand_in in instead.items():
         if hasattr(library, name):
             setattr(library, name, _unless_torch(getattr(library, name), stand_in))
-    if library.Library is not _Library:
-        _Library.torchs = library.Library
-        library.Library = _Library
+    _Library.torchs = library.Library
+    library.Library = _Library
 
 
 def _unless_torch(original: Any, stand_in: Any) -> Any:
