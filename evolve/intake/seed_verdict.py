@@ -73,9 +73,12 @@ def run_settled(
     known = len(answer["notes"])
     try:
         return run(device)
-    except SeedFailed:
-        if target.interpreted or isinstance(target.part, Chip) or seed_failure(request, answer, target, None):
+    except SeedFailed as first:
+        if target.interpreted or isinstance(target.part, Chip):
             raise
+        if why := seed_failure(request, answer, target, None):
+            text = str(first).removesuffix(".")
+            raise SeedFailed(f"{text}; judged by its own error and without such inputs, it {why}.") from first
     for note in answer["notes"][known:]:
         say(f"  note       {note}")
     write_operator(answer.get("asked", request), answer, where)

@@ -130,6 +130,17 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
     assert seen[0] > seen[1] == 1
 
 
+def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(seed_verdict, "seed_failure", lambda *_: "fails its own gate: at o1")
+
+    def campaign(_):
+        raise SeedFailed("seeds: seed fails its own gate: at o0.")
+
+    gpu, answer = SimpleNamespace(interpreted=False, part=None), {"notes": []}
+    with pytest.raises(SeedFailed, match=r"at o0; judged .*, it fails its own gate: at o1\.$"):
+        run_settled(campaign, None, answer, gpu, tmp_path, None, print)
+
+
 def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them():
     answer = {
         "kinds": ["randn"], "notes": [], "dims": [{"M": 512, "K": 1024}], "source": "acc = tl.dot(a, b, acc)",
