@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.intake.child import MAIN, PALLAS, ROOT, Intake
+from tilewright.evolve.intake.child import MAIN, PALLAS, Intake
+from tilewright.workers.child.launch import interpreter_environment
 
 SERVER = """
 import importlib, json, os, sys
@@ -62,7 +62,7 @@ class WarmIntake(Intake):
             (folder / "in").write_text(json.dumps(request))
             server = _server(self.program)
             assert server.stdin is not None and server.stdout is not None
-            server.stdin.write(json.dumps([name, str(Path.cwd()), _environment()]) + "\n")
+            server.stdin.write(json.dumps([name, str(Path.cwd()), interpreter_environment()]) + "\n")
             server.stdin.flush()
             assert server.stdout.readline() == "done\n"
             return (folder / "out").read_bytes(), (folder / "err").read_bytes()
@@ -72,17 +72,11 @@ class WarmIntake(Intake):
             self._own.close()
 
 
-def _environment() -> dict[str, str]:
-    own = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, **own, "PYTHONPATH": path}
-
-
 @functools.cache
 def _server(program: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=_environment(),
+        env=interpreter_environment(),
     )  # fmt: skip
     weakref.finalize(process, process.communicate)
     return process

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.workers.child.launch import ROOT, Deadline
+from tilewright.workers.child.launch import Deadline, interpreter_environment
 
 if TYPE_CHECKING:
     from tilewright.fitness.targets import Target
@@ -51,14 +51,10 @@ class Intake:
 
     def __init__(self, program: str = MAIN, interpreted: bool = True, *imported: str) -> None:
         self.program = program
-        environment = {
-            **os.environ, **({"TRITON_INTERPRET": "1"} if interpreted else {}), "OMP_NUM_THREADS": "1",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-        }  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"tilewright.workers.intake.{program}", *imported],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=interpreter_environment(interpreted),
         )  # fmt: skip
 
     def answer(

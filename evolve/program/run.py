@@ -25,7 +25,7 @@ from tilewright.evolve.program.folder import (
 )
 from tilewright.evolve.program.screen import Ceiling, ceiling, figure_kind, page
 from tilewright.evolve.record.home import home_folder
-from tilewright.workers.child.launch import ROOT
+from tilewright.workers.child.launch import own_environment
 
 if TYPE_CHECKING:
     from tilewright.evolve.intake.winner import Tuned
@@ -155,12 +155,11 @@ class Program:
             given = {"path": str(self.path.resolve()), "step": self.step, "setup": self.setup, **request}
             given["kept"] = str((self.folder / KEPT).resolve())
             asked.write_text(json.dumps(given), encoding="utf-8")
-            modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
             command = [sys.executable, "-m", CHILD, str(asked), str(answered)]
             try:
                 done = subprocess.run(
                     command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
-                    env={**os.environ, "PYTHONPATH": modules}, timeout=LEAST_WALL + 4 * budget, check=False,
+                    env=own_environment(), timeout=LEAST_WALL + 4 * budget, check=False,
                 )  # fmt: skip
             except KeyboardInterrupt:  # the process has ended, wherever it was
                 if files.forget_unfinished(self.folder / KEPT):

@@ -31,6 +31,18 @@ ROOT = PACKAGE.parent
 """Where a child finds ``tilewright``."""
 
 
+def own_environment(**more: str) -> dict[str, str]:
+    """This process's environment and ``more``, for a program of ours, which finds ``tilewright`` where we do."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, **more, "PYTHONPATH": path}
+
+
+def interpreter_environment(interpreted: bool = True) -> dict[str, str]:
+    """The same for one that runs kernels without a device: JAX's, and Triton's if ``interpreted``."""
+    triton = {"TRITON_INTERPRET": "1"} if interpreted else {}
+    return own_environment(**triton, OMP_NUM_THREADS="1", JAX_PLATFORMS="cpu")
+
+
 @dataclass(frozen=True)
 class Streams:
     """The child's ends of its pipes, as file descriptors of this process."""

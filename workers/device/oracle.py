@@ -19,7 +19,7 @@ from typing import Any
 
 from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.frames import Frame, FrameError, FrameReader, encode
-from tilewright.workers.child.launch import ROOT
+from tilewright.workers.child.launch import own_environment
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.lock import exclusive
 
@@ -92,14 +92,10 @@ class DeviceOracle:
             raise RuntimeError("it is closed")
         if self._process is not None and self._process.poll() is None:
             return self._process
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-        }
         self._reader = FrameReader(_LIMIT)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tilewright.workers.intake.judge.reference_process"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=own_environment(),
         )  # fmt: skip
         ready = self._heard(self._process, START_SECONDS)
         if ready.kind != "ready":

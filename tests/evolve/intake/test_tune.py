@@ -1,6 +1,5 @@
 """The campaign that ``tune`` makes of a function."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -71,7 +70,7 @@ def test_a_missing_package_is_one_line_to_run(tmp_path, monkeypatch):
     shadow = tmp_path / "shadow"
     shadow.mkdir()
     (shadow / "jax.py").write_text("raise ModuleNotFoundError(\"No module named 'jax'\")\n")
-    monkeypatch.setattr(child, "ROOT", f"{shadow}{os.pathsep}{child.ROOT}")
+    monkeypatch.setenv("PYTHONPATH", str(shadow))
     monkeypatch.setattr(child, "Intake", warm_intake.Intake)  # one that imports anew
     (tmp_path / "mine.py").write_text("def f(x):\n    return x\n")
     with pytest.raises(UserError, match=r"^jax is not installed; pip install 'tilewright\[tpu\]'\.$"):

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.workers.child.frames import Frame, FrameReader, encode
-from tilewright.workers.child.launch import ROOT
+from tilewright.workers.child.launch import interpreter_environment
 
 SELF = "itself"
 """What stands for the reference of a kernel that has none; operator files hold it."""
@@ -84,13 +84,9 @@ class ModuleProcess:
 def begun_process(triton: bool) -> subprocess.Popen[bytes]:
     """A process for a module of Triton or of Pallas that it does not know yet: its imports take seconds, for which a
     caller that begins it need not wait."""
-    environment = {
-        **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-    }  # fmt: skip
     return subprocess.Popen(
         [sys.executable, "-m", "tilewright.workers.intake.judge.self_reference", "triton" if triton else "jax"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=interpreter_environment(),
     )  # fmt: skip
 
 
