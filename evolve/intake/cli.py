@@ -254,8 +254,9 @@ def _check_file(path: Path) -> int:
     names = names_in(path)
     entry = next((name for name in ("launch", "build") if name in names), None)
     if entry is None:
-        held = f"; it holds {', '.join(names)}" if names else ", which holds none"
-        raise UserError(f"which function of {path}? Write {path}:FUNCTION{held}.")
+        if not names:
+            raise UserError(f"{path} defines no function.")
+        raise UserError(f"which function of {path}? Write {path}:FUNCTION; it holds {', '.join(names)}.")
     violations = dialect.check(path.read_text(encoding="utf-8"), entry=entry)
     for v in violations:
         _say(Refused(path.name, v.line, v.what, remedy(v.what)).text())

@@ -59,9 +59,19 @@ def _kernels(
             if entry == "launch":
                 node = _OnDevice(operands[0]).visit(node)
         body.append(node)
-    made = Renamed(function, f"{function}_kernel_call").visit(ast.Module(body, []))
+    made = Renamed(function, _beside(function)).visit(ast.Module(body, []))
     text = f"{ast.unparse(ast.fix_missing_locations(made))}\n\nPARAMS = {dict(params)!r}\n{code}"
     return text, "cuda" if code else entry
+
+
+def _beside(function: str) -> str:
+    """What a kernel module's own name becomes that is the user's function's, too."""
+    return f"{function}_kernel_call"
+
+
+def _start(entry: str, function: str) -> str:
+    """What a kernel module's entry point is called in the winner of this function."""
+    return _beside(function) if entry == function else entry
 
 
 def winner_module(
@@ -120,7 +130,7 @@ def winner_module(
         sizes = [lambda row, d=d: tuple(size_of(n, d) for n in row[2]) for d in answer["dims"]]
         rows = {tuple(map(of, own)): [(*row[:2], of(row)) for row in answer["results"]] for of in sizes}
         kernels += f"RESULTS = {rows!r}\nPLANS = {{}}\n"
-    start = f"{entry}_kernel_call" if entry == request.name else entry  # as Renamed says
+    start = _start(entry, request.name)
     ways = {"launch": f"{start}(tilewright_own, PARAMS)", "cuda": "called(globals(), tilewright_own)"}
     way = "tilewright_paired(tilewright_own)" if pair else ways.get(entry)
     run = f"tilewright_returned({way}, **tilewright_own)"
@@ -131,7 +141,7 @@ def winner_module(
         both = f"lambda *given: {called}, lambda {given}: {original}"
         run = f"tilewright_differentiable(jax, tilewright_own, {both}, ({given},))"
     doc = f"    {signature.doc!r}\n" if signature.doc else ""
-    halves = _halves_text(kernels, pair, [row[0] for row in own]) if pair else ""
+    halves = _halves_text(kernels, start, pair, [row[0] for row in own]) if pair else ""
     runtime = Path(served_calls.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2]
     switches = (answer.get("settings") or {}).get("switches", {})
     asked, was = "".join(f"{text}, " for text in switches), tuple(switches.values())
@@ -209,11 +219,11 @@ def _code(size: Any, places: Mapping[str, str]) -> str:
     return re.sub(r"triton\.cdiv\((.+?), (\d+)\)", r"-(-(\1) // \2)", size_code(size, places)) or str(size)
 
 
-def _halves_text(kernels: str, pair: Mapping[str, Any], operands: Sequence[str]) -> str:
-    """``launch`` of a pair as its two halves, and the Function that joins them for torch's autograd. The first
+def _halves_text(kernels: str, start: str, pair: Mapping[str, Any], operands: Sequence[str]) -> str:
+    """A pair's entry point ``start`` as two halves, and the Function that joins them for torch's autograd. The first
     statement that takes a gradient begins the backward. Raises UserError where the text cannot be parted."""
     tree = ast.parse(kernels)
-    launch = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("launch"))
+    launch = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == start)
     given = tuple(pair["given"])
     takes = [any(isinstance(c, ast.Constant) and c.value in given for c in ast.walk(s)) for s in launch.body]
     begin = [*takes, True].index(True)

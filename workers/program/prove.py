@@ -358,11 +358,11 @@ class Proof:
 
     def _leave_out(self, label: str, why: str) -> None:
         self.left_out.append({"label": label, "why": why})
-        of = self.parts.pop(label, [])
+        gone = self.parts.pop(label, [])
         if label == PINNED:
             tuned = {f"{of.module}.{of.name}" for of in self.recorded.launches if tuner_of(of.outer)}
-            self.pins += [pin for pin in of if pin.label in tuned]
-        elif not of:
+            self.pins += [pin for pin in gone if pin.label in tuned]
+        elif not gone:
             for pins in (self.pins, self.parts.get(PINNED, [])):
                 pins[:] = [pin for pin in pins if pin.label != label]
 

@@ -184,7 +184,7 @@ def of_last_step(kernels: Sequence[Kernel], count: int) -> tuple[list[Kernel], b
     """The kernels that began last, one of ``count`` parts, and whether any run on another stream: one that nothing
     waits for runs ahead, and is not among the last."""
     last = sorted(kernels, key=lambda kernel: kernel.begun)[-(len(kernels) // count) :]
-    return last if kernels else [], len({kernel.stream for kernel in kernels}) > 1
+    return last, len({kernel.stream for kernel in kernels}) > 1
 
 
 def _host_seconds(step: Callable[[], Any]) -> float:

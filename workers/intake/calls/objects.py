@@ -116,9 +116,7 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
         return name_of(kind), list(zip(value._fields, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        if (
-            fields.keys() == inspect.signature(kind).parameters.keys()
-        ):  # else its ``__init__`` takes other things
+        if fields.keys() == inspect.signature(kind).parameters.keys():  # else ``__init__`` takes other things
             return name_of(kind), list(fields.items())
     if callable(value) and hasattr(value, "__qualname__") and "<" not in value.__qualname__:
         return name_of(value), []

@@ -155,10 +155,10 @@ class InputKinds:
         floats = sum(is_float(operand.dtype) for operand in operands)
         apart = (SET_APART,) if floats else ()  # integers are the same of every such kind
         if effort.ahead:
-            later = (
-                [kinds[0] for kinds in ROWS.values()] if floats else []
-            )  # others are for kernels that fail on them
-            later += [f"{name}-{power}" for name in EXTREME for power in EXTREME[name][:2]] if floats else []
+            later: list[str] = []
+            if floats:  # further kinds are for kernels that fail on these
+                later = [kinds[0] for kinds in ROWS.values()]
+                later += [f"{name}-{power}" for name in EXTREME for power in EXTREME[name][:2]]
             firsts = [kinds[0] for kinds in (*own, *apart, tuple(FEW_VALUES))]
             self._tried.begin((kind, USUAL_SPREAD) for kind in dict.fromkeys([*firsts, *later]))
         for kinds in (*own, *apart, tuple(FEW_VALUES)):
