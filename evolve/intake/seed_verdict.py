@@ -22,7 +22,7 @@ from tilewright.fitness.targets import Target
 from tilewright.seeds.catalogue import forget
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
-from tilewright.workers.device.warm_device import WarmDevice
+from tilewright.workers.device.warm_device import WarmDevice, device_for
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.inputs import family
 from tilewright.workers.intake.operator import LEAST_CODES
@@ -36,6 +36,9 @@ _CUT = 2.0**-16
 
 ROOM_DB = 3.0
 """How much more noise than the seed's own others may make, where that of rounding is no measure."""
+
+ONE_ROUNDING_DB = {"bfloat16": 53.0, "float16": 71.0}
+"""What one rounding leaves, at least."""
 
 SECONDS = 300.0
 """Most that the seed's evaluation may take."""
@@ -54,14 +57,16 @@ def seed_failure(
     others miss is widened by the kernel's own error there, up to what its types explain, with a note for each. Noise
     of candidates may then be ``ROOM_DB`` above the kernel's, and twice as many of their codes may turn.
     """
-    while True:
-        evaluation = _evaluation(request, answer, target, device)
-        if isinstance(evaluation, str) or evaluation.verdict is Verdict.OK:
-            return evaluation if isinstance(evaluation, str) else ""
-        device = None  # the first evaluation closed it
-        failed = next((reading for reading in evaluation.gates if not reading.passed), None)
-        if failed is None or not _settled(answer, failed, target):
-            return failure_text(evaluation)
+    with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
+        while True:
+            evaluation = _evaluation(request, answer, target, device and device.lent(), Path(home))
+            if isinstance(evaluation, str) or evaluation.verdict is Verdict.OK:
+                return evaluation if isinstance(evaluation, str) else ""
+            failed = [reading for reading in evaluation.gates if not reading.passed]
+            plain = [reading for reading in failed if not _removable(answer, reading)]
+            tried = (r for r in plain or failed if plain or _removable(answer, r))
+            if not sum(_settled(answer, reading, target) for reading in tried):
+                return failure_text(evaluation)
 
 
 def run_settled(
@@ -76,14 +81,28 @@ def run_settled(
     except SeedFailed as first:
         if target.interpreted or isinstance(target.part, Chip):
             raise
-        if why := seed_failure(request, answer, target, None):
-            text = str(first).removesuffix(".")
-            raise SeedFailed(f"{text}; judged by its own error and without such inputs, it {why}.") from first
-    for note in answer["notes"][known:]:
-        say(f"  note       {note}")
-    write_operator(answer.get("asked", request), answer, where)
-    forget(where)
-    return run(None)
+        with device_for(target) as other:  # the campaign closed its own
+            if why := seed_failure(request, answer, target, other):
+                text = str(first).removesuffix(".")
+                raise SeedFailed(
+                    f"{text}; judged by its own error and without such inputs, it {why}."
+                ) from first
+            for note in answer["notes"][known:]:
+                say(f"  note       {note}")
+            write_operator(answer.get("asked", request), answer, where)
+            forget(where)
+            return run(other)
+
+
+def _bar(dtype: str, value: float) -> float:
+    """dB that others need where the seed has ``value``; a reference that is rounded itself makes that any number."""
+    return round(min(value, ONE_ROUNDING_DB.get(dtype, value)) - ROOM_DB, 1)
+
+
+def _removable(answer: Mapping[str, Any], reading: GateReading) -> set[str]:
+    """The kinds of inputs, but the first, that a reading is of; a sample names their family alone."""
+    kind = reading.inputs.rpartition(" on ")[2]
+    return {k for k in answer["kinds"][1:] if kind in (k, family(k))}
 
 
 def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Target) -> bool:
@@ -101,12 +120,12 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
         cut = min(cap, _CUT * max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["dims"]))
     floors, value = answer.setdefault("floors", {}), failed.value or 0.0
     wider = max(cut, share if share <= cap else 0.0)
-    if left := {k for k in answer["kinds"][1:] if kind in (k, family(k))}:  # a sample names the family alone
+    if left := _removable(answer, failed):
         answer["kinds"] = [k for k in answer["kinds"] if k not in left]
         note = f"inputs of kind {kind} are not used: the original kernel fails on them on {target.name}"
     elif (row[4] or 0.0) < wider:
         if row[4] is None:  # noise is held to the kernel's own from now on, not to that of rounding
-            floors[row[0]], row[3] = row[3], max(row[3], round(value - ROOM_DB, 1))
+            floors[row[0]], row[3] = row[3], max(row[3], _bar(row[1], value))
         row[4] = wider
         if wider == cut:
             note = (
@@ -114,7 +133,7 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
                 "given with 14 bits; write acc += tl.dot(a, b) for sums in float32"
             )
     elif not failed.detail and floors.get(row[0], math.inf) <= value < row[3]:
-        row[3] = max(floors[row[0]], round(value - ROOM_DB, 1))
+        row[3] = max(floors[row[0]], _bar(row[1], value))
     elif row[6] < (turned := 2 * (1 - value)) <= 2 * (1 - LEAST_CODES) and (
         "one way" in failed.detail or row[6]
     ):
@@ -126,28 +145,28 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
 
 
 def _evaluation(
-    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None
+    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path
 ) -> Evaluation | str:
     """The seed's, as a campaign makes it; a text where there is none."""
-    with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
-        request = answer.get("asked", request)
-        where = Path(home) / f"{request.name}_tuned"
-        folder.write(where, request.function, request.reference, answer, request.values)
-        try:
-            one = {"workers.count": 1} if isinstance(target.part, Chip) else {}  # each worker has children
-            resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False, **one}))
-        except UserError as error:  # its operator is none
-            return re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")
-        pool = make_pool(pool_settings(resolved), device)
-        try:
-            pool.start()
-            seed = gate_seed(resolved.config.seed, 0)
-            pool.submit(Job(0, resolved.starts[0].genome, seed, best=math.inf))
-            until = time.monotonic() + SECONDS
-            while not (finished := pool.wait(1.0)) and time.monotonic() < until:
-                pass
-        finally:
-            pool.close()
+    request = answer.get("asked", request)
+    where = home / f"{request.name}_tuned"
+    folder.write(where, request.function, request.reference, answer, request.values)
+    forget(where)
+    try:
+        one = {"workers.count": 1} if isinstance(target.part, Chip) else {}  # each worker has children
+        resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False, **one}))
+    except UserError as error:  # its operator is none
+        return re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")
+    pool = make_pool(pool_settings(resolved), device)
+    try:
+        pool.start()
+        seed = gate_seed(resolved.config.seed, 0)
+        pool.submit(Job(0, resolved.starts[0].genome, seed, best=math.inf))
+        until = time.monotonic() + SECONDS
+        while not (finished := pool.wait(1.0)) and time.monotonic() < until:
+            pass
+    finally:
+        pool.close()
     if not finished:
         return f"its evaluation took more than {SECONDS:.0f} s"
     return finished[0][1]

@@ -293,7 +293,9 @@ class SampledOperator(TakenOperator):
         elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
         share = math.prod(kept[n] / dims[n] for n in dims)
         light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
-        if light or self.rest or self.reference.startswith("itself:"):
+        if self.rest or (
+            light and not self.reference.startswith("itself:")
+        ):  # an interpreter is never soon done
             return None
         return {
             "reference": self.reference,

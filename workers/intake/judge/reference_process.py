@@ -1,9 +1,10 @@
-"""The process that runs references on a device, which is its argument.
+"""The process that runs references on a device. Its arguments are the device and the first of them.
 
-It holds the user's own reference and no candidate, ever, so that its answers may be believed; the processes that launch
-candidates cannot see into its memory. Frames in, frames out: ``sample`` {operator, seed} (see
-``SampledOperator.elsewhere``) is answered by ``sampled`` with arrays ``where/output/axis`` and ``due/output``, or by
-``failed`` {why}. A reference is believed on the device once it says there what it says on the host, of a small shape.
+It holds the user's own reference, or the original kernel where that is its own judge, and no candidate, ever, so that
+its answers may be believed; the processes that launch candidates cannot see into its memory. Frames in, frames out:
+``sample`` {operator, seed} (see ``SampledOperator.elsewhere``) is answered by ``sampled`` with arrays
+``where/output/axis`` and ``due/output``, or by ``failed`` {why}. A reference is believed on the device once it says
+there what it says on the host, of a small shape.
 """
 
 import functools
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,9 @@ from tilewright.seeds.operator import Workload
 from tilewright.seeds.sampled import kind_tables, sampling
 from tilewright.workers.child.frames import Frame, FrameReader, sender
 from tilewright.workers.intake.judge.reference import function_of, is_jax, run_reference
+from tilewright.workers.intake.judge.self_reference import SELF, begun_process
 from tilewright.workers.intake.operator import SampledOperator
+from tilewright.workers.runners import bare_module
 from tilewright.workers.runners.triton.tensors import DeviceElements, to_torch
 
 LIMIT = 1 << 20
@@ -28,6 +32,9 @@ LIMIT = 1 << 20
 
 ALIKE = {"float64": 1e-7, "float32": 1e-3, "": 3e-2}
 """By precision, how far two devices' answers may be apart, as a share of the largest one."""
+
+OWN_ALIKE = 3e-2
+"""The same of a kernel, which may round within."""
 
 CODES_ALIKE = 0.99
 """Share of integers and 8-bit floats that two devices must agree on: roundings turn."""
@@ -44,6 +51,10 @@ def main() -> None:
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     believed: set[str] = set()
     reader = FrameReader(LIMIT)
+    if sys.argv[2:] and sys.argv[2].startswith(
+        f"{SELF}:"
+    ):  # what it is compared with takes seconds to start, too
+        begun_process(triton=True)
     try:
         send(_ready(device))
     except RuntimeError as error:
@@ -77,7 +88,8 @@ def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
     asked = dict(data["operator"])
     kind = str(asked.pop("kind", ""))
     operator = SampledOperator.of_data(asked)
-    function = function_of(operator.reference)
+    own, _, path = operator.reference.partition(":")
+    function = _launched(path) if own == SELF else function_of(operator.reference)
     if is_jax(function):
         raise Unlike("a reference that speaks JAX runs on the host")
     key = json.dumps(asked, sort_keys=True)
@@ -96,14 +108,23 @@ def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
     return Frame("sampled", {"axes": {name: len(axes) for name, axes in sample.where.items()}}, arrays)
 
 
+@functools.cache
+def _launched(path: str) -> Callable[..., Any]:
+    """An original kernel's module, with its defaults."""
+    module = bare_module.execute(Path(path).read_text(encoding="utf-8"), SELF, path)
+    return lambda **inputs: module.launch(inputs, dict(module.DEFAULTS))
+
+
 def _compare(operator: SampledOperator, function: Callable[..., Any], device: str) -> None:
     """Raises Unlike where host and device differ on the smallest checked shape, or there is none."""
     shapes = sorted(operator.suites["all"].check, key=operator.bytes)
     if not shapes:
         raise Unlike("there is no small shape to compare host and device on")
     inputs = operator.make_inputs(shapes[0], 1, "randn")
+    own = operator.reference.startswith(f"{SELF}:")
+    here = function_of(operator.reference) if own else function
     with torch.device("cpu"):
-        host = run_reference(function, operator.call, inputs, operator.precision)
+        host = run_reference(here, operator.call, inputs, operator.precision)
     given = {name: to_torch(array, device) for name, array in inputs.items()}
     found = run_reference(function, operator.call, given, operator.precision)
     for result in operator.results:
@@ -114,8 +135,8 @@ def _compare(operator: SampledOperator, function: Callable[..., Any], device: st
             same = np.mean(one.view(np.uint8) == other.view(np.uint8)) if one.size else 1.0
             fine = bool(same >= CODES_ALIKE)
         else:
-            far = np.abs(one - other).max(initial=0.0)
-            fine = bool(far <= ALIKE[operator.precision] * max(np.abs(one).max(initial=0.0), 1e-30))
+            far, most = np.abs(one - other).max(initial=0.0), OWN_ALIKE if own else ALIKE[operator.precision]
+            fine = bool(far <= most * max(np.abs(one).max(initial=0.0), 1e-30))
         if not fine:
             raise Unlike(f"{result.name} is another on the device")
 
