@@ -39,6 +39,9 @@ FAINT = 2.0**-8
 LEANING, FEW = (2.0**-7, 2.0**-5, 2.0**-3, np.inf), 32
 """Up to these shares of what is usual around them elements are looked at together, if there are so many."""
 
+DISTINCT = 512
+"""Different answers, of fewer of which roundings may go one way."""
+
 CHANCE = 5.0
 """Standard deviations of a count of two ways that are taken as chance."""
 
@@ -68,7 +71,7 @@ class Allowance:
 
     ``rounded``: the noise of the whole is judged, too. ``zero``: the share below which an element may be a zero, where
     that is not ``sign``: sums of other roundings come near zero, and do not hit it. ``rare``: the share of elements,
-    and two, that may be off by more than ``ROUNDED``.
+    and two, that may be off by more than ``ROUNDED``. ``lean``: see ``_one_way``.
     """
 
     worst: float
@@ -77,6 +80,7 @@ class Allowance:
     zero: float | None = None
     inexact: bool = False
     rare: float | None = None
+    lean: float | None = None
 
 
 def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
@@ -90,9 +94,13 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
     if gate.worst is not None:
         worst = max(gate.worst, least)
         zero = min(worst, sums) if gate.zero is None else gate.zero
-        return Allowance(worst, worst, rounded=False, zero=zero, inexact=inexact, rare=gate.rare)
+        return Allowance(
+            worst, worst, rounded=False, zero=zero, inexact=inexact, rare=gate.rare, lean=gate.lean
+        )
     if gate.min_db >= ROUNDING_DB:
-        return Allowance(sums, sums if inexact else sums * SIGN, rounded=True, inexact=inexact)
+        return Allowance(
+            sums, sums if inexact else sums * SIGN, rounded=True, inexact=inexact, lean=gate.lean
+        )
     return Allowance(math.inf, math.inf, rounded=False)
 
 
@@ -113,6 +121,8 @@ def objection(
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64, copy=False).reshape(-1, columns)
+    if allowed.lean is not None and (said := _one_way(output, wanted, allowed.lean)):
+        return said
     told = slack is not None or allowed.rounded or allowed.rare is not None
     if not told and _surely_explained(found, wanted, output.dtype, allowed):
         return None
@@ -210,6 +220,38 @@ def _leans(error: np.ndarray, wanted: np.ndarray, room: np.ndarray, around: np.n
     return False
 
 
+def _one_way(output: np.ndarray, wanted: np.ndarray, most: float) -> str | None:
+    """What is wrong with a 16-bit output most of whose rows and columns are off one way, up or down, or towards zero or
+    away, as where it is cut and not rounded: by more than ``most`` of a last place, in the mean. Few distinct values
+    may well be."""
+    ends = ml_dtypes.finfo(output.dtype)
+    least, top = (int(np.array(end, output.dtype).view(np.int16)) for end in (ends.tiny, ends.max))
+    with np.errstate(all="ignore"):
+        rounded = wanted.astype(output.dtype)
+    codes, due = (
+        np.ascontiguousarray(a).view(np.int16).reshape(wanted.shape).astype(np.int32)
+        for a in (output, rounded)
+    )
+    size = due & 0x7FFF
+    usual = (size >= least) & (size < top) & ((codes ^ due) >= 0)
+    away = np.where(usual, np.clip((codes & 0x7FFF) - size, -1, 1), 0)
+    for ways in (away, np.where(due < 0, -away, away)):
+        lean = abs(float(ways.sum())) / max(1, int(np.count_nonzero(usual)))
+        if (
+            lean > most
+            and all(map(_agree, (ways.sum(0), ways.sum(1))))
+            and len(np.unique(wanted)) >= DISTINCT
+        ):
+            return f"errors go one way by {lean:.2g} of a last place"
+    return None
+
+
+def _agree(sums: np.ndarray) -> bool:
+    """Whether these have one sign by more than chance."""
+    signs = np.sign(sums[sums != 0])
+    return len(signs) >= FEW and abs(float(signs.sum())) > CHANCE * math.sqrt(len(signs))
+
+
 def _surely_explained(found: np.ndarray, wanted: np.ndarray, dtype: np.dtype, allowed: Allowance) -> bool:
     """Whether tiles alone show that nothing is to be objected: a third of the work, and most outputs are right.
 
@@ -259,9 +301,7 @@ def turned_one_way(codes: np.ndarray, wanted: np.ndarray) -> str | None:
         up = np.nan_to_num(np.sign(found - due))
         for ways, what in ((up, "up or down"), (up * np.sign(due), "towards zero or away from it")):
             for axis in (0, 1):
-                net = np.sign(ways.sum(axis=axis))
-                count, sum_ = np.count_nonzero(net), abs(float(net.sum()))
-                if count >= FEW and sum_ > CHANCE * math.sqrt(count):
+                if _agree(ways.sum(axis=axis)):
                     return f"codes that differ do so one way, {what}"
     return None
 

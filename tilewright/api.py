@@ -558,7 +558,7 @@ def _campaign_of(
             config = intake.config_of(request, chosen, where, changes)
             outcome = run_settled(
                 lambda own: run_campaign(config, folder, make_display(), own), request, answer, chosen, where, device,
-                _noted,
+                _noted, config.seed,
             )  # fmt: skip
         campaign = open_campaign(outcome.campaign, home=home)
         module = intake.export(campaign, request, answer, where, chosen, trial)

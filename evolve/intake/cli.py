@@ -185,6 +185,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
                 where,
                 device,
                 _say,
+                arguments.seed,
             )
         code = tell(outcome, arguments)
         if code == 0:

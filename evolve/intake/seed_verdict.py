@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tilewright.evolve.run import CampaignOutcome
 
 _IN_PLACE = re.compile(r"\.dot\(([^=()]*,){2}[^=()]*\)|\.dot\(.*\bacc=")
+_LEAN = re.compile(r"errors go one way by (\S+) of")
 _CUT = 2.0**-16
 """Share of what is usual that a product adds to an error: sums are cut to 14 bits after every 32 products."""
 
@@ -48,7 +49,11 @@ NOISE = 2.0**-12
 
 
 def seed_failure(
-    request: Request, answer: MutableMapping[str, Any], target: Target, device: WarmDevice | None
+    request: Request,
+    answer: MutableMapping[str, Any],
+    target: Target,
+    device: WarmDevice | None,
+    seed: int = 0,
 ) -> str:
     """Why a campaign refuses the function that was read in; empty where it starts.
 
@@ -59,7 +64,7 @@ def seed_failure(
     """
     with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
         while True:
-            evaluation = _evaluation(request, answer, target, device and device.lent(), Path(home))
+            evaluation = _evaluation(request, answer, target, device and device.lent(), Path(home), seed)
             if isinstance(evaluation, str) or evaluation.verdict is Verdict.OK:
                 return evaluation if isinstance(evaluation, str) else ""
             failed = [reading for reading in evaluation.gates if not reading.passed]
@@ -71,18 +76,16 @@ def seed_failure(
 
 def run_settled(
     run: Callable[[WarmDevice | None], CampaignOutcome], request: Request, answer: MutableMapping[str, Any],
-    target: Target, where: Path, device: WarmDevice | None, say: Callable[[str], None],
+    target: Target, where: Path, device: WarmDevice | None, say: Callable[[str], None], seed: int = 0,
 ) -> CampaignOutcome:  # fmt: skip
-    """A campaign on the folder ``where``; of a seed that fails on a GPU once more, if it starts after ``seed_failure``.
+    """A campaign on the folder ``where``; of a seed that fails once more, if it starts after ``seed_failure``.
     Raises what ``run`` raises."""
     known = len(answer["notes"])
     try:
         return run(device)
     except SeedFailed as first:
-        if target.interpreted or isinstance(target.part, Chip):
-            raise
         with device_for(target) as other:  # the campaign closed its own
-            if why := seed_failure(request, answer, target, other):
+            if why := seed_failure(request, answer, target, other, seed):
                 text = str(first).removesuffix(".")
                 raise SeedFailed(
                     f"{text}; judged by its own error and without such inputs, it {why}."
@@ -134,6 +137,8 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
             )
     elif not failed.detail and floors.get(row[0], math.inf) <= value < row[3]:
         row[3] = max(floors[row[0]], _bar(row[1], value))
+    elif (lean := _LEAN.search(failed.detail)) and row[6] < 2 * float(lean[1]):
+        row[6] = 2 * float(lean[1])
     elif row[6] < (turned := 2 * (1 - value)) <= 2 * (1 - LEAST_CODES) and (
         "one way" in failed.detail or row[6]
     ):
@@ -145,7 +150,12 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
 
 
 def _evaluation(
-    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path
+    request: Request,
+    answer: Mapping[str, Any],
+    target: Target,
+    device: WarmDevice | None,
+    home: Path,
+    seed: int,
 ) -> Evaluation | str:
     """The seed's, as a campaign makes it; a text where there is none."""
     request = answer.get("asked", request)
@@ -154,14 +164,13 @@ def _evaluation(
     forget(where)
     try:
         one = {"workers.count": 1} if isinstance(target.part, Chip) else {}  # each worker has children
-        resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False, **one}))
+        resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False, "seed": seed, **one}))
     except UserError as error:  # its operator is none
         return re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")
     pool = make_pool(pool_settings(resolved), device)
     try:
         pool.start()
-        seed = gate_seed(resolved.config.seed, 0)
-        pool.submit(Job(0, resolved.starts[0].genome, seed, best=math.inf))
+        pool.submit(Job(0, resolved.starts[0].genome, gate_seed(seed, 0), best=math.inf))
         until = time.monotonic() + SECONDS
         while not (finished := pool.wait(1.0)) and time.monotonic() < until:
             pass

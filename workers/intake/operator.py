@@ -61,6 +61,9 @@ PRODUCT_OPERATIONS = 16
 LEAST_CODES = 0.995
 """Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
 
+LEAN = 2.0**-3
+"""Share of a last place by which 16-bit floats may be off one way: half of it where they are cut and not rounded."""
+
 MOST_KNOWN = 1 << 12
 """Most values of an operand of integers that a modelled time depends on."""
 
@@ -115,7 +118,8 @@ class Result:
     place: int = 0
     """Among the results of the reference."""
     leans: float = 0.0
-    """Of codes that the kernel's own division turns one way, the share that may be turned; 0: none one way."""
+    """Of codes that the kernel's own division turns one way, the share that may be turned; 0: none one way. Of 16-bit
+    floats, the share of a last place by which they may be off one way, where that is more than ``LEAN``."""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
@@ -189,8 +193,9 @@ class TakenOperator:
                 found.append(AgreementGate(result.name, result.name, (result.name,), least, leans=leans))
             elif is_float(result.dtype):
                 bounds = (result.min_db, result.worst)
+                lean = max(LEAN, result.leans) if result.dtype in ("bfloat16", "float16") else None
                 # a recipe that rounds within gives zeros where few distinct values nearly cancel
-                found.append(SnrGate(result.name, result.name, *bounds, zero=result.worst))
+                found.append(SnrGate(result.name, result.name, *bounds, zero=result.worst, lean=lean))
             else:
                 found.append(BitExactGate(result.name, result.name, (result.name,)))
         return tuple(found)

@@ -1,5 +1,6 @@
 """``check`` says of a seed what its campaign says."""
 
+import contextlib
 import io
 from types import SimpleNamespace
 
@@ -102,6 +103,8 @@ def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own_and_others_may
     assert settled("o0", 48.5) and rows[0][3] == 45.5  # another kind's own
     assert not settled("o0", 44.0) and not settled("o0", 53.0, "element [0] is zero")
     assert settled("o1", 0.9995, one_way) and rows[1][6] == pytest.approx(0.001)
+    lean = "errors go one way by 0.5 of a last place"
+    assert settled("o0", 52.0, lean) and rows[0][6] == 1.0 and not settled("o0", 52.0, lean)
     assert not settled("o1", 0.9995, one_way) and not settled("o1", 0.99)
     assert settled("o1", 0.998) and rows[1][6] == pytest.approx(0.004)
     gate = TakenOperator(
@@ -110,7 +113,8 @@ def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own_and_others_may
     assert gate.leans and gate.least == pytest.approx(0.996)
 
 
-def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch):
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch, interpreted):
     request, answer = taken[0], {**taken[1]}
     where, seen = tmp_path / "group_norm_tuned", []
     folder.write(where, "group_norm", request.reference, answer)
@@ -125,7 +129,8 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
         if len(seen) == 1:
             raise SeedFailed("it fails")
 
-    gpu = SimpleNamespace(interpreted=False, part=None)
+    monkeypatch.setattr(seed_verdict, "device_for", lambda _: contextlib.nullcontext())
+    gpu = SimpleNamespace(interpreted=interpreted, part=None)
     run_settled(campaign, request, answer, gpu, where, None, print)
     assert seen[0] > seen[1] == 1
 
@@ -136,6 +141,7 @@ def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, t
     def campaign(_):
         raise SeedFailed("seeds: seed fails its own gate: at o0.")
 
+    monkeypatch.setattr(seed_verdict, "device_for", lambda _: contextlib.nullcontext())
     gpu, answer = SimpleNamespace(interpreted=False, part=None), {"notes": []}
     with pytest.raises(SeedFailed, match=r"at o0; judged .*, it fails its own gate: at o1\.$"):
         run_settled(campaign, None, answer, gpu, tmp_path, None, print)
