@@ -15,6 +15,7 @@ from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.targets import load_target
+from tilewright.workers.device.warm_device import device_for
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
 pytest.importorskip("triton")
@@ -60,6 +61,15 @@ def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path):
         said = str(error)
     assert bool(said) == bool(why)
     assert why in said and str(tmp_path) not in why
+
+
+def test_all_kinds_that_a_seed_fails_on_are_told_at_once_by_a_device_that_stays(taken, tmp_path):
+    request, answer = taken
+    with device_for(TARGET) as device:
+        for _ in range(2):
+            found = seed_verdict._evaluation(request, _stricter(answer), TARGET, device.lent(), tmp_path, 0)
+            assert {r.inputs for r in found.gates if not r.passed} == {*answer["kinds"]}
+        assert device.station.hello() and device.station.replaced == 0
 
 
 @pytest.mark.parametrize(
