@@ -142,7 +142,8 @@ def test_a_kernel_that_is_its_own_judge_runs_on_the_device_however_small_the_sha
     results = tuple(Result(f"o{n}", "float32", ("M", "N"), 90.0, place=n) for n in range(2))
     operator = product(
         tmp_path, reference=f"itself:{tmp_path}/itself.py", call="x=x", results=results, work={},
-        operands=(Operand("x", "float32", ("M", "N")),), suites={"calls": Suite("calls", workloads=shapes[:1], check=shapes[1:])},
+        operands=(Operand("x", "float32", ("M", "N")),),
+        suites={"calls": Suite("calls", workloads=shapes[:1], check=shapes[1:])},
     )  # fmt: skip
     found = Samples(operator, InProcess()).of(shapes[0], 5)
     here = sampling(operator, shapes[0], 5, operator.tables())
