@@ -8,8 +8,10 @@ element, and where this is still much work, a process of its own runs it on the 
 from __future__ import annotations
 
 import ast
+import base64
 import dataclasses
 import math
+import pickle
 import textwrap
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -292,7 +294,7 @@ class SampledOperator(TakenOperator):
         return {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
 
     def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
-        """See ``seeds.sampled.Heavy``: this operator and its shape, for ``of_data``."""
+        """See ``seeds.sampled.Heavy``: this operator and its shape."""
         dims = workload.dims
         kept = {n: min(size, SAMPLED) if n in self.independent else size for n, size in dims.items()}
         elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
@@ -302,40 +304,9 @@ class SampledOperator(TakenOperator):
             light and not self.reference.startswith("itself:")
         ):  # an interpreter is never soon done
             return None
-        return {
-            "reference": self.reference,
-            "call": self.call,
-            "precision": self.precision,
-            "independent": list(self.independent),
-            "operands": [dataclasses.asdict(o) for o in self.operands],
-            "results": [dataclasses.asdict(r) for r in self.results],
-            "workload": {"id": workload.id, "dims": dict(dims)},
-            "check": [{"id": w.id, "dims": dict(w.dims)} for s in self.suites.values() for w in s.check],
-            "bounds": [dict(w.dims) for suite in self.suites.values() for w in suite.workloads],
-        }
-
-    @classmethod
-    def of_data(cls, data: Mapping[str, Any]) -> SampledOperator:
-        """What ``elsewhere`` said, with the shape as its only suite."""
-
-        def made(kind: type[Any], row: Mapping[str, Any]) -> Any:
-            return kind(**{**row, "shape": tuple(row["shape"])})
-
-        def shapes(rows: Sequence[Mapping[str, Any]]) -> tuple[Workload, ...]:
-            return tuple(Workload(row["id"], row["dims"]) for row in rows)
-
-        bounds = shapes([{"id": str(n), "dims": dims} for n, dims in enumerate(data["bounds"])])
-        return cls(
-            "taken/elsewhere",
-            data["reference"],
-            data["call"],
-            tuple(made(Operand, row) for row in data["operands"]),
-            tuple(made(Result, row) for row in data["results"]),
-            {"all": Suite("all", workloads=bounds, check=shapes(data["check"]))},
-            {},
-            data["precision"],
-            tuple(data["independent"]),
-        )
+        plain = pickle.dumps(dataclasses.replace(self, kernels={}))
+        text = base64.b64encode(plain).decode()
+        return {"operator": text, "workload": workload.id, "reference": self.reference}
 
 
 def thinned(

@@ -2,14 +2,16 @@
 
 It holds the user's own reference, or the original kernel where that is its own judge, and no candidate, ever, so that
 its answers may be believed; the processes that launch candidates cannot see into its memory. Frames in, frames out:
-``sample`` {operator, seed} (see ``SampledOperator.elsewhere``) is answered by ``sampled`` with arrays
+``sample`` {operator, workload, kind, seed} (see ``SampledOperator.elsewhere``) is answered by ``sampled`` with arrays
 ``where/output/axis`` and ``due/output``, or by ``failed`` {why}. A reference is believed on the device once it says
 there what it says on the host, of a small shape.
 """
 
+import base64
 import functools
 import json
 import os
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.seeds.operator import Workload
 from tilewright.seeds.sampled import kind_tables, sampling
 from tilewright.workers.child.frames import Frame, FrameReader, sender
 from tilewright.workers.intake.judge.reference import function_of, is_jax, run_reference
@@ -87,7 +88,9 @@ def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
     """Raises Unlike, and what the reference raises."""
     asked = dict(data["operator"])
     kind = str(asked.pop("kind", ""))
-    operator = SampledOperator.of_data(asked)
+    operator: SampledOperator = pickle.loads(
+        base64.b64decode(asked["operator"])
+    )  # of the process that began this one
     own, _, path = operator.reference.partition(":")
     function = _launched(path) if own == SELF else function_of(operator.reference)
     if is_jax(function):
@@ -97,8 +100,7 @@ def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
         if key not in believed:
             _compare(operator, function, device)
             believed.add(key)
-        row = asked["workload"]
-        workload = Workload(row["id"], row["dims"])
+        workload = next(w for s in operator.suites.values() for w in s.workloads if w.id == asked["workload"])
         elements = functools.partial(DeviceElements, device=device)
         tables = kind_tables(operator.tables(), kind)
         sample = sampling(operator, workload, int(data["seed"]), tables, elements)
@@ -117,7 +119,7 @@ def _launched(path: str) -> Callable[..., Any]:
 
 def _compare(operator: SampledOperator, function: Callable[..., Any], device: str) -> None:
     """Raises Unlike where host and device differ on the smallest checked shape, or there is none."""
-    shapes = sorted(operator.suites["all"].check, key=operator.bytes)
+    shapes = sorted((w for suite in operator.suites.values() for w in suite.check), key=operator.bytes)
     if not shapes:
         raise Unlike("there is no small shape to compare host and device on")
     inputs = operator.make_inputs(shapes[0], 1, "randn")
