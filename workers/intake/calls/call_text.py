@@ -70,7 +70,7 @@ class TensorArgument:
     """Of floats, their standard deviation."""
 
     form: str = ""
-    """Of integers: OFFSETS, from 0 to ``total``, ENDS, without the 0, or DISTINCT; of floats: SOFTMAX along the last axis."""
+    """Of integers: OFFSETS, from 0 to ``total``, ENDS, without the 0, or DISTINCT; of floats: SOFTMAX of rows."""
 
     longest: int = 0
     """Of offsets, the most between two of them; 0: any."""
