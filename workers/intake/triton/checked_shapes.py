@@ -156,15 +156,19 @@ def thinned(
     seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool], slow: bool | None
 ) -> dict[str, int]:
     """The shape, with fewer elements where it would launch many programs, or where others were too ``slow``, if the
-    recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has."""
+    recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has. Of
+    heads that share those of another axis, both are made fewer."""
     thin = dict(small)
     for place, name in enumerate(list(small)[:-1]):
-        many, few = programs_of(seed, thin), {**thin, name: min(small[name], THIN[place % len(THIN)])}
+        many, size = programs_of(seed, thin), min(small[name], THIN[place % len(THIN)])
         if slow is False and many <= MOST_PROGRAMS:
             break
-        own = programs_of(seed, few) * small[name] == many * few[name] and few != thin
-        if (own if slow is None else slow or programs_of(seed, few) < many) and holds(few):
-            thin = few
+        shared = [n for n in small if 1 < small[n] < small[name] and seed.site.dims[0][name] % small[n] == 0]
+        for few in ({**thin, name: size}, *({**thin, name: size + size % 2, n: 2} for n in shared)):
+            own = programs_of(seed, few) * thin[name] == many * few[name] and few != thin
+            if (own if slow is None else slow or programs_of(seed, few) < many) and holds(few):
+                thin = few
+                break
     return thin
 
 
