@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 
 from tilewright.fitness.intervals import Ratio, student_95
@@ -39,17 +40,15 @@ Curve = Sequence[float]
 @dataclass(frozen=True)
 class LossTest:
     """``difference``: of the means, changed less original, with ``half_width`` of its interval; ``spread``: of the
-    starts; ``late``: what the noise of the gradients explains. All in units of the loss."""
+    starts; ``late``: what the noise of the gradients explains. ``error``: of the difference by what last bits change;
+    ``spread`` is what chance explains then. All in units of the loss."""
 
     difference: float
     half_width: float
     spread: float
     late: float
     floor: float = 0.0
-    bits: float = 0.0
-    """What chance explains where the last bit of every parameter is changed."""
     error: float = 0.0
-    """The standard error of the difference there."""
 
     @property
     def most(self) -> float:
@@ -58,7 +57,7 @@ class LossTest:
 
     @property
     def allowed(self) -> float:
-        return max(self.spread + self.late + self.bits, self.floor)
+        return max(self.spread + self.late, self.floor)
 
     @property
     def passes(self) -> bool:
@@ -70,10 +69,9 @@ class LossTest:
         return not self.passes or self.most <= self.late + self.error
 
     def __str__(self) -> str:
-        chance = f"chance explains {self.bits:.2g}, as the last bit of every parameter tells,"
-        spread = f"the original's starts spread by {self.spread:.2g}"
+        what = "chance, as last bits tell, explains" if self.error else "the original's starts spread by"
         return (
-            f"{self.difference:+.4g} +- {self.half_width or self.error:.2g} where {chance if self.error else spread} "
+            f"{self.difference:+.4g} +- {self.half_width or self.error:.2g} where {what} {self.spread:.2g} "
             f"and the noise of the gradients explains {self.late:.2g}"
         )
 
@@ -114,11 +112,9 @@ def _of_part(
     count, width = len(differences), 0.0
     share = 1 / math.sqrt(1 + 10 ** (-db / 10))
     late = LATE * statistics.fmean(abs(_late(curve, begin, share)) for curve in original) if trains else 0.0
-    if (
-        nudged
-    ):  # of three alike runs, one is from the others' mean by 3 / 4 of the variance of their difference
+    if nudged:  # a run alike is from the mean of two by 3 / 4 of the variance of their difference
         error = math.sqrt(0.75 / count) * statistics.stdev(b - a for a, b in zip(own, other, strict=True))
-        return LossTest(statistics.fmean(differences), 0.0, 0.0, late, bits=LOOKS[count] * error, error=error)
+        return LossTest(statistics.fmean(differences), 0.0, LOOKS[count] * error, late, error=error)
     if count > 1:
         width = student_95(count - 1) * statistics.stdev(differences) / count**0.5
     floor = 0.0 if trains else FIXED_SHARE * max(abs(v) for curve in original for v in curve)
@@ -128,12 +124,8 @@ def _of_part(
 
 def _late(curve: Curve, begin: int, share: float) -> float:
     """Mean difference, from step ``begin`` on, of a run that comes as far as this one at ``share`` of its steps."""
-    places = [(min(int(share * n), len(curve) - 2), share * n, curve[n]) for n in range(begin, len(curve))]
-    if len(curve) < 2:
-        return 0.0
-    return statistics.fmean(
-        curve[n] + (at - n) * (curve[n + 1] - curve[n]) - value for n, at, value in places
-    )
+    places = numpy.arange(len(curve))
+    return float((numpy.interp(share * places, places, curve) - curve)[begin:].mean())
 
 
 LOSS_STEPS, INTERPRETED_STEPS, SAMPLED = 20, 4, 1 << 24
