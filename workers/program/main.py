@@ -1,6 +1,5 @@
 """``python -m tilewright.workers.program.main REQUEST ANSWER``: runs a program and writes what was found."""
 
-import ast
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tilewright.fitness.original import data_of
 from tilewright.library.launch_replacement import Option, Replacement, Winner
 from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
@@ -136,9 +136,7 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: 
 def _winner_of(path: Path) -> Winner:
     """The function that a winner's module stands for, whose text alone is read. Raises BadStep."""
     try:
-        body = ast.parse(path.read_text("utf-8")).body
-        found = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SERVED"]
-        served = ast.literal_eval(found[-1])
+        served = data_of(path.read_text("utf-8"), "SERVED") or {}
         (_, _, module, name), _ = served["original"], served["winner"]
     except (SyntaxError, LookupError, TypeError, ValueError) as error:
         why = f"no winner's module, or of an earlier tilewright: {reason(error)}; tune the function again"
