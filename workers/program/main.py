@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,11 +163,10 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
 def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:
     """Seconds of the step that the launches of a function save by their searches, by the function's label."""
     seconds = {row["launch"]: row["seconds"] for row in recorded.data["rows"]}
-    worth: dict[str, float] = {}
+    worth: dict[str, float] = defaultdict(float)
     for outcome in found:
-        label = f"{outcome.launch.module}.{outcome.launch.name}"
         saved = seconds.get(outcome.launch.number, 0.0) * (1 - 1 / outcome.gain)
-        worth[label] = worth.get(label, 0.0) + saved
+        worth[f"{outcome.launch.module}.{outcome.launch.name}"] += saved
     return worth
 
 
