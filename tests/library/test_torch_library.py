@@ -78,6 +78,7 @@ def test_compiles_into_one_graph_with_its_gradient(answers):
         "a fallback within a compiled graph warns, too"
     )
     assert set(found["opcheck"].values()) == {"SUCCESS"}, found["opcheck"]
+    assert found["kept"] == 3, "of two layers that read one tensor: it once, and the two weights"
 
 
 def test_modules_under_autocast_checkpointing_and_accumulation(answers):
