@@ -96,7 +96,10 @@ def display_picture(journal: Journal, path: Path) -> None:
 
     data = load(journal)
     console = Console(record=True, width=112, force_terminal=True, file=io.StringIO())
-    console.print(LiveDisplay(console).frozen(data.facts, snapshot(data, journal.path)))
+    display = LiveDisplay(console)
+    display.start(data.facts)
+    display.update(snapshot(data, journal.path))
+    display.stop()
     drawing = console.export_svg(title=f"tilewright watch {data.facts.get('id', '')}")
     with browser_page(1400, 900) as browser:
         browser.page.set_content(f"<body style='margin:0'>{drawing}</body>")
