@@ -133,7 +133,7 @@ class Option(Counted):
 
     option: str
     value: int
-    known: frozenset[Signature] = frozenset()
+    known: Collection[Signature] = ()
     pinned: bool = field(default=False, init=False, repr=False)
 
     @property
