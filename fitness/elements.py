@@ -278,9 +278,9 @@ def turned_too_far(
 
     ``scales``: of both, e8m0 codes (uint8) over equal blocks of the last axis. Arrays of the same shapes and dtypes.
     """
-    other, scale = differing(codes, wanted_codes), scales
+    other, scale = differing(codes, wanted_codes), None
     if scales is not None:
-        scale = tuple(np.repeat(s.reshape(-1), codes.size // max(s.size, 1)) for s in scales)
+        scale = [np.repeat(s.reshape(-1), codes.size // max(s.size, 1)) for s in scales]
         other |= scale[0] != scale[1]
     places = np.flatnonzero(other)
     found, wanted = (array.reshape(-1)[places].astype(np.float64) for array in (codes, wanted_codes))
