@@ -3,7 +3,7 @@
 import pytest
 from ray._private import worker
 
-from testkit.pool import FAMILY, drain, genome, pool_settings
+from testkit.pool import drain, genome, pool_settings
 from tilewright.evolve.record.home import LOGBOOK, logbook
 from tilewright.fitness.evaluation import Verdict
 from tilewright.workers.cluster.evaluator import Evaluator
@@ -13,20 +13,6 @@ from tilewright.workers.cluster.pool import MEASURING_THREADS, MODELLING_THREADS
 from tilewright.workers.cluster.ray_pool import RayPool
 from tilewright.workers.cluster.ray_start import keep_lines
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable
-
-
-@pytest.mark.slow  # without Ray: the threads below, and tests/faults
-def test_faults_are_retried_and_then_reported_never_held_against_the_genome():
-    """An operator that is not there fails in the worker's constructor, every time."""
-    broken = RayPool(pool_settings(operator=f"{FAMILY}/nowhere", count=1))
-    broken.start()
-    try:
-        broken.submit(Job(7, genome(), 1))
-        done = drain(broken, 1)
-    finally:
-        broken.close()
-    assert done[7].verdict is Verdict.INFRA_ERROR
-    assert broken.retried == RETRIES
 
 
 def test_a_cluster_that_is_not_there_is_named():
@@ -79,8 +65,13 @@ def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(fault, monkey
 
 def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(tmp_path, capsys):
     """What Ray's listener does with the news of a lost node."""
-    keep_lines()
+    said: list[str] = []
+    keep_lines(said.append)
+    lost = "The node with node id: ed80d5 and address: 10.0.0.7 and node name: a has been marked dead because"
     with logbook(tmp_path):
-        worker.print_to_stdstream({"lines": ["[state-dump] x"], "pid": "raylet", "is_err": False}, False)
+        worker.print_to_stdstream(
+            {"lines": ["[state-dump] x", lost], "pid": "raylet", "is_err": False}, False
+        )
     assert "[state-dump] x" in (tmp_path / LOGBOOK).read_text()
+    assert said == ["warning: the cluster lost its node 10.0.0.7; its evaluations run again elsewhere"]
     assert not "".join(capsys.readouterr())

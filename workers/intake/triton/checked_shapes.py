@@ -1,5 +1,6 @@
 """Small shapes that a kernel module is checked on: of the same kind as the call's, and several tiles long."""
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ RUN_GOAL = 0.15
 
 TOO_SLOW, MOST_LATE = "more than", 2
 """Beginning of a reason, and the shapes that may take longer before no further ones are tried."""
+
+OUTSIDE = "a kernel reads outside its tensors"
 
 SHAPES_SECONDS, SLOW_SECONDS = 60.0, 3.0
 """Of a processor, after which one shape will do, and which runs on the shapes may take together: each is run for every
@@ -77,10 +80,13 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
 
     tiles = [k.default for k in seed.text.knobs if k.name not in NO_TILES]
 
+    def few_of(small: Mapping[str, int]) -> dict[str, int]:
+        return thinned(seed, dict(small), holds, None)
+
     def fits(small: Mapping[str, int]) -> bool:
         """Whether a shape of several tiles is small enough for the interpreter."""
-        few = site.elements(small) <= LOOPED_ELEMENTS
-        return few and programs_of(seed, small) <= MOST_PROGRAMS
+        few = few_of(small)
+        return site.elements(few) <= LOOPED_ELEMENTS and programs_of(seed, few) <= MOST_PROGRAMS
 
     def refused(small: dict[str, int], most: float) -> str:
         """Why a shape is not checked, in so many seconds of a processor; empty where it was added to ``found``."""
@@ -99,14 +105,14 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
             return first_line(error)
         reason = wrong(outputs, answers, site.operands)
         if outside and small != dims:
-            reason = "a kernel reads outside its tensors"
+            reason = OUTSIDE
         if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
             reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
         if not reason:
             found.append(CheckedShape(small, inputs, answers, outputs, small in wide, seconds))
         return reason
 
-    wide = list(filter(fits, looped(dims, tiles, holds, fits)))
+    wide = [few_of(small) for small in looped(dims, tiles, holds, fits) if fits(small)]
     late: list[dict[str, int]] = []
     last = last_resorts(dims)
     heavy = False
@@ -142,6 +148,14 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
     return found
 
 
+def may_be_joined(dims: Mapping[str, int], shapes: Sequence[CheckedShape], notes: Sequence[str]) -> bool:
+    """Whether two dimensions of one size have one size in all these shapes as well, and at others the kernel reads
+    outside its tensors."""
+    alike = [pair for pair in itertools.combinations(dims, 2) if dims[pair[0]] == dims[pair[1]]]
+    equal = any(all(shape.dims[n] == shape.dims[m] for shape in shapes) for n, m in alike)
+    return equal and any(note.endswith(OUTSIDE) for note in notes)
+
+
 def joined_reasons(reasons: Mapping[str, str]) -> str:
     """Reasons by shape as one text: each once, and the number of those left out."""
     shapes: dict[str, list[str]] = {}
@@ -156,15 +170,19 @@ def thinned(
     seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool], slow: bool | None
 ) -> dict[str, int]:
     """The shape, with fewer elements where it would launch many programs, or where others were too ``slow``, if the
-    recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has."""
+    recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has. Of
+    heads that share those of another axis, both are made fewer."""
     thin = dict(small)
     for place, name in enumerate(list(small)[:-1]):
-        many, few = programs_of(seed, thin), {**thin, name: min(small[name], THIN[place % len(THIN)])}
+        many, size = programs_of(seed, thin), min(small[name], THIN[place % len(THIN)])
         if slow is False and many <= MOST_PROGRAMS:
             break
-        own = programs_of(seed, few) * small[name] == many * few[name] and few != thin
-        if (own if slow is None else slow or programs_of(seed, few) < many) and holds(few):
-            thin = few
+        shared = [n for n in small if 1 < small[n] < small[name] and seed.site.dims[0][name] % small[n] == 0]
+        for few in ({**thin, name: size}, *({**thin, name: size + size % 2, n: 2} for n in shared)):
+            own = programs_of(seed, few) * thin[name] == many * few[name] and few != thin
+            if (own if slow is None else slow or programs_of(seed, few) < many) and holds(few):
+                thin = few
+                break
     return thin
 
 
