@@ -22,7 +22,8 @@ CALLS = {
     'maker(factor=3)["tripled"]': "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
     "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
     "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", "together": "f32[30, 20], f32[]",
-    "heads": "f32[32, 200, 16], f32[8, 200, 16]", "moved": "f32[30, 32]", "by_assembly": "f32[30, 20]", "clocked": "f32[30, 20]",
+    "heads": "f32[32, 200, 16], f32[8, 200, 16]", "moved": "f32[30, 32]", "by_assembly": "f32[30, 20]",
+    "clocked": "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """
