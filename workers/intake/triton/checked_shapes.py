@@ -16,6 +16,7 @@ from tilewright.workers.intake.triton.call_site import Seed
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, TooSlow
 from tilewright.workers.intake.triton.knob_evidence import blanks, launch_arguments
 
+MOST_SHAPES = 3
 MOST_REASONS = 3
 """Reasons that are shown of a kernel that agrees at no shape."""
 
@@ -34,8 +35,6 @@ RUN_GOAL = 0.15
 
 TOO_SLOW, MOST_LATE = "more than", 2
 """Beginning of a reason, and the shapes that may take longer before no further ones are tried."""
-
-OUTSIDE = "a kernel reads outside its tensors"
 
 SHAPES_SECONDS, SLOW_SECONDS = 60.0, 3.0
 """Of a processor, after which one shape will do, and which runs on the shapes may take together: each is run for every
@@ -105,7 +104,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
             return first_line(error)
         reason = wrong(outputs, answers, site.operands)
         if outside and small != dims:
-            reason = OUTSIDE
+            reason = "a kernel reads outside its tensors"
         if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
             reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
         if not reason:
@@ -117,7 +116,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
     last = last_resorts(dims)
     heavy = False
     left = deque([*wide, *ladder(dims, _rank(seed), holds)])
-    while left and len(found) < 3 and len(late) <= MOST_LATE:
+    while left and len(found) < MOST_SHAPES and len(late) <= MOST_LATE:
         plain = left.popleft()
         few = thinned(seed, plain, holds, None) if heavy else plain
         small = plain if plain in wide else thinned(seed, few, holds, bool(late) and few == plain)
@@ -148,12 +147,11 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
     return found
 
 
-def may_be_joined(dims: Mapping[str, int], shapes: Sequence[CheckedShape], notes: Sequence[str]) -> bool:
-    """Whether two dimensions of one size have one size in all these shapes as well, and at others the kernel reads
-    outside its tensors."""
+def may_be_joined(dims: Mapping[str, int], shapes: Sequence[CheckedShape]) -> bool:
+    """Whether these are few, and two dimensions of one size have one size in all of them as well."""
     alike = [pair for pair in itertools.combinations(dims, 2) if dims[pair[0]] == dims[pair[1]]]
     equal = any(all(shape.dims[n] == shape.dims[m] for shape in shapes) for n, m in alike)
-    return equal and any(note.endswith(OUTSIDE) for note in notes)
+    return equal and len(shapes) < MOST_SHAPES
 
 
 def joined_reasons(reasons: Mapping[str, str]) -> str:

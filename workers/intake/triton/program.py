@@ -329,7 +329,7 @@ def _seed_with_shapes(
     if isinstance(shapes, str):
         raise Refusal(str(first))
     before = site.operands, site.dims
-    for other in _joined(site, seed.text) if may_be_joined(site.dims[0], shapes, notes) else ():
+    for other in _joined(site, seed.text) if may_be_joined(site.dims[0], shapes) else ():
         own, own_notes = seed_of(site, other), list(other.notes)
         found = checked_shapes(own, own_notes, patience)
         if isinstance(found, str) or len(found) <= len(shapes):
