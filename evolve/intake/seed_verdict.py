@@ -29,6 +29,7 @@ from tilewright.workers.intake.judge.inputs import family
 from tilewright.workers.intake.operator import LEAST_CODES
 
 if TYPE_CHECKING:
+    from tilewright.evolve.campaign.config import CampaignConfig
     from tilewright.evolve.run import CampaignOutcome
 
 _IN_PLACE = re.compile(r"\.dot\(([^=()]*,){2}[^=()]*\)|\.dot\(.*\bacc=")
@@ -53,12 +54,8 @@ NOISE = 2.0**-12
 
 
 def seed_failure(
-    request: Request,
-    answer: MutableMapping[str, Any],
-    target: Target,
-    device: WarmDevice | None,
-    seed: int = 0,
-) -> str:
+    request: Request, answer: MutableMapping[str, Any], target: Target, device: WarmDevice | None, seed: int = 0
+) -> str:  # fmt: skip
     """Why a campaign refuses the function that was read in; empty where it starts.
 
     A device treats what is no number or no normal one by its own ways, and sums in other orders than the interpreter:
@@ -75,35 +72,35 @@ def seed_failure(
             plain = [reading for reading in failed if not _removable(answer, reading)]
             before, settled = copy.deepcopy(answer["results"]), False
             for reading in plain or failed:
-                if plain or (
-                    _removable(answer, reading) and answer["results"] == before
-                ):  # else they may pass now
+                # by changed bounds the others may pass now
+                if plain or (_removable(answer, reading) and answer["results"] == before):
                     settled |= _settled(answer, reading, target)
             if not settled:
                 return failure_text(evaluation)
 
 
 def run_settled(
-    run: Callable[[WarmDevice | None], CampaignOutcome], request: Request, answer: MutableMapping[str, Any],
-    target: Target, where: Path, device: WarmDevice | None, say: Callable[[str], None], seed: int = 0,
+    config: CampaignConfig, home: Path, request: Request, answer: MutableMapping[str, Any], target: Target, where: Path,
+    device: WarmDevice | None, say: Callable[[str], None],
 ) -> CampaignOutcome:  # fmt: skip
-    """A campaign on the folder ``where``; of a seed that fails once more, if it starts after ``seed_failure``.
-    Raises what ``run`` raises."""
+    """A campaign on the folder ``where``; of a seed that fails once more, if it starts after ``seed_failure``. Raises
+    UserError."""
+    from tilewright.evolve.run import run
+    from tilewright.evolve.show.display import make_display
+
     known = len(answer["notes"])
     try:
-        return run(device)
+        return run(config, home, make_display(), device)
     except SeedFailed as first:
         with device_for(target) as other:  # the campaign closed its own
-            if why := seed_failure(request, answer, target, other, seed):
-                text = str(first).removesuffix(".")
-                raise SeedFailed(
-                    f"{text}; judged by its own error and without such inputs, it {why}."
-                ) from first
+            if why := seed_failure(request, answer, target, other, config.seed):
+                text = f"{str(first).removesuffix('.')}; judged by its own error and without such inputs, it {why}."
+                raise SeedFailed(text) from first
             for note in answer["notes"][known:]:
                 say(f"  note       {note}")
             write_operator(answer.get("asked", request), answer, where)
             forget(where)
-            return run(other)
+            return run(config, home, make_display(), other)
 
 
 def _bar(dtype: str, value: float) -> float:
@@ -161,13 +158,8 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
 
 
 def _evaluation(
-    request: Request,
-    answer: Mapping[str, Any],
-    target: Target,
-    device: WarmDevice | None,
-    home: Path,
-    seed: int,
-) -> Evaluation | str:
+    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path, seed: int
+) -> Evaluation | str:  # fmt: skip
     """The seed's, as a campaign makes it; a text where there is none."""
     request = answer.get("asked", request)
     where = home / f"{request.name}_tuned"

@@ -140,28 +140,31 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
     )
     answer["kinds"] = [*answer["kinds"]]
 
-    def campaign(_):
-        config = tune.config_of(request, TARGET, where, {"mlflow.enabled": False})
+    config = tune.config_of(request, TARGET, where, {"mlflow.enabled": False})
+
+    def campaign(config, *_):
         seen.append(len(resolve(config).operator.input_kinds))
         if len(seen) == 1:
             raise SeedFailed("it fails")
 
     monkeypatch.setattr(seed_verdict, "device_for", lambda _: contextlib.nullcontext())
     gpu = SimpleNamespace(interpreted=interpreted, part=None)
-    run_settled(campaign, request, answer, gpu, where, None, print)
+    monkeypatch.setattr("tilewright.evolve.run.run", campaign)
+    run_settled(config, tmp_path, request, answer, gpu, where, None, print)
     assert seen[0] > seen[1] == 1
 
 
 def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(seed_verdict, "seed_failure", lambda *_: "fails its own gate: at o1")
 
-    def campaign(_):
+    def campaign(*_):
         raise SeedFailed("seeds: seed fails its own gate: at o0.")
 
     monkeypatch.setattr(seed_verdict, "device_for", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("tilewright.evolve.run.run", campaign)
     gpu, answer = SimpleNamespace(interpreted=False, part=None), {"notes": []}
     with pytest.raises(SeedFailed, match=r"at o0; judged .*, it fails its own gate: at o1\.$"):
-        run_settled(campaign, None, answer, gpu, tmp_path, None, print)
+        run_settled(SimpleNamespace(seed=0), tmp_path, None, answer, gpu, tmp_path, None, print)
 
 
 def _in_14_bits(a, b):

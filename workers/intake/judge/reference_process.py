@@ -52,9 +52,7 @@ def main() -> None:
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     believed: set[str] = set()
     reader = FrameReader(LIMIT)
-    if sys.argv[2:] and sys.argv[2].startswith(
-        f"{SELF}:"
-    ):  # what it is compared with takes seconds to start, too
+    if "".join(sys.argv[2:]).startswith(f"{SELF}:"):  # what it is compared with takes seconds to start, too
         begun_process(triton=True)
     try:
         send(_ready(device))
