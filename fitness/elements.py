@@ -9,7 +9,7 @@ near that of rounding the reference, too: an accumulator of 8 bits is 2 dB below
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -221,35 +221,16 @@ def _leans(error: np.ndarray, wanted: np.ndarray, room: np.ndarray, around: np.n
 
 
 def _one_way(output: np.ndarray, wanted: np.ndarray, most: float) -> str | None:
-    """What is wrong with a 16-bit output most of whose rows and columns are off one way, up or down, or towards zero or
-    away, as where it is cut and not rounded: by more than ``most`` of a last place, in the mean. Few distinct values
-    may well be."""
-    ends = ml_dtypes.finfo(output.dtype)
-    least, top = (int(np.array(end, output.dtype).view(np.int16)) for end in (ends.tiny, ends.max))
+    """What is wrong with a 16-bit output of which more than the share ``most`` turns one way in the balance, along rows
+    and along columns: it is cut and not rounded. Few distinct values may well turn so."""
+    found = output.reshape(wanted.shape)
     with np.errstate(all="ignore"):
-        rounded = wanted.astype(output.dtype)
-    codes, due = (
-        np.ascontiguousarray(a).view(np.int16).reshape(wanted.shape).astype(np.int32)
-        for a in (output, rounded)
-    )
-    size = due & 0x7FFF
-    usual = (size >= least) & (size < top) & ((codes ^ due) >= 0)
-    away = np.where(usual, np.clip((codes & 0x7FFF) - size, -1, 1), 0)
-    for ways in (away, np.where(due < 0, -away, away)):
-        lean = abs(float(ways.sum())) / max(1, int(np.count_nonzero(usual)))
-        if (
-            lean > most
-            and all(map(_agree, (ways.sum(0), ways.sum(1))))
-            and len(np.unique(wanted)) >= DISTINCT
-        ):
-            return f"errors go one way by {lean:.2g} of a last place"
+        normal = np.abs(wanted) >= float(ml_dtypes.finfo(output.dtype).tiny)
+        rounded = np.where(normal, wanted.astype(output.dtype), found)
+    for what, count, sums in _turned(found, rounded):
+        if count > most * found.size and all(map(_agree, sums)) and len(np.unique(wanted)) >= DISTINCT:
+            return f"errors go one way, {what}, by {count / found.size:.2g} of a last place"
     return None
-
-
-def _agree(sums: np.ndarray) -> bool:
-    """Whether these have one sign by more than chance."""
-    signs = np.sign(sums[sums != 0])
-    return len(signs) >= FEW and abs(float(signs.sum())) > CHANCE * math.sqrt(len(signs))
 
 
 def _surely_explained(found: np.ndarray, wanted: np.ndarray, dtype: np.dtype, allowed: Allowance) -> bool:
@@ -293,19 +274,31 @@ def turned_one_way(codes: np.ndarray, wanted: np.ndarray) -> str | None:
 
     Rows and columns count, each with what most of its elements do: what a row's scale is off by turns all of its ties.
     """
+    for what, _, sums in _turned(codes, wanted):
+        if any(map(_agree, sums)):
+            return f"codes that differ do so one way, {what}"
+    return None
+
+
+def _turned(codes: np.ndarray, wanted: np.ndarray) -> Iterator[tuple[str, float, list[np.ndarray]]]:
+    """Of what differs from the reference: a way that it may go, how many more elements do so than do not, and the same
+    by column and row."""
     if codes.dtype.kind == "b" or codes.ndim < 1:
-        return None
-    columns = codes.shape[-1]
+        return
     places = np.flatnonzero(differing(codes, wanted))
     found, due = (array.reshape(-1)[places].astype(np.float64) for array in (codes, wanted))
     with np.errstate(all="ignore"):
         up = np.nan_to_num(np.sign(found - due))
         away = up * np.nan_to_num(np.sign(due))
+    lines = (places % codes.shape[-1], places // codes.shape[-1]) if places.size else ()
     for ways, what in ((up, "up or down"), (away, "towards zero or away from it")):
-        for lines in (places % columns, places // columns) if places.size else ():
-            if _agree(np.bincount(lines, ways)):
-                return f"codes that differ do so one way, {what}"
-    return None
+        yield what, abs(float(ways.sum())), [np.bincount(some, ways) for some in lines]
+
+
+def _agree(sums: np.ndarray) -> bool:
+    """Whether these have one sign by more than chance."""
+    signs = np.sign(sums[sums != 0])
+    return len(signs) >= FEW and abs(float(signs.sum())) > CHANCE * math.sqrt(len(signs))
 
 
 def turned_too_far(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tilewright.evolve.run import CampaignOutcome
 
 _IN_PLACE = re.compile(r"\.dot\(([^=()]*,){2}[^=()]*\)|\.dot\(.*\bacc=")
-_LEAN = re.compile(r"errors go one way by (\S+) of")
+_LEAN = re.compile(r"errors go one way, .* by (\S+) of")
 _CUT = 2.0**-16
 """Share of a sum of one sign that a product loses, at most: what is added is cut to 2^-13 of the largest addend."""
 

@@ -120,7 +120,7 @@ def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own_and_others_may
     assert settled("o0", 48.5) and rows[0][3] == 45.5  # another kind's own
     assert not settled("o0", 44.0) and not settled("o0", 53.0, "element [0] is zero")
     assert settled("o1", 0.9995, one_way) and rows[1][6] == pytest.approx(0.001)
-    lean = "errors go one way by 0.5 of a last place"
+    lean = "errors go one way, towards zero or away from it, by 0.5 of a last place"
     assert settled("o0", 52.0, lean) and rows[0][6] == 1.0 and not settled("o0", 52.0, lean)
     assert not settled("o1", 0.9995, one_way) and not settled("o1", 0.99)
     assert settled("o1", 0.998) and rows[1][6] == pytest.approx(0.004)

@@ -128,7 +128,11 @@ def test_an_answer_that_is_cut_and_not_rounded_is_refused_where_noise_alone_says
                 ).gates
                 reading = read_gates(gates, {"o0": found}, {"o0": {"o0": due}}, "randn")[0]
                 said.append(reading.passed or reading.detail)
-        assert said == [*[True] * 6, "errors go one way by 0.5 of a last place", True]
+        assert said == [
+            *[True] * 6,
+            "errors go one way, towards zero or away from it, by 0.5 of a last place",
+            True,
+        ]
 
 
 def _refused(found, wanted, bound):
