@@ -80,21 +80,21 @@ class DeviceOracle:
 
     def _answer(self, question: Frame) -> Frame:
         """Raises RuntimeError where none comes, OSError where no process can be made."""
-        process = self._started(str(question.data["operator"]["reference"]))
+        process = self._started()
         with exclusive(self._identity):
             assert process.stdin is not None
             process.stdin.write(encode(question))
             process.stdin.flush()
             return self._heard(process, ANSWER_SECONDS)
 
-    def _started(self, reference: str) -> subprocess.Popen[bytes]:
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._closed:
             raise RuntimeError("it is closed")
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._reader = FrameReader(_LIMIT)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tilewright.workers.intake.judge.reference_process", "cuda", reference],
+            [sys.executable, "-m", "tilewright.workers.intake.judge.reference_process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=own_environment(),
         )  # fmt: skip
         ready = self._heard(self._process, START_SECONDS)

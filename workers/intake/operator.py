@@ -309,8 +309,7 @@ class SampledOperator(TakenOperator):
         ):  # an interpreter is never soon done
             return None
         plain = pickle.dumps(dataclasses.replace(self, kernels={}))
-        text = base64.b64encode(plain).decode()
-        return {"operator": text, "workload": workload.id, "reference": self.reference}
+        return {"operator": base64.b64encode(plain).decode(), "workload": workload.id}
 
 
 def thinned(
