@@ -59,14 +59,13 @@ _WAIT_SECONDS = 0.25
 """Between two tries to claim the champion."""
 
 
-def in_background(task: Callable[[], None]) -> Future[None]:
+def in_background(task: Callable[..., object], *given: object) -> Future[object]:
     """Done by a thread, while other processes work. It ends with the process."""
-    future: Future[None] = Future()
+    future: Future[object] = Future()
 
     def run() -> None:
         try:
-            task()
-            future.set_result(None)
+            future.set_result(task(*given))
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for
             future.set_exception(error)
 
@@ -107,7 +106,7 @@ class MeasuredCascade(Cascade):
         self._pace = pace
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
-        self._due: list[Future[None]] = []
+        self._due: list[Future[object]] = []
         """Computes the right answers of a candidate's inputs while other processes compile it."""
 
     def close(self) -> None:
@@ -123,10 +122,7 @@ class MeasuredCascade(Cascade):
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
         if not self._pallas:
             wait(self._due)  # of an evaluation that ended early
-            self._due = [
-                in_background(lambda: gates.prepare(request)),
-                in_background(lambda: screen.prepare(request)),
-            ]
+            self._due = [in_background(gates.prepare, request), in_background(screen.prepare, request)]
             gates.due, screen.due = (future.result for future in self._due)
         race = RaceStage([screen], _descriptors)
         stage, failure = run_steps([*steps, gates, race], request, found, on_stage)

@@ -77,7 +77,7 @@ class GateStage:
         """``kinds``: of inputs on the checked shape at a position; None: as a campaign deals them."""
         self._station = station
         self._kinds = kinds or _kinds
-        self.due: Callable[[], None] = nothing_due
+        self.due: Callable[[], object] = nothing_due
 
     def prepare(self, request: Request) -> None:
         """Compute what is due, for which ``run`` waits with ``due`` where another thread does this."""
@@ -144,7 +144,7 @@ class ScreenStage:
     def __init__(self, station: Station, samples: Samples) -> None:
         self._station = station
         self._samples = samples
-        self.due: Callable[[], None] = nothing_due
+        self.due: Callable[[], object] = nothing_due
 
     def prepare(self, request: Request) -> None:
         """Compute what is due at sampled places, for which ``run`` waits with ``due``."""
