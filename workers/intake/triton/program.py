@@ -36,7 +36,7 @@ from tilewright.workers.intake.child_program import (
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
-from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, OwnAnswers
+from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import LARGE, Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
@@ -264,7 +264,7 @@ def seed_of(site: CallSite, text: KernelModule) -> Seed:
     )
     if site.reference == SELF:
         return Seed(site, text, module, own, interpreter)
-    oracle = CompletedOracle(Oracle(site.judge, site.reference_calls()), own)
+    oracle = CompletedOracle(site.judge, site.reference_calls(), own=own)
     return Seed(site, text, module, oracle, interpreter)
 
 
@@ -458,7 +458,7 @@ def made_parameters(site: CallSite) -> list[str]:
 def _rest(seed: Seed) -> list[str]:
     """How the original kernel is called for the results that the reference does not compute, and in which precision."""
     oracle = seed.reference
-    if isinstance(oracle, CompletedOracle) and oracle.completed:
+    if isinstance(oracle, CompletedOracle) and oracle.own and oracle.completed:
         return [oracle.own.call, oracle.own.precision]
     return []
 
