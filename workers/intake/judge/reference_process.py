@@ -8,13 +8,13 @@ there what it says on the host, of a small shape; the original kernel is what it
 """
 
 import base64
+import dataclasses
 import functools
 import json
 import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,9 @@ import torch
 
 from tilewright.seeds.sampled import kind_tables, sampling
 from tilewright.workers.child.frames import Frame, FrameReader, sender
-from tilewright.workers.intake.judge.reference import function_of, is_jax, run_reference
+from tilewright.workers.intake.judge.reference import LAUNCHED, function_of, is_jax, run_reference
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import SampledOperator
-from tilewright.workers.runners import bare_module
 from tilewright.workers.runners.triton.tensors import DeviceElements, to_torch
 
 LIMIT = 1 << 20
@@ -85,7 +84,9 @@ def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
         base64.b64decode(asked["operator"])
     )  # of the process that began this one
     own, _, path = operator.reference.partition(":")
-    function = _launched(path) if own == SELF else function_of(operator.reference)
+    if own == SELF:
+        operator = dataclasses.replace(operator, reference=f"{LAUNCHED}:{path}")
+    function = function_of(operator.reference)
     if is_jax(function):
         raise Unlike("a reference that speaks JAX runs on the host")
     key = json.dumps(asked, sort_keys=True)
@@ -101,13 +102,6 @@ def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
     for name, axes in sample.where.items():
         arrays.update({f"where/{name}/{n}": np.asarray(axis) for n, axis in enumerate(axes)})
     return Frame("sampled", {"axes": {name: len(axes) for name, axes in sample.where.items()}}, arrays)
-
-
-@functools.cache
-def _launched(path: str) -> Callable[..., Any]:
-    """An original kernel's module, with its defaults."""
-    module = bare_module.execute(Path(path).read_text(encoding="utf-8"), SELF, path)
-    return lambda **inputs: module.launch(inputs, dict(module.DEFAULTS))
 
 
 def _compare(operator: SampledOperator, function: Callable[..., Any], device: str) -> None:
