@@ -6,8 +6,8 @@ Jobs (all with ``entries`` [{id, ...}]):
 ``time``: ``workloads``, ``seed``, ``rounds``, ``calls``, ``calls_of`` {workload: calls} (optional, instead of
     ``calls``), ``pace`` {workload: seconds} (optional), ``kinds`` {workload: [kind]} (optional), arrays
     ``table/operand`` of ``tables`` [operand] (see ``seeds.sampled``) or ``workload/operand``, and
-    ``where/workload/output/axis``; for each kind ``workload/kind/operand`` and ``where/workload/kind/output/axis``, on
-    which every entry is called once before it is timed.
+    ``where/workload/output/axis``; for each kind ``workload/kind/operand``, on which every entry is called once before
+    it is timed.
     One ``timed`` per workload: times of every entry in every round, host seconds, wall seconds, and what the
     outputs of one timed call of each entry hold at the places asked for.
 Any job: ``alive`` frames in between, as signs of life; one ``error`` {phase, type, message, spoiled, entry} ends it.
@@ -29,7 +29,7 @@ from tilewright.workers.runners.triton.tensors import (
     Operands,
     Sampler,
     Tensors,
-    to_numpy,
+    to_arrays,
     to_torch,
 )
 
@@ -119,7 +119,7 @@ class TorchDevice(DeviceRunner):
                 state["phase"] = "launch"
                 before = self._checksums.of(tensors)
                 made = call.guarded(canaries)
-                outputs = {name: to_numpy(tensor) for name, tensor in made.items()}
+                outputs = to_arrays(made)
                 self._keep(canaries, made)
                 changed = self._checksums.of(tensors) != before
                 data = {"workload": workload["id"], "kind": kind, "inputs_changed": changed}
@@ -154,7 +154,7 @@ class TorchDevice(DeviceRunner):
         rounds, count = (1, 1) if brief else (int(job.data["rounds"]), most)
         entries, sampler = job.data["entries"], Sampler(job, workload, self._device)
         times: list[list[list[float]]] = [[] for _ in calls]
-        host, wall, arrays = [0.0] * len(calls), [0.0] * len(calls), {}
+        host, wall, seen = [0.0] * len(calls), [0.0] * len(calls), {}
         kinds = job.data.get("kinds", {}).get(workload["id"], ())
         for place, call in enumerate(calls):
             state["entry"] = entries[place]["id"]
@@ -163,9 +163,9 @@ class TorchDevice(DeviceRunner):
                 tensors = self._operands.of(job, workload, kind)
                 guarded = self._call(job, entries[place], workload, tensors).guarded
                 outputs = guarded(canaries := Canaries(fill, self._kept), rest)
-                values = Sampler(job, workload, self._device, kind).values(outputs)
+                values = sampler.values(outputs)
                 self._keep(canaries, outputs)
-                arrays.update({f"{place}/{kind}/{name}": to_numpy(v) for name, v in values.items()})
+                seen.update({f"{place}/{kind}/{name}": value for name, value in values.items()})
                 rest = nothing
             if not kinds:
                 call.guarded(Canaries(), rest)
@@ -181,9 +181,7 @@ class TorchDevice(DeviceRunner):
                 self._say_alive(answer)
                 if number == rounds - 1:
                     call.inspect()
-                    arrays.update(
-                        {f"{place}/{name}": to_numpy(values) for name, values in burst.kept.items()}
-                    )
+                    seen.update({f"{place}/{name}": value for name, value in burst.kept.items()})
                     host[place], wall[place] = burst.host, burst.wall
         data = {
             "workload": workload["id"],
@@ -192,7 +190,7 @@ class TorchDevice(DeviceRunner):
             "wall_seconds": wall,
             "brief": brief,
         }
-        return Frame("timed", data, arrays=arrays)
+        return Frame("timed", data, arrays=to_arrays(seen))
 
 
 def _keeper(sampler: Sampler, call: Call) -> Callable[[Any], Tensors]:
