@@ -90,10 +90,7 @@ def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """The same bits as an array of the dtype of that name."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    raw, bits = _RAW[tensor.element_size()]
-    plain = tensor.detach().cpu().contiguous().view(bits).numpy().view(raw)
-    return plain.view(dtype_named(name))
+    return to_arrays({"": tensor})[""]
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
@@ -114,7 +111,8 @@ class Checksums:
         self._salt = int.from_bytes(os.urandom(4)) | 1
         self._device = device
         self._weights = self._made(0)
-        self._mixed: torch.Tensor | None = None
+        drawn = torch.frombuffer(bytearray(os.urandom(FOLDED * 16)), dtype=torch.int8)
+        self._mixed = drawn.to(device).view(16, FOLDED).t()
 
     def of(self, tensors: Tensors) -> list[int]:
         """One for each tensor."""
@@ -125,9 +123,6 @@ class Checksums:
         lines = octets.numel() // FOLDED
         if lines >= FOLDS and self._device != "cpu":
             # a product by few columns reads memory once; one by weights writes and reads as much again
-            if self._mixed is None:
-                drawn = np.frombuffer(os.urandom(FOLDED * 16), np.int8).reshape(16, FOLDED)
-                self._mixed = torch.from_numpy(drawn.copy()).to(self._device).t()
             whole = octets[: lines * FOLDED].view(torch.int8).view(lines, FOLDED)
             made = torch._int_mm(whole, self._mixed).view(-1).view(torch.uint8)
             return self._sum(made) + self._salt * self._sum(octets[lines * FOLDED :])
