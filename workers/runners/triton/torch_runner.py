@@ -158,17 +158,15 @@ class TorchDevice(DeviceRunner):
         kinds = job.data.get("kinds", {}).get(workload["id"], ())
         for place, call in enumerate(calls):
             state["entry"] = entries[place]["id"]
-            rest = self._clock.rest if place == 0 else nothing
             for kind, fill in zip(kinds, poisons(len(kinds)), strict=True):
+                # while what was timed last no longer heats the device
                 tensors = self._operands.of(job, workload, kind)
-                guarded = self._call(job, entries[place], workload, tensors).guarded
-                outputs = guarded(canaries := Canaries(fill, self._kept), rest)
-                values = sampler.values(outputs)
+                canaries = Canaries(fill, self._kept)
+                outputs = self._call(job, entries[place], workload, tensors).guarded(canaries)
+                seen.update({f"{place}/{kind}/{name}": v for name, v in sampler.values(outputs).items()})
                 self._keep(canaries, outputs)
-                seen.update({f"{place}/{kind}/{name}": value for name, value in values.items()})
-                rest = nothing
             if not kinds:
-                call.guarded(Canaries(), rest)
+                call.guarded(Canaries(), self._clock.rest if place == 0 else nothing)
             self._say_alive(answer)
         for number in range(rounds):
             order = range(len(calls)) if number % 2 == 0 else range(len(calls) - 1, -1, -1)
