@@ -161,16 +161,9 @@ class Operands:
         self._used.add(key)
         return self._kept[key][0]
 
-    def changed(self) -> bool:
-        """Whether a kernel wrote to those used since this was asked last; then none of those kept are used again."""
-        return self._differ(self._used)
-
-    def others_changed(self) -> bool:
-        """The same of all that are kept."""
-        return self._differ(set(self._kept))
-
-    def _differ(self, keys: set[Key]) -> bool:
-        kept = [self._kept[key] for key in keys if key in self._kept]
+    def changed(self, *, every: bool = False) -> bool:
+        """Whether a kernel wrote to those used since this was asked last, or to any; then none kept are used again."""
+        kept = [one for key, one in self._kept.items() if every or key in self._used]
         found = self._checksums.of(
             {f"{n}/{name}": t for n, (some, _) in enumerate(kept) for name, t in some.items()}
         )

@@ -137,7 +137,7 @@ class TorchDevice(DeviceRunner):
                 behind.append(statistics.median(timed.data["rounds"][0][0]) / float(pace[name]))
             changed = self._operands.changed()
             answer(Frame("timed", {**timed.data, "inputs_changed": changed}, arrays=timed.arrays))
-        if self._operands.others_changed():
+        if self._operands.changed(every=True):
             raise OutsideWrite("a kernel writes to operands of other workloads")
 
     def _workload(
