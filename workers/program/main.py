@@ -1,9 +1,9 @@
 """``python -m tilewright.workers.program.main REQUEST ANSWER``: runs a program and writes what was found."""
 
-import ast
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tilewright.fitness.original import data_of
 from tilewright.library.launch_replacement import Option, Replacement, Winner
 from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
@@ -136,9 +137,7 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: 
 def _winner_of(path: Path) -> Winner:
     """The function that a winner's module stands for, whose text alone is read. Raises BadStep."""
     try:
-        body = ast.parse(path.read_text("utf-8")).body
-        found = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SERVED"]
-        served = ast.literal_eval(found[-1])
+        served = data_of(path.read_text("utf-8"), "SERVED") or {}
         (_, _, module, name), _ = served["original"], served["winner"]
     except (SyntaxError, LookupError, TypeError, ValueError) as error:
         why = f"no winner's module, or of an earlier tilewright: {reason(error)}; tune the function again"
@@ -164,11 +163,10 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
 def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:
     """Seconds of the step that the launches of a function save by their searches, by the function's label."""
     seconds = {row["launch"]: row["seconds"] for row in recorded.data["rows"]}
-    worth: dict[str, float] = {}
+    worth: dict[str, float] = defaultdict(float)
     for outcome in found:
-        label = f"{outcome.launch.module}.{outcome.launch.name}"
         saved = seconds.get(outcome.launch.number, 0.0) * (1 - 1 / outcome.gain)
-        worth[label] = worth.get(label, 0.0) + saved
+        worth[f"{outcome.launch.module}.{outcome.launch.name}"] += saved
     return worth
 
 

@@ -51,22 +51,19 @@ class LossTest:
     error: float = 0.0
 
     @property
-    def most(self) -> float:
-        """The largest difference that is not seen."""
-        return abs(self.difference) + self.half_width
-
-    @property
-    def allowed(self) -> float:
-        return max(self.spread + self.late, self.floor)
+    def used(self) -> float:
+        """The largest difference that is not seen, as a share of what is allowed."""
+        allowed = max(self.spread + self.late, self.floor, 1e-300)
+        return (abs(self.difference) + self.half_width) / allowed
 
     @property
     def passes(self) -> bool:
-        return self.most <= self.allowed
+        return self.used <= 1.0
 
     @property
     def shown(self) -> bool:
         """Whether more starts would hardly show more."""
-        return not self.passes or self.most <= self.late + self.error
+        return not self.passes or abs(self.difference) <= self.late + self.error
 
     def __str__(self) -> str:
         what = "chance, as last bits tell, explains" if self.error else "the original's starts spread by"
@@ -96,7 +93,7 @@ def loss_test(
     found = [
         _of_part(original, changed, begin, trains, db, nudged) for begin in {0, steps - max(1, steps // 4)}
     ]
-    return max(found, key=lambda test: test.most / max(test.allowed, 1e-300))
+    return max(found, key=lambda test: test.used)
 
 
 def _of_part(

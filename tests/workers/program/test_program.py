@@ -380,7 +380,7 @@ def test_a_stream_that_runs_ahead_of_the_other_is_seen() -> None:
 NO_WINNERS = {
     '{"original": ("a.py", "", "a", "f")}': "of an earlier tilewright: KeyError: 'winner'; tune the function again",
     '{"original": ("a.py", "", "a", "K.forward"), "winner": "g"}': "is the winner of K.forward",
-    '{"original": 3, "winner": "g"}': "is no winner's module", "{": "SyntaxError", "None\nx = 1": "TypeError",
+    '{"original": 3, "winner": "g"}': "is no winner's module", "{": "SyntaxError", "None": "KeyError: 'original'",
     "dict(original=1)": "ValueError",
 }  # fmt: skip
 
