@@ -12,7 +12,7 @@ write *transposed* copies, and all three products are NT:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -38,7 +38,9 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
 from tilewright.seeds.gemm_fp8_blockwise.linear import ServingLinear, serving
 from tilewright.seeds.gemm_fp8_blockwise.shapes import (
+    FP8_FEW,
     FP8_ROWS,
+    FP8_SMALL,
     FP8_TILES,
     gemm_suites,
     matrix_suites,
@@ -210,8 +212,12 @@ Operators = BlockwiseGemm | Quantiser | ServingLinear | RowGroups | DepthGroups
 def operators() -> dict[str, Operators]:
     """The family's operators by recipe name."""
     family = "gemm_fp8_blockwise"
+    block = _seeds("fp8_block")["fp8_block"]
+    small = {"fp8_small": replace(block, name="fp8_small", overrides=FP8_SMALL[0], points=FP8_SMALL[1:])}
     products = {
-        "gemm_nt": BlockwiseGemm(f"{family}/gemm_nt", 0, gemm_suites(), _seeds("pointer", "fp8_block")),
+        "gemm_nt": BlockwiseGemm(
+            f"{family}/gemm_nt", 0, gemm_suites(), {**_seeds("pointer", "fp8_block", "fp8_few"), **small}
+        ),
         "gemm_nt_rows": BlockwiseGemm(
             f"{family}/gemm_nt_rows", 1, wgrad_suites(), _seeds("pointer", "fp8_block")
         ),
@@ -232,7 +238,7 @@ def operators() -> dict[str, Operators]:
     return {**products, **quantisers, **layers, **experts}
 
 
-_POINTS = {"fp8_rows": FP8_ROWS, "fp8_tiles": FP8_TILES}
+_POINTS = {"fp8_few": FP8_FEW, "fp8_rows": FP8_ROWS, "fp8_tiles": FP8_TILES}
 
 
 def _seeds(*names: str) -> Mapping[str, SeedKernel]:

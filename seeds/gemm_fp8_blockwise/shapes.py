@@ -43,9 +43,15 @@ SERVING_WEIGHTS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (40
 """(N, K) of DeepSeek-V3's projections; 2112 is no multiple of 128."""
 
 
-def serving(rows: Iterable[int] = SERVING_ROWS) -> tuple[Workload, ...]:
+OTHER_WEIGHTS = ((2176, 7168), (5120, 5120), (28672, 4096), (4096, 14336))
+"""(N, K) of DeepSeek-V3's and other layers, for tiles of more sizes."""
+
+
+def serving(
+    rows: Iterable[int] = SERVING_ROWS, weights: Iterable[tuple[int, int]] = SERVING_WEIGHTS
+) -> tuple[Workload, ...]:
     """Every projection with so many rows."""
-    return tuple(_gemm(f"serving/{m}x{n}x{k}", m, n, k) for n, k in SERVING_WEIGHTS for m in rows)
+    return tuple(_gemm(f"serving/{m}x{n}x{k}", m, n, k) for n, k in weights for m in rows)
 
 
 def primus84() -> tuple[Workload, ...]:
@@ -83,10 +89,11 @@ def gemm_suites() -> Mapping[str, Suite]:
     check = (_gemm("check/tails", 200, 384, 640), _gemm("check/even", 512, 512, 1024))
     decode = tuple(_gemm(f"decode/{m}x{n}x{k}", -(-m // 4) * 4, n, k) for m, n, k in DECODE)
     ragged = (_gemm("check/ragged", 37, 320, 640), _gemm("check/one", 1, 576, 1152))
-    others = {"few-rows": serving((1, 16, 64)), "some-rows": serving((128, 256)), "serving": serving()}
+    some = serving((128, 256, 512), (*SERVING_WEIGHTS, *OTHER_WEIGHTS))
+    others = {"few-rows": serving((1, 16, 64)), "serving": serving()}
     return MappingProxyType(
         {
-            **_suites(check, tuple, decode=decode),
+            **_suites(check, tuple, decode=decode, **{"some-rows": some}),
             **{name: Suite(name, workloads, ragged) for name, workloads in others.items()},
         }
     )
@@ -174,4 +181,26 @@ FP8_TILES: tuple[Mapping[str, object], ...] = (
     _tiles(2, "one", 160, 5),
     _tiles(2, "one", 192, 5),
     _tiles(2, "across", 128, 4, "b"),
+)
+
+
+FP8_SMALL: tuple[Mapping[str, object], ...] = tuple(
+    {**tile, **({"CREG": 232, "PREG": 40} if tile["WGS"] == 1 else {})} for tile in FP8_TILES
+)
+"""The same of ``fp8_block``, whose registers are parameters."""
+
+
+def _few(most: int, wgs: int, kb: int, split: int, cn: int = 1, ctas: int = 1) -> Mapping[str, object]:
+    return {"MOST": most, "WGS": wgs, "KB": kb, "SPLIT": split, "CN": cn, "CTAS": ctas}
+
+
+FP8_FEW: tuple[Mapping[str, object], ...] = (
+    _few(64, 1, 2, 1, ctas=2),
+    _few(64, 1, 2, 4),
+    _few(128, 1, 1, 2, ctas=2),
+    _few(128, 1, 2, 4, cn=2),
+    _few(128, 2, 2, 4),
+    _few(256, 1, 1, 4),
+    _few(256, 1, 1, 4, cn=2),
+    _few(256, 2, 1, 2),
 )

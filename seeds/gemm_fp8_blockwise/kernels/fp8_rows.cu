@@ -176,7 +176,7 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
                     const int k = (first + i) * KB + u, there = k < blocks ? k : blocks - 1;
                     for (int r = lane; r < BM; r += 32)
                         asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(base + S_AT + (stage * KB + u) * S_BYTES + r * 4),
-                                     "l"(s + (u64)there * scaled + m0 + r), "r"(k < blocks ? 4 : 0) : "memory");
+                                     "l"(s + (u64)there * scaled + m0 + r), "r"(k < blocks && m0 + r < scaled ? 4 : 0) : "memory");
                 }
                 asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(base + FULL_AT + stage * 8) : "memory");
                 if (++stage == RING) stage = 0, phase ^= 1;

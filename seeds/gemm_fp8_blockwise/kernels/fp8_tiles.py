@@ -3,7 +3,7 @@ wait for to fetch weights. The product is ``fp8_block``'s, where a tile has rows
 ``fp8_block.cu``).
 """
 
-from tilewright.seeds.gemm_fp8_blockwise.kernels.fp8_block import CUDA
+from tilewright.seeds.gemm_fp8_blockwise.kernels.fp8_block import CUDA, EXPECTED
 
 SPACE = {
     "WGS": (1, 2),
@@ -40,15 +40,6 @@ CONSTRAINTS = {
     "N % 8 == 0": "rows of y begin at 16 bytes",
     "K % 128 == 0": "a step of K is one scale block",
 }
-
-# us on an H200, fitted to 24 layers of 65 to 640 rows: waves of tiles, steps along K, bytes of w
-EXPECTED = (
-    "1e9 if M <= 64 else (lambda rows, columns: (lambda waves: 3.88 + waves * (K / 128 * (0.0247 + 6.63e-4 * rows"
-    " + 8.01e-4 * columns + 7.91e-6 * rows * columns) + 0.115 + 5.65e-5 * rows * columns) + 9.52e-8 * N * K)"
-    "(cdiv(cdiv(M, rows * (1 + (SHARE == 'b'))) * cdiv(N, columns * (1 + (SHARE == 'a')))"
-    " * (1 + (SHARE != 'none')), 132) * 132 / CTAS))"
-    "(64 * WGS * (1 + (WAVES == 'down')), WN * (1 + (WAVES == 'across')))"
-)
 
 
 def launch(inputs, params):
