@@ -74,35 +74,43 @@ EXPECTED = (
 )
 
 
+def product(m, n, k, params, a, a_s, b, b_s, c, by_rows=False):
+    """Macros and the launch of the product, and its tiles' rows together."""
+    wgs, stages = params["WGS"], params["STAGES"]
+    down, across = (2 if params["WAVES"] == way else 1 for way in ("down", "across"))
+    rows, columns = 64 * wgs * down, params["WN"] * across
+    shares_a, shares_b = (params["SHARE"] == operand for operand in ("a", "b"))
+    cluster = 2 if shares_a or shares_b else 1
+    ring = stages * (rows * 132 + columns * (132 if by_rows else 128) + 32)
+    high, wide = rows * (2 if shares_b else 1), columns * (2 if shares_a else 1)
+    whole = -(-m // high) * high
+    defines = {"MW": down, "NW": across, "CL": cluster, "MCB": 1 if shares_b else 0}
+    step = {
+        "kernel": "fp8_block",
+        "grid": min(whole // high * -(-n // wide), params["CTAS"] // cluster) * cluster,
+        "block": 128 * (wgs + 1),
+        "cluster": cluster,
+        "shared": -(-ring // 128) * 128 + wgs * 64 * (params.get("ECW", 64) * 2 + 16),
+        "arguments": (
+            {"map": a, "box": (rows // (2 if shares_a else 1), 128), "swizzle": 128},
+            {"map": b, "box": (columns // (2 if shares_b else 1), 128), "swizzle": 128},
+            {"map": a_s, "box": (1, rows)},
+            {"map": b_s, "box": (1, columns)} if by_rows else b_s,
+            c,
+            {"i32": m},
+            {"i32": n},
+            {"i32": k},
+        ),
+    }
+    return defines, step, whole
+
+
 def launch(inputs, params):
     (m, k), n = inputs["a_q"].shape, inputs["b_q"].shape[0]
-    down, across = (2 if params["WAVES"] == way else 1 for way in ("down", "across"))
-    rows, columns = 64 * params["WGS"] * down, params["WN"] * across
-    shares_a, shares_b = (params["SHARE"] == operand for operand in ("a", "b"))
-    stages, cluster = params["STAGES"], 2 if shares_a or shares_b else 1
     by_rows = tuple(inputs["b_s"].shape) == (k // 128, n)  # else by blocks of 128 rows
-    ring = stages * (rows * 132 + columns * (132 if by_rows else 128) + 32)
-    units = -(-m // (rows * (2 if shares_b else 1))) * -(-n // (columns * (2 if shares_a else 1)))
+    defines, step, _ = product(m, n, k, params, "a_q", "a_s", "b_q", "b_s", "c", by_rows)
     return {
         "options": {"default_device": True},
-        "defines": {"MW": down, "NW": across, "CL": cluster, "MCB": 1 if shares_b else 0, "SB": int(by_rows)},
-        "steps": (
-            {
-                "kernel": "fp8_block",
-                "grid": min(units, params["CTAS"] // cluster) * cluster,
-                "block": 128 * (params["WGS"] + 1),
-                "cluster": cluster,
-                "shared": -(-ring // 128) * 128 + params["WGS"] * 64 * (params["ECW"] * 2 + 16),
-                "arguments": (
-                    {"map": "a_q", "box": (rows // (2 if shares_a else 1), 128), "swizzle": 128},
-                    {"map": "b_q", "box": (columns // (2 if shares_b else 1), 128), "swizzle": 128},
-                    {"map": "a_s", "box": (1, rows)},
-                    {"map": "b_s", "box": (1, columns)} if by_rows else "b_s",
-                    "c",
-                    {"i32": m},
-                    {"i32": n},
-                    {"i32": k},
-                ),
-            },
-        ),
+        "defines": {**defines, "SB": int(by_rows)},
+        "steps": (step,),
     }

@@ -4,7 +4,7 @@ Of a tile 64 x WGS rows of B are the matrix instruction's first operand, and as 
 of at most MOST the second. A cluster of at most SPLIT shares a tile's depth, where there are too few tiles.
 """
 
-from tilewright.seeds.gemm_fp8_blockwise.kernels.fp8_rows import CUDA, EXPECTED, schedule
+from tilewright.seeds.gemm_fp8_blockwise.kernels.fp8_rows import CUDA, EXPECTED, product
 
 SPACE = {
     "MOST": (16, 32, 64, 128, 192, 256),
@@ -32,38 +32,6 @@ CONSTRAINTS = {
 
 def launch(inputs, params):
     (m, k), n = inputs["a_q"].shape, inputs["b_q"].shape[0]
-    wgs, cn = params["WGS"], params["CN"]
-    rows, wave, split, stages, parts, creg, shared = schedule(m, n, k, {**params, "QUANT": 0})
-    return {
-        "options": {"default_device": True},
-        "defines": {
-            "QUANT": 0,
-            "QW": 0,
-            "ROWS": rows,
-            "WAVE": wave,
-            "DEPTHS": split,
-            "RING": stages,
-            "PARTS": parts,
-            "CREG": creg,
-        },
-        "steps": (
-            {
-                "kernel": "product",
-                "grid": -(-m // rows) * -(-n // (64 * wgs * cn)) * split * cn,
-                "block": wgs * 128 + (128 if creg else 64),
-                "cluster": split * cn,
-                "shared": shared,
-                "arguments": (
-                    {"map": "b_q", "box": (64 * wgs, 128), "swizzle": 128},
-                    {"map": "a_q", "box": (rows // cn, 128), "swizzle": 128},
-                    "a_s",
-                    {"i32": m},
-                    "b_s",
-                    "c",
-                    {"i32": m},
-                    {"i32": n},
-                    {"i32": k},
-                ),
-            },
-        ),
-    }
+    ready = {"QUANT": 0, "QW": 0}
+    defines, step, _ = product(m, n, k, {**params, **ready}, "b_q", ("a_q", "a_s", m), "b_s", "c")
+    return {"options": {"default_device": True}, "defines": {**defines, **ready}, "steps": (step,)}

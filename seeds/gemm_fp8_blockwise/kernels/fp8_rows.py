@@ -77,15 +77,42 @@ def schedule(m, n, k, params):
     return rows, wave, split, stages, parts, creg, -(-stages * stage // 128) * 128 + sums
 
 
-def launch(inputs, params):
-    (m, k), n = inputs["x"].shape, inputs["w_q"].shape[0]
+def product(m, n, k, params, w, x, t, y):
+    """Macros and the launch of the product. ``x``: what is quantised there; or codes, scales and the rows of both, 0
+    for those of whole tiles."""
     wgs, cn, quant = params["WGS"], params["CN"], params["QUANT"]
     rows, wave, split, stages, parts, creg, shared = schedule(m, n, k, params)
-    cluster = split * cn
     whole = (
         -(-m // rows) * rows
     )  # copies of rows that are not there cost more than those of rows nobody wrote
-    numbers = ({"i32": m}, {"i32": n}, {"i32": k})
+    if not quant:
+        codes, scales, scaled = x
+        x = ({"map": codes, "box": (rows // cn, 128), "swizzle": 128}, scales, {"i32": scaled or whole})
+    defines = {"ROWS": rows, "WAVE": wave, "DEPTHS": split, "RING": stages, "PARTS": parts, "CREG": creg}
+    step = {
+        "kernel": "product",
+        "grid": -(-m // rows) * -(-n // (64 * wgs * cn)) * split * cn,
+        "block": wgs * 128 + (32 + 32 * params["QW"] if quant else 128 if creg else 64),
+        "cluster": split * cn,
+        "shared": shared,
+        "arguments": (
+            {"map": w, "box": (64 * wgs, 128), "swizzle": 128},
+            *x,
+            t,
+            y,
+            {"i32": m},
+            {"i32": n},
+            {"i32": k},
+        ),
+    }
+    return defines, step, whole
+
+
+def launch(inputs, params):
+    (m, k), n = inputs["x"].shape, inputs["w_q"].shape[0]
+    quant = params["QUANT"]
+    x = ("x",) if quant else ("q", "s", 0)
+    defines, step, whole = product(m, n, k, params, "w_q", x, "w_s", "y")
     ahead = {
         "kernel": "quantise",
         "grid": -(-m // 4) * -(-k // 512),
@@ -93,32 +120,9 @@ def launch(inputs, params):
         "arguments": ("x", "q", "s", {"i32": m}, {"i32": k}, {"i32": whole}),
         "programmatic": True,
     }
-    codes = {"map": "q", "box": (rows // cn, 128), "swizzle": 128}
-    product = {
-        "kernel": "product",
-        "grid": -(-m // rows) * -(-n // (64 * wgs * cn)) * cluster,
-        "block": wgs * 128 + (32 + 32 * params["QW"] if quant else 128 if creg else 64),
-        "cluster": cluster,
-        "shared": shared,
-        "programmatic": not quant,
-        "arguments": (
-            {"map": "w_q", "box": (64 * wgs, 128), "swizzle": 128},
-            *(("x",) if quant else (codes, "s", {"i32": whole})),
-            "w_s",
-            "y",
-            *numbers,
-        ),
-    }
     return {
         "options": {"default_device": True},
-        "defines": {
-            "ROWS": rows,
-            "WAVE": wave,
-            "DEPTHS": split,
-            "RING": stages,
-            "PARTS": parts,
-            "CREG": creg,
-        },
+        "defines": defines,
         "scratch": {} if quant else {"q": ("float8_e4m3fn", (whole, k)), "s": ("float32", (k // 128, whole))},
-        "steps": (product,) if quant else (ahead, product),
+        "steps": (step,) if quant else (ahead, {**step, "programmatic": True}),
     }

@@ -3,7 +3,7 @@ wait for to fetch weights. The product is ``fp8_block``'s, where a tile has rows
 ``fp8_block.cu``).
 """
 
-from tilewright.seeds.gemm_fp8_blockwise.kernels.fp8_block import CUDA, EXPECTED
+from tilewright.seeds.gemm_fp8_blockwise.kernels.fp8_block import CUDA, EXPECTED, product
 
 SPACE = {
     "WGS": (1, 2),
@@ -44,55 +44,25 @@ CONSTRAINTS = {
 
 def launch(inputs, params):
     (m, k), n = inputs["x"].shape, inputs["w_q"].shape[0]
-    wgs = params["WGS"]
-    down, across = (2 if params["WAVES"] == way else 1 for way in ("down", "across"))
-    rows, columns = 64 * wgs * down, params["WN"] * across
-    shares_a, shares_b = (params["SHARE"] == operand for operand in ("a", "b"))
-    stages, cluster = params["STAGES"], 2 if shares_a or shares_b else 1
-    ring = stages * (rows * 132 + columns * 128 + 32)
-    high, wide = rows * (2 if shares_b else 1), columns * (2 if shares_a else 1)
-    whole = (
-        -(-m // high) * high
-    )  # copies of rows that are not there cost more than those of rows nobody wrote
-    units = whole // high * -(-n // wide)
+    wgs, ctas = params["WGS"], params["CTAS"]
+    # copies of rows that are not there cost more than those of rows nobody wrote: scratch has whole tiles
+    defines, step, whole = product(m, n, k, params, "q", "s", "w_q", "w_s", "y")
+    ahead = {
+        "kernel": "quantise",
+        "grid": -(-m // 4) * -(-k // 512),
+        "block": 256,
+        "arguments": ("x", "q", "s", {"i32": m}, {"i32": k}, {"i32": whole}),
+        "programmatic": True,
+    }
+    more = {
+        "AHEAD": 1,
+        "BLOCKS": ctas // 132,
+        "CREG": 240 if wgs == 2 else 232 if ctas == 132 else 208,
+        "PREG": 24 if wgs == 2 else 40,
+    }
     return {
         "options": {"default_device": True},
-        "defines": {
-            "AHEAD": 1,
-            "MW": down,
-            "NW": across,
-            "CL": cluster,
-            "MCB": 1 if shares_b else 0,
-            "BLOCKS": params["CTAS"] // 132,
-            "CREG": 240 if wgs == 2 else 232 if params["CTAS"] == 132 else 208,
-            "PREG": 24 if wgs == 2 else 40,
-        },
+        "defines": {**defines, **more},
         "scratch": {"q": ("float8_e4m3fn", (whole, k)), "s": ("float32", (k // 128, whole))},
-        "steps": (
-            {
-                "kernel": "quantise",
-                "grid": -(-m // 4) * -(-k // 512),
-                "block": 256,
-                "arguments": ("x", "q", "s", {"i32": m}, {"i32": k}, {"i32": whole}),
-                "programmatic": True,
-            },
-            {
-                "kernel": "fp8_block",
-                "grid": min(units, params["CTAS"] // cluster) * cluster,
-                "block": 128 * (wgs + 1),
-                "cluster": cluster,
-                "shared": -(-ring // 128) * 128 + wgs * 64 * 144,
-                "programmatic": True,
-                "arguments": (
-                    {"map": "q", "box": (rows // (2 if shares_a else 1), 128), "swizzle": 128},
-                    {"map": "w_q", "box": (columns // (2 if shares_b else 1), 128), "swizzle": 128},
-                    {"map": "s", "box": (1, rows)},
-                    "w_s",
-                    "y",
-                    {"i32": m},
-                    {"i32": n},
-                    {"i32": k},
-                ),
-            },
-        ),
+        "steps": (ahead, {**step, "programmatic": True}),
     }
