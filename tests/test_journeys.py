@@ -1,37 +1,23 @@
 """A user's day at the command line, as tables: what is typed, and what must and must not come back.
 
-Fast: wrong input, help, the toolchains of every way to install. Slow: sessions at a terminal (a pseudo-terminal), and
-two Ray nodes on this machine. Pages in a browser: ``tests/evolve/mlflow_mirror/test_ui.py``.
+Wrong input, help, the toolchains of every way to install. Pages in a browser:
+``tests/evolve/mlflow_mirror/test_ui.py``. Lost nodes: ``tests/faults``, in virtual time.
 """
 
 import contextlib
 import ctypes
 import json
-import os
-import pty
 import re
 import shlex
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from testkit import FIXTURES, ROOT
-from testkit.children import clean_environment, wait_until
+from testkit import ROOT
 from testkit.sample_campaign import write_sample
 from tilewright.evolve import cli
-from tilewright.evolve.errors import JournalError
-from tilewright.evolve.record.journal import Journal
 from tilewright.library import store
-
-TILEWRIGHT = [sys.executable, "-m", "tilewright.evolve.cli"]
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 
 TRITON = """import torch, triton, triton.language as tl
 
@@ -244,93 +230,3 @@ def test_the_shipped_library_verifies_here(capsys):
     """Also on a newer Triton, where no device runs its kernels."""
     assert cli.main(["library", "verify", "--files", "--library", str(ROOT / "library")]) == 0
     assert "no  " not in capsys.readouterr().out
-
-
-# -- sessions ----------------------------------------------------------------------------------------
-
-
-def terminal(folder, typed, **environment):
-    """Exit code of a command at a pseudo-terminal, and what it wrote there, without control sequences."""
-    env = clean_environment(TERM="xterm", COLUMNS="110", **environment)
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*TILEWRIGHT, *shlex.split(typed)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=env
-    )
-    os.close(theirs)
-    read = b""
-    with contextlib.suppress(OSError):  # how a pseudo-terminal ends
-        while part := os.read(ours, 65536):
-            read += part
-    os.close(ours)
-    return process.wait(60), CONTROL.sub("", read.decode(errors="replace"))
-
-
-# A busy machine starts late.
-PATIENT = {"RAY_raylet_start_wait_time_s": "200", "RAY_gcs_server_request_timeout_seconds": "100"}
-RAY_ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64, **PATIENT}
-
-
-@pytest.fixture
-def ray_node(tmp_path):
-    """Starts a Ray node with the options given, and waits until it serves; every node ends with the test."""
-    nodes = []
-
-    def start(*options):
-        log = tmp_path / f"node-{len(nodes)}.log"
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", *options]
-        with log.open("wb") as output:
-            told = {"stdout": output, "stderr": output, "env": os.environ | RAY_ENVIRONMENT}
-            nodes.append(subprocess.Popen(command, start_new_session=True, **told))
-        wait_until(lambda: "Ray runtime started" in log.read_text())
-        return nodes[-1]
-
-    yield start
-    for node in nodes:
-        end(node)
-
-
-def end(node):
-    """Kill a node and everything below it, as a machine that loses its power."""
-    below = subprocess.run(["pgrep", "-P", str(node.pid)], capture_output=True, text=True, check=False).stdout
-    for pid in (node.pid, *map(int, below.split())):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    node.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_ray_nodes_of_which_one_dies_and_another_joins(here, ray_node):
-    """The trial of docs/deployment.md on one machine. The terminal shows none of Ray's own lines."""
-    pytest.importorskip("libtpu")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    places = (f"--address={address}", "--num-cpus=2", '--resources={"target:tpu7x": 2}')
-    ray_node("--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=0", "--include-dashboard=false")
-    first = ray_node(*places)
-    (here / "tiny.yaml").write_text(
-        f"name: tiny\noperator: {FIXTURES}/small_gemm/good\ntarget: tpu7x\nsuite: tiny\nseed: 3\n"
-        "budget: {evaluations: 4}\nworkers: {count: 2}\nsearch: {lag: 2, proposers: [parameters]}\n"
-        "mlflow: {enabled: false}\n"
-    )
-    answer: list[tuple[int, str]] = []
-    typed = f"run tiny.yaml --address {address}"
-    session = threading.Thread(target=lambda: answer.append(terminal(here, typed, **RAY_ENVIRONMENT)))
-    session.start()
-    journal = here / ".tilewright/campaigns/tiny-001/journal.sqlite"
-    wait_until(lambda: journal.exists() and bool(candidates_of(journal)))
-    end(first)
-    ray_node(*places)
-    session.join(600)
-    ((code, text),) = answer
-    assert code == 0 and "tiny-001 finished" in text, text
-    assert not re.search(r"\((raylet|pid|autoscaler)|state.dump|core_worker|WARNING|Traceback", text), text
-
-
-def candidates_of(journal):
-    try:
-        with Journal(journal) as opened:
-            return list(opened.candidates())
-    except JournalError:  # it is being made
-        return []

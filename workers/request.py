@@ -189,6 +189,8 @@ class Request(KernelRequest):
     best: float = 0.0
     race: Race | None = None
     only: frozenset[str] | None = None
+    within: tuple[str, ...] = ()
+    """Constraints that shapes by lot keep to beside the kernel's own."""
     launcher: Launcher = field(default_factory=Spawn)
 
 

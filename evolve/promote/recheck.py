@@ -9,7 +9,7 @@ their receipt promised are told.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.evolve.campaign.config import parse_config
@@ -158,7 +158,7 @@ def recheck_operator(
             say(f"{operator}: {region['workload']} is in no suite of {campaign['operator']} any more")
         else:
             suites.setdefault(suite, {}).setdefault(region["kernel"], []).append(region)
-    genomes = _genomes(writer, found, entry["kernels"])
+    contenders = _contenders(writer, found, entry["kernels"])
     first_job = 0
     for suite, kernels in suites.items():
         resolved = _resolve_suite(campaign["operator"], wanted.name, suite)
@@ -167,7 +167,7 @@ def recheck_operator(
             for kernel, regions in kernels.items():
                 if kernel not in found.failed:
                     first_job += MOST_JOBS
-                    _check(found, resolved, genomes[kernel], regions, promises, evaluator, say, first_job)
+                    _check(found, resolved, contenders[kernel], regions, promises, evaluator, say, first_job)
         finally:
             evaluator.close()
     # a kernel that failed on one suite's shapes serves another's no more
@@ -182,7 +182,7 @@ def recheck_operator(
 def _check(
     found: Found,
     resolved: Resolved,
-    genome: Genome,
+    contender: Contender,
     regions: Sequence[Region],
     promises: Mapping[tuple[str, str], Mapping[str, Any]],
     evaluator: Pool,
@@ -190,10 +190,11 @@ def _check(
     first_job: int,
 ) -> None:
     """One kernel on the shapes it serves; where it fails, the reason goes to ``found``."""
-    kernel, asked = regions[0]["kernel"], {region["workload"] for region in regions}
+    kernel, genome = regions[0]["kernel"], contender.genome
+    asked = {region["workload"] for region in regions}
     illegal = (objection(resolved, genome, w) for w in timed_workloads(resolved) if w.id in asked)
     reason = next(filter(None, illegal), None)
-    contender = Contender(f"kernel {kernel}", genome, only=checked_shapes(resolved, genome, asked))
+    contender = replace(contender, only=checked_shapes(resolved, genome, asked))
     if reason is None:
         try:
             verification = verify(resolved, [contender], [], evaluator, say, ROUNDS, first_job)
@@ -211,18 +212,21 @@ def _check(
         found.served.append(Served(region, figures, interval, promises.get((region["workload"], kernel))))
 
 
-def _genomes(
+def _contenders(
     writer: LibraryWriter, found: Found, kernels: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Genome]:
-    """Kernels by name; one whose file is damaged has failed."""
-    genomes = {}
+) -> dict[str, Contender]:
+    """Kernels by name, within their table's limits; one whose file is damaged has failed."""
+    contenders = {}
     for name, entry in kernels.items():
         try:
             source = writer.source(found.operator, found.version, entry)
-            genomes[name] = Genome(source, entry["params"])
         except LibraryError as error:
             found.failed[name] = str(error).rstrip(".")
-    return genomes
+            continue
+        # where verified shapes alone are served, others may take the place of those that the table lists
+        limits = read_declarations(source).constraints if found.alone else entry["constraints"]
+        contenders[name] = Contender(f"kernel {name}", Genome(source, entry["params"]), within=tuple(limits))
+    return contenders
 
 
 def _target(name: str) -> Target:
@@ -365,12 +369,9 @@ def _entry(found: Found, old: Mapping[str, Any], shapes: Sequence[Mapping[str, A
     kernels = {}
     for name, verified in found.verified.items():
         mine = [s.region["dims"] for s in found.served if s.region["kernel"] == name]
-        source = verified.contender.genome.source
-        limits = [
-            *read_declarations(source).constraints,
-            *served_within(verified.evaluations, mine, found.alone),
-        ]
-        kernels[name] = {**old["kernels"][name], "constraints": limits}
+        within = served_within(verified.evaluations, mine, found.alone)
+        limits = dict.fromkeys((*verified.contender.within, *within))
+        kernels[name] = {**old["kernels"][name], "constraints": list(limits)}
     return {
         **old,
         "toolchain": toolchain_ranges(found.verified.values()),

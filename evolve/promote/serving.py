@@ -85,7 +85,9 @@ def _dispatch_choice(resolved: Resolved, table: store.Table | None, workload: Wo
         return None
     try:
         kernel = table.choose(tuple(workload.dims[name] for name in table.dimensions)).kernel
-        contender = Contender(f"library's {kernel.name}", Genome(kernel.source(), dict(kernel.params)))
+        genome = Genome(kernel.source(), dict(kernel.params))
+        within = tuple(kernel.entry["constraints"])
+        contender = Contender(f"library's {kernel.name}", genome, within=within)
     except store.UnsoundLibrary as error:
         raise LibraryError(f"{error}.") from error
     except store.NotServed:

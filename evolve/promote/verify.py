@@ -46,12 +46,14 @@ class Contender:
     """A genome under the name it has in the receipt. ``baseline`` names the operator's baseline kernel it is.
 
     ``only``: ids of the shapes it is evaluated on (see ``evolve.promote.serving``); None: all of the suite's.
+    ``within``: constraints of the table that it serves from, which shapes by lot keep to.
     """
 
     name: str
     genome: Genome
     baseline: str | None = None
     only: frozenset[str] | None = None
+    within: tuple[str, ...] = ()
 
     def serves_some(self, workloads: Iterable[Workload]) -> bool:
         """Whether it is evaluated on any of these."""
@@ -190,6 +192,7 @@ def _jobs(
             scope=scope,
             baseline=contender.baseline,
             only=contender.only,
+            within=contender.within,
         )
         jobs.append((contender.name, job))
     return jobs

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import store
+from .loaded import Dispatcher
 
 BLOCK = 128
 FAMILY = "gemm_fp8_blockwise"
@@ -28,6 +29,9 @@ FILLED_ROWS = 1024
 DOUBT = 0.15
 """Of a gain, for each doubling between a layer and the one measured. Of the layers measured, each left out in turn, FP8
 lost more than 3 % in 11 of 744 cases with kept weights, without it in 29; in training in 0 and 16 of 456."""
+
+FARTHEST = 8
+"""A kernel for few rows is legal for many, and slow: beyond so many times those of its shape it counts as none."""
 
 Ranges = tuple[tuple[int, int], ...]
 """Rows from the first of a pair up to, and without, the second."""
@@ -78,8 +82,37 @@ def gains(mode: str, way: str, n: int, k: int, device: str) -> dict[int, float]:
     return {int(m): max(bf16, host[1]) / max(fp8, host[0]) / doubt for m, (fp8, bf16) in layers[near].items()}
 
 
+_TABLES = Dispatcher()
+
+
+@functools.lru_cache(maxsize=4096)
+def served_rows(trains: bool, n: int, k: int, device: str) -> Ranges:
+    """The rows at which kernels take the products of w [N, K], asked at powers of two: the reference is no fast way."""
+
+    def taken(name: str, *dims: int) -> bool:
+        try:
+            known = _TABLES.table(f"{FAMILY}/{name}", device).choose(dims).dims
+        except store.NotServed:
+            return False
+        rows = -1 if name == "gemm_nt_rows" else 0
+        return dims[rows] <= FARTHEST * known[rows]
+
+    found: list[tuple[int, int]] = []
+    for m in (1 << power for power in range(7 if trains else 0, 24)):
+        y = taken("gemm_nt", m, n, k)
+        if trains:
+            served = y and taken("gemm_nt", m, k, n) and taken("gemm_nt_rows", n, k, m)
+        else:
+            served = y or taken("linear", m, n, k)
+        if served and found and found[-1][1] == m // 2 + 1:
+            found[-1] = found[-1][0], m + 1
+        elif served:
+            found.append((m if found else 0, m + 1))
+    return tuple(found)
+
+
 def faster_rows(mode: str, way: str, n: int, k: int, device: str) -> Ranges:
-    """The rows at which FP8 is at least as fast as bf16: all of them where nothing was measured."""
+    """The rows at which FP8 is at least as fast as bf16: all that kernels take where nothing was measured."""
     return _faster_rows(mode, way, n, k, device)
 
 
@@ -91,15 +124,18 @@ faster_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
 @functools.lru_cache(maxsize=4096)
 def _faster_rows(mode: str, way: str, n: int, k: int, device: str) -> Ranges:
     points = sorted(gains(mode, way, n, k, device).items())
+    served = served_rows(mode == "train", n, k, device)
     if not points:
-        return ((0, ENDLESS),)
+        return served
     edges = [0] if points[0][1] >= 1.0 else []
     for (low, before), (high, after) in itertools.pairwise(points):
         if (before >= 1.0) != (after >= 1.0):
             share = (1.0 - before) / (after - before)
             edges.append(math.ceil(low * (high / low) ** share))
     edges += [ENDLESS] * (len(edges) % 2)
-    return tuple(zip(edges[::2], edges[1::2], strict=True))
+    faster = zip(edges[::2], edges[1::2], strict=True)
+    both = ((max(a, c), min(b, d)) for (a, b), (c, d) in itertools.product(faster, served))
+    return tuple((low, high) for low, high in both if low < high)
 
 
 def is_faster(mode: str, way: str, m: int, n: int, k: int, device: str) -> bool:

@@ -295,7 +295,7 @@ class Layer:
         return self._given(dx) if need_x else dx, dw
 
 
-MOST_HELD = 1 << 20
+MOST_HELD = 1 << 22
 
 
 class Held(threading.local):

@@ -212,8 +212,9 @@ def gain_table(model: nn.Module, mode: str = "kept", way: str = "graph", rows: S
         elif not known:
             found = "  FP8: nothing was measured on this device"
         else:
-            near = [known[_nearest(known, m)] for m in rows]
-            found = "".join(f"{gain:>8.2f}" if gain >= 1.0 else f"{'bf16':>8}" for gain in near)
+            near = {m: known[_nearest(known, m)] for m in rows}
+            serves = {m: is_faster(mode, way, m, n, k, key) for m in rows}
+            found = "".join(f"{near[m]:>8.2f}" if serves[m] else f"{'bf16':>8}" for m in rows)
         lines.append(f"{f'{n} x {k}':>15}  {len(names):>6}{found}  {names[0]}")
     return "\n".join(lines)
 

@@ -22,6 +22,7 @@ TABLE: dict[str, Any] = {
 @pytest.fixture
 def known(monkeypatch):
     monkeypatch.setattr(layer_rows, "measured", lambda: TABLE)
+    monkeypatch.setattr(layer_rows, "served_rows", lambda *layer: ((0, layer_rows.ENDLESS),))
     layer_rows._faster_rows.cache_clear()
     yield
     layer_rows._faster_rows.cache_clear()
@@ -42,6 +43,18 @@ def known(monkeypatch):
 )  # fmt: skip
 def test_ranges_follow_the_measured_gains(known, mode, way, n, k, device, ranges):
     assert layer_rows.faster_rows(mode, way, n, k, device) == ranges
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_bf16_serves_what_no_kernel_takes(trains):
+    """Of Llama 3's head some rows, of a narrower layer as many as were verified, elsewhere none: not the reference."""
+    mode = "train" if trains else "kept"
+    (narrow,), head = (layer_rows.served_rows(trains, n, 4096, "cuda:9.0") for n in (4096, 128256))
+    assert narrow[0] == 0 and narrow[1] > 32768 and all(high <= 8192 for _, high in head)
+    assert layer_rows.is_faster(mode, "graph", 8192, 4096, 4096, "cuda:9.0")
+    assert not layer_rows.is_faster(mode, "graph", 8192, 128256, 4096, "cuda:9.0")
+    assert not layer_rows.is_faster(mode, "graph", narrow[1] + 128, 4096, 4096, "cuda:9.0")
+    assert not layer_rows.faster_rows(mode, "graph", 4096, 4096, "cuda:8.0")
 
 
 def test_the_shipped_table_is_of_the_kernels_that_are_shipped():

@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from testkit.compile_ahead import compiled_ahead, described
 from testkit.gpu import require_hopper
 from testkit.seeds.gpu_gates import Case, gate_failures
-from tilewright.evolve.space.space import read_declarations
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 
@@ -36,10 +34,6 @@ MX: list[tuple[str, str, dict[str, Any]]] = [
     ("gemm_mxfp8_out/grouped4", "fused_ws", {}),
 ]
 
-HOPPER: list[tuple[str, str, dict[str, Any]]] = [
-    *MX,
-    ("gemm_fp8_blockwise/quant_dual", "quant_dual_tma", {}),
-]
 
 SERVING: list[tuple[str, dict[str, Any]]] = [
     ("fp8_rows", {}),
@@ -81,20 +75,3 @@ def cases():
 def test_seeds_pass_their_gates_on_the_gpu():
     hopper = require_hopper()
     assert gate_failures(cases(), hopper) == {}
-
-
-def compile_task(operator, kernel, params):
-    """A seed at a point of its own, for ``WIDE``."""
-    made = load_operator(operator)
-    seed = made.kernels[kernel]
-    point = {**read_declarations(seed.source).defaults, **seed.overrides, **params}
-    shape = {"id": WIDE.id, "inputs": described(made.inputs(WIDE)), "outputs": described(made.outputs(WIDE))}
-    return seed.source, point, [shape]
-
-
-@pytest.mark.slow
-def test_gluon_seeds_compile_for_hopper(tmp_path):
-    pytest.importorskip("triton.experimental.gluon")
-    todo = [compile_task(*case) for case in HOPPER]
-    found = compiled_ahead(todo, str(tmp_path), processes=2, seconds=300.0)
-    assert found["points"] == len(HOPPER) and not found["failed"] and not found["late"], found

@@ -61,6 +61,7 @@ class Cascade:
         best: float = 0.0,
         race: Race | None = None,
         only: Collection[str] | None = None,
+        within: tuple[str, ...] = (),
         on_stage: Callable[[Stage], None] | None = None,
     ) -> Evaluation:
         """Judge one genome.
@@ -68,7 +69,7 @@ class Cascade:
         A ``baseline`` answers to its own inputs and is held to no gate. ``seed`` makes the gates' inputs. What compiles
         to one of ``known_artefacts`` is a duplicate. What has a fitness over ``best`` is checked harder (see the
         cascade); what falls behind in a ``race`` is stopped. ``only``: ids of the shapes to keep to, timed and checked
-        ones. Raises ValueError where it leaves nothing to time.
+        ones. Raises ValueError where it leaves nothing to time. ``within``: see ``Request``.
         """
         kept = None if only is None else frozenset(only)
         measured = _kept(self._suite.timed(scope), kept)
@@ -97,6 +98,7 @@ class Cascade:
                     best=best,
                     race=race,
                     only=kept,
+                    within=within,
                 )
                 stage, failure = self._judge(request, found, spent.enter)
         except (OSError, SessionDied) as error:

@@ -190,12 +190,16 @@ def _size(listed: Sequence[int], rng: random.Random) -> int:
 
 
 class _Legal:
-    """Whether the operator has a shape and the kernel's own constraints allow it."""
+    """Whether the operator has a shape and the kernel's own constraints, and those it is asked within, allow it."""
 
     def __init__(self, request: Request, lot: Lot) -> None:
         self._request, self._lot = request, lot
         constants = {**request.operator.constants, **request.target.constants}
-        self._rules = _legality(request.source, {**constants, **request.params})
+        constraints = (*map(str, declared(request.source, "CONSTRAINTS")), *request.within)
+        try:
+            self._rules: Legality | None = Legality(constraints, {**constants, **request.params})
+        except SyntaxError:
+            self._rules = None
 
     def __call__(self, dims: Mapping[str, int]) -> bool:
         workload = Workload(drawn_id(dims), dims)
@@ -217,14 +221,6 @@ class _Legal:
     def _specs(self, workload: Workload) -> list[tuple[int, ...]]:
         operator = self._request.operator
         return [tuple(spec.shape) for spec in (*operator.inputs(workload), *operator.outputs(workload))]
-
-
-def _legality(source: str, names: Mapping[str, Any]) -> Legality | None:
-    constraints = declared(source, "CONSTRAINTS")
-    try:
-        return Legality(tuple(map(str, constraints)), names)
-    except SyntaxError:
-        return None
 
 
 @functools.lru_cache(maxsize=16)

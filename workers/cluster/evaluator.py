@@ -102,6 +102,7 @@ class Evaluator:
             best=job["best"],
             race=Race.from_data(job["race"]) if job["race"] else None,
             only=job["only"],
+            within=tuple(job["within"]),
         )
         descriptors = self._settings["descriptors"]
         named = {name: str(job["params"][name]) for name in descriptors if name in job["params"]}

@@ -39,7 +39,8 @@ class Job:
     the user's own sources, which no mutation has touched).
     ``baseline`` names the operator's baseline kernel this is, if any: baselines answer to other
     inputs and are not held to the operator's gates. What falls behind in a ``race`` is stopped.
-    ``only``: ids of the shapes to keep to, timed and checked ones; None: the suite's.
+    ``only``: ids of the shapes to keep to, timed and checked ones; None: the suite's. ``within``: constraints that
+    shapes by lot keep to beside the genome's own.
     """
 
     index: int
@@ -51,6 +52,7 @@ class Job:
     baseline: str | None = None
     race: Race | None = None
     only: Collection[str] | None = None
+    within: tuple[str, ...] = ()
 
 
 def entries_of(genomes: Sequence[PoolGenome], only: Mapping[str, Collection[str]] | None) -> list[Entry]:
@@ -73,6 +75,7 @@ def request_for(job: Job) -> bytes:
             "best": job.best,
             "race": job.race and job.race.data(),
             "only": None if job.only is None else sorted(job.only),
+            "within": job.within,
         }
     ).encode()
 

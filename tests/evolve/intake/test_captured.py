@@ -81,28 +81,3 @@ def test_calls_are_noted_and_what_was_watched_is_as_before(noted):
     (note,) = noted["notes"]
     assert "argument 0 has gaps (shape [10, 7], strides [20, 1])" in note and "go to the original" in note
     assert noted["restored"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_three_liger_functions_of_the_page_are_tuned(tmp_path):
-    """The page's own lines, with two evaluations each."""
-    pytest.importorskip("liger_kernel")
-    page = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
-    lines = page.partition("Or record the calls of your program:\n\n```python\n")[2].partition("```")[0]
-    program = f"import torch\nimport tilewright as tw\nfrom liger_kernel import ops\n{HEAD}{lines}"
-    short = program.replace("tw.tune(calls)", "tw.tune(calls, budget=tw.Budget(evaluations=2))")
-    assert short != program
-    (tmp_path / "step.py").write_text(short, encoding="utf-8")
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [sys.executable, "step.py"], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    gains, _, refused = done.stdout.strip().splitlines()[-1].partition("} ")
-    names = ("LigerRMSNormFunction", "LigerSiLUMulFunction", "LigerCrossEntropyFunction")
-    assert refused == "{}" and all(f"{name}.apply" in gains for name in names)
-
-
-HEAD = 'device = "cuda" if torch.cuda.is_available() else "cpu"\n'

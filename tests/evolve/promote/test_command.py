@@ -194,6 +194,7 @@ def test_a_library_kernel_that_fails_now_sets_no_bar(campaign, writer):
     run(campaign, writer)
 
     def spoil(job, evaluation):
+        assert bool(job.within) == (job.genome == CHILD), "what is served is judged where it serves"
         changes = {"verdict": Verdict.CRASHED, "fitness": None, "reason": "drawn/M=122: illegal instruction"}
         return evaluation.model_copy(update=changes) if job.genome == CHILD else evaluation
 

@@ -71,15 +71,27 @@ def recheck(writer, spoil=with_newer_tools, seconds=quick_child, target="tpu7x")
     return found
 
 
+def limits(dispatch):
+    return tuple(dispatch["targets"]["tpu7x"]["kernels"][OTHER.id]["constraints"])
+
+
 def table(writer):
     regions = writer.version(OPERATOR)[2]["targets"]["tpu7x"]["regions"]
     return {region["workload"]: region["kernel"] for region in regions}
 
 
 def test_a_sound_table_gets_a_version_that_says_what_was_verified_where(writer):
-    before = writer.version(OPERATOR)[0]
-    (finding,) = recheck(writer)
+    before, _, table = writer.version(OPERATOR)
+    served_before, asked = limits(table), set()
+
+    def spoil(job, evaluation):
+        asked.add(job.within)
+        return with_newer_tools(job, evaluation)
+
+    (finding,) = recheck(writer, spoil)
     version, receipt, dispatch = writer.version(OPERATOR)
+    assert served_before and asked == {served_before}, "shapes by lot lie within what the table serves"
+    assert set(served_before) <= set(limits(dispatch)), "and no more is served afterwards"
     assert finding.good and version != before and version in finding.sentence
     assert "+0.0 % against their receipts" in finding.sentence and "jax 0.11.2" in finding.sentence
     told = receipt["targets"]["tpu7x"]

@@ -172,7 +172,9 @@ def test_a_kernel_s_constraints_hold_for_what_is_drawn():
     held = operator.kernels["seed"].source.replace(
         "CONSTRAINTS = {}", "CONSTRAINTS = {'N % 48 == 0': 'whole', 'M > 5': 'many'}"
     )
-    drawn = [w for seed in range(4) for w in lot.drawn(_request(operator, held, seed), SMALL)]
+    asked = [dataclasses.replace(_request(operator, held, seed), within=("M % 2 == 1",)) for seed in range(4)]
+    drawn = [w for one in asked for w in lot.drawn(one, SMALL)]
+    assert all(w.dims["M"] % 2 for w in drawn), "and those of the table that it serves from"
     assert drawn and all(w.dims["N"] % 48 == 0 and w.dims["M"] > 5 for w in drawn)
     assert not lot.drawn(_request(operator, held.replace("M > 5", "M > unknown")), SMALL)
 

@@ -3,7 +3,7 @@
 import pytest
 from ray._private import worker
 
-from testkit.pool import FAMILY, drain, genome, pool_settings
+from testkit.pool import drain, genome, pool_settings
 from tilewright.evolve.record.home import LOGBOOK, logbook
 from tilewright.fitness.evaluation import Verdict
 from tilewright.workers.cluster.evaluator import Evaluator
@@ -13,20 +13,6 @@ from tilewright.workers.cluster.pool import MEASURING_THREADS, MODELLING_THREADS
 from tilewright.workers.cluster.ray_pool import RayPool
 from tilewright.workers.cluster.ray_start import keep_lines
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable
-
-
-@pytest.mark.slow  # without Ray: the threads below, and tests/faults
-def test_faults_are_retried_and_then_reported_never_held_against_the_genome():
-    """An operator that is not there fails in the worker's constructor, every time."""
-    broken = RayPool(pool_settings(operator=f"{FAMILY}/nowhere", count=1))
-    broken.start()
-    try:
-        broken.submit(Job(7, genome(), 1))
-        done = drain(broken, 1)
-    finally:
-        broken.close()
-    assert done[7].verdict is Verdict.INFRA_ERROR
-    assert broken.retried == RETRIES
 
 
 def test_a_cluster_that_is_not_there_is_named():
