@@ -148,22 +148,10 @@ def _suites(
     return suites_of(suites, check)
 
 
-def _rows(most: int, wgs: int, kb: int, split: int, ctas: int, quant: int = 0) -> Mapping[str, object]:
-    return {
-        "MOST": most,
-        "WGS": wgs,
-        "KB": kb,
-        "SPLIT": split,
-        "CTAS": ctas,
-        "QUANT": quant,
-        "QW": 8 if wgs == 2 else 4,
-    }
-
-
 FP8_ROWS: tuple[Mapping[str, object], ...] = (
-    _rows(64, 1, 2, 1, 2),
-    {**_rows(64, 1, 2, 4, 1), "STAGES": 6},
-    _rows(128, 2, 2, 4, 1),
+    {"MOST": 64, "WGS": 1, "KB": 2, "SPLIT": 1, "CTAS": 2},
+    {"MOST": 64, "WGS": 1, "KB": 2, "SPLIT": 4, "CTAS": 1, "STAGES": 6},
+    {"MOST": 128, "WGS": 2, "KB": 2, "SPLIT": 4, "CTAS": 1},
 )
 
 
@@ -184,10 +172,23 @@ FP8_TILES: tuple[Mapping[str, object], ...] = (
 )
 
 
-FP8_SMALL: tuple[Mapping[str, object], ...] = tuple(
-    {**tile, **({"CREG": 232, "PREG": 40} if tile["WGS"] == 1 else {})} for tile in FP8_TILES
+_NARROW = (
+    _tiles(1, "one", 32, 16, "a"),
+    _tiles(1, "one", 32, 16, "b"),
+    _tiles(1, "one", 48, 13),
+    _tiles(1, "one", 64, 13),
+    _tiles(1, "one", 64, 13, "b"),
+    _tiles(1, "one", 80, 10),
+    _tiles(1, "one", 112, 8),
+    _tiles(2, "one", 32, 10, "a"),
+    _tiles(2, "one", 48, 8),
+    _tiles(2, "one", 80, 7),
 )
-"""The same of ``fp8_block``, whose registers are parameters."""
+
+FP8_SMALL: tuple[Mapping[str, object], ...] = tuple(
+    {**tile, **({"CREG": 232, "PREG": 40} if tile["WGS"] == 1 else {})} for tile in (*FP8_TILES, *_NARROW)
+)
+"""Of ``fp8_block``, whose registers are parameters, and narrower ones: tiles for each multiprocessor at few rows."""
 
 
 def _few(most: int, wgs: int, kb: int, split: int, cn: int = 1, ctas: int = 1) -> Mapping[str, object]:
@@ -197,6 +198,8 @@ def _few(most: int, wgs: int, kb: int, split: int, cn: int = 1, ctas: int = 1) -
 FP8_FEW: tuple[Mapping[str, object], ...] = (
     _few(64, 1, 2, 1, ctas=2),
     _few(64, 1, 2, 4),
+    _few(64, 1, 2, 2),
+    _few(32, 1, 4, 1),
     _few(128, 1, 1, 2, ctas=2),
     _few(128, 1, 2, 4, cn=2),
     _few(128, 2, 2, 4),

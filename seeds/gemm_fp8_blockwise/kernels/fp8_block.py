@@ -17,9 +17,7 @@ SPACE = {
     "AXIS": (0, 1),
     "UNR": (1, 2, 4),
     "OUTCS": (0, 1),
-    "ORDER": (0, 1),
-    "DBUF": (0, 1),
-    "RSA": (0, 1),
+    "TURN": (0, 1),
     "ECW": (32, 64),
     "CREG": (160, 216, 232, 240),
     "PREG": (24, 40),
@@ -35,9 +33,7 @@ DEFAULTS = {
     "AXIS": 0,
     "UNR": 2,
     "OUTCS": 0,
-    "ORDER": 0,
-    "DBUF": 0,
-    "RSA": 0,
+    "TURN": 0,
     "ECW": 64,
     "CREG": 240,
     "PREG": 24,
@@ -46,9 +42,6 @@ DEFAULTS = {
 CONSTRAINTS = {
     "STAGES * (WGS * (64 + 64 * (WAVES == 'down')) * 132 + WN * (1 + (WAVES == 'across')) * (128 + 4 * columns) + 32)"
     " + WGS * 64 * (ECW * 2 + 16) + 128 <= 232448": "the ring and the stores' pieces share 227 KB of shared memory",
-    "DBUF == 0 or WAVES == 'one' and columns == 0": "two partials of one wave, of one scale of B",
-    "DBUF == 0 or ORDER + RSA == 0": "a second partial takes no turns and leaves no registers for A",
-    "RSA == 0 or WAVES != 'down'": "A's registers serve the waves along N",
     "WAVES != 'down' or WGS <= 2 and WN <= 128": "a copy brings 256 rows of A, a thread keeps 256 numbers",
     "WAVES != 'across' or WN <= 128 and (WN % 128 == 0 or 64 % WN == 0)": (
         "a copy brings 256 rows of B, and waves keep to granules of B's scales"

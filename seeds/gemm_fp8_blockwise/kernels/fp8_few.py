@@ -32,6 +32,5 @@ CONSTRAINTS = {
 
 def launch(inputs, params):
     (m, k), n = inputs["a_q"].shape, inputs["b_q"].shape[0]
-    ready = {"QUANT": 0, "QW": 0}
-    defines, step, _ = product(m, n, k, {**params, **ready}, "b_q", ("a_q", "a_s", m), "b_s", "c")
-    return {"options": {"default_device": True}, "defines": {**defines, **ready}, "steps": (step,)}
+    defines, step, _ = product(m, n, k, params, "b_q", "a_q", "a_s", "b_s", "c", scaled=m)
+    return {"options": {"default_device": True}, "defines": defines, "steps": (step,)}
