@@ -24,7 +24,7 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet uv
 
 $(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/uv
-	$(INSTALL) -e '.[tpu]'
+	$(INSTALL) -e '.[tpu,ui]'
 	-$(COMPILE)
 	touch $@
 

@@ -39,7 +39,7 @@ class Diagnosis:
 def examine(home: Path) -> Iterator[Diagnosis]:
     """Findings in the order a newcomer needs them. Each target compiles a small kernel (seconds)."""
     yield Diagnosis("python", True, platform.python_version())
-    yield from (_package(name) for name in ("ray", "mlflow"))
+    yield from (_package(name) for name in ("ray", "mlflow-skinny"))
     yield from (_extra(name) for name in EXTRAS)
     yield _cores()
     yield _memory()
@@ -84,7 +84,8 @@ def _package(name: str) -> Diagnosis:
         return Diagnosis(name, False, f"not installed; pip install {name}")
 
 
-EXTRAS = {"tpu": "jax", "triton": "triton", "cuda": "nvidia-cuda-nvrtc", "llm": "openai", "pandas": "pandas"}
+EXTRAS = {"ui": "mlflow", "tpu": "jax", "triton": "triton", "cuda": "nvidia-cuda-nvrtc", "llm": "openai",
+          "pandas": "pandas"}  # fmt: skip
 """The packages whose presence shows that an extra is installed."""
 
 

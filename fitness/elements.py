@@ -251,18 +251,20 @@ def turned_one_way(codes: np.ndarray, wanted: np.ndarray) -> str | None:
 
     Rows and columns count, each with what most of its elements do: what a row's scale is off by turns all of its ties.
     """
-    if codes.dtype.kind == "b" or codes.ndim < 1 or codes.size == 0:
+    if codes.dtype.kind == "b" or codes.ndim < 1:
         return None
     columns = codes.shape[-1]
-    found, due = (array.astype(np.float64).reshape(-1, columns) for array in (codes, wanted))
+    places = np.flatnonzero(differing(codes, wanted))
+    found, due = (array.reshape(-1)[places].astype(np.float64) for array in (codes, wanted))
     with np.errstate(all="ignore"):
         up = np.nan_to_num(np.sign(found - due))
-        for ways, what in ((up, "up or down"), (up * np.sign(due), "towards zero or away from it")):
-            for axis in (0, 1):
-                net = np.sign(ways.sum(axis=axis))
-                count, sum_ = np.count_nonzero(net), abs(float(net.sum()))
-                if count >= FEW and sum_ > CHANCE * math.sqrt(count):
-                    return f"codes that differ do so one way, {what}"
+        away = up * np.nan_to_num(np.sign(due))
+    for ways, what in ((up, "up or down"), (away, "towards zero or away from it")):
+        for lines in (places % columns, places // columns) if places.size else ():
+            net = np.sign(np.bincount(lines, ways))
+            count, sum_ = np.count_nonzero(net), abs(float(net.sum()))
+            if count >= FEW and sum_ > CHANCE * math.sqrt(count):
+                return f"codes that differ do so one way, {what}"
     return None
 
 
@@ -276,22 +278,36 @@ def turned_too_far(
 
     ``scales``: of both, e8m0 codes (uint8) over equal blocks of the last axis. Arrays of the same shapes and dtypes.
     """
-    if codes.size == 0:
-        return None
-    columns = codes.shape[-1] if codes.ndim else 1
-    found, wanted = (array.astype(np.float64).reshape(-1, columns) for array in (codes, wanted_codes))
-    unit_found, unit_wanted = (_rounded(array, codes.dtype)[1] for array in (found, wanted))
+    other, scale = differing(codes, wanted_codes), None
     if scales is not None:
-        by, wanted_by = (np.repeat(_power(s), codes.size // s.size).reshape(found.shape) for s in scales)
-        found, unit_found = found * by, unit_found * by
-        wanted, unit_wanted = wanted * wanted_by, unit_wanted * wanted_by
+        scale = [np.repeat(s.reshape(-1), codes.size // max(s.size, 1)) for s in scales]
+        other |= scale[0] != scale[1]
+    places = np.flatnonzero(other)
+    found, wanted = (array.reshape(-1)[places].astype(np.float64) for array in (codes, wanted_codes))
+    unit = [_rounded(array, codes.dtype)[1] for array in (found, wanted)]
+    if scale is not None:
+        by = [_power(s[places]) for s in scale]
+        found, wanted, unit = found * by[0], wanted * by[1], [u * b for u, b in zip(unit, by, strict=True)]
     with np.errstate(all="ignore"):
-        around = _around(wanted)
-        near = np.abs(found - wanted) <= np.maximum(unit_found, unit_wanted) + worst * around
-        same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
-    if (place := _first(~(near | same))) is None:
+        error, same = np.abs(found - wanted), (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+        far = ~(same | (error <= np.maximum(*unit)))
+        if not far.any():
+            return None
+        due = wanted_codes.astype(np.float64).reshape(-1) * (1.0 if scale is None else _power(scale[1]))
+        around = _around(due.reshape(-1, codes.shape[-1] if codes.ndim else 1)).reshape(-1)[places]
+        far &= ~(error <= np.maximum(*unit) + worst * around)
+    if (first := _first(far)) is None:
         return None
-    return f"element {_index(place, codes)} is {found[place]:.3g} where {wanted[place]:.3g} is due"
+    index = [int(n) for n in np.unravel_index(places[first], codes.shape or (1,))]
+    return f"element {index} is {found[first]:.3g} where {wanted[first]:.3g} is due"
+
+
+def differing(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where bits differ, in order: bool. Arrays of one dtype and shape."""
+    left, right = (np.ascontiguousarray(array).reshape(-1) for array in (codes, wanted))
+    bits = f"u{codes.dtype.itemsize}"
+    found: np.ndarray = left.view(bits) != right.view(bits)
+    return found
 
 
 def _chance(variances: np.ndarray) -> float:

@@ -28,9 +28,7 @@ def snr_db(output: np.ndarray, reference: np.ndarray) -> float:
 
 def mismatches(output: np.ndarray, reference: np.ndarray) -> int:
     """Elements whose bits differ. The dtypes must be equal."""
-    left = np.ascontiguousarray(output).view(np.uint8).reshape(-1, output.dtype.itemsize)
-    right = np.ascontiguousarray(reference).view(np.uint8).reshape(-1, reference.dtype.itemsize)
-    return int(np.count_nonzero((left != right).any(axis=1)))
+    return int(np.count_nonzero(elements.differing(output, reference)))
 
 
 def agreement(output: np.ndarray, reference: np.ndarray, counted: np.ndarray | None = None) -> float:

@@ -20,12 +20,12 @@ def is_original(source: str) -> bool:
     return f"\n{NAME} = " in source
 
 
-def data_of(source: str) -> dict[str, Any] | None:
+def data_of(source: str, name: str = NAME) -> dict[str, Any] | None:
     """What ``ORIGINAL`` says; None of any other module. Raises ValueError where that is no data."""
-    if not is_original(source):
+    if f"\n{name} = " not in source:
         return None
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == NAME:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             found: dict[str, Any] = ast.literal_eval(node.value)
             return found
     return None

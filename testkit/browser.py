@@ -1,10 +1,9 @@
-"""A headless Chromium for tests and screenshots. Needs the ``dev`` extra and a Chromium on the PATH."""
+"""A headless Chromium for tests. Needs the ``dev`` extra and a Chromium on the PATH."""
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -33,18 +32,12 @@ class Watched:
     errors: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
-    def shot(self, path: Path, *, whole: bool = False) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=str(path), full_page=whole)
-        return path
-
 
 @contextmanager
 def browser_page(
     width: int = 1280,
     height: int = 900,
     scheme: Literal["light", "dark"] = "light",
-    scale: float = 1.0,
     storage: dict[str, str] | None = None,
 ) -> Iterator[Watched]:
     """One page in a fresh headless browser. ``storage`` is put into the local storage of every page opened."""
@@ -54,9 +47,7 @@ def browser_page(
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium(), headless=True, args=flags)
         try:
-            context = browser.new_context(
-                viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=scale
-            )
+            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
             for key, value in (storage or {}).items():
                 context.add_init_script(f"try {{ localStorage.setItem({key!r}, {value!r}) }} catch (e) {{}}")
             page = context.new_page()

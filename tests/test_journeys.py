@@ -104,6 +104,7 @@ report nobody                                     | 'nobody' is unknown
 rm                                                | CAMPAIGN
 rm ..                                             | '..' is unknown
 promote nobody                                    | 'nobody' is unknown
+ui                                                | no campaigns in .tilewright; start a campaign
 ui --port 99999                                   | --port: 99999 must be from 1 to 65535
 doctor --target b300                              | known targets are
 library                                           | ACTION

@@ -31,7 +31,7 @@ DELETION = re.findall(
 LEFT = "import mlflow\nprint('left:', len(mlflow.search_runs(search_all_experiments=True, output_format='list')))\n"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = {
-    "pip install '.[tpu]'": "the test's environment has it",
+    "pip install '.[tpu,ui]'": "the test's environment has it",
     "tilewright ui": "serves until it is stopped; tests/evolve/mlflow_mirror/test_ui.py",
     'tilewright tune examples/softmax.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"': (
         "needs a GPU; tests/test_documents.py checks its arguments"

@@ -49,6 +49,9 @@ class _Section(BaseModel):
         return value
 
 
+RETIRED = frozenset(("local_search", "overlap", "spills", "stall", "bound"))
+"""A proposer and descriptors of earlier versions."""
+
 RETIRED_LIMIT = 200
 """Evaluations after which a resumed campaign ends whose journal names no limit but ``until: converged``."""
 
@@ -95,8 +98,7 @@ class SearchConfig(_Section):
     lag: int = Field(default=4, ge=1, le=4096)
     order: Order = Order.INDEX
     descriptors: tuple[str, ...] = ()
-    """What is part of a candidate's cell beside the descriptors of the target: names of parameters and, on modelled
-    targets, ``overlap``, ``spills``, ``stall`` and ``bound`` (see ``fitness.tpu.schedule``)."""
+    """Parameters that are part of a candidate's cell beside the descriptors of the target."""
 
     transfer: Literal["auto"] | tuple[str, ...] = "auto"
     """Finished campaigns (ids, or paths of their folders) whose points this search starts from; ``auto``: the latest of
@@ -109,13 +111,14 @@ class SearchConfig(_Section):
     finalists: int = Field(default=2, ge=1, le=16)
     """The fittest so many are run on the suite's final workloads; the best of them there wins."""
 
-    @field_validator("proposers", mode="before")
+    @field_validator("proposers", "descriptors", mode="before")
     @classmethod
     def _without_retired(cls, names: Any, info: ValidationInfo) -> Any:
-        """A journal of an earlier version may name ``local_search``, which is gone; what a user writes may not."""
-        if not info.context or "local_search" not in names:
+        """A journal of an earlier version may name what is gone; what a user writes may not."""
+        if not info.context or not RETIRED.intersection(names):
             return names
-        return tuple(n for n in names if n != "local_search") or ("parameters",)
+        kept = tuple(n for n in names if n not in RETIRED)
+        return kept or (("parameters",) if info.field_name == "proposers" else ())
 
     @field_validator("without_rules")
     @classmethod

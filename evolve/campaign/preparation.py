@@ -19,7 +19,8 @@ from tilewright.workers.toolchains import triton as triton_toolchain
 WORKERS_PER_GPU = 24
 """Most workers that one GPU of this machine gets by default: more start later and do not keep it busier."""
 
-_TOOLS = ("tilewright", "ray", "mlflow", "numpy", "jax", "jaxlib", "libtpu", "torch", "triton", "scipy")
+_TOOLS = ("tilewright", "ray", "mlflow-skinny", "numpy", "jax", "jaxlib", "libtpu", "torch", "triton",
+          "scipy")  # fmt: skip
 
 
 def pool_settings(resolved: Resolved) -> PoolSettings:

@@ -17,7 +17,6 @@ from tilewright.fitness.dialect import is_cuda
 from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.score import floors
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
-from tilewright.fitness.tpu.schedule import FIGURES
 from tilewright.library import nvrtc
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Suite, Workload
@@ -164,10 +163,9 @@ def _check_descriptors(resolved: Resolved) -> None:
     """A misspelt descriptor would leave every candidate in one cell."""
     kernels = resolved.operator.kernels.values()
     parameters = {name for kernel in kernels for name in _parameters(resolved, kernel)}
-    figures = () if resolved.target.measured else FIGURES
     for name in resolved.config.search.descriptors:
-        if name not in parameters and name not in figures:
-            raise _unknown("search.descriptors", name, [*figures, *sorted(parameters)])
+        if name not in parameters:
+            raise _unknown("search.descriptors", name, sorted(parameters))
 
 
 def _parameters(resolved: Resolved, kernel: SeedKernel) -> Iterable[str]:

@@ -76,7 +76,8 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     beside = f"    beside=frozenset({sorted(answer['beside'])!r}),\n" if answer.get("beside") else ""
     beside += f"    moved={answer['moved']!r},\n" if answer.get("moved") else ""
     beside += f"    rest={tuple(answer['rest'])!r},\n" if answer.get("rest") else ""
-    beside += f"    left_out={tuple(answer['left_out'])!r},\n" if answer.get("left_out") else ""
+    for key in ("left_out", "lost_tables"):
+        beside += f"    {key}={tuple(answer[key])!r},\n" if answer.get(key) else ""
     each = "**{call.id: Suite(call.id, workloads=(call,), check=CHECK) for call in CALLS},\n    "
     points = ", points=POINTS" if answer.get("points") else ""
     kept = f'VALUES = str(Path(__file__).with_name("{FILE}"))\n' if ", values=VALUES" in operands else ""

@@ -89,7 +89,7 @@ class Refused:
 
     def text(self) -> str:
         place = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
-        return f"{place}{self.what}. Remedy: {self.remedy}.".replace("?. ", "? ")
+        return f"{place}{self.what}. Remedy: {self.remedy}."
 
 
 def remedy(what: str) -> str:

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 _IN_PLACE = re.compile(r"\.dot\(([^=()]*,){2}[^=()]*\)|\.dot\(.*\bacc=")
 _CUT = 2.0**-16
-"""Share of what is usual that a product adds to an error: sums are cut to 14 bits after every 32 products."""
+"""Share of a sum of one sign that a product loses, at most: what is added is cut to 2^-13 of the largest addend."""
+
+_ONE_SIGN = ("signed", "repeated")
+"""Tables whose products have a mean: their sums lose it, 7 % of 4096 products: no bound of a whole allows it."""
 
 ROOM_DB = 3.0
 """How much more noise than the seed's own others may make, where that of rounding is no measure."""
@@ -100,18 +103,22 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     if narrow and _IN_PLACE.search(answer["source"]):
         cut = min(cap, _CUT * max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["dims"]))
     floors, value = answer.setdefault("floors", {}), failed.value or 0.0
-    wider = max(cut, share if share <= cap else 0.0)
-    if left := {k for k in answer["kinds"][1:] if kind in (k, family(k))}:  # a sample names the family alone
+    lost = cut > (row[4] or 0.0) or (cut and "lost_tables" not in answer)
+    if not lost and (
+        left := {k for k in answer["kinds"][1:] if kind in (k, family(k))}
+    ):  # a sample names the family alone
         answer["kinds"] = [k for k in answer["kinds"] if k not in left]
         note = f"inputs of kind {kind} are not used: the original kernel fails on them on {target.name}"
-    elif (row[4] or 0.0) < wider:
+    elif lost or (row[4] or 0.0) < share <= cap:
         if row[4] is None:  # noise is held to the kernel's own from now on, not to that of rounding
             floors[row[0]], row[3] = row[3], max(row[3], round(value - ROOM_DB, 1))
-        row[4] = wider
-        if wider == cut:
+        row[4] = max(cut, row[4] or 0.0, share if share <= cap else 0.0)
+        if lost:
+            answer["lost_tables"] = _ONE_SIGN
             note = (
-                f"{row[0]} may be off by {cut:.2g} of what is usual: tensor cores add 8-bit products to what dot is "
-                "given with 14 bits; write acc += tl.dot(a, b) for sums in float32"
+                f"{row[0]} may be off by {cut:.2g} of what is usual, and timed calls have no inputs of one sign or few "
+                "values: tensor cores add 8-bit products to what dot is given with 14 bits; write acc += tl.dot(a, b) "
+                "for sums in float32"
             )
     elif not failed.detail and floors.get(row[0], math.inf) <= value < row[3]:
         row[3] = max(floors[row[0]], round(value - ROOM_DB, 1))

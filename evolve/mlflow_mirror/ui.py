@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -75,7 +75,13 @@ def serve_ui(
             raise UserError(f"MLFLOW_TRACKING_URI: {uri} is a server already; open it in a browser.")
         print_line(f"MLflow: {link(uri, page)}")
         return 0
+    if find_spec("flask") is None:
+        raise UserError(
+            "MLflow's server is not installed; pip install 'tilewright[ui]', or 'tilewright report' writes one page."
+        )
     chosen, log = free_port(host, port), home / SERVER_LOG
+    if not home.is_dir():
+        raise UserError(f"no campaigns in {home}; {NO_CAMPAIGN}.")
     environment = mirror_environment(os.environ)
     children: list[subprocess.Popen[bytes]] = []
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -195,9 +201,7 @@ def server_command(home: Path, uri: str, host: str, port: int) -> list[str]:
     """The command line of a small MLflow server."""
     artifacts = (home / ARTIFACTS).resolve().as_uri()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
-    command += ["--artifacts-destination", artifacts, "--workers", "1"]
-    if entry_points(group="mlflow.app", name=APP_NAME):  # an installation older than the app has none
-        command += ["--app-name", APP_NAME]
+    command += ["--artifacts-destination", artifacts, "--workers", "1", "--app-name", APP_NAME]
     return [*command, "--host", host, "--port", str(port)]
 
 

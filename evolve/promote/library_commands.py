@@ -1,6 +1,5 @@
 """``tilewright library``: list, verify, roll back and clean what has been promoted."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -53,9 +52,7 @@ def check(
     say: Callable[[str], None],
 ) -> Iterator[Finding]:
     """Every finding on the current versions: files against hashes, toolchain, checks, receipts run again."""
-    names = [operator] if operator else writer.operators()
-    if not writer.operators():
-        raise _nothing(writer)
+    names = writer.named(operator)
     if operator and operator not in writer.operators():
         raise LibraryError(f"{operator}: nothing is promoted in {writer.root}.")
     for fault in writer.runtime_faults():
@@ -111,14 +108,7 @@ def _runs_here(target: str) -> bool:
 
 def _run_checks(writer: LibraryWriter, operator: str) -> Finding:
     command = [sys.executable, "-m", f"{writer.package}.checks", operator]
-    paths = (str(writer.library.absolute()), os.environ.get("PYTHONPATH"))
-    environment = {
-        **os.environ,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "TRITON_INTERPRET": "1",
-        "JAX_PLATFORMS": "cpu",
-    }
+    environment = writer.environment(TRITON_INTERPRET="1", JAX_PLATFORMS="cpu")
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TEST_SECONDS, env=environment, check=False
     )
@@ -166,21 +156,11 @@ def _run_again(
 # -- changes -----------------------------------------------------------------------------------------
 
 
-def _nothing(writer: LibraryWriter) -> LibraryError:
-    return LibraryError(f"--library: nothing is promoted in {writer.root}.")
-
-
-def _require_some(writer: LibraryWriter) -> None:
-    """Raises LibraryError for a library that is not there, rather than make an empty one."""
-    if not writer.kernels.is_dir():
-        raise _nothing(writer)
-
-
 def rollback(
     writer: LibraryWriter, operator: str, to: str | None, reason: str | None
 ) -> tuple[str | None, str | None]:
     """Make the version before the current one (or ``to``) current again; (from, to). Raises LibraryError."""
-    _require_some(writer)
+    writer.named()
     with writer.writing():
         index = writer.index(operator)
         now = index["current"]
@@ -203,10 +183,9 @@ def rollback(
 
 def collect(writer: LibraryWriter, keep: int) -> list[str]:
     """Remove versions that are neither current nor among the last ``keep`` promoted, and unfinished writing."""
-    removed = []
-    _require_some(writer)
+    removed, names = [], writer.named()
     with writer.writing():
-        for operator in writer.operators():
+        for operator in names:
             index = writer.index(operator)
             promoted = [e["version"] for e in index["history"] if e.get("action") in MAKING]
             kept = {index["current"], *list(dict.fromkeys(reversed(promoted)))[:keep]}

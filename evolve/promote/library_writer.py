@@ -77,6 +77,19 @@ class LibraryWriter:
     def operators(self) -> list[str]:
         return store.operators(self.kernels)
 
+    def named(self, operator: str | None = None) -> list[str]:
+        """The operator, or all there are. Raises LibraryError where there are none."""
+        names = self.operators()
+        if not names:
+            raise LibraryError(f"--library: nothing is promoted in {self.root}.")
+        return names if operator is None else [operator]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Of a program that sees the library alone, ahead of what else it would."""
+        paths = filter(None, (str(self.library.absolute()), os.environ.get("PYTHONPATH")))
+        own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        return {**os.environ, **own, **more}
+
     # -- reading -------------------------------------------------------------------------------------
 
     def index(self, operator: str) -> dict[str, Any]:

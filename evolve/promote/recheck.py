@@ -116,11 +116,8 @@ def recheck_library(
     writer: LibraryWriter, operator: str | None, target: str, make: MakeEvaluator, say: Say
 ) -> Iterator[Finding]:
     """Findings on every operator that serves ``target``, the library changed as they say. Raises UserError."""
-    names = [operator] if operator is not None else writer.operators()
-    if not names:
-        raise LibraryError(f"--library: nothing is promoted in {writer.root}.")
     any_there = False
-    for name in names:
+    for name in writer.named(operator):
         if operator is None and writer.index(name)["current"] is None:
             continue
         found = recheck_operator(writer, name, target, make, say)

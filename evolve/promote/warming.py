@@ -5,7 +5,6 @@ version of their operator: its receipt vouches for them, and a rollback takes th
 those of the version before.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,8 +25,7 @@ def warm_library(
 
     ``shapes``: a file as ``runtime.warm`` reads it; None: the verified shapes. Raises UserError.
     """
-    if not writer.operators():
-        raise UserError(f"--library: nothing is promoted in {writer.root}.")
+    writer.named()
     if shapes is not None:
         try:
             warm.read_shapes(shapes.read_text(encoding="utf-8"))
@@ -37,13 +35,7 @@ def warm_library(
         packs = Path(folder) / "packs"
         command = [sys.executable, "-m", f"{writer.package}.warm", "--device", device, "--packs", str(packs)]
         command += ["--shapes", str(shapes.absolute())] if shapes is not None else []
-        paths = [str(writer.library.absolute()), os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            plan_shelf.CACHE_VARIABLE: str(Path(folder) / "cache"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        environment = writer.environment(**{plan_shelf.CACHE_VARIABLE: str(Path(folder) / "cache")})
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=WARM_SECONDS, env=environment, check=False
         )

@@ -163,12 +163,6 @@ class LiveDisplay:
             self._live.stop()
             self._live = None
 
-    def frozen(self, facts: Mapping[str, Any], snapshot: Snapshot) -> Panel:
-        """The panel of one snapshot, for a screenshot."""
-        self._facts, self._snapshot = facts, snapshot
-        self._history = [(0.0, 0), (snapshot.elapsed_seconds, snapshot.evaluations)]
-        return self._panel()
-
     def _redraw(self) -> None:
         if self._live is not None:
             self._live.update(self._panel())

@@ -133,7 +133,7 @@ class Option(Counted):
 
     option: str
     value: int
-    known: frozenset[Signature] = frozenset()
+    known: Collection[Signature] = ()
     pinned: bool = field(default=False, init=False, repr=False)
 
     @property
@@ -236,12 +236,12 @@ class Launcher:
             of.others += 1
             return self._original.run(*args, grid=grid, warmup=warmup, **kwargs)
         same = self._same(args, kwargs)
-        if same in self._ready:
+        if ready := self._ready.get(same):
             of.calls += 1
-            compiled, found = self._ready[same]
+            compiled, found = ready
             bound = self._bound(found, args, kwargs)
             sizes = grid(bound) if callable(grid) else grid
-            compiled[(*sizes, 1, 1)[:3]](*[bound[name] for name in self._places])
+            compiled[(*sizes, 1, 1)[:3]](*map(bound.__getitem__, self._places))
             return compiled
         key = signature(args, kwargs, self._constants)
         found = None if key is None else self._known.get(key)

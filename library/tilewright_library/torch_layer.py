@@ -83,6 +83,12 @@ def kept_rows(kept: torch.Tensor, m: int, k: int) -> Tensors:
     return _cut(kept, 0, k, m, (m // BLOCK, k))
 
 
+def plain_rows(plain: torch.Tensor, m: int, k: int) -> Tensors:
+    """(codes [M, K], scales [K/128, M]) of x as it is multiplied, M in whole blocks."""
+    m = whole_rows(m)
+    return _cut(plain, 0, m, k, (k // BLOCK, m))
+
+
 def kept_weight(kept: torch.Tensor, n: int, k: int) -> Tensors:
     """(codes [K, N], scales [K/128, N/128]) of what is kept of w."""
     return _cut(kept, 0, k, n, (k // BLOCK, n // BLOCK))

@@ -31,6 +31,7 @@ from .torch_layer import (
     kept_rows,
     kept_weight,
     kept_weight_bytes,
+    plain_rows,
     plain_weight,
     run,
     serving_rows,
@@ -69,24 +70,38 @@ def _served(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
 
 
-def linear(x: torch.Tensor, w: torch.Tensor, again: bool = False) -> Tensors:
-    """y [M, N], and what is kept of x and of w; of w nothing where the gradient quantises it ``again``."""
+def quantised(x: torch.Tensor, n: int) -> Tensors:
+    """Codes and scales of x, and what is kept of it, for layers of N columns: compilers do it once for several."""
+    layer = _entry(x.device, x.shape[0], n, x.shape[1])
+    if layer is not None:
+        return layer.quantise(aligned(x))
+    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
+    return _packed(x_q, x_s), _packed(xt_q, xt_s)
+
+
+def _multiplied(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, again: bool) -> Tensors:
+    """y [M, N], and what is kept of w: nothing where the gradient quantises it ``again``."""
     (m, k), n = x.shape, w.shape[0]
     layer = _entry(x.device, m, n, k)
     if layer is not None:
-        plain, kept_x = layer.quantise(aligned(x))
         y, kept_w = layer.forward(plain, aligned(w), again)
     else:
-        x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
         w_q, w_s, wt_q, wt_s = _quantise("quant_128x128_dual", w)
-        y = first_rows(_product("gemm_nt", (x_q, x_s), (w_q, w_s)), m)
-        kept_x, kept_w = _packed(xt_q, xt_s), _packed(wt_q, wt_s)
-    return y, kept_x, _bytes(x, 0) if again else kept_w
+        y = first_rows(_product("gemm_nt", plain_rows(plain, m, k), (w_q, w_s)), m)
+        kept_w = _packed(wt_q, wt_s)
+    return y, _bytes(x, 0) if again else kept_w
 
 
-def linear_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """As ``linear``; from ``AGAIN_ROWS`` on nothing is kept of w."""
-    return linear(x, w, x.shape[0] >= AGAIN_ROWS)
+def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """y [M, N], and what is kept of x and of w."""
+    plain, kept_x = quantised(x, w.shape[0])
+    y, kept_w = _multiplied(x, w, plain, False)
+    return y, kept_x, kept_w
+
+
+def linear_trained(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, kept_x: torch.Tensor) -> Tensors:
+    """y and what is kept of w, of x that is ``quantised``; from ``AGAIN_ROWS`` on nothing."""
+    return _multiplied(x, w, plain, x.shape[0] >= AGAIN_ROWS)
 
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -161,13 +176,11 @@ KEPT: dict[int, KeptWeight] = {}
 def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
     """y [M, N] and what is kept of x, with w quantised before."""
     m, k = x.shape
+    plain, kept_x = quantised(x, n)
     layer = _entry(x.device, m, n, k)
     if layer is not None:
-        plain, kept_x = layer.quantise(aligned(x))
         return layer.forward_kept(plain, kept_w), kept_x
-    x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
-    y = _product("gemm_nt", (x_q, x_s), plain_weight(kept_w, n, k))
-    return first_rows(y, m), _packed(xt_q, xt_s)
+    return first_rows(_product("gemm_nt", plain_rows(plain, m, k), plain_weight(kept_w, n, k)), m), kept_x
 
 
 def linear_infer_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> torch.Tensor:
@@ -206,7 +219,8 @@ def linear_backward_again(
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _LIBRARY.define("linear(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define("linear_trained(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define("quantised(Tensor x, SymInt n) -> (Tensor, Tensor)")
+_LIBRARY.define("linear_trained(Tensor x, Tensor w, Tensor plain, Tensor kept_x) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "linear_backward_again(Tensor dy, Tensor kept_x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
 )
@@ -235,31 +249,38 @@ def _fake_backward(
     return dx, dy.new_empty((n, k)) if need_w else dy.new_empty(0)
 
 
-def _fake_trained(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    y, *kept = _fake_linear(x, w)
-    return y, *(kept if x.shape[0] < AGAIN_ROWS else (kept[0], _bytes(x, 0)))
+def _fake_quantised(x: torch.Tensor, n: int) -> Tensors:
+    m, k = x.shape
+    return _bytes(x, whole_rows(m) * (k + 4 * (k // BLOCK))), _bytes(x, kept_bytes(m, k))
+
+
+def _fake_trained(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, kept_x: torch.Tensor) -> Tensors:
+    y, _, kept_w = _fake_linear(x, w)
+    return y, kept_w if x.shape[0] < AGAIN_ROWS else _bytes(x, 0)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    ctx.again, ctx.k = inputs[0].shape[0] >= AGAIN_ROWS, inputs[0].shape[1]
-    ctx.save_for_backward(output[1], inputs[1] if ctx.again else output[2])
+    x, w, _, kept_x = inputs
+    ctx.again, ctx.k = x.shape[0] >= AGAIN_ROWS, x.shape[1]
+    ctx.save_for_backward(kept_x, w if ctx.again else output[1])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, dy: torch.Tensor | None, *unused: Any) -> tuple[torch.Tensor | None, ...]:
-    need_x, need_w = ctx.needs_input_grad
+    need_x, need_w, *_ = ctx.needs_input_grad
     if dy is None:
-        return None, None
+        return None, None, None, None
     if ctx.again:
         dx, dw = OPS.linear_backward_again(dy, *ctx.saved_tensors, need_x, need_w)
     else:
         dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
-    return dx if need_x else None, dw if need_w else None
+    return dx if need_x else None, dw if need_w else None, None, None
 
 
 _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
     ("linear", linear, _fake_linear),
+    ("quantised", quantised, _fake_quantised),
     ("linear_trained", linear_trained, _fake_trained),
     (
         "linear_backward_again",
@@ -275,6 +296,12 @@ for _name, _real, _fake in _IMPLEMENTATIONS:
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
 torch.library.register_autograd(
     f"{NAMESPACE}::linear_trained", _differentiate, setup_context=_save, lib=_LIBRARY
+)
+torch.library.register_autograd(
+    f"{NAMESPACE}::quantised",
+    lambda ctx, *unused: (None, None),
+    setup_context=lambda ctx, inputs, output: ctx.mark_non_differentiable(*output),
+    lib=_LIBRARY,
 )
 
 
@@ -491,8 +518,13 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if _unfit(rows, w, trains):
         _note_unfit()
         return torch.nn.functional.linear(x, w)
-    y = OPS.linear_trained(rows, w)[0] if trains else OPS.linear_forward_only(rows, w)
-    return y.reshape(*x.shape[:-1], w.shape[0])
+    n = w.shape[0]
+    y = (
+        OPS.linear_trained(rows, w, *OPS.quantised(rows, n))[0]
+        if trains
+        else OPS.linear_forward_only(rows, w)
+    )
+    return y.reshape(*x.shape[:-1], n)
 
 
 def _unfit(rows: torch.Tensor, w: torch.Tensor, trains: bool) -> bool:

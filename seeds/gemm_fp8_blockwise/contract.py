@@ -141,11 +141,12 @@ def _steps(rng: np.random.Generator, rows: int) -> np.ndarray:
 
 
 def factors(
-    rng: np.random.Generator, seed: int, kind: str, m: int, n: int, k: int, most: int = 14
+    rng: np.random.Generator, seed: int, kind: str, m: int, n: int, k: int, most: int = 14, far: float = 512.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """A [m, k] and B [n, k] of one kind, before they are quantised.
 
-    ``integers``: see ``shaped.integers``; up to 14 a sum over one block is held by 14 bits, and one over four is not.
+    ``integers``: see ``shaped.integers``; up to 14 a sum over one block is held by 14 bits, one over four is not, and
+    with blocks that are 512 times larger it takes most of the 24 that float32 has.
     ``scaled``: A with ``shaped.peaks``, and both by 2^-12, where the floor is near, or by 2^30 and 2^70.
     """
     if kind == "scaled":
@@ -156,7 +157,7 @@ def factors(
         return (a * sizes[0]).astype(ml_dtypes.bfloat16), (b * sizes[1]).astype(ml_dtypes.bfloat16)
     if kind != "integers":
         return draw(rng, m, k, kind), draw(rng, n, k, kind)
-    mirrored = integers(rng, (m, k), 1, seed, mirror=True, most=most)
+    mirrored = integers(rng, (m, k), 1, seed, mirror=True, most=most, far=far)
     return mirrored * _steps(rng, m), integers(rng, (n, k), 1, seed, mirror=False, most=most) * _steps(rng, n)
 
 

@@ -163,7 +163,7 @@ class GridGemm(Product):
         """Fresh operands, quantised by the contract."""
         m, n, k = self.dims(workload)
         rng = generator(seed, kind)
-        a, b = factors(rng, seed, kind, m, n, k, most=7)
+        a, b = factors(rng, seed, kind, m, n, k, most=7, far=1.0)
         (a_q, a_s), (b_q, b_s) = quantise_grid(a, self.edge), quantise_grid(b, self.edge)
         return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
 

@@ -107,12 +107,18 @@ class MxGemm(Product):
         return tuple(found)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
-        """Fresh operands, cast as the definitions say."""
+        """Fresh operands, cast as the definitions say. ``far``: by 2^40 or 2^-50, and half of the blocks of one operand
+        by 2^60 more, those of the other that they meet by as much less, where an exponent holds that."""
         m, n, k = self.dims(workload)
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
-        size = np.float32(2.0 ** rng.choice((-50, 40))) if kind == "far" else np.float32(1.0)
+        powers = np.zeros((2, k))
+        if kind == "far":
+            powers += 40.0 if (seed + m + n) % 2 else -50.0
+            if self.form.block == BLOCK:
+                powers += np.repeat(np.where(rng.permutation(k // BLOCK) % 2, 60, -60), BLOCK) * [[1], [-1]]
         drawn = (draw(rng, rows, k, "randn" if kind == "far" else kind) for rows in (m, n))
-        cast = (self.form.cast((x.astype(np.float32) * size).astype(x.dtype)) for x in drawn)
+        sizes = np.exp2(powers).astype(np.float32)
+        cast = (self.form.cast((x * size).astype(x.dtype)) for x, size in zip(drawn, sizes, strict=True))
         made = dict(zip("ab", cast, strict=True))
         found = {f"{name}_{part}": array for name, parts in made.items() for part, array in parts.items()}
         return {spec.name: found[spec.name] for spec in self.operands(m, n, k)}

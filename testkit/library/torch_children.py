@@ -73,10 +73,18 @@ def compiled() -> dict[str, Any]:
     odd, messages = warned(
         lambda: torch.compile(layer, fullgraph=True, backend="aot_eager")(x[:, :96], w[:, :96])
     )
+    pair = torch.compile(
+        lambda x, w: gemm_fp8_blockwise(x, w) + gemm_fp8_blockwise(x, 2 * w),
+        fullgraph=True,
+        backend="aot_eager_decomp_partition",
+    )
+    kept: list[torch.dtype] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.dtype) or t, lambda t: t):
+        pair(x.detach().requires_grad_(), w.detach().requires_grad_())
     namespace = torch.ops.tilewright_library
     checks = torch.library.opcheck(
         namespace.linear_trained.default,
-        (x.requires_grad_(), w.requires_grad_()),
+        (x.requires_grad_(), w.requires_grad_(), *namespace.quantised(x.detach(), 128)),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         raise_exception=False,
     )
@@ -84,6 +92,7 @@ def compiled() -> dict[str, Any]:
         "equal": [snr(a, b) for a, b in zip(traced, eager, strict=True)],
         "odd": snr(odd, layer(x[:, :96], w[:, :96])),
         "odd_warnings": messages,
+        "kept": kept.count(torch.uint8),
         "opcheck": {name: str(result) for name, result in checks.items()},
     }
 

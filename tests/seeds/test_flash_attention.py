@@ -35,7 +35,7 @@ WHOLE = {"walk": "whole", "block_q": 256, "sub_q": 128, "sub_k": 128}
 SCHEDULES = {
     "grid": {**SMALL, "block_q": 256, "block_k": 256, "mask": "edge", "stats": "lanes"},
     "loop": {**SMALL, "walk": "loop", "block_q": 256, "unroll": 2, "exponent": "exp2", "heads": 2},
-    "whole": {**WHOLE, "mask": "edge", "weights": "bf16", "row_sum": "matrix", "order": "keys"},
+    "whole": {**WHOLE, "mask": "edge", "row_sum": "matrix", "order": "keys"},
 }
 
 

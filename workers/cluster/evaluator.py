@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import load_target
-from tilewright.fitness.tpu.schedule import describe
 from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cascade.base import Cascade
@@ -106,8 +105,7 @@ class Evaluator:
         )
         descriptors = self._settings["descriptors"]
         named = {name: str(job["params"][name]) for name in descriptors if name in job["params"]}
-        scheduled = describe(evaluation.workloads, descriptors)
-        changes = {"worker": self._name, "descriptors": {**evaluation.descriptors, **scheduled, **named}}
+        changes = {"worker": self._name, "descriptors": {**evaluation.descriptors, **named}}
         return evaluation.model_copy(update=changes).model_dump_json().encode()
 
     def close(self) -> None:

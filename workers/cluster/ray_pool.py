@@ -29,6 +29,7 @@ from tilewright.workers.cluster.pool_folder import PoolFolder
 from tilewright.workers.cluster.ray_start import (
     Head,
     first_line,
+    keep_lines,
     missing_resource,
     start_ray,
     worker_resources,
@@ -139,7 +140,7 @@ class RayPool(QueuedPool):
     """Implements ``pool.Pool`` with actors of the cluster at ``settings.address``, or of a Ray started here."""
 
     on_note: Callable[[str], None] | None = None
-    """Called with what the cluster lacks, so that nobody waits unaware."""
+    """Called with what the cluster lacks or loses, so that nobody waits unaware."""
     scales: Mapping[str, DeviceRatio] = field(default_factory=dict)
     """Of the devices of several stations, by device."""
     thread_cpu_seconds: float = 0.0
@@ -159,6 +160,7 @@ class RayPool(QueuedPool):
                 self._folder = PoolFolder()
             except OSError as error:
                 raise PoolUnavailable(f"Ray cannot start: {error}") from error
+        keep_lines(self.on_note)
         start_ray(settings.address, settings.count, settings.gpus, self._folder)
         if settings.address:
             self._head = Head.joined()
@@ -175,7 +177,7 @@ class RayPool(QueuedPool):
                 worker.health.doubt(time.monotonic())
             self._workers.append(worker)
         if settings.address and self.on_note is not None and (missing := missing_resource(target)):
-            self.on_note(missing)
+            self.on_note(f"warning: {missing}")
 
     def _start_stations(self, target: Target, scratch: str | None) -> None:
         """One for each device; several devices are put on one scale before anything else."""

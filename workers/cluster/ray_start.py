@@ -7,11 +7,13 @@ and at most 8 of this one come. On a cluster no node of which offers any target,
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -27,11 +29,6 @@ from tilewright.workers.toolchains import tpu as tpu_toolchain
 
 SLIVER = 0.001
 """Of a node's resource: enough to be placed there."""
-
-
-def local_resources(workers: int, gpus: int) -> dict[str, int]:
-    """What a Ray that is started on this machine offers; its TPU chips Ray finds by itself."""
-    return {"num_cpus": workers, "num_gpus": gpus}
 
 
 def worker_resources(target: str) -> dict[str, Any]:
@@ -81,7 +78,9 @@ def missing_resource(target: Target) -> str:
     gpu = target.measured and not target.interpreted and not isinstance(target.part, Chip)
     if gpu and not ray.cluster_resources().get("GPU"):
         return f"no node of the cluster has a GPU for {target.name}: workers wait for one that joins"
-    return ""
+    return (
+        "" if ray.cluster_resources().get("CPU") else "no node of the cluster has a CPU: workers wait for one"
+    )
 
 
 def _offered_targets() -> set[str]:
@@ -165,30 +164,65 @@ def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | N
     else:
         common.update(
             address="local",  # also beside a cluster that somebody runs on this machine
-            **local_resources(count, gpus),
+            num_cpus=count,
+            num_gpus=gpus,  # its TPU chips Ray finds by itself
             object_store_memory=100 * 2**20,
             include_dashboard=False,
             **({"_temp_dir": str(folder.path)} if folder else {}),
         )
-    keep_lines()
+    lines: list[str] = []
     try:
-        with _own_signal_handler():
+        with _own_signal_handler(), _written_lines(lines):
             ray.init(**common)
     except Exception as error:  # Ray raises a bare Exception when its node does not start in time
         where = f"the Ray cluster at {address} cannot be joined" if address else "Ray cannot start"
-        wants = "; a cluster with a token wants it here too (RAY_AUTH_MODE=token)" if address else ""
-        raise PoolUnavailable(f"{where}: {first_line(error).rstrip('.')}{wants}") from error
+        why = first_line(error).rstrip(".")
+        if any("InvalidAuthToken" in line for line in lines):
+            why = (
+                "it wants a token, and this process has none or another (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
+            )
+        raise PoolUnavailable(f"{where}: {why}") from error
+    finally:
+        _log(lines)
 
 
-def keep_lines() -> None:
-    """Have Ray's own lines logged: it prints the end of a lost node's log, whatever ``log_to_driver`` says."""
-    worker.print_to_stdstream = _note_lines
+LOST_NODE = re.compile(r"The node with node id.* address: (\S+) .*marked dead")
+"""Ray's own line on a node that it gives up."""
 
 
-def _note_lines(data: Mapping[str, Any], ignore_prefix: bool) -> None:
-    """Ray's own lines, for the campaign's log."""
-    for line in data["lines"]:
+def keep_lines(on_note: Callable[[str], None] | None) -> None:
+    """Have Ray's own lines logged: it prints the end of a lost node's log, whatever ``log_to_driver`` says.
+
+    ``on_note`` is called with a sentence on each lost node.
+    """
+
+    def take(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+        _log(data["lines"])
+        for lost in filter(None, map(LOST_NODE.search, data["lines"])):
+            if on_note is not None:
+                on_note(f"warning: the cluster lost its node {lost[1]}; its evaluations run again elsewhere")
+
+    worker.print_to_stdstream = take
+
+
+def _log(lines: Iterable[str]) -> None:
+    for line in lines:
         logging.getLogger(RAY_LOG).info("%s", line)
+
+
+@contextlib.contextmanager
+def _written_lines(lines: list[str]) -> Iterator[None]:
+    """Add to ``lines`` what Ray writes onto this process's standard error, past Python, instead of showing it."""
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
+            written.seek(0)
+            lines += written.read().decode(errors="replace").splitlines()
 
 
 @contextlib.contextmanager

@@ -165,6 +165,9 @@ class TakenOperator:
     left_out: tuple[str, ...] = ()
     """What the wrapper does that no candidate can do, such as assertions on values."""
 
+    lost_tables: tuple[str, ...] = ()
+    """Kinds of tables that are not drawn: of these the original's own sums lose too much on the target."""
+
     @property
     def input_kinds(self) -> tuple[str, ...]:
         return self.kinds
@@ -261,7 +264,8 @@ class SampledOperator(TakenOperator):
     @property
     def table_kinds(self) -> tuple[str, ...]:
         """See ``seeds.sampled.TableKinds``."""
-        return tuple(k for k in TABLE_KINDS if _BORNE.get(k, frozenset([k])) & set(self.kinds))
+        kept = (k for k in TABLE_KINDS if k not in self.lost_tables)
+        return tuple(k for k in kept if _BORNE.get(k, frozenset([k])) & set(self.kinds))
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``elements`` may be those of a device: then the reference runs there."""

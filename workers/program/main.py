@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,15 @@ from typing import Any
 
 import torch
 
-from tilewright.library.launch_replacement import NotInstalled, Option, Replacement, Winner, winner_in
+from tilewright.fitness.original import data_of
+from tilewright.library.launch_replacement import Option, Replacement, Winner
 from tilewright.workers.program.launches import Launch, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
 from tilewright.workers.program.record import UNLIKE, Recorded, host_bound, record
 from tilewright.workers.program.scout import limited, scouted
 from tilewright.workers.program.search import Found, Job, Outcomes, search
-from tilewright.workers.program.step import BadStep, Program, loaded, program_of
+from tilewright.workers.program.step import BadStep, Program, loaded, program_of, reason
 from tilewright.workers.runners.triton.live_launch import interpreted
 
 WORTH = 0.001
@@ -133,11 +135,13 @@ def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: 
 
 
 def _winner_of(path: Path) -> Winner:
-    """The function that a winner's module stands for. Raises BadStep."""
+    """The function that a winner's module stands for, whose text alone is read. Raises BadStep."""
     try:
-        _, _, module, name = winner_in(path)[1]["original"]
-    except (NotInstalled, KeyError, TypeError, ValueError) as error:
-        raise BadStep(f"{path.name} cannot be proved: {error}; tune the function again") from error
+        served = data_of(path.read_text("utf-8"), "SERVED") or {}
+        (_, _, module, name), _ = served["original"], served["winner"]
+    except (SyntaxError, LookupError, TypeError, ValueError) as error:
+        why = f"no winner's module, or of an earlier tilewright: {reason(error)}; tune the function again"
+        raise BadStep(f"{path.name} is {why}") from error
     if not name.removesuffix(".apply").isidentifier():
         raise BadStep(f"{path.name} is the winner of {name}; a function or Class.apply can be replaced")
     return Winner(module, name, str(path.resolve()))
@@ -149,7 +153,7 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
     if "REPLACEMENTS" not in found:
         raise BadStep(f"{path.name} has no REPLACEMENTS")
     return [
-        Option(r.module, r.name, r.option, r.value, frozenset(r.known)) if hasattr(r, "option")
+        Option(r.module, r.name, r.option, r.value, r.known) if hasattr(r, "option")
         else Winner(r.module, r.name, str((path.parent / r.file).resolve())) if hasattr(r, "file")
         else Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
         for r in found["REPLACEMENTS"]  # of the file's own copy of the run time
@@ -159,11 +163,10 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
 def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:
     """Seconds of the step that the launches of a function save by their searches, by the function's label."""
     seconds = {row["launch"]: row["seconds"] for row in recorded.data["rows"]}
-    worth: dict[str, float] = {}
+    worth: dict[str, float] = defaultdict(float)
     for outcome in found:
-        label = f"{outcome.launch.module}.{outcome.launch.name}"
         saved = seconds.get(outcome.launch.number, 0.0) * (1 - 1 / outcome.gain)
-        worth[label] = worth.get(label, 0.0) + saved
+        worth[f"{outcome.launch.module}.{outcome.launch.name}"] += saved
     return worth
 
 

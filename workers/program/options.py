@@ -81,9 +81,10 @@ def candidates(recorded: Recorded) -> list[Option]:
     found = []
     for watch, options in watches.items():
         for option, default in options.items():
-            known = frozenset(
-                c for c in watch.seen if not any(type(p) is tuple and p[:1] == (option,) for p in c)
-            )
+            known = tuple(  # in one order for every run: faster.py holds it
+                c for c in sorted(watch.seen, key=repr)
+                if not any(type(p) is tuple and p[:1] == (option,) for p in c)
+            )  # fmt: skip
             if known:
                 found.append(Option(watch.module, watch.name, option, default, known))
     return found

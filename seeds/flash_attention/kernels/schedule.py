@@ -12,7 +12,6 @@ mask        all: every sub-tile is masked. edge: those that all queries see are 
 exponent    exp of scaled scores, or exp2 with the scale and log2(e) in one factor.
 scale       scores: each is multiplied. queries: rounded to bf16 (gates say where that is right).
 row_sum     vector: weights are added by the vector units. matrix: by a column of ones beside the values.
-weights     exponentials in f32, or in bf16.
 stats       running maxima and sums as one column, or spread over 128 lanes.
 order       outermost within a step: rows finishes one sub-tile of queries, keys brings each sub-tile of keys to all.
 unroll      sub-tiles of keys in one turn of the loop.
@@ -36,7 +35,6 @@ SPACE = {
     "exponent": ("exp", "exp2"),
     "scale": ("scores", "queries"),
     "row_sum": ("vector", "matrix"),
-    "weights": ("f32", "bf16"),
     "stats": ("column", "lanes"),
     "order": ("rows", "keys"),
     "unroll": (1, 2, 4),
@@ -53,7 +51,6 @@ DEFAULTS = {
     "exponent": "exp",
     "scale": "scores",
     "row_sum": "vector",
-    "weights": "f32",
     "stats": "column",
     "order": "rows",
     "unroll": 1,
@@ -112,13 +109,11 @@ def attend(q, k, v, state, edge, plan):
         s = s * plan["factor"]
     now = jnp.maximum(top, jnp.max(s, axis=1, keepdims=True))
     away = s - spread(now, s.shape[1])
-    if plan["weights"] == "bf16":
-        away = away.astype(jnp.bfloat16)
     power = jnp.exp2 if plan["exponent"] == "exp2" else jnp.exp
     p = power(away)
     shrink = power(top - now)
     if plan["row_sum"] == "vector":
-        total = total * shrink + jnp.sum(p.astype(jnp.float32), axis=1, keepdims=True)
+        total = total * shrink + jnp.sum(p, axis=1, keepdims=True)
     part = jnp.dot(p.astype(jnp.bfloat16), v, preferred_element_type=jnp.float32)
     return now, total, acc * spread(shrink, acc.shape[1]) + part
 

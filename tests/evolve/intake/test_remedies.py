@@ -30,7 +30,7 @@ SAID = (
     "a checked shape takes more than 12 s in the interpreter, on a machine as busy as this",
     "the kernel's own answer is not the reference's: result 0",
     "a result's size 7 follows from no dimension of the arguments", "the constant accumulator is a function",
-    "mine.py defines no sofmax; did you mean softmax?", "the call raises ModuleNotFoundError: No module named 'vllm'",
+    "mine.py defines no sofmax (did you mean softmax?)", "the call raises ModuleNotFoundError: No module named 'vllm'",
     "the call raises TypeError: of type <class 'torch.Tensor'> and was passed to the function at path x",
     "the call raises ValueError: two dimensions", "0 functions called launch",
     "** in a call of anything but BlockSpec", "a default argument of f that is not a constant",

@@ -27,6 +27,9 @@ def test_no_store_and_no_campaign_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.delenv(mirror_process.URI_VARIABLE, raising=False)
     with pytest.raises(UserError, match=r"no MLflow store at sqlite:.*tilewright run quickstart"):
         ui.serve_ui(tmp_path, print)
+    monkeypatch.setattr(ui, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"not installed; pip install 'tilewright\[ui\]'"):
+        ui.serve_ui(tmp_path, print)
     monkeypatch.setenv(mirror_process.URI_VARIABLE, "http://mlflow.example:5000")
     with pytest.raises(UserError, match="is a server already"):
         ui.serve_ui(tmp_path, print)

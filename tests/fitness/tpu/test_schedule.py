@@ -1,9 +1,6 @@
-"""Descriptors and hints made of a diagnosis."""
+"""Hints made of a diagnosis."""
 
-import pytest
-
-from tilewright.fitness.evaluation import FigureKind, WorkloadFigures
-from tilewright.fitness.tpu.schedule import UNKNOWN, describe, hints
+from tilewright.fitness.tpu.schedule import hints
 
 SPILLING = {
     "overlap": {"mxu_with_valu": 0.94, "valu_with_mxu": 0.44},
@@ -18,28 +15,6 @@ STREAMING = {
     "bound": "hbm",
     "caution": "small blocks",
 }
-
-
-def figures(diagnosis, seconds=1.0):
-    return WorkloadFigures(
-        workload=f"w{seconds}", seconds=seconds, tflops=1.0, roofline_fraction=0.5,
-        kind=FigureKind.MODELLED, diagnosis=diagnosis,
-    )  # fmt: skip
-
-
-def test_descriptors_are_those_of_the_slowest_workload():
-    names = ("overlap", "spills", "stall", "bound", "block_m")
-    found = describe([figures(STREAMING), figures(SPILLING, 2.0)], names)
-    assert found == {"overlap": "75%+", "spills": "40%+", "stall": "spill", "bound": "vstore"}
-    found = describe([figures(STREAMING, 3.0), figures(SPILLING, 2.0)], names)
-    assert found == {"overlap": "under 25%", "spills": "none", "stall": "dma", "bound": "hbm"}
-    assert describe([figures(SPILLING)], ("block_m",)) == describe([], names) == {}
-
-
-@pytest.mark.parametrize("diagnosis", [{}, {"overlap": 3, "critical_path": {}, "bound": None}])
-def test_a_diagnosis_that_does_not_say_is_a_cell_of_its_own(diagnosis):
-    found = describe([figures(diagnosis)], ("overlap", "spills", "stall"))
-    assert set(found.values()) == {UNKNOWN}
 
 
 def test_hints_name_what_takes_the_time_and_what_reduces_it():

@@ -58,8 +58,9 @@ def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch):
     assert "no node of the cluster has a GPU for h200" in said("h200", **{A: {"CPU": 4}})
     assert said("h200", **{A: {"CPU": 4, "GPU": 1}}) == ""
     assert said("tpu7x", **{A: {"CPU": 4}}) == "", "modelled on any node"
+    assert "has a CPU" in said("tpu7x", **{A: {"CPU": 0}})
     assert "offers target:tpu7x, only target:h200" in said("tpu7x", **{A: {"target:h200": 8}})
-    assert said("h200", **{A: {"target:h200": 8, "GPU": 1}}) == ""
+    assert said("h200", **{A: {"target:h200": 8, "CPU": 4, "GPU": 1}}) == ""
 
 
 def test_a_station_for_each_gpu_of_the_nodes_that_offer_the_target(monkeypatch):

@@ -70,8 +70,6 @@ def test_verdicts_scopes_and_descriptors_come_back(pool):
     done = drain(pool, 2)
     assert {i: e.verdict for i, e in done.items()} == {0: Verdict.OK, other: Verdict.OK}
     assert done[0].descriptors["block_m"] == "128" and "vmem" in done[0].descriptors
-    path = done[0].workloads[0].diagnosis["critical_path"]
-    assert path[done[0].descriptors["stall"]] == max(path.values())
     assert done[other].workloads[0].workload == ("512x256x512" if local else "256x256x512")
     assert all(e.wall_seconds > 0 for e in done.values())
     assert {e.worker.endswith(f":{os.getpid()}") for e in done.values()} == {local}

@@ -47,6 +47,20 @@ def test_a_start_that_fails_leaves_no_file_and_no_process(base, monkeypatch):
     assert children[0].wait(timeout=30) != 0
 
 
+def test_what_ray_writes_past_python_is_logged_and_a_missing_token_is_named(base, monkeypatch, capfd):
+    def refuse(**options):
+        os.write(2, b"gcs_client.cc:210: RPC error: InvalidAuthToken: Authentication token is missing\n")
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray_start.ray, "init", refuse)
+    with pytest.raises(
+        PoolUnavailable, match="cannot be joined: it wants a token, and this process has none"
+    ):
+        ray_start.start_ray("auto", 1, 0)
+    os.write(2, b"ours")
+    assert capfd.readouterr().err == "ours"
+
+
 def test_what_a_killed_driver_left_is_removed_by_the_next_one(base):
     code = (
         "import os; from tilewright.workers.cluster.pool_folder import PoolFolder; "

@@ -353,3 +353,25 @@ def clocked(x):
 
 
 plain_clocked = plain_by_assembly
+
+
+@triton.jit
+def _heads(q, k, o, T, group, D: tl.constexpr, BM: tl.constexpr):
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    at = i[:, None] * D + tl.arange(0, D)[None, :]
+    head, keep = tl.program_id(1), i[:, None] < T
+    keys = tl.load(k + head // group * T * D + at, mask=keep, other=0.0)
+    tl.store(o + head * T * D + at, tl.load(q + head * T * D + at, mask=keep, other=0.0) * keys, mask=keep)
+
+
+def heads(q, k):
+    assert q.shape[2] == 16
+    o = torch.empty_like(q)
+    _heads[(triton.cdiv(q.shape[1], 32), q.shape[0])](
+        q, k, o, q.shape[1], q.shape[0] // k.shape[0], 16, BM=32
+    )
+    return o
+
+
+def plain_heads(q, k):
+    return q * k.repeat_interleave(q.shape[0] // k.shape[0], 0)[:, : q.shape[1]]

@@ -24,7 +24,7 @@ def definition(tmp_path):
 
 def test_its_function_is_a_reference(definition):
     assert function_of(f"{definition}:run")(21) == 42
-    for name, said in (("walk", "defines no walk"), ("rnu", "defines no rnu; did you mean run")):
+    for name, said in (("walk", "defines no walk"), ("rnu", r"defines no rnu \(did you mean run\?\)")):
         with pytest.raises(LookupError, match=said):
             function_of(f"{definition}:{name}")
     definition.write_text('{"name": "x"}')

@@ -22,7 +22,8 @@ CALLS = {
     'maker(factor=3)["tripled"]': "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]", "lower": "f32[64, 32], f32[64, 32]",
     "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
     "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", "together": "f32[30, 20], f32[]",
-    "moved": "f32[30, 32]", "by_assembly": "f32[30, 20]", "clocked": "f32[30, 20]",
+    "heads": "f32[32, 200, 16], f32[8, 200, 16]", "moved": "f32[30, 32]", "by_assembly": "f32[30, 20]",
+    "clocked": "f32[30, 20]",
 }  # fmt: skip
 
 CHILD = """
@@ -61,6 +62,9 @@ for name, call in calls.items():
         (made,) = Interpreter(load_module(kept.source)).outputs(defaults, inputs)
     seed = program.seed_of(site, taken)
     (wanted,), answer["work"] = seed.reference(inputs), [*product_work(seed).values()]
+    if name == "heads":
+        _, shapes = program._seed_with_shapes(site, taken, [], 1.0)
+        answer["shapes"] = [shape.dims for shape in shapes]
     if name == "moved":
         run, wide = Interpreter(seed.module), [{"x": np.ones((30, n), "float32")} for n in (32, 31)]
         answer["outside"] = [len(run.outputs(defaults, one)) == 1 and run.read_outside for one in wide]
@@ -102,6 +106,12 @@ def test_a_value_read_from_a_tensor_is_loaded_by_the_kernel(answers):
     assert any(
         "condition on a tensor's values is taken as met" in line for line in answers["shared"]["left_out"]
     )
+
+
+def test_heads_that_share_others_are_few_and_one_length_is_one_dimension(answers):
+    shapes = answers["heads"]["shapes"]
+    assert len(shapes) == 3 and all([*shape] == ["M", "N", "K", "L"] for shape in shapes)
+    assert [shape["M"] // shape["L"] for shape in shapes[:2]] == [2, 2] and shapes[0]["N"] > 64
 
 
 def test_values_given_together_are_statements_unless_they_change_places(answers):

@@ -79,7 +79,7 @@ def scope_of(text: str) -> dict[str, Any]:
 def absent(file: str, name: str, module: Any) -> str:
     """That a file does not define a name, with the nearest that it does."""
     close = difflib.get_close_matches(name, dir(module), n=1)
-    return f"{file} defines no {name}" + (f"; did you mean {close[0]}?" if close else "")
+    return f"{file} defines no {name}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
 def name_of(value: Any) -> str:

@@ -238,17 +238,15 @@ class InputKinds:
         """Add a kind, unless reference or kernel fails on it, or the dtypes do not explain the kernel's errors."""
         if self._late:
             return False
-        found, others = self._tried(kind, spread)
+        found, others, steady = self._tried(kind, spread)
         if found is None:
             return False
         before = self._bars(self._pairs) if kind not in SET_APART and kind != "repeated" else []
         self._pairs[kind] = found
         unexplained = spread > self._effort.blamed_spread or kind == "far"
-        fits = others is not None
         self._pairs[kind] += others or []
-        fits = fits and (kind not in SET_APART or not unexplained or None not in self._bars((kind,)))
+        fits = steady and (kind not in SET_APART or not unexplained or None not in self._bars((kind,)))
         fits = fits and (not before or self._bars(self._pairs) == before)
-        fits = fits and (kind not in SET_APART or self._steady(kind, spread + 1))
         if not fits:
             del self._pairs[kind]
         elif kind in SET_APART:
@@ -294,11 +292,14 @@ class InputKinds:
                 found.append(Pair(outputs, answer))
         return found
 
-    def _outcomes_and_others(self, kind: str, spread: int) -> tuple[list[Pair] | None, list[Pair] | None]:
-        """``_outcomes``, and ``_others`` of kinds that have any."""
+    def _outcomes_and_others(
+        self, kind: str, spread: int
+    ) -> tuple[list[Pair] | None, list[Pair] | None, bool]:
+        """``_outcomes``, ``_others`` of kinds that have any, and whether all are borne and ``_steady``."""
         found = self._outcomes(kind, spread)
         others = [] if found and kind in ("repeated", GIVEN) else found and self._others(kind, spread + 1)
-        return found, others
+        steady = others is not None and (kind not in SET_APART or self._steady(kind, spread + 1))
+        return found, others, steady
 
     def _others(self, kind: str, spread: int) -> list[Pair] | None:
         """Further draws, None where reference or kernel does not bear them: some overflow. The more draws, the nearer

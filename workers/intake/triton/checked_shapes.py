@@ -1,5 +1,6 @@
 """Small shapes that a kernel module is checked on: of the same kind as the call's, and several tiles long."""
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from tilewright.workers.intake.triton.call_site import Seed
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, TooSlow
 from tilewright.workers.intake.triton.knob_evidence import blanks, launch_arguments
 
+MOST_SHAPES = 3
 MOST_REASONS = 3
 """Reasons that are shown of a kernel that agrees at no shape."""
 
@@ -77,10 +79,13 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
 
     tiles = [k.default for k in seed.text.knobs if k.name not in NO_TILES]
 
+    def few_of(small: Mapping[str, int]) -> dict[str, int]:
+        return thinned(seed, dict(small), holds, None)
+
     def fits(small: Mapping[str, int]) -> bool:
         """Whether a shape of several tiles is small enough for the interpreter."""
-        few = site.elements(small) <= LOOPED_ELEMENTS
-        return few and programs_of(seed, small) <= MOST_PROGRAMS
+        few = few_of(small)
+        return site.elements(few) <= LOOPED_ELEMENTS and programs_of(seed, few) <= MOST_PROGRAMS
 
     def refused(small: dict[str, int], most: float) -> str:
         """Why a shape is not checked, in so many seconds of a processor; empty where it was added to ``found``."""
@@ -106,12 +111,12 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
             found.append(CheckedShape(small, inputs, answers, outputs, small in wide, seconds))
         return reason
 
-    wide = list(filter(fits, looped(dims, tiles, holds, fits)))
+    wide = [few_of(small) for small in looped(dims, tiles, holds, fits) if fits(small)]
     late: list[dict[str, int]] = []
     last = last_resorts(dims)
     heavy = False
     left = deque([*wide, *ladder(dims, _rank(seed), holds)])
-    while left and len(found) < 3 and len(late) <= MOST_LATE:
+    while left and len(found) < MOST_SHAPES and len(late) <= MOST_LATE:
         plain = left.popleft()
         few = thinned(seed, plain, holds, None) if heavy else plain
         small = plain if plain in wide else thinned(seed, few, holds, bool(late) and few == plain)
@@ -142,6 +147,13 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
     return found
 
 
+def may_be_joined(dims: Mapping[str, int], shapes: Sequence[CheckedShape]) -> bool:
+    """Whether these are few, and two dimensions of one size have one size in all of them as well."""
+    alike = [pair for pair in itertools.combinations(dims, 2) if dims[pair[0]] == dims[pair[1]]]
+    equal = any(all(shape.dims[n] == shape.dims[m] for shape in shapes) for n, m in alike)
+    return equal and len(shapes) < MOST_SHAPES
+
+
 def joined_reasons(reasons: Mapping[str, str]) -> str:
     """Reasons by shape as one text: each once, and the number of those left out."""
     shapes: dict[str, list[str]] = {}
@@ -156,15 +168,19 @@ def thinned(
     seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool], slow: bool | None
 ) -> dict[str, int]:
     """The shape, with fewer elements where it would launch many programs, or where others were too ``slow``, if the
-    recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has."""
+    recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has. Of
+    heads that share those of another axis, both are made fewer."""
     thin = dict(small)
     for place, name in enumerate(list(small)[:-1]):
-        many, few = programs_of(seed, thin), {**thin, name: min(small[name], THIN[place % len(THIN)])}
+        many, size = programs_of(seed, thin), min(small[name], THIN[place % len(THIN)])
         if slow is False and many <= MOST_PROGRAMS:
             break
-        own = programs_of(seed, few) * small[name] == many * few[name] and few != thin
-        if (own if slow is None else slow or programs_of(seed, few) < many) and holds(few):
-            thin = few
+        shared = [n for n in small if 1 < small[n] < small[name] and seed.site.dims[0][name] % small[n] == 0]
+        for few in ({**thin, name: size}, *({**thin, name: size + size % 2, n: 2} for n in shared)):
+            own = programs_of(seed, few) * thin[name] == many * few[name] and few != thin
+            if (own if slow is None else slow or programs_of(seed, few) < many) and holds(few):
+                thin = few
+                break
     return thin
 
 

@@ -44,7 +44,7 @@ from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.settings import SettingsRead
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
-from tilewright.workers.intake.triton.checked_shapes import checked_shapes
+from tilewright.workers.intake.triton.checked_shapes import checked_shapes, may_be_joined
 from tilewright.workers.intake.triton.eager_torch import without_compiler
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
@@ -284,10 +284,15 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
             yield made
     site.followed.clear()
     site.keeps_arguments = False
-    # the reference tells them apart, as lengths of queries and of keys, and the kernel does not
+    yield from _joined(site, text)
+
+
+def _joined(site: CallSite, text: KernelModule) -> Iterator[KernelModule]:
+    """The module with one dimension where the reference tells several of one size apart, as lengths of queries and of
+    keys, and the kernel does not."""
     if site.join_equal():
         with stub_device(site.part):
-            made = site.module_at(site.dims[0], types)
+            made = site.module_at(site.dims[0], [(tuple(t.shape), t.dtype) for t in text.outputs])
         torch.set_default_device("cpu")
         yield made
 
@@ -323,6 +328,14 @@ def _seed_with_shapes(
             break
     if isinstance(shapes, str):
         raise Refusal(str(first))
+    before = site.operands, site.dims
+    for other in _joined(site, seed.text) if may_be_joined(site.dims[0], shapes) else ():
+        own, own_notes = seed_of(site, other), list(other.notes)
+        found = checked_shapes(own, own_notes, patience)
+        if isinstance(found, str) or len(found) <= len(shapes):
+            site.operands, site.dims = before
+        else:
+            seed, shapes, notes[:] = own, found, own_notes
     count, wanted = len(shapes[0].answers), len(seed.text.outputs)
     if count < wanted and isinstance(seed.reference, CompletedOracle):
         seed.reference.completed = True
