@@ -27,7 +27,7 @@ TOOL = "compute-sanitizer"
 TOOLS = {"memcheck": True, "synccheck": True, "racecheck": False}
 """By tool, whether what it finds refuses a promotion."""
 
-SECONDS = 150.0
+SECONDS = 90.0
 DONE = "all kernels ran"
 _SUMMARY = re.compile(r"SUMMARY: (\d+) ")
 
