@@ -36,7 +36,6 @@ def pallas_rules() -> tuple[Rule, ...]:
 def gluon_rules() -> tuple[Rule, ...]:
     """Triton rules that hold for explicit layouts as well."""
     return (
-        loads.StrengthReducePointer(),
         loads.CacheHint(),
         arithmetic.DivideToReciprocal(),
         programs.PersistentGrid(),

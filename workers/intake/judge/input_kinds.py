@@ -157,7 +157,7 @@ class InputKinds:
         if effort.ahead:
             later: list[str] = []
             if floats:  # further kinds are for kernels that fail on these
-                later = [kinds[0] for kinds in ROWS.values()]
+                later = [SET_APART[1], *(kinds[0] for kinds in ROWS.values())]
                 later += [f"{name}-{power}" for name in EXTREME for power in EXTREME[name][:2]]
             firsts = [kinds[0] for kinds in (*own, *apart, tuple(FEW_VALUES))]
             self._tried.begin((kind, USUAL_SPREAD) for kind in dict.fromkeys([*firsts, *later]))

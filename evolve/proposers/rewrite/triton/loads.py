@@ -1,4 +1,4 @@
-"""Rules on memory reads and writes: hints, pointer arithmetic, transposed stores."""
+"""Rules on memory reads and writes: hints, transposed stores."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -7,71 +7,7 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import short
 from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
-from tilewright.evolve.proposers.rewrite.triton.view import (
-    NodeRule,
-    TritonKernel,
-    argument,
-    device_calls,
-    range_of,
-    terms,
-)
-
-PointerStep = tuple[cst.For, cst.Call, tuple[str, str], tuple[str, str, str]]
-"""A load that a loop moves on: loop, call, (invariant part, factor of the index), bounds of the loop."""
-
-
-class StrengthReducePointer(NodeRule[PointerStep]):
-    """Advance a pointer by a constant instead of multiplying the loop index."""
-
-    name = "triton_strength_reduce_pointer"
-    why = (
-        "An address advanced by one add per iteration frees the multiplier and often a register per pointer."
-    )
-
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, PointerStep]]:
-        for loop in kernel.loops:
-            bounds = range_of(kernel.source, loop)
-            if bounds is None:
-                continue
-            for call in device_calls(kernel.source, loop.body, "load"):
-                if kernel.source.enclosing(call, cst.For) is not loop or not call.args:
-                    continue
-                split = _split_step(kernel, call.args[0].value, loop)
-                inside_if = kernel.source.enclosing(call, cst.If) is not None
-                if split and not inside_if:
-                    yield f"advance {short(kernel.source, call.args[0].value)}", (loop, call, split, bounds)
-
-    def change(self, edit: Edit, kernel: TritonKernel, payload: PointerStep) -> None:
-        loop, call, (base, factor), (start, _, step) = payload
-        name = kernel.source.fresh("running")
-        first = base if start == "0" else f"{base} + ({start}) * {factor}"
-        edit.before(loop, f"{name} = {first}")
-        edit.replace(call.args[0].value, name)
-        edit.after(loop.body.body[-1], f"{name} += {factor if step == '1' else f'({step}) * {factor}'}")
-
-
-def _split_step(kernel: TritonKernel, address: cst.BaseExpression, loop: cst.For) -> tuple[str, str] | None:
-    """(invariant part, factor of the index) of ``base + k * factor``."""
-    index = kernel.source.code(loop.target)
-    moving: list[cst.BaseExpression] = []
-    fixed: list[cst.BaseExpression] = []
-    for term in terms(address):
-        (moving if kernel.moves(term, loop) else fixed).append(term)
-    if len(moving) != 1 or not fixed:
-        return None
-    term = moving[0]
-    if isinstance(term, cst.Name) and term.value == index:
-        factor = "1"
-    elif isinstance(term, cst.BinaryOperation) and isinstance(term.operator, cst.Multiply):
-        sides = {kernel.source.code(term.left): term.right, kernel.source.code(term.right): term.left}
-        other = sides.get(index)
-        if other is None or kernel.moves(other, loop):
-            return None
-        factor = kernel.source.code(other)
-        factor = f"({factor})" if isinstance(other, cst.BinaryOperation) else factor
-    else:
-        return None
-    return " + ".join(kernel.source.code(f) for f in fixed), factor
+from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel, argument, device_calls
 
 
 class CacheHint(NodeRule[tuple[cst.Call, str, str]]):

@@ -16,7 +16,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     resolve,
     small,
     statements,
-    target_names,
     turn_text,
 )
 from tilewright.evolve.proposers.rewrite.edit import COMMA, Edit, with_keyword
@@ -116,19 +115,6 @@ class TritonKernel:
                 if value is not None:
                     wanted += reads(self.source, value)
         return seen
-
-    def moves(self, node: cst.CSTNode, loop: cst.For) -> bool:
-        """Whether the value of ``node`` may change between iterations of ``loop``."""
-        changing = set(target_names(loop.target))
-        for statement in statements(loop.body):
-            line = small(statement)
-            if isinstance(line, cst.Assign):
-                changing |= {n for t in line.targets for n in target_names(t.target)}
-            elif isinstance(line, cst.AugAssign | cst.AnnAssign):
-                changing |= set(target_names(line.target))
-            elif isinstance(statement, cst.For):
-                changing |= set(target_names(statement.target))
-        return bool(reads(self.source, node) & changing)
 
     # -- the launch -------------------------------------------------------------------------------------------
 
