@@ -198,14 +198,11 @@ def _write(promotion: Promotion, writer: LibraryWriter, current: Current | None,
         files = {n: data for k in kernels for n, data in writer.kernel_files(operator, version, k).items()}
         before = (receipt, held, files)
     files, receipt = version_files.build(promotion, before)
-    nomination = promotion.nomination
-    used = {shape.genome for shape in promotion.judgement.shapes}
-    genomes = [candidate.genome for candidate in nomination.candidates if candidate.genome.id in used]
-    counted = sanitizer.examine(nomination.resolved, operator, files, receipt, genomes)
+    counted = sanitizer.examine(promotion, files, receipt)
     for tool, count in counted.items():
         say(f"{sanitizer.TOOL} {tool}: {count}")
     if counted:
-        receipt["targets"][nomination.resolved.target.name][sanitizer.TOOL] = counted
+        receipt["targets"][promotion.nomination.resolved.target.name][sanitizer.TOOL] = counted
     note: dict[str, Any] = {
         "action": "promote",
         "campaign": promotion.nomination.campaign,

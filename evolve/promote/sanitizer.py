@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.serving import legal_shapes
 from tilewright.evolve.promote.verify import Refusal
-from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.promote.version_files import Promotion
 from tilewright.fitness.gpus import Gpu
 from tilewright.library import store
 
@@ -29,38 +28,27 @@ TOOLS = {"memcheck": True, "synccheck": True, "racecheck": False}
 
 SECONDS = 90.0
 DONE = "all kernels ran"
-_SUMMARY = re.compile(r"SUMMARY: (\d+) ")
 
 
 def examine(
-    resolved: Resolved,
-    operator: str,
-    files: Mapping[str, bytes],
-    receipt: Mapping[str, Any],
-    genomes: list[Genome],
+    promotion: Promotion, files: Mapping[str, bytes], receipt: Mapping[str, Any]
 ) -> dict[str, int | str]:
-    """By tool, what it counted in these kernels of a version; why not, where it did not end. Raises Refusal."""
-    program = shutil.which(TOOL)
-    if program is None or not resolved.target.measured or not isinstance(resolved.target.part, Gpu):
+    """By tool, what it counted in the new kernels of a version; why not, where it did not end. Raises Refusal."""
+    resolved, used = promotion.nomination.resolved, {shape.genome for shape in promotion.judgement.shapes}
+    genomes = [c.genome for c in promotion.nomination.candidates if c.genome.id in used]
+    program, target = shutil.which(TOOL), resolved.target
+    if program is None or not target.measured or not isinstance(target.part, Gpu):
         return {}
     checked = {w.id: dict(w.dims) for w in resolved.suite.check}
     shapes = {g.id: [checked[w] for w in sorted(legal_shapes(resolved, g) & checked.keys())] for g in genomes}
     with tempfile.TemporaryDirectory() as folder:
         writer = LibraryWriter(Path(folder))
         with writer.writing():
-            version = writer.add(operator, files, dict(receipt), {"action": "promote"})
-        place = writer.place(operator) / "versions" / version
-        told = json.dumps([resolved.config.operator, str(place), shapes])
-        command = [sys.executable, "-m", __name__, told]
-        runs = {
-            tool: subprocess.Popen(
-                [program, "--tool", tool, *command],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for tool in TOOLS
-        }
+            version = writer.add(promotion.operator, files, dict(receipt), {"action": "promote"})
+        place = str(writer.place(promotion.operator) / "versions" / version)
+        child = [sys.executable, "-m", __name__, json.dumps([resolved.config.operator, place, shapes])]
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        runs = {tool: subprocess.Popen([program, "--tool", tool, *child], **pipe) for tool in TOOLS}  # type: ignore[call-overload]
         return {tool: _reading(tool, run) for tool, run in runs.items()}
 
 
@@ -70,19 +58,19 @@ def _reading(tool: str, run: subprocess.Popen[str]) -> int | str:
     except subprocess.TimeoutExpired:
         run.kill()
         return f"no answer in {SECONDS:g} s"
-    found = _SUMMARY.search(text)
-    lines = [line.strip("= \n") for line in text.splitlines()]
+    found = re.search(r"SUMMARY: (\d+) ", text)
+    lines = [said for line in text.splitlines() if (said := line.strip("= "))]
     if found is None or DONE not in lines:
-        return f"did not end: {next((line for line in reversed(lines) if line), 'no text')[:200]}"
+        return f"did not end: {lines[-1][:200] if lines else 'no text'}"
     if int(found[1]) and TOOLS[tool]:
-        first = next(line for line in lines if line and DONE not in line and TOOL.upper() not in line)
+        first = next(line for line in lines if line not in (DONE, TOOL.upper()))
         raise Refusal(
             f"promotion refused: {tool} counts {found[1]} errors in its kernels, first: {first[:200]}."
         )
     return int(found[1])
 
 
-def _run(operator: str, version: Path, shapes: Mapping[str, list[dict[str, int]]]) -> None:
+def _run(operator: str, version: str, shapes: Mapping[str, list[dict[str, int]]]) -> None:
     """Every kernel once on each of its shapes."""
     import torch
 
@@ -92,21 +80,17 @@ def _run(operator: str, version: Path, shapes: Mapping[str, list[dict[str, int]]
     from tilewright.seeds.operator import Workload
 
     device, made = torch.device("cuda:0"), load_operator(operator)
-    table = store.version_table(version, torch_launch.device_key(device))
+    table = store.version_table(Path(version), torch_launch.device_key(device))
     kernels = {region.kernel.name: region.kernel for region in table.regions}
-    for name, sizes in shapes.items():
-        for dims in sizes:
-            workload = Workload("check", dims)
-            arrays = made.make_inputs(workload, 0, made.input_kinds[0])
-            inputs = {
-                spec.name: to_torch(arrays[spec.name], spec.dtype, device) for spec in made.inputs(workload)
-            }
-            order = tuple(dims[dimension] for dimension in table.dimensions)
-            torch_launch.from_source(kernels[name], table.operands, order, device)(inputs)
+    for name, dims in ((name, dims) for name, sizes in shapes.items() for dims in sizes):
+        workload = Workload("check", dims)
+        arrays = made.make_inputs(workload, 0, made.input_kinds[0])
+        inputs = {s.name: to_torch(arrays[s.name], s.dtype, device) for s in made.inputs(workload)}
+        order = tuple(dims[dimension] for dimension in table.dimensions)
+        torch_launch.from_source(kernels[name], table.operands, order, device)(inputs)
     torch.cuda.synchronize()
     sys.stdout.write(f"{DONE}\n")
 
 
 if __name__ == "__main__":
-    _operator, _version, _shapes = json.loads(sys.argv[1])
-    _run(_operator, Path(_version), _shapes)
+    _run(*json.loads(sys.argv[1]))

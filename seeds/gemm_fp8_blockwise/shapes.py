@@ -29,9 +29,6 @@ BATCHES = (1, 2, 4)
 CORE = (1, 4, 13, 25, 26, 27, 34, 38, 50, 52, 63, 64)
 """TestIDs that span the 84: M 4096 .. 32768, N 3584 .. 59136, K 3584 .. 29568, K/128 odd and even."""
 
-FEW = (4, 26, 50)
-"""TestIDs of ``primus-few``: one shape each of long, square and odd K/128, for runs of seconds."""
-
 DECODE = ((1, 7168, 2048), (16, 4096, 7168), (64, 7168, 2048), (128, 7168, 2048), (128, 4096, 4096))
 """(tokens, N, K) of serving shapes; M is padded to a multiple of 4."""
 
@@ -77,11 +74,6 @@ def primus84() -> tuple[Workload, ...]:
 def core() -> tuple[Workload, ...]:
     """The 12 workloads of ``primus-core``."""
     return tuple(primus84()[test - 1] for test in CORE)
-
-
-def few() -> tuple[Workload, ...]:
-    """The 3 workloads of ``primus-few``."""
-    return tuple(primus84()[test - 1] for test in FEW)
 
 
 def gemm_suites() -> Mapping[str, Suite]:
@@ -143,67 +135,58 @@ def _suites(
     **others: tuple[Workload, ...],
 ) -> Mapping[str, Suite]:
     """The training suites, their workloads as ``shaped`` makes them of the forward product's, and ``others``."""
-    training = {"primus84": primus84(), "primus-core": core(), "primus-few": few()}
+    training = {"primus84": primus84(), "primus-core": core()}
     suites = {**{name: shaped(workloads) for name, workloads in training.items()}, **others}
     return suites_of(suites, check)
 
 
-FP8_ROWS: tuple[Mapping[str, object], ...] = (
-    {"MOST": 64, "WGS": 1, "KB": 2, "SPLIT": 1, "CTAS": 2},
-    {"MOST": 64, "WGS": 1, "KB": 2, "SPLIT": 4, "CTAS": 1, "STAGES": 6},
-    {"MOST": 128, "WGS": 2, "KB": 2, "SPLIT": 4, "CTAS": 1},
-)
-
-
-def _tiles(
-    wgs: int, waves: str, wn: int, stages: int, share: str = "none", ctas: int = 132
-) -> Mapping[str, object]:
-    return {"WGS": wgs, "WAVES": waves, "WN": wn, "STAGES": stages, "SHARE": share, "CTAS": ctas}
-
-
-FP8_TILES: tuple[Mapping[str, object], ...] = (
-    _tiles(1, "one", 128, 8),
-    _tiles(1, "one", 160, 7),
-    _tiles(2, "one", 96, 7),
-    _tiles(2, "one", 128, 6),
-    _tiles(2, "one", 160, 5),
-    _tiles(2, "one", 192, 5),
-    _tiles(2, "across", 128, 4, "b"),
-)
-
-
-_NARROW = (
-    _tiles(1, "one", 32, 16, "a"),
-    _tiles(1, "one", 32, 16, "b"),
-    _tiles(1, "one", 48, 13),
-    _tiles(1, "one", 64, 13),
-    _tiles(1, "one", 64, 13, "b"),
-    _tiles(1, "one", 80, 10),
-    _tiles(1, "one", 112, 8),
-    _tiles(2, "one", 32, 10, "a"),
-    _tiles(2, "one", 48, 8),
-    _tiles(2, "one", 80, 7),
-)
-
-FP8_SMALL: tuple[Mapping[str, object], ...] = tuple(
-    {**tile, **({"CREG": 232, "PREG": 40} if tile["WGS"] == 1 else {})} for tile in (*FP8_TILES, *_NARROW)
-)
-"""Of ``fp8_block``, whose registers are parameters, and narrower ones: tiles for each multiprocessor at few rows."""
-
-
-def _few(most: int, wgs: int, kb: int, split: int, cn: int = 1, ctas: int = 1) -> Mapping[str, object]:
+def _rows(most: int, wgs: int, kb: int, split: int, cn: int = 1, ctas: int = 1) -> Mapping[str, object]:
     return {"MOST": most, "WGS": wgs, "KB": kb, "SPLIT": split, "CN": cn, "CTAS": ctas}
 
 
-FP8_FEW: tuple[Mapping[str, object], ...] = (
-    _few(64, 1, 2, 1, ctas=2),
-    _few(64, 1, 2, 4),
-    _few(64, 1, 2, 2),
-    _few(32, 1, 4, 1),
-    _few(128, 1, 1, 2, ctas=2),
-    _few(128, 1, 2, 4, cn=2),
-    _few(128, 2, 2, 4),
-    _few(256, 1, 1, 4),
-    _few(256, 1, 1, 4, cn=2),
-    _few(256, 2, 1, 2),
+FP8_ROWS: tuple[Mapping[str, object], ...] = (
+    _rows(32, 1, 4, 1),
+    _rows(64, 1, 2, 1, ctas=2),
+    _rows(64, 1, 2, 2),
+    _rows(64, 1, 2, 4),
+    _rows(128, 1, 1, 2, ctas=2),
+    _rows(128, 1, 2, 4, cn=2),
+    _rows(128, 2, 2, 4),
+    _rows(256, 1, 1, 4),
+    _rows(256, 2, 1, 2),
 )
+
+
+def _tile(wgs: int, wn: int, stages: int, share: str = "none") -> Mapping[str, object]:
+    creg, preg = (232, 40) if wgs == 1 else (240, 24)
+    return {
+        "WGS": wgs,
+        "WAVES": "one",
+        "WN": wn,
+        "STAGES": stages,
+        "SHARE": share,
+        "CREG": creg,
+        "PREG": preg,
+    }
+
+
+FP8_SMALL: tuple[Mapping[str, object], ...] = (
+    _tile(1, 128, 8),
+    _tile(1, 160, 7),
+    _tile(2, 96, 7),
+    _tile(2, 128, 6),
+    _tile(2, 160, 5),
+    _tile(2, 192, 5),
+    {**_tile(2, 128, 4, "b"), "WAVES": "across"},
+    _tile(1, 32, 16, "a"),
+    _tile(1, 32, 16, "b"),
+    _tile(1, 48, 13),
+    _tile(1, 64, 13),
+    _tile(1, 64, 13, "b"),
+    _tile(1, 80, 10),
+    _tile(1, 112, 8),
+    _tile(2, 32, 10, "a"),
+    _tile(2, 48, 8),
+    _tile(2, 80, 7),
+)
+"""Of ``fp8_block``: tiles for each multiprocessor, however few rows and columns there are."""

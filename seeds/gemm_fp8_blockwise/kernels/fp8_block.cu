@@ -6,7 +6,7 @@
 // ring, so they may drift apart: while one stores its tile, another one's wgmma keeps the tensor cores busy.
 //
 // Parameters (all typed integers)
-//   WGS   consumer warpgroups along M (1, 2, 3)      MW   waves of 64 rows per warpgroup     NW   waves of WN columns
+//   WGS   consumer warpgroups along M (1, 2)         MW   waves of 64 rows per warpgroup     NW   waves of WN columns
 //   WN    columns of one wgmma (16 .. 192 by 16)
 //   STAGES ring depth     CL cluster size (1, 2)      MCB  1: the pair shares B (stacked along M); 0: shares A (along N)
 //   GROUP walk: GROUP units down before one across    AXIS 0: down = M, 1: down = N
@@ -14,7 +14,7 @@
 //   AHEAD A and its scales come of a launch before: `quantise`      OUTCS streaming stores
 //   TURN  every second tile of a CTA goes through K backwards, and begins with what the last one left in the L2
 //   SB    1: B has a scale a row and block, as A has (weight gradients)
-//   BLOCKS CTAs of a multiprocessor   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
+//   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
 #ifndef WGS
 #define WGS 2
 #endif
@@ -53,9 +53,6 @@
 #endif
 #ifndef UNR
 #define UNR 1
-#endif
-#ifndef BLOCKS
-#define BLOCKS 1
 #endif
 #ifndef TURN
 #define TURN 0
@@ -225,7 +222,7 @@ struct Walk {
 #endif
 
 
-extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, 1)
 fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
           const __grid_constant__ TensorMap map_s, SCALES_OF_B, u16* __restrict__ out, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char smem[];

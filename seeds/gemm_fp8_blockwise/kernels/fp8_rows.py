@@ -1,5 +1,5 @@
-"""x . w^T in blockwise FP8 from x in bf16, in CUDA C++ for Hopper: x is quantised by a launch that the product does not
-wait for to fetch weights (see ``fp8_rows.cu``).
+"""x . w^T in blockwise FP8 for few rows in CUDA C++ for Hopper: x is quantised already, or by a launch that the product
+does not wait for to fetch weights (see ``fp8_rows.cu``).
 
 A tile has 64 x WGS rows of w and as many rows of x as fill the fewest tiles of at most MOST; its depth is shared by a
 cluster of at most SPLIT, where there are too few tiles for FILL hundredths of the CTAS of each multiprocessor. So a
@@ -103,6 +103,11 @@ def product(m, n, k, params, w, x, s, t, y, scaled=0):
 
 
 def launch(inputs, params):
+    options = {"default_device": True}
+    if "a_q" in inputs:  # rows are quantised already
+        (m, k), n = inputs["a_q"].shape, inputs["b_q"].shape[0]
+        defines, step, _ = product(m, n, k, params, "b_q", "a_q", "a_s", "b_s", "c", scaled=m)
+        return {"options": options, "defines": defines, "steps": (step,)}
     (m, k), n = inputs["x"].shape, inputs["w_q"].shape[0]
     defines, step, whole = product(m, n, k, params, "w_q", "q", "s", "w_s", "y")
     ahead = {
@@ -113,7 +118,7 @@ def launch(inputs, params):
         "programmatic": True,
     }
     return {
-        "options": {"default_device": True},
+        "options": options,
         "defines": defines,
         "scratch": {"q": ("float8_e4m3fn", (whole, k)), "s": ("float32", (k // 128, whole))},
         "steps": (ahead, {**step, "programmatic": True}),
