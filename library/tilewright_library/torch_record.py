@@ -110,9 +110,15 @@ class RecordedCall(TorchDispatchMode):
                 raise NotRecorded("a tensor is filled with what is no number: fill it with a number")
             self._fill(args[0], value)
             return args[0]
-        if name not in VIEWS:
+        if name in VIEWS:
+            return func(*args, **options)
+        with (
+            self
+        ):  # called within an operator, what torch makes of other operations comes as it is: ``reshape``
+            made = func.decompose(*args, **options)
+        if made is NotImplemented:
             raise ForeignWork(f"work outside the kernel: torch computes {name}")
-        return func(*args, **options)
+        return made
 
     def _placed(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor without memory in a slot of its own."""

@@ -9,7 +9,9 @@ from tilewright.library import (  # noqa: E402
     store,
     torch_layer,
     torch_operators,
+    torch_record,
 )
+from tilewright.library.plans.format import Tensor  # noqa: E402
 from tilewright.library.torch_layer import Layer  # noqa: E402
 
 M, N, K = 256, 384, 128
@@ -133,3 +135,12 @@ def test_a_weight_is_kept_by_no_graph(monkeypatch):
     assert torch.equal(kept.copies(), torch_operators.quantise_weight(kept.weight))
     monkeypatch.setattr(torch_operators, "_captures", lambda: True)
     assert kept.copies() is kept.copies() is not None
+
+
+def test_a_launch_is_recorded_within_an_operator_too():
+    """Compiled code makes plans there, where torch's composite operations come whole."""
+    call = torch_record.RecordedCall([Tensor("x", "float32", (4, 8))], shift=256)
+    with torch._C._AutoDispatchBelowAutograd(), call:
+        assert call._located(call.inputs["x"][1:].reshape(-1), "rows") == (0, 32)
+        with pytest.raises(torch_record.ForeignWork, match="torch computes mm"):
+            torch.matmul(call.inputs["x"], call.inputs["x"].T)
