@@ -63,6 +63,7 @@ class Samples:
         self._most = most
         self._station = station
         self._lock = threading.Lock()
+        self._turns: dict[tuple[str, int, str], threading.Lock] = {}
 
     @property
     def tables(self) -> Mapping[str, np.ndarray]:
@@ -79,13 +80,16 @@ class Samples:
         assert self._sampled is not None
         key = (workload.id, seed, kind)
         with self._lock:
-            if key not in self._made:
+            turn = self._turns.setdefault(key, threading.Lock())
+        with turn:
+            if (made := self._made.get(key)) is None:
                 made = self._from_device(workload, seed, kind)
-                tables = kind_tables(self._tables, kind)
-                self._made[key] = made or sampling(self._sampled, workload, seed, tables)
-                while len(self._made) > self._most:
-                    self._made.popitem(last=False)
-            return self._made[key]
+                made = made or sampling(self._sampled, workload, seed, kind_tables(self._tables, kind))
+                with self._lock:
+                    self._made[key] = made
+                    while len(self._made) > self._most:
+                        self._made.popitem(last=False)
+            return made
 
     def _from_device(self, workload: Workload, seed: int, kind: str) -> Sample | None:
         asked = self._sampled.elsewhere(workload) if isinstance(self._sampled, Heavy) else None
