@@ -91,6 +91,7 @@ def test_an_oracle_without_a_device_leaves_it_to_the_host_and_a_closed_one_to_no
     assert asked is not None
     monkeypatch.setattr(sys, "executable", "/bin/false")
     one = DeviceOracle()
+    one.begin().wait()  # it ends at once, and another is asked
     assert one.sample(asked, 1) is None
     one.close()
     with pytest.raises(SessionDied):
