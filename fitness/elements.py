@@ -331,7 +331,7 @@ def turned_too_far(
         far &= ~(error <= np.maximum(*unit) + worst * around)
     if (first := _first(far)) is None:
         return None
-    place = divmod(int(places[first][0]), codes.shape[-1] if codes.ndim else 1)
+    place = divmod(int(places[first]), codes.shape[-1] if codes.ndim else 1)
     return f"element {_index(place, codes)} is {found[first]:.3g} where {wanted[first]:.3g} is due"
 
 
