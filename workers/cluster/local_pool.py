@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 ENDING_SECONDS = 5.0
 """How long the threads may take to see that their children are gone."""
 
-MEASURED_ENTRIES = 16
-"""Inputs of gates that all threads of a measured target keep together, with the oracle's answers."""
+MEASURED_ENTRIES = 40
+"""Inputs of gates that all threads of a measured target keep together, with the oracle's answers: all kinds of as many
+seeds as candidates in flight have."""
 
 
 @dataclass
@@ -140,14 +141,12 @@ class EvaluatorThreads:
         if any(thread.is_alive() for thread in self._threads):
             log.warning("jobs did not end within %g s of their children", ENDING_SECONDS)
         self._end_children()
-        if self._device is not None:
-            self._device.close()
 
     def _end_children(self) -> None:
         for slot in self.slots:
             slot.evaluator.close()
         if self._device is not None:
-            self._device.station.close()
+            self._device.close()
 
 
 class LocalPool(QueuedPool):
