@@ -196,19 +196,15 @@ class PackageLoader(MetaPathFinder, Loader):
         """Statements; of a ``try`` that imports a package of others which nothing has loaded those of its way out: what
         a helper can do without may take ten seconds."""
         for statement in body:
-            imported = [n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom)]
-            names = {self._package if getattr(n, "level", 0) else _first_name(n) for n in imported}
-            optional = isinstance(statement, ast.Try) and statement.handlers and _loads(statement)
-            if optional and names and names.isdisjoint({self._package, *sys.modules}):
-                yield from statement.handlers[0].body  # type: ignore[attr-defined]
+            made = [n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom)]
+            names = {(getattr(n, "module", None) or n.names[0].name).partition(".")[0] for n in made}
+            if (
+                isinstance(statement, ast.Try) and statement.handlers and made and _loads(statement)
+                and names.isdisjoint({self._package, *sys.modules}) and not any(getattr(n, "level", 0) for n in made)
+            ):  # fmt: skip
+                yield from statement.handlers[0].body
             else:
                 yield statement
-
-
-def _first_name(node: ast.Import | ast.ImportFrom) -> str:
-    """The package of the first thing that is imported."""
-    name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-    return (name or "").partition(".")[0]
 
 
 def forget(function: Any) -> None:

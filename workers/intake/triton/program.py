@@ -385,7 +385,7 @@ def _judged(
     if all(site.elements(dims) > LARGE and dims not in [s.dims for s in shapes] for dims in site.dims):
         # the caller's own values lie at shapes where operands are drawn from tables, and where nothing is checked
         site.operands = [o if o.form == GIVEN else replace(o, values="") for o in site.operands]
-    work = Ahead(lambda: product_work(seed), seed.interpreter.clock)
+    work = Ahead(lambda: product_work(seed))
     work.begin([()])
     quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
     every, shapes = shapes, quick if patience < 1.0 else shapes
