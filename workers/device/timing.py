@@ -273,6 +273,7 @@ def _objection(
     workload = timing.workload
     if timing.inputs_changed:
         return Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({workload.id})", stage=Stage.CHECK)
+    wrong: Failure | None = None
     for kind in ("", *kinds):
         specs: Sequence[TensorSpec] = request.operator.outputs(workload)
         if samples.tables:
@@ -285,8 +286,10 @@ def _objection(
         prefix = f"{place}/{_under(kind, '')}"
         outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}
         label = f"timed calls at {workload.id}" + (f" on {kind}" if kind else "")
-        if (wrong := judge(request, found, outputs, specs, references, label)) is not None:
-            return wrong
+        why = judge(request, found, outputs, specs, references, label)
+        wrong = wrong or why  # all are read
+    if wrong is not None:
+        return wrong
     figures = timing.figures(request, place)
     if not figures.roofline_fraction < 1.0:
         reason = f"{workload.id}: {figures.seconds * 1e6:.1f} us is below what the device's peaks allow"

@@ -175,7 +175,7 @@ class PackageLoader(MetaPathFinder, Loader):
         flags = __future__.annotations.compiler_flag if "annotations" in future else 0
         # what the user's file does below its functions is a benchmark; what a package's file does sets it up
         helper = wanted is None and bool(self._package) and module.__name__ != self.user
-        for statement in tree.body:
+        for statement in self._quick(tree.body) if helper else tree.body:
             if not _kept(statement, needed, helper):
                 continue
             bound = list(_bound(statement))
@@ -191,6 +191,24 @@ class PackageLoader(MetaPathFinder, Loader):
                 _usual(hooked, module)
             for name in bound if why else ():
                 module.__dict__.setdefault(name, MissingName(name, why))
+
+    def _quick(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        """Statements; of a ``try`` that imports a package of others which nothing has loaded those of its way out: what
+        a helper can do without may take ten seconds."""
+        for statement in body:
+            imported = [n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom)]
+            names = {self._package if getattr(n, "level", 0) else _first_name(n) for n in imported}
+            optional = isinstance(statement, ast.Try) and statement.handlers and _loads(statement)
+            if optional and names and names.isdisjoint({self._package, *sys.modules}):
+                yield from statement.handlers[0].body  # type: ignore[attr-defined]
+            else:
+                yield statement
+
+
+def _first_name(node: ast.Import | ast.ImportFrom) -> str:
+    """The package of the first thing that is imported."""
+    name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+    return (name or "").partition(".")[0]
 
 
 def forget(function: Any) -> None:
