@@ -40,7 +40,7 @@ Curve = Sequence[float]
 class LossTest:
     """``difference``: of the means, changed less original, with ``half_width`` of its interval; ``spread``: of the
     starts, of outputs that nothing trains a share of the largest; ``late``: what the noise of the gradients explains.
-    ``error``: of the difference by what last bits change; ``spread`` is what chance explains then. In units of the loss."""
+    ``error``: of the difference by what last bits change; ``spread`` is what chance explains then."""
 
     difference: float
     half_width: float
