@@ -1,17 +1,16 @@
-"""Fuzzing of the parsers of foreign text: honest inputs, words to damage them with, and inputs that found a branch.
+"""Inputs of the parsers of foreign text: honest ones, and those that a coverage-guided search kept.
 
-``testkit/corpus/fuzz`` holds the inputs that a coverage-guided search kept because they took a new branch.
+Each of ``testkit/corpus/fuzz`` took a new branch (``experiments/records/robustness/fuzz.md``).
 """
 
 import base64
 import functools
 import json
-import random
 import sqlite3
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,33 +32,12 @@ from tilewright.workers.child.frames import Frame, FrameError, FrameReader, enco
 
 @dataclass(frozen=True)
 class Parser:
-    """``read`` may raise ``errors`` and nothing else. ``samples`` are honest inputs to start from."""
+    """``read`` may raise ``errors`` and nothing else. ``samples`` are honest inputs."""
 
     read: Callable[[bytes, Path], object]
     errors: tuple[type[Exception], ...]
     samples: tuple[bytes, ...]
-    words: tuple[bytes, ...]
 
-
-TEXT = (
-    *(b"(", b"[", b"{", b"\n", b'"', b"=", b"-1", b"0", b"1e999", b"\xff", b"\x00", b"%", b"'", b"\t"),
-    *(b"9" * 5000, b"\n  %2 = "),
-)
-JSON = (*TEXT, b"null", b"true", b"[" * 3000, b"NaN", b'"kind"', b"\\ud800", b"1" * 400)
-YAML_TAGS = (
-    b"2020-99-99", b"!!int ''", b"&a [*a]", b"? [1]", b"0b", b"&a ", b"*a", b"!!binary x", b": ", b"1_0",
-)  # fmt: skip
-LLO_MARKS = (
-    b"dma.hbm_to_vmem", b"/*size_in_granules=*/", b"_spill]", b"vmatmul.mubr.f8e4m3fn", b"Length to end: ",
-)  # fmt: skip
-REPLY_MARKS = (
-    b"<<<<<<< SEARCH\n",
-    b"=======\n",
-    b">>>>>>> REPLACE\n",
-    b"```py\n",
-    b"```\n",
-    b"=====\n" * 900,
-)
 
 BUNDLES = (
     b"0x0: bundle slots:\n  %0 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
@@ -84,26 +62,23 @@ FRAME = encode(
 )
 EVALUATION = failed().model_dump_json().encode()
 
-LARGEST = 1 << 17
-"""Bytes of an input."""
-
 SLOW_SECONDS = 5.0
 
 
 def parsers() -> Mapping[str, Parser]:
     """Parsers by name."""
     return {
-        "bundles": Parser(lambda d, _: scan_bundles(d), (ParseError,), (BUNDLES,), (*TEXT, *LLO_MARKS)),
-        "allocations": Parser(lambda d, _: vmem_bytes([_text(d)]), (ParseError,), (ALLOCATION,), (*TEXT, *LLO_MARKS)),
-        "timeline": Parser(_timeline, (ParseError,), (BUNDLES + CRITICAL,), (*TEXT, *LLO_MARKS)),
-        "profile": Parser(lambda d, _: read_profile(_text(d)), (ParseError,), (PROFILE,), TEXT),
-        "frames": Parser(_frames, (FrameError,), (FRAME, FRAME + FRAME), JSON),
-        "yaml": Parser(_yaml, (UserError,), (YAML,), (*TEXT, *YAML_TAGS)),
-        "journal rows": Parser(_rows, (JournalError,), (b"{}", b"[]", EVALUATION), JSON),
-        "journal file": Parser(_file, (JournalError,), (_journal_bytes(),), (b"\x00" * 64, b"\xff" * 64)),
-        "reply": Parser(lambda d, _: read_reply(_text(d), PARENT), (EditError,), (REPLY,), (*TEXT, *REPLY_MARKS)),
-        "library index": Parser(_index, (NotServed,), (INDEX,), JSON),
-        "dialect": Parser(lambda d, _: dialect.check(_text(d)), (), (PARENT.encode(),), TEXT),
+        "bundles": Parser(lambda d, _: scan_bundles(d), (ParseError,), (BUNDLES,)),
+        "allocations": Parser(lambda d, _: vmem_bytes([_text(d)]), (ParseError,), (ALLOCATION,)),
+        "timeline": Parser(_timeline, (ParseError,), (BUNDLES + CRITICAL,)),
+        "profile": Parser(lambda d, _: read_profile(_text(d)), (ParseError,), (PROFILE,)),
+        "frames": Parser(_frames, (FrameError,), (FRAME, FRAME + FRAME)),
+        "yaml": Parser(_yaml, (UserError,), (YAML,)),
+        "journal rows": Parser(_rows, (JournalError,), (b"{}", b"[]", EVALUATION)),
+        "journal file": Parser(_file, (JournalError,), (_journal_bytes(),)),
+        "reply": Parser(lambda d, _: read_reply(_text(d), PARENT), (EditError,), (REPLY,)),
+        "library index": Parser(_index, (NotServed,), (INDEX,)),
+        "dialect": Parser(lambda d, _: dialect.check(_text(d)), (), (PARENT.encode(),)),
     }  # fmt: skip
 
 
@@ -170,28 +145,6 @@ def _file(data: bytes, folder: Path) -> object:
     (folder / "damaged.sqlite").write_bytes(data)
     with Journal(folder / "damaged.sqlite") as journal:
         return journal.content(), journal.events()
-
-
-def mutated(sample: bytes, words: Sequence[bytes], rng: random.Random) -> bytes:
-    """A sample with a few cuts, copies, flips and words put into it."""
-    data = bytearray(sample)
-    for _ in range(rng.randint(1, 6)):
-        at, end = sorted((rng.randint(0, len(data)), rng.randint(0, len(data))))
-        match rng.randrange(6):
-            case 0:
-                del data[at : min(end, at + 64)]
-            case 1:
-                data[at:at] = rng.choice(words)
-            case 2:
-                data[at:at] = data[at:end] * rng.choice((1, 1, 2, 20))
-            case 3 if data:
-                data[at % len(data)] = rng.randrange(256)
-            case 4:
-                data[at:at] = rng.randbytes(rng.randint(1, 8))
-            case _:
-                data[at:end] = rng.choice(words) * rng.choice((1, 1, 3, 200))
-        del data[LARGEST:]
-    return bytes(data)
 
 
 def attempt(parser: Parser, data: bytes, folder: Path) -> str | None:

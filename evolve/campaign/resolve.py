@@ -20,6 +20,7 @@ from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.library import nvrtc
 from tilewright.seeds.catalogue import UnknownOperator, load_operator
 from tilewright.seeds.operator import Operator, SeedKernel, Suite, Workload
+from tilewright.workers.toolchains.tpu import silence_libtpu
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def resolve(config: CampaignConfig) -> Resolved:
     suite = operator.suites.get(config.suite)
     if suite is None:
         raise _unknown("suite", config.suite, operator.suites)
+    silence_libtpu()  # a reference may import JAX
     check_operator(config.operator, operator, suite)
     if config.search.racing is None:
         pays = len(suite.workloads) >= RACING_PAYS.get(target.kind, len(suite.workloads) + 1)

@@ -51,6 +51,8 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"reference cannot be called", "write a function of the same arguments and give it: --reference FILE:name"),
     (r"takes more than \d+ s in the interpreter, on", "try again when less else runs"),
     (r"overflows: \S+ holds up to", "give smaller operands, as in --args 'f32[4096] * 0.01'"),
+    (r"agrees with the reference on no small shape.* of its integers", "make sure both compute the same; of equal "
+     "values an index may name another one: float32 operands have fewer"),
     (r"agrees with the reference on no small shape", "make sure both compute the same and the kernel masks tails"),
     (r"own answer is not the reference's", "correct the kernel or the reference, or give the precision you mean"),
     (r"dimension of the arguments", "let the sizes of the results follow from those of the arguments"),

@@ -204,9 +204,11 @@ def narrowed(bits, product, steps):
     ("honest", False), (24, False), ("bf16 operands", False),
 ])  # fmt: skip
 def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
-    operator, shape = (
-        operators()["g128"],
-        gemm(128, 128, 4096) if isinstance(cheat, int) else gemm(512, 512, 1024),
+    operator = operators()["g128"]
+    shape = (
+        gemm(128, 128, 4096)
+        if isinstance(cheat, int)
+        else gemm(512 if cheat == "answers lean" else 256, 512, 1024)
     )
     found = []
     kinds = ("randn", "integers", "repeated") if refused or cheat == 24 else operator.input_kinds

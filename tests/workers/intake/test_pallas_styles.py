@@ -118,11 +118,11 @@ def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(
     file = tmp_path / "plain_text.py"
     file.write_text(
         "from functools import partial\nimport jax\nfrom jax.experimental import pallas as pl\n\nROWS = 8\n\n\n"
-        f"def kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...] * 2.0\n\n\n{decorator}"
+        f"def kernel(x_ref, o_ref):\n    o_ref[...] = x_ref[...]{' * 2.0' * 12}\n\n\n{decorator}"
         "def double(x, cols=128):\n"
         "    spec = pl.BlockSpec((ROWS, cols), lambda i, j: (i, j))\n"
         "    return pl.pallas_call(kernel, grid=(x.shape[0] // ROWS, x.shape[1] // cols), in_specs=[spec],\n"
-        "                          out_specs=spec, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)\n"
+        "                          out_specs=spec, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), name='twice')(x)\n"
     )
     module, knobs, notes = taken("double", file)
     source = module.source("SPACE = {}\n")

@@ -248,8 +248,11 @@ _PLACES = re.compile(
 
 
 def text_of(closed: ClosedJaxpr) -> str:
-    """What a function does, without names and places."""
-    return _PLACES.sub("", str(closed)) + str(launches(closed.jaxpr))
+    """What a function does, without names, places and breaks of lines, which follow the names' lengths."""
+    text = str(closed)
+    for number, name in enumerate(re.findall(r"\blet (\w+) = \{ lambda", text)):
+        text = re.sub(rf"(\blet |jaxpr=){name}\b", rf"\g<1>{number}", text)
+    return " ".join(_PLACES.sub("", text).split()) + str(launches(closed.jaxpr))
 
 
 def _reaches(mapping: Any) -> bool:

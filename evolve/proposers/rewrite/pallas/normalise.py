@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
-from tilewright.evolve.proposers.rewrite.dataflow import definitions, small, statements, substituted
+from tilewright.evolve.proposers.rewrite.dataflow import definitions, small, statements
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import full_index
 from tilewright.evolve.proposers.rewrite.pallas.analysis.find import CallRule
@@ -25,14 +25,14 @@ Factors = tuple[tuple[str, str], ...]
 class Average:
     """A running average in one block: ``average = average * old_sum * more / sum + new / sum``.
 
-    ``updates`` are the statements that do so, ``unnormalised`` the text of the sum they should leave, ``quotient`` the
-    factor that ends it, in terms of the running sum's place.
+    ``updates`` are the statements that do so, ``unnormalised`` the text of the sum they should leave, ``weights`` the
+    running sum's place.
     """
 
     place: str
     updates: Sequence[cst.CSTNode]
     unnormalised: str
-    quotient: str
+    weights: str
     reads: list[cst.CSTNode]
 
 
@@ -54,7 +54,7 @@ class NormaliseOnce(CallRule[Average]):
             edit.remove(statement)
         edit.replace_statement(average.updates[-1], f"{average.place} = {average.unnormalised}")
         for node in average.reads:
-            edit.replace(node, f"({average.place} {average.quotient})")
+            edit.replace(node, f"({average.place} / {average.weights})")
 
 
 def _averages(view: PallasCall) -> Iterator[Average]:
@@ -93,10 +93,9 @@ class _Block:
         for common in dict.fromkeys(carried[0]):
             if not all(common in t for t in terms):
                 continue
-            found = self._sum_of(common)
-            if found is None:
+            weights = self._sum_of(common)
+            if weights is None:
                 continue
-            weights, quotient = found
             old = [f for f in carried[0] if f[0] == "*" and self._old_value(f[1], weights)]
             if len(old) != 1:
                 continue
@@ -109,7 +108,7 @@ class _Block:
                 texts.append(self._product(rest))
             reads = self._reads(weights)
             if reads is not None:
-                return Average(self.place, self.updates, " + ".join(texts), quotient, reads)
+                return Average(self.place, self.updates, " + ".join(texts), weights, reads)
         return None
 
     # -- the sum of products that the block leaves ----------------------------------------------------------
@@ -173,24 +172,13 @@ class _Block:
 
     # -- the running sum -----------------------------------------------------------------------------------
 
-    def _sum_of(self, factor: tuple[str, str]) -> tuple[str, str] | None:
-        """(place of the running sum whose inverse a factor is, that factor in terms of the place)."""
+    def _sum_of(self, factor: tuple[str, str]) -> str | None:
+        """The place of the running sum that a factor divides by."""
         sign, text = factor
-        if text == OLD:
+        if sign != "/":
             return None
-        node = cst.parse_expression(text)
-        definition = (self._value(text) if isinstance(node, cst.Name) else None) or node
-        if sign == "/" and isinstance(node, cst.Name):
-            for place in self._kept_in(text):
-                return place, f"/ {place}"
-        for name in dict.fromkeys(n.value for n in walk(definition) if isinstance(n, cst.Name)):
-            for place in self._kept_in(name):
-                quotient = self.kernel.code(definition)
-                if self._inverse(definition, name, sign):
-                    return place, ("* " if sign == "*" else "/ ") + _tight(substituted(quotient, name, place))
-        if sign == "/" and text in self._places():
-            return text, f"/ {text}"
-        return None
+        kept = self._kept_in(text) if text.isidentifier() else iter(())
+        return next(kept, text if text in self._places() else None)
 
     def _places(self) -> set[str]:
         return {p for s in self.block.body for p in _assigned_places(self.kernel, s)} - {self.place}
@@ -202,23 +190,6 @@ class _Block:
             line = small(stores[0])
             if len(stores) == 1 and isinstance(line, cst.Assign) and self.kernel.code(line.value) == name:
                 yield place
-
-    def _inverse(self, node: cst.BaseExpression, name: str, sign: str) -> bool:
-        """Whether ``node`` is 1 / name (for "/": name), or that but for zero."""
-        if isinstance(node, cst.Call) and self.kernel.qualified(node.func) == "jax.numpy.where":
-            _, safe, usual = (a.value for a in node.args[:3])
-            test = self._plain(node.args[0].value)
-            guarded = test in (f"{name} == 0.0", f"{name} == 0")
-            return guarded and self._plain(safe) in ("1.0", "1") and self._inverse(usual, name, sign)
-        if sign == "/":
-            return self._plain(node) == name
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
-            return self._plain(node.left) in ("1.0", "1") and self._plain(node.right) == name
-        return (
-            isinstance(node, cst.Call)
-            and self.kernel.qualified(node.func).endswith(".reciprocal")
-            and self._plain(node.args[0].value) == name
-        )
 
     def _old_value(self, text: str, place: str) -> bool:
         """Whether a factor is what ``place`` held before the block changed it."""
@@ -246,8 +217,6 @@ class _Block:
                 if not isinstance(line, cst.Assign) or not self._starts(line.value):
                     return None
                 continue
-            if self._returns(statement):
-                continue
             found += [n for n in walk(statement) if self._is_place(n)]
         used = sum(1 for s in self.block.body if s not in self.updates for n in walk(s) if self._is_place(n))
         aliases = sum(
@@ -271,7 +240,7 @@ class _Block:
         return isinstance(statement, cst.For) and any(self._is_place(n) for n in walk(statement.iter))
 
     def _starts(self, value: cst.BaseExpression) -> bool:
-        """Whether a value is zeros, or the buffer that keeps the place between steps."""
+        """Whether a value is zeros."""
         if isinstance(value, cst.Call):
             name = self.kernel.qualified(value.func)
             if name in _ZEROS:
@@ -281,44 +250,7 @@ class _Block:
                 and len(value.args) > 1
                 and self.kernel.code(value.args[1].value) in ("0", "0.0")
             )
-        if isinstance(value, cst.Integer | cst.Float):
-            return float(value.value) == 0.0
-        return full_index(value) and self._only_kept(value)
-
-    def _returns(self, statement: cst.CSTNode) -> bool:
-        """Whether a statement puts the place back into its buffer."""
-        line = small(statement)
-        return (
-            isinstance(line, cst.Assign)
-            and self.kernel.code(line.value) == self.place
-            and full_index(line.targets[0].target)
-            and self._only_kept(line.targets[0].target)
-        )
-
-    def _only_kept(self, buffer: cst.BaseExpression) -> bool:
-        """Whether a scratch buffer is only loaded into the place and stored from it."""
-        assert isinstance(buffer, cst.Subscript)
-        name = self.kernel.code(buffer.value)
-        if all(r.name != name for r in self.view.scratch):
-            return False
-        for node in walk(self.view.function.body):
-            parent = self.kernel.parents.get(node)
-            if isinstance(node, cst.Subscript) and self.kernel.code(node.value) == name:
-                line = small(self.kernel.statement(node))
-                texts = (
-                    {self.kernel.code(line.value), *(self.kernel.code(t.target) for t in line.targets)}
-                    if isinstance(line, cst.Assign)
-                    else set()
-                )
-                if texts != {self.place, self.kernel.code(node)}:
-                    return False
-            elif (
-                isinstance(node, cst.Name)
-                and node.value == name
-                and not isinstance(parent, cst.Subscript | cst.Attribute | cst.Arg)
-            ):
-                return False
-        return True
+        return isinstance(value, cst.Integer | cst.Float) and float(value.value) == 0.0
 
 
 def _tight(text: str) -> str:

@@ -4,8 +4,8 @@ import logging
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported, walk
-from tilewright.evolve.proposers.rewrite.dataflow import parameters, resolve, small, target_names
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, Unsupported
+from tilewright.evolve.proposers.rewrite.dataflow import parameters, resolve
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PALLAS, PallasCall, Ref, Spec
 from tilewright.evolve.proposers.rewrite.place_rule import Place, PlaceRule
 
@@ -88,39 +88,14 @@ def _elements(kernel: KernelSource, node: cst.BaseExpression) -> list[cst.BaseEx
             found.append(element.value)
             continue
         inner = resolve(kernel, element.value)
-        if isinstance(inner, cst.Name):
-            inner = _last_value(kernel, inner)
         if not isinstance(inner, cst.Tuple | cst.List):
             raise Unsupported("a starred element in a launch list")
         found += _elements(kernel, inner)
     return found
 
 
-def _last_value(kernel: KernelSource, name: cst.Name) -> cst.BaseExpression:
-    """What a name that is bound several times holds where it is read: the last binding before, in the same block.
-
-    The name itself where a statement between may have bound it otherwise, or there is none.
-    """
-    here = kernel.statement(name)
-    block = kernel.parents[here]
-    assert isinstance(block, cst.IndentedBlock | cst.Module)
-    before = list(block.body)[: list(block.body).index(here)]  # type: ignore[arg-type]
-    for statement in reversed(before):
-        line = small(statement)
-        targets = [t.target for t in line.targets] if isinstance(line, cst.Assign) else []
-        if name.value in {n for t in targets for n in target_names(t)}:
-            assert isinstance(line, cst.Assign)
-            return line.value if len(targets) == 1 and isinstance(targets[0], cst.Name) else name
-        named = {n.value for n in walk(statement) if isinstance(n, cst.Name)}
-        if name.value in named and not isinstance(line, cst.Assign):
-            return name
-    return name
-
-
 def _spec_list(kernel: KernelSource, node: cst.BaseExpression, what: str) -> list[cst.BaseExpression]:
     value = resolve(kernel, node)
-    if isinstance(value, cst.Name):
-        value = _last_value(kernel, value)
     if isinstance(value, cst.Tuple | cst.List):
         return _elements(kernel, value)
     if isinstance(value, cst.Call):
