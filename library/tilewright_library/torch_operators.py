@@ -70,9 +70,9 @@ def _served(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
 
 
-def quantised(x: torch.Tensor, n: int) -> Tensors:
-    """Codes and scales of x, and what is kept of it, for layers of N columns: compilers do it once for several."""
-    layer = _entry(x.device, x.shape[0], n, x.shape[1])
+def quantised(x: torch.Tensor) -> Tensors:
+    """Codes and scales of x, and what is kept of it, for all layers that read it: compilers do it once."""
+    layer = _entry(x.device, x.shape[0], 0, x.shape[1])
     if layer is not None:
         return layer.quantise(aligned(x))
     x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
@@ -94,7 +94,7 @@ def _multiplied(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, again: bo
 
 def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     """y [M, N], and what is kept of x and of w."""
-    plain, kept_x = quantised(x, w.shape[0])
+    plain, kept_x = quantised(x)
     y, kept_w = _multiplied(x, w, plain, False)
     return y, kept_x, kept_w
 
@@ -176,7 +176,7 @@ KEPT: dict[int, KeptWeight] = {}
 def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
     """y [M, N] and what is kept of x, with w quantised before."""
     m, k = x.shape
-    plain, kept_x = quantised(x, n)
+    plain, kept_x = quantised(x)
     layer = _entry(x.device, m, n, k)
     if layer is not None:
         return layer.forward_kept(plain, kept_w), kept_x
@@ -219,7 +219,7 @@ def linear_backward_again(
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _LIBRARY.define("linear(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define("quantised(Tensor x, SymInt n) -> (Tensor, Tensor)")
+_LIBRARY.define("quantised(Tensor x) -> (Tensor, Tensor)")
 _LIBRARY.define("linear_trained(Tensor x, Tensor w, Tensor plain, Tensor kept_x) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "linear_backward_again(Tensor dy, Tensor kept_x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
@@ -249,7 +249,7 @@ def _fake_backward(
     return dx, dy.new_empty((n, k)) if need_w else dy.new_empty(0)
 
 
-def _fake_quantised(x: torch.Tensor, n: int) -> Tensors:
+def _fake_quantised(x: torch.Tensor) -> Tensors:
     m, k = x.shape
     return _bytes(x, whole_rows(m) * (k + 4 * (k // BLOCK))), _bytes(x, kept_bytes(m, k))
 
@@ -299,7 +299,7 @@ torch.library.register_autograd(
 )
 torch.library.register_autograd(
     f"{NAMESPACE}::quantised",
-    lambda ctx, *unused: (None, None),
+    lambda ctx, *unused: None,
     setup_context=lambda ctx, inputs, output: ctx.mark_non_differentiable(*output),
     lib=_LIBRARY,
 )
@@ -518,13 +518,8 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if _unfit(rows, w, trains):
         _note_unfit()
         return torch.nn.functional.linear(x, w)
-    n = w.shape[0]
-    y = (
-        OPS.linear_trained(rows, w, *OPS.quantised(rows, n))[0]
-        if trains
-        else OPS.linear_forward_only(rows, w)
-    )
-    return y.reshape(*x.shape[:-1], n)
+    y = OPS.linear_trained(rows, w, *OPS.quantised(rows))[0] if trains else OPS.linear_forward_only(rows, w)
+    return y.reshape(*x.shape[:-1], w.shape[0])
 
 
 def _unfit(rows: torch.Tensor, w: torch.Tensor, trains: bool) -> bool:
