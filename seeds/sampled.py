@@ -121,7 +121,7 @@ class Sampled(Protocol):
         ...
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
-        """Rows and columns of the outputs chosen by ``rng``, with their exact values."""
+        """Rows and columns of the outputs chosen by ``rng``, the same for all values, with their exact values."""
         ...
 
 
@@ -207,10 +207,12 @@ def crossing(
 
 
 def spread_picks(size: int, most: int, rng: np.random.Generator) -> np.ndarray:
-    """At most ``most`` sorted distinct indices below ``size``, one at random in each of as many equal parts."""
+    """At most ``most`` sorted distinct indices below ``size``: the ends, else one of each of as many equal parts."""
     count = min(size, most)
     edges = np.linspace(0, size, count + 1).astype(np.int64)
-    return np.array([rng.integers(low, max(high, low + 1)) for low, high in itertools.pairwise(edges)])
+    picks = np.array([rng.integers(low, max(high, low + 1)) for low, high in itertools.pairwise(edges)])
+    picks[:1], picks[-1:] = 0, size - 1
+    return picks
 
 
 def members(blocks: np.ndarray, size: int) -> np.ndarray:

@@ -191,8 +191,8 @@ class Program:
             files[FASTER] = faster_text(
                 self.name, replacements, self.answer["fp8_shapes"], record["device"]["product"], proof
             )
-            for path in map(Path, self.answer.get("winners", ())):
-                files[path.name] = path.read_text(encoding="utf-8")
+            for path, name in self.answer.get("winners", {}).items():
+                files[name] = Path(path).read_text(encoding="utf-8")
         else:
             (self.folder / FASTER).unlink(missing_ok=True)
         self._save(files)

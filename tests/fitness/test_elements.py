@@ -483,6 +483,24 @@ def test_chance_of_noise_counts_what_each_element_may_be_off_by():
     assert elements.excess_noise(*given) > 3.0
 
 
+@pytest.mark.parametrize(("noise", "seen"), [(0.9, False), (1.4, True)])
+def test_chance_of_noise_is_small_where_many_elements_may_be_off(noise, seen):
+    wanted = np.full((32, 32), 2.0**-30)
+    wanted[0, 0] = 1.0
+    signs = np.random.default_rng(1).choice((-1.0, 1.0), wanted.shape)
+    found = (wanted + noise * signs * ROUNDED / 8 / 32).astype(np.float32)
+    said = objection(found, wanted, Allowance(ROUNDED, ROUNDED, rounded=True))
+    assert (said is not None) is seen
+
+
+def test_a_step_of_the_type_leans_by_chance_where_few_elements_stand():
+    wanted = np.full((4, 8), 1.1)
+    found, slack = np.full(wanted.shape, 1.25).astype(ml_dtypes.float8_e5m2), np.full(wanted.shape, 1e-6)
+    assert objection(found, wanted, Allowance(ROUNDED, ROUNDED, rounded=False), slack=slack) is None
+    many = [np.tile(array, (8, 1)) for array in (found, wanted, slack)]
+    assert "lean" in objection(*many[:2], Allowance(ROUNDED, ROUNDED, rounded=False), slack=many[2])
+
+
 def test_what_is_usual_where_outliers_cross_grows_with_all_values():
     values = np.random.default_rng(2).standard_normal((64, 64))
     values[3] *= 64

@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 ENDING_SECONDS = 5.0
 """How long the threads may take to see that their children are gone."""
 
-MEASURED_ENTRIES = 16
-"""Inputs of gates that all threads of a measured target keep together, with the oracle's answers."""
+MEASURED_ENTRIES = 40
+"""Inputs of gates that all threads of a measured target keep together, with the oracle's answers: all kinds of as many
+seeds as candidates in flight have."""
 
 
 @dataclass

@@ -168,14 +168,12 @@ def measure(
     drawn = {w.id: samples.drawn(w, request.seed, 0 if request.baseline else kinds) for w in workloads}
     # who makes the operands makes their kinds: tables of all kinds would be most of what a device waits for
     arrays: dict[str, np.ndarray] = {f"table/{name}": table for name, table in samples.tables.items()}
-    for workload, kind in ((w, kind) for w in workloads for kind in ("", *drawn[w.id])):
-        if samples.tables:
-            for name, axes in samples.of(workload, seed, kind).where.items():
-                where = f"where/{workload.id}/{_under(kind, name)}"
-                arrays.update({f"{where}/{n}": axis for n, axis in enumerate(axes)})
-        else:
-            made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
-            arrays.update({f"{workload.id}/{_under(kind, name)}": array for name, array in made.items()})
+    for workload in workloads if samples.tables else ():
+        for name, axes in samples.of(workload, seed).where.items():
+            arrays.update({f"where/{workload.id}/{name}/{n}": axis for n, axis in enumerate(axes)})
+    for workload, kind in ((w, kind) for w in workloads for kind in ("", *drawn[w.id]) if not samples.tables):
+        made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
+        arrays.update({f"{workload.id}/{_under(kind, name)}": array for name, array in made.items()})
     data = {
         "entries": [entry.data() for entry in entries],
         "workloads": [request.described(w) for w in workloads],

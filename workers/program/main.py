@@ -90,8 +90,10 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         if own:  # faster.py holds no source, and would install the step's own kernels instead
             outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
             return {**answer, "replacements": [], "fp8_shapes": []}
-    answer["winners"] = [r.file for r in proof.kept if isinstance(r, Winner)]
-    beside = (replace(r, file=Path(r.file).name) if isinstance(r, Winner) else r for r in proof.kept)
+    # not by the name of the user's own module, which would then be found beside faster.py
+    files = {r.file: f"winner_{Path(r.file).name}" for r in proof.kept if isinstance(r, Winner)}
+    answer["winners"] = files
+    beside = (replace(r, file=files[r.file]) if isinstance(r, Winner) else r for r in proof.kept)
     answer["replacements"] = list(map(repr, beside))  # the expressions that make them, for faster.py
     return answer
 

@@ -32,6 +32,12 @@ EQUAL: dict[str, dict[str, str]] = {
         "return np.where(outlying * (middle > 0), rows * columns / middle, 0.0) / MEDIAN": "of truths the same",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
         "return np.where(outlying & (middle != 0), rows * columns / middle, 0.0) / MEDIAN": "no size is negative",
+        "size = np.abs(wanted) / np.where(around >= 0, around, 1.0)": "it is 0 where all are, and then none counts",
+        "if some.sum() >= FEW and not abs(lean) < max(chance, LEAN * float(wanted[some] @ wanted[some])):": (
+            "a lean that equals its bound to the last bit"
+        ),
+        "zeros = (found == 0) ^ (wanted != 0)": "what is not surely explained is looked at as a whole",
+        "return np.where(tiles > OUTLYING * middle, tiles, -1.0)": "the larger of it and a size is taken",
     },
     "fitness/tpu/structure.py": {
         'if min(kernel["grid"], default= 2) < 0:': "any size of nothing that is not negative",

@@ -206,8 +206,8 @@ def _sampled(
     for spec, result in zip(workload["outputs"], results, strict=True):
         axes: list[np.ndarray] = []
         array = np.asarray(result)
-        name = f"{kind}/{spec['name']}" if kind else spec["name"]
-        while (where := job.arrays.get(f"where/{workload['id']}/{name}/{len(axes)}")) is not None:
+        while (where := job.arrays.get(f"where/{workload['id']}/{spec['name']}/{len(axes)}")) is not None:
             axes.append(where)
+        name = f"{kind}/{spec['name']}" if kind else spec["name"]
         found[f"{place}/{name}"] = np.ascontiguousarray(array[np.ix_(*axes)] if axes else array)
     return found

@@ -62,10 +62,12 @@ class Canaries:
     def allocate(
         self, like: torch.Tensor, device: torch.device | str, fill: int | None = None
     ) -> torch.Tensor:
-        """Contiguous memory of this shape and dtype between two canaries, all ``fill``, or as the canaries say."""
+        """Contiguous memory of this shape and dtype between two canaries, at a place by lot, all ``fill``, or as the
+        canaries say."""
         size = like.numel() * like.element_size()
-        memory = torch.empty(size + 2 * CANARY_BYTES, dtype=torch.uint8, device=device)
-        middle = memory[CANARY_BYTES : CANARY_BYTES + size]
+        start = CANARY_BYTES + 256 * secrets.randbelow(16)
+        memory = torch.empty(start + size + CANARY_BYTES, dtype=torch.uint8, device=device)
+        middle = memory[start : start + size]
         fill = self.fill if fill is None else fill
         old = [one for one in self._kept if (one.shape, one.dtype) == (like.shape, like.dtype)]
         if fill == KEPT and old:
@@ -73,7 +75,7 @@ class Canaries:
         else:
             middle.fill_(poison() if fill is None or fill == KEPT else fill)
         self._spans.append((middle.data_ptr(), middle.data_ptr() + size))
-        for ring in (memory[:CANARY_BYTES], memory[CANARY_BYTES + size :]):
+        for ring in (memory[:start], memory[start + size :]):
             ring.fill_(CANARY)
             self._rings.append(ring)
         return middle.view(like.dtype).view(like.shape)

@@ -196,6 +196,8 @@ class Arena:
         self._device = device
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._spans: list[tuple[int, int]] = []
+        self._gaps: list[torch.Tensor] = []
+        """What lies around the buffers."""
 
     def laid(self, sizes: Sequence[int], fill: int | None = None) -> list[torch.Tensor]:
         """Buffers of these sizes in bytes, at places drawn anew, CANARY around them.
@@ -209,10 +211,15 @@ class Arena:
         earlier = {start for start, _ in self._spans}
         self._spans, place = [], CANARY_BYTES
         for size in sizes:
-            place += _STEP * secrets.choice([n for n in range(_PLACES) if place + _STEP * n not in earlier])
+            start = place
+            while (place := start + _STEP * secrets.randbelow(_PLACES)) in earlier:
+                pass
             self._spans.append((place, place + size))
             place += _rounded(size) + CANARY_BYTES
-        for gap in self._gaps():
+        starts = [0, *(end for _, end in self._spans)]
+        ends = [*(start for start, _ in self._spans), self._memory.numel()]
+        self._gaps = [self._memory[start:end] for start, end in zip(starts, ends, strict=True)]
+        for gap in self._gaps:
             gap.fill_(CANARY)
         buffers = [self._memory[start:end] for start, end in self._spans]
         fill = poison() if fill is None else fill
@@ -220,15 +227,9 @@ class Arena:
             buffer.fill_(fill)
         return buffers
 
-    def _gaps(self) -> list[torch.Tensor]:
-        """What lies around the buffers."""
-        starts = [0, *(end for _, end in self._spans)]
-        ends = [*(start for start, _ in self._spans), self._memory.numel()]
-        return [self._memory[start:end] for start, end in zip(starts, ends, strict=True)]
-
     def inspect(self) -> None:
         """Once the device is done. Raises OutsideWrite when something was written beside the buffers laid last."""
-        if bool(torch.stack([(gap != CANARY).any() for gap in self._gaps()]).any()):
+        if bool((torch.cat(self._gaps) != CANARY).any()):
             raise OutsideWrite("a kernel writes outside the tensors it was given")
 
 

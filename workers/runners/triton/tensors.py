@@ -56,8 +56,8 @@ KEPT_BYTES = 24 << 30
 PIECE = 1 << 26
 """Elements made at a time."""
 
-SUMMED = 1 << 24
-"""Words summed at a time."""
+FOLDED, FOLDS = 1 << 12, 1 << 10
+"""Bytes that a large tensor's sum takes together, and the least number of such lines."""
 
 _RAW = {
     1: (np.uint8, torch.uint8),
@@ -90,10 +90,18 @@ def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """The same bits as an array of the dtype of that name."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    raw, bits = _RAW[tensor.element_size()]
-    plain = tensor.detach().cpu().contiguous().view(bits).numpy().view(raw)
-    return plain.view(dtype_named(name))
+    return to_arrays({"": tensor})[""]
+
+
+def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """``to_numpy`` of several, which wait for the device together."""
+    flat = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors.values()]
+    octets = torch.cat(flat).cpu().numpy() if flat else np.zeros(0, np.uint8)
+    pieces = np.split(octets, np.cumsum([piece.numel() for piece in flat])[:-1]) if flat else []
+    return {
+        name: piece.view(dtype_named(str(tensor.dtype).removeprefix("torch."))).reshape(tensor.shape)
+        for (name, tensor), piece in zip(tensors.items(), pieces, strict=True)
+    }
 
 
 class Checksums:
@@ -103,6 +111,8 @@ class Checksums:
         self._salt = int.from_bytes(os.urandom(4)) | 1
         self._device = device
         self._weights = self._made(0)
+        drawn = torch.frombuffer(bytearray(os.urandom(FOLDED * 16)), dtype=torch.int8)
+        self._mixed = drawn.to(device).view(16, FOLDED).t()
 
     def of(self, tensors: Tensors) -> list[int]:
         """One for each tensor."""
@@ -110,14 +120,16 @@ class Checksums:
         return [int(total) for total in torch.stack(sums).tolist()] if sums else []
 
     def _sum(self, octets: torch.Tensor) -> torch.Tensor:
+        lines = octets.numel() // FOLDED
+        if lines >= FOLDS and self._device != "cpu":
+            # a product by few columns reads memory once; one by weights writes and reads as much again
+            whole = octets[: lines * FOLDED].view(torch.int8).view(lines, FOLDED)
+            made = torch._int_mm(whole, self._mixed).view(-1).view(torch.uint8)
+            return self._sum(made) + self._salt * self._sum(octets[lines * FOLDED :])
         words = octets.view(torch.int64) if octets.numel() % 8 == 0 else octets
-        total = torch.zeros((), dtype=torch.int64, device=self._device)
-        if (longest := min(words.numel(), SUMMED)) > self._weights.numel():
-            self._weights = self._made(longest)
-        for number, start in enumerate(range(0, words.numel(), SUMMED)):
-            piece = words[start : start + SUMMED]
-            total += (number * self._salt + 1) * (piece * self._weights[: piece.numel()]).sum()
-        return total
+        if words.numel() > self._weights.numel():
+            self._weights = self._made(words.numel())
+        return (words * self._weights[: words.numel()]).sum()
 
     def _made(self, count: int) -> torch.Tensor:
         """Weights of so many places: memory that nobody needs takes a short job longer than its kernel."""
@@ -141,24 +153,17 @@ class Operands:
             tables = operand_tables(job, kind)
             made = {spec["name"]: self._made(job, key, spec, tables) for spec in workload["inputs"]}
             self._kept[key] = made, self._checksums.of(made)
+            # the first kind of a seed in use is never made again: every evaluation needs it
+            others = [old for old in self._kept if old not in self._used and (old[2] or old[0] != key[0])]
+            while others and sum(_size(tensors) for tensors, _ in self._kept.values()) > KEPT_BYTES:
+                del self._kept[others.pop(0)]
         self._kept.move_to_end(key)
         self._used.add(key)
-        # the first kind of a seed in use is never made again: every evaluation needs it
-        others = [old for old in self._kept if old not in self._used and (old[2] or old[0] != key[0])]
-        while others and sum(_size(tensors) for tensors, _ in self._kept.values()) > KEPT_BYTES:
-            del self._kept[others.pop(0)]
         return self._kept[key][0]
 
-    def changed(self) -> bool:
-        """Whether a kernel wrote to those used since this was asked last; then none of those kept are used again."""
-        return self._differ(self._used)
-
-    def others_changed(self) -> bool:
-        """The same of all that are kept."""
-        return self._differ(set(self._kept))
-
-    def _differ(self, keys: set[Key]) -> bool:
-        kept = [self._kept[key] for key in keys if key in self._kept]
+    def changed(self, *, every: bool = False) -> bool:
+        """Whether a kernel wrote to those used since this was asked last, or to any; then none kept are used again."""
+        kept = [one for key, one in self._kept.items() if every or key in self._used]
         found = self._checksums.of(
             {f"{n}/{name}": t for n, (some, _) in enumerate(kept) for name, t in some.items()}
         )
@@ -220,21 +225,22 @@ class DeviceElements:
 class Sampler:
     """Where the job asks for an output's values; all of them where it does not ask."""
 
-    def __init__(self, job: Frame, workload: Mapping[str, Any], device: str, kind: str = "") -> None:
-        self._axes: dict[str, list[torch.Tensor]] = {}
+    def __init__(self, job: Frame, workload: Mapping[str, Any], device: str) -> None:
+        self._axes: dict[str, list[torch.Tensor | None]] = {}
         for spec in workload["outputs"]:
             axes = self._axes.setdefault(spec["name"], [])
-            own = f"{kind}/{spec['name']}" if kind else spec["name"]
-            while (where := job.arrays.get(f"where/{workload['id']}/{own}/{len(axes)}")) is not None:
-                axes.append(torch.from_numpy(where.copy()).to(device))
+            while (where := job.arrays.get(f"where/{workload['id']}/{spec['name']}/{len(axes)}")) is not None:
+                whole = np.array_equal(where, np.arange(spec["shape"][len(axes)]))
+                axes.append(None if whole else torch.from_numpy(where.copy()).to(device))
 
     def values(self, outputs: Mapping[str, torch.Tensor]) -> Tensors:
         """Copies, on the device; nothing waits for them."""
         return {name: self._values(output, self._axes[name]) for name, output in outputs.items()}
 
     @staticmethod
-    def _values(output: torch.Tensor, axes: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _values(output: torch.Tensor, axes: Sequence[torch.Tensor | None]) -> torch.Tensor:
         tensor = output.view(bits_of(output))
-        for number, axis in enumerate(axes):
+        picked = [(number, axis) for number, axis in enumerate(axes) if axis is not None]
+        for number, axis in picked:
             tensor = tensor.index_select(number, axis)
-        return (tensor if axes else tensor.clone()).view(output.dtype)
+        return (tensor if picked else tensor.clone()).view(output.dtype)

@@ -6,8 +6,8 @@ Jobs (all with ``entries`` [{id, ...}]):
 ``time``: ``workloads``, ``seed``, ``rounds``, ``calls``, ``calls_of`` {workload: calls} (optional, instead of
     ``calls``), ``pace`` {workload: seconds} (optional), ``kinds`` {workload: [kind]} (optional), arrays
     ``table/operand`` of ``tables`` [operand] (see ``seeds.sampled``) or ``workload/operand``, and
-    ``where/workload/output/axis``; for each kind ``workload/kind/operand`` and ``where/workload/kind/output/axis``, on
-    which every entry is called once before it is timed.
+    ``where/workload/output/axis``; for each kind ``workload/kind/operand``, on which every entry is called once before
+    it is timed.
     One ``timed`` per workload: times of every entry in every round, host seconds, wall seconds, and what the
     outputs of one timed call of each entry hold at the places asked for.
 Any job: ``alive`` frames in between, as signs of life; one ``error`` {phase, type, message, spoiled, entry} ends it.
@@ -29,7 +29,7 @@ from tilewright.workers.runners.triton.tensors import (
     Operands,
     Sampler,
     Tensors,
-    to_numpy,
+    to_arrays,
     to_torch,
 )
 
@@ -119,7 +119,7 @@ class TorchDevice(DeviceRunner):
                 state["phase"] = "launch"
                 before = self._checksums.of(tensors)
                 made = call.guarded(canaries)
-                outputs = {name: to_numpy(tensor) for name, tensor in made.items()}
+                outputs = to_arrays(made)
                 self._keep(canaries, made)
                 changed = self._checksums.of(tensors) != before
                 data = {"workload": workload["id"], "kind": kind, "inputs_changed": changed}
@@ -137,7 +137,7 @@ class TorchDevice(DeviceRunner):
                 behind.append(statistics.median(timed.data["rounds"][0][0]) / float(pace[name]))
             changed = self._operands.changed()
             answer(Frame("timed", {**timed.data, "inputs_changed": changed}, arrays=timed.arrays))
-        if self._operands.others_changed():
+        if self._operands.changed(every=True):
             raise OutsideWrite("a kernel writes to operands of other workloads")
 
     def _workload(
@@ -154,21 +154,19 @@ class TorchDevice(DeviceRunner):
         rounds, count = (1, 1) if brief else (int(job.data["rounds"]), most)
         entries, sampler = job.data["entries"], Sampler(job, workload, self._device)
         times: list[list[list[float]]] = [[] for _ in calls]
-        host, wall, arrays = [0.0] * len(calls), [0.0] * len(calls), {}
+        host, wall, seen = [0.0] * len(calls), [0.0] * len(calls), {}
         kinds = job.data.get("kinds", {}).get(workload["id"], ())
         for place, call in enumerate(calls):
             state["entry"] = entries[place]["id"]
-            rest = self._clock.rest if place == 0 else nothing
             for kind, fill in zip(kinds, poisons(len(kinds)), strict=True):
+                # while what was timed last no longer heats the device
                 tensors = self._operands.of(job, workload, kind)
-                guarded = self._call(job, entries[place], workload, tensors).guarded
-                outputs = guarded(canaries := Canaries(fill, self._kept), rest)
-                values = Sampler(job, workload, self._device, kind).values(outputs)
+                canaries = Canaries(fill, self._kept)
+                outputs = self._call(job, entries[place], workload, tensors).guarded(canaries)
+                seen.update({f"{place}/{kind}/{name}": v for name, v in sampler.values(outputs).items()})
                 self._keep(canaries, outputs)
-                arrays.update({f"{place}/{kind}/{name}": to_numpy(v) for name, v in values.items()})
-                rest = nothing
             if not kinds:
-                call.guarded(Canaries(), rest)
+                call.guarded(Canaries(), self._clock.rest if place == 0 else nothing)
             self._say_alive(answer)
         for number in range(rounds):
             order = range(len(calls)) if number % 2 == 0 else range(len(calls) - 1, -1, -1)
@@ -181,9 +179,7 @@ class TorchDevice(DeviceRunner):
                 self._say_alive(answer)
                 if number == rounds - 1:
                     call.inspect()
-                    arrays.update(
-                        {f"{place}/{name}": to_numpy(values) for name, values in burst.kept.items()}
-                    )
+                    seen.update({f"{place}/{name}": value for name, value in burst.kept.items()})
                     host[place], wall[place] = burst.host, burst.wall
         data = {
             "workload": workload["id"],
@@ -192,7 +188,7 @@ class TorchDevice(DeviceRunner):
             "wall_seconds": wall,
             "brief": brief,
         }
-        return Frame("timed", data, arrays=arrays)
+        return Frame("timed", data, arrays=to_arrays(seen))
 
 
 def _keeper(sampler: Sampler, call: Call) -> Callable[[Any], Tensors]:
