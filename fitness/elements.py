@@ -9,7 +9,7 @@ near that of rounding the reference, too: an accumulator of 8 bits is 2 dB below
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -38,6 +38,9 @@ FAINT = 2.0**-8
 
 LEANING, FEW = (2.0**-7, 2.0**-5, 2.0**-3, np.inf), 32
 """Up to these shares of what is usual around them elements are looked at together, if there are so many."""
+
+DISTINCT = 512
+"""Different answers, of fewer of which roundings may go one way."""
 
 CHANCE = 5.0
 """Standard deviations of a count of two ways that are taken as chance."""
@@ -68,7 +71,7 @@ class Allowance:
 
     ``rounded``: the noise of the whole is judged, too. ``zero``: the share below which an element may be a zero, where
     that is not ``sign``: sums of other roundings come near zero, and do not hit it. ``rare``: the share of elements,
-    and two, that may be off by more than ``ROUNDED``.
+    and two, that may be off by more than ``ROUNDED``. ``lean``: see ``_one_way``.
     """
 
     worst: float
@@ -77,6 +80,7 @@ class Allowance:
     zero: float | None = None
     inexact: bool = False
     rare: float | None = None
+    lean: float | None = None
 
 
 def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
@@ -90,9 +94,13 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
     if gate.worst is not None:
         worst = max(gate.worst, least)
         zero = min(worst, sums) if gate.zero is None else gate.zero
-        return Allowance(worst, worst, rounded=False, zero=zero, inexact=inexact, rare=gate.rare)
+        return Allowance(
+            worst, worst, rounded=False, zero=zero, inexact=inexact, rare=gate.rare, lean=gate.lean
+        )
     if gate.min_db >= ROUNDING_DB:
-        return Allowance(sums, sums if inexact else sums * SIGN, rounded=True, inexact=inexact)
+        return Allowance(
+            sums, sums if inexact else sums * SIGN, rounded=True, inexact=inexact, lean=gate.lean
+        )
     return Allowance(math.inf, math.inf, rounded=False)
 
 
@@ -113,6 +121,8 @@ def objection(
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64, copy=False).reshape(-1, columns)
+    if allowed.lean is not None and (said := _one_way(output, wanted, allowed.lean)):
+        return said
     told = slack is not None or allowed.rounded or allowed.rare is not None
     if not told and _surely_explained(found, wanted, output.dtype, allowed):
         return None
@@ -210,6 +220,19 @@ def _leans(error: np.ndarray, wanted: np.ndarray, room: np.ndarray, around: np.n
     return False
 
 
+def _one_way(output: np.ndarray, wanted: np.ndarray, most: float) -> str | None:
+    """What is wrong with a 16-bit output of which more than the share ``most`` turns one way in the balance, along rows
+    and along columns: it is cut and not rounded. Few distinct values may well turn so."""
+    found = output.reshape(wanted.shape)
+    with np.errstate(all="ignore"):
+        normal = np.abs(wanted) >= float(ml_dtypes.finfo(output.dtype).tiny)
+        rounded = np.where(normal, wanted.astype(output.dtype), found)
+    for what, count, sums in _turned(found, rounded):
+        if count > most * found.size and all(map(_agree, sums)) and len(np.unique(wanted)) >= DISTINCT:
+            return f"errors go one way, {what}, by {count / found.size:.2g} of a last place"
+    return None
+
+
 def _surely_explained(found: np.ndarray, wanted: np.ndarray, dtype: np.dtype, allowed: Allowance) -> bool:
     """Whether tiles alone show that nothing is to be objected: a third of the work, and most outputs are right.
 
@@ -251,21 +274,31 @@ def turned_one_way(codes: np.ndarray, wanted: np.ndarray) -> str | None:
 
     Rows and columns count, each with what most of its elements do: what a row's scale is off by turns all of its ties.
     """
+    for what, _, sums in _turned(codes, wanted):
+        if any(map(_agree, sums)):
+            return f"codes that differ do so one way, {what}"
+    return None
+
+
+def _turned(codes: np.ndarray, wanted: np.ndarray) -> Iterator[tuple[str, float, list[np.ndarray]]]:
+    """Of what differs from the reference: a way that it may go, how many more elements do so than do not, and the same
+    by column and row."""
     if codes.dtype.kind == "b" or codes.ndim < 1:
-        return None
-    columns = codes.shape[-1]
+        return
     places = np.flatnonzero(differing(codes, wanted))
     found, due = (array.reshape(-1)[places].astype(np.float64) for array in (codes, wanted))
     with np.errstate(all="ignore"):
         up = np.nan_to_num(np.sign(found - due))
         away = up * np.nan_to_num(np.sign(due))
+    lines = (places % codes.shape[-1], places // codes.shape[-1]) if places.size else ()
     for ways, what in ((up, "up or down"), (away, "towards zero or away from it")):
-        for lines in (places % columns, places // columns) if places.size else ():
-            net = np.sign(np.bincount(lines, ways))
-            count, sum_ = np.count_nonzero(net), abs(float(net.sum()))
-            if count >= FEW and sum_ > CHANCE * math.sqrt(count):
-                return f"codes that differ do so one way, {what}"
-    return None
+        yield what, abs(float(ways.sum())), [np.bincount(some, ways) for some in lines]
+
+
+def _agree(sums: np.ndarray) -> bool:
+    """Whether these have one sign by more than chance."""
+    signs = np.sign(sums[sums != 0])
+    return len(signs) >= FEW and abs(float(signs.sum())) > CHANCE * math.sqrt(len(signs))
 
 
 def turned_too_far(

@@ -95,7 +95,8 @@ class SnrGate:
     allowed, and errors may not lean towards the answer or away from it; where it is nothing, each is one
     rounding. ``turned`` names one of the mean square that the contract leaves to each element where roundings within
     turn: noise that ``min_db`` does not count. ``rare``: the share of elements that may be off by more than sums
-    explain, up to ``worst``, where a rounding within turns now and then; None: all.
+    explain, up to ``worst``, where a rounding within turns now and then; None: all. ``lean``: the share of a last place
+    by which errors of a 16-bit output may go one way; None: any.
     """
 
     name: str
@@ -108,6 +109,7 @@ class SnrGate:
     slack: str | None = None
     turned: str | None = None
     rare: float | None = None
+    lean: float | None = None
 
 
 @dataclass(frozen=True)

@@ -552,14 +552,8 @@ def _campaign_of(
     with child.started_trial(chosen) as trial:
         with device_for(chosen) as device:
             answer = intake.prepare(request, chosen, where, _noted, process, changes)
-            from tilewright.evolve.run import run as run_campaign
-            from tilewright.evolve.show.display import make_display
-
             config = intake.config_of(request, chosen, where, changes)
-            outcome = run_settled(
-                lambda own: run_campaign(config, folder, make_display(), own), request, answer, chosen, where, device,
-                _noted,
-            )  # fmt: skip
+            outcome = run_settled(config, folder, request, answer, chosen, where, device, _noted)
         campaign = open_campaign(outcome.campaign, home=home)
         module = intake.export(campaign, request, answer, where, chosen, trial)
     return winner.Tuned(campaign, original, module, request.name)

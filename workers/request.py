@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -35,34 +35,46 @@ ENTRIES = 5
 beside them, since a campaign reuses a seed for a few in a row."""
 
 
+class Latest(Generic[K, V]):
+    """The latest values by key. Several threads make each once, and who wants another does not wait for it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._held: OrderedDict[K, tuple[threading.Lock, list[V]]] = OrderedDict()
+
+    def of(self, key: K, make: Callable[[], V]) -> V:
+        """The value under a key, made if there is none."""
+        with self._lock:
+            turn, made = self._held.setdefault(key, (threading.Lock(), []))
+            self._held.move_to_end(key)
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
+        with turn:
+            if not made:
+                made.append(make())
+            return made[0]
+
+
 class Truth:
     """Makes inputs and references of one operator, and keeps the latest; for several threads makes them once."""
 
     def __init__(self, operator: Operator, most: int = ENTRIES) -> None:
         self._operator = operator
-        self._most = most
-        self._lock = threading.RLock()
-        self._inputs: OrderedDict[tuple[str, int, str], Arrays] = OrderedDict()
-        self._references: OrderedDict[tuple[str, int, str], dict[str, Arrays]] = OrderedDict()
+        self._inputs: Latest[tuple[str, int, str], Arrays] = Latest(most)
+        self._references: Latest[tuple[str, int, str], dict[str, Arrays]] = Latest(most)
 
     def inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Operands by name, fresh for every seed."""
         key = (workload.id, seed, kind)
-        with self._lock:
-            if key not in self._inputs:
-                self._keep(self._inputs, key, self._operator.make_inputs(workload, seed, kind))
-            self._inputs.move_to_end(key)
-            return self._inputs[key]
+        return self._inputs.of(key, lambda: self._operator.make_inputs(workload, seed, kind))
 
     def references(self, workload: Workload, seed: int, kind: str) -> dict[str, Arrays]:
         """What the oracle says to these inputs."""
         key = (workload.id, seed, kind)
-        with self._lock:
-            if key not in self._references:
-                inputs = self.inputs(workload, seed, kind)
-                self._keep(self._references, key, self._operator.oracle(workload, inputs))
-            self._references.move_to_end(key)
-            return self._references[key]
+        return self._references.of(
+            key, lambda: self._operator.oracle(workload, self.inputs(workload, seed, kind))
+        )
 
     def references_at(self, workload: Workload, seed: int, kind: str, where: Where) -> dict[str, Arrays]:
         """The same at some places of the outputs; of all of them only where the operator knows no better."""
@@ -70,11 +82,6 @@ class Truth:
         if isinstance(self._operator, OracleAt):
             return self._operator.oracle_at(workload, inputs, where)
         return crossing(self.references(workload, seed, kind), where)
-
-    def _keep(self, cache: OrderedDict[K, V], key: K, value: V) -> None:
-        cache[key] = value
-        while len(cache) > self._most:
-            cache.popitem(last=False)
 
 
 GIB = 1 << 30

@@ -84,11 +84,11 @@ class References:
         return True
 
 
-COMPARED = 10
+COMPARED = 14
 """Most genomes that are measured side by side."""
 
-OVERALL = 4
-"""How many of them are the best on the whole suite; the rest are the fastest on single workloads."""
+OVERALL = 3
+"""How many of them are the best on the whole suite; the rest are faster on some workloads."""
 
 LOTS = 2
 """How often so many are measured where none of those before passed."""
@@ -97,7 +97,7 @@ COMPARISON_FILE = "comparison.json"
 
 
 def contenders(history: History, most: int = COMPARED, without: Collection[str] = ()) -> list[Genome]:
-    """The fittest genomes, the fastest of each workload (those that lead by most first), then more of the fittest.
+    """The fittest genomes, then one by one the one that makes the workloads' fastest faster by most.
 
     Among them is the fittest that the campaign was given, a seed or a point of one: what it gained, it gained on that.
     ``without``: ids of genomes that failed before.
@@ -107,19 +107,19 @@ def contenders(history: History, most: int = COMPARED, without: Collection[str] 
     given = [c for c, _ in ranked if c.mutation.kind is MutationKind.SEED or c.mutation.proposer == POINTS]
     first = [*(candidate for candidate, _ in ranked[:OVERALL]), *given[:1]]
     chosen = {candidate.genome.id: candidate.genome for candidate in first}
-    best: dict[str, tuple[float, Genome]] = {}
-    overall: dict[str, float] = {}
-    for place, (candidate, evaluation) in enumerate(ranked):
-        for figures in evaluation.workloads:
-            if place == 0:
-                overall[figures.workload] = figures.seconds
-            held = best.get(figures.workload)
-            if held is None or figures.seconds < held[0]:
-                best[figures.workload] = (figures.seconds, candidate.genome)
-    by_lead = sorted(best, key=lambda w: math.log(best[w][0] / overall.get(w, best[w][0])))
-    for genome in [*(best[w][1] for w in by_lead), *(candidate.genome for candidate, _ in ranked)]:
-        if len(chosen) < most:
-            chosen.setdefault(genome.id, genome)
+    left = {c.genome.id: (c.genome, {f.workload: f.seconds for f in e.workloads}) for c, e in ranked}
+    least: dict[str, float] = {}
+    while left and len(chosen) < most:
+        for genome in chosen:
+            for workload, seconds in left.pop(genome, (None, {}))[1].items():
+                least[workload] = min(seconds, least.get(workload, seconds))
+        gains = {
+            genome: sum(math.log(max(1.0, least.get(w, s) / s)) for w, s in seconds.items())
+            for genome, (_, seconds) in left.items()
+        }
+        if gains:
+            best = max(gains, key=lambda genome: gains[genome])  # the fittest where none is faster anywhere
+            chosen[best] = left[best][0]
     return list(chosen.values())
 
 

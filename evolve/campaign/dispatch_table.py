@@ -21,7 +21,7 @@ either)::
      "default": "<id>",
      "rule": {"kind": "nearest_region", "dims": ["M", "N", "K"], "reach": 64.0, "text": "..."},
      "constants": {"block": 128, ...},
-     "margin": 0.003, "control": {"<workload id>": ratio}}
+     "margin": 0.002, "control": {"<workload id>": ratio}}
 
 ``ratio_to_default``: time of the default genome over that of the chosen one, paired. ``control``: the first genome
 against itself in the same rounds, the noise of the comparison.
@@ -45,7 +45,7 @@ from tilewright.workers.device.comparison import Comparison
 FORMAT = 3
 FILE = "dispatch.json"
 
-MARGIN = 0.003
+MARGIN = 0.002
 """Gain of the suite's geometric mean that one more genome must bring."""
 
 MOST_GENOMES = 12

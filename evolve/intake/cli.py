@@ -166,10 +166,10 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
         with device_for(target) as device:
             answer = prepare(request, target, where, _say, intake, overrides)
             write_files(plan, where)
-            from tilewright.evolve.run import run
-            from tilewright.evolve.show.display import make_display
-
             if arguments.table is not None:
+                from tilewright.evolve.run import run
+                from tilewright.evolve.show.display import make_display
+
                 row = table.row_format(arguments.row, answer)
                 lost = table.tune_shapes(arguments.table, row, answer, home, lambda suite: run(
                     config_of(request, target, where, {**overrides, "suite": suite}), home, make_display()
@@ -177,15 +177,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
                 _say(f"table: {arguments.table}" + (f"; it lacks a shape: {lost.value}" if lost else ""))
                 return 2 if lost else 0
             config = config_of(request, target, where, overrides)
-            outcome = run_settled(
-                lambda own: run(config, home, make_display(), own),
-                request,
-                answer,
-                target,
-                where,
-                device,
-                _say,
-            )
+            outcome = run_settled(config, home, request, answer, target, where, device, _say)
         code = tell(outcome, arguments)
         if code == 0:
             campaign = tilewright.open_campaign(outcome.campaign, home=home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import tempfile
@@ -22,15 +23,17 @@ from tilewright.fitness.targets import Target
 from tilewright.seeds.catalogue import forget
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
-from tilewright.workers.device.warm_device import WarmDevice
+from tilewright.workers.device.warm_device import WarmDevice, device_for
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.inputs import family
 from tilewright.workers.intake.operator import LEAST_CODES
 
 if TYPE_CHECKING:
+    from tilewright.evolve.campaign.config import CampaignConfig
     from tilewright.evolve.run import CampaignOutcome
 
 _IN_PLACE = re.compile(r"\.dot\(([^=()]*,){2}[^=()]*\)|\.dot\(.*\bacc=")
+_LEAN = re.compile(r"errors go one way, .* by (\S+) of")
 _CUT = 2.0**-16
 """Share of a sum of one sign that a product loses, at most: what is added is cut to 2^-13 of the largest addend."""
 
@@ -40,6 +43,9 @@ _ONE_SIGN = ("signed", "repeated")
 ROOM_DB = 3.0
 """How much more noise than the seed's own others may make, where that of rounding is no measure."""
 
+ONE_ROUNDING_DB = {"bfloat16": 53.0, "float16": 71.0}
+"""What one rounding leaves, at least."""
+
 SECONDS = 300.0
 """Most that the seed's evaluation may take."""
 
@@ -48,8 +54,8 @@ NOISE = 2.0**-12
 
 
 def seed_failure(
-    request: Request, answer: MutableMapping[str, Any], target: Target, device: WarmDevice | None
-) -> str:
+    request: Request, answer: MutableMapping[str, Any], target: Target, device: WarmDevice | None, seed: int = 0
+) -> str:  # fmt: skip
     """Why a campaign refuses the function that was read in; empty where it starts.
 
     A device treats what is no number or no normal one by its own ways, and sums in other orders than the interpreter:
@@ -57,36 +63,55 @@ def seed_failure(
     others miss is widened by the kernel's own error there, up to what its types explain, with a note for each. Noise
     of candidates may then be ``ROOM_DB`` above the kernel's, and twice as many of their codes may turn.
     """
-    while True:
-        evaluation = _evaluation(request, answer, target, device)
-        if isinstance(evaluation, str) or evaluation.verdict is Verdict.OK:
-            return evaluation if isinstance(evaluation, str) else ""
-        device = None  # the first evaluation closed it
-        failed = next((reading for reading in evaluation.gates if not reading.passed), None)
-        if failed is None or not _settled(answer, failed, target):
-            return failure_text(evaluation)
+    with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
+        while True:
+            evaluation = _evaluation(request, answer, target, device and device.lent(), Path(home), seed)
+            if isinstance(evaluation, str) or evaluation.verdict is Verdict.OK:
+                return evaluation if isinstance(evaluation, str) else ""
+            failed = [reading for reading in evaluation.gates if not reading.passed]
+            plain = [reading for reading in failed if not _removable(answer, reading)]
+            before, settled = copy.deepcopy(answer["results"]), False
+            for reading in plain or failed:
+                # by changed bounds the others may pass now
+                if plain or (_removable(answer, reading) and answer["results"] == before):
+                    settled |= _settled(answer, reading, target)
+            if not settled:
+                return failure_text(evaluation)
 
 
 def run_settled(
-    run: Callable[[WarmDevice | None], CampaignOutcome], request: Request, answer: MutableMapping[str, Any],
-    target: Target, where: Path, device: WarmDevice | None, say: Callable[[str], None],
+    config: CampaignConfig, home: Path, request: Request, answer: MutableMapping[str, Any], target: Target, where: Path,
+    device: WarmDevice | None, say: Callable[[str], None],
 ) -> CampaignOutcome:  # fmt: skip
-    """A campaign on the folder ``where``; of a seed that fails on a GPU once more, if it starts after ``seed_failure``.
-    Raises what ``run`` raises."""
+    """A campaign on the folder ``where``; of a seed that fails once more, if it starts after ``seed_failure``. Raises
+    UserError."""
+    from tilewright.evolve.run import run
+    from tilewright.evolve.show.display import make_display
+
     known = len(answer["notes"])
     try:
-        return run(device)
+        return run(config, home, make_display(), device)
     except SeedFailed as first:
-        if target.interpreted or isinstance(target.part, Chip):
-            raise
-        if why := seed_failure(request, answer, target, None):
-            text = str(first).removesuffix(".")
-            raise SeedFailed(f"{text}; judged by its own error and without such inputs, it {why}.") from first
-    for note in answer["notes"][known:]:
-        say(f"  note       {note}")
-    write_operator(answer.get("asked", request), answer, where)
-    forget(where)
-    return run(None)
+        with device_for(target) as other:  # the campaign closed its own
+            if why := seed_failure(request, answer, target, other, config.seed):
+                text = f"{str(first).removesuffix('.')}; judged by its own error and without such inputs, it {why}."
+                raise SeedFailed(text) from first
+            for note in answer["notes"][known:]:
+                say(f"  note       {note}")
+            write_operator(answer.get("asked", request), answer, where)
+            forget(where)
+            return run(config, home, make_display(), other)
+
+
+def _bar(dtype: str, value: float) -> float:
+    """dB that others need where the seed has ``value``; a reference that is rounded itself makes that any number."""
+    return round(min(value, ONE_ROUNDING_DB.get(dtype, value)) - ROOM_DB, 1)
+
+
+def _removable(answer: Mapping[str, Any], reading: GateReading) -> set[str]:
+    """The kinds of inputs, but the first, that a reading is of; a sample names their family alone."""
+    kind = reading.inputs.rpartition(" on ")[2]
+    return {k for k in answer["kinds"][1:] if kind in (k, family(k))}
 
 
 def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Target) -> bool:
@@ -104,14 +129,12 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
         cut = min(cap, _CUT * max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["dims"]))
     floors, value = answer.setdefault("floors", {}), failed.value or 0.0
     lost = cut > (row[4] or 0.0) or (cut and "lost_tables" not in answer)
-    if not lost and (
-        left := {k for k in answer["kinds"][1:] if kind in (k, family(k))}
-    ):  # a sample names the family alone
+    if not lost and (left := _removable(answer, failed)):
         answer["kinds"] = [k for k in answer["kinds"] if k not in left]
         note = f"inputs of kind {kind} are not used: the original kernel fails on them on {target.name}"
     elif lost or (row[4] or 0.0) < share <= cap:
         if row[4] is None:  # noise is held to the kernel's own from now on, not to that of rounding
-            floors[row[0]], row[3] = row[3], max(row[3], round(value - ROOM_DB, 1))
+            floors[row[0]], row[3] = row[3], max(row[3], _bar(row[1], value))
         row[4] = max(cut, row[4] or 0.0, share if share <= cap else 0.0)
         if lost:
             answer["lost_tables"] = _ONE_SIGN
@@ -121,40 +144,41 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
                 "for sums in float32"
             )
     elif not failed.detail and floors.get(row[0], math.inf) <= value < row[3]:
-        row[3] = max(floors[row[0]], round(value - ROOM_DB, 1))
+        row[3] = max(floors[row[0]], _bar(row[1], value))
+    elif (lean := _LEAN.search(failed.detail)) and row[6] < 2 * float(lean[1]):
+        row[6] = 2 * float(lean[1])
     elif row[6] < (turned := 2 * (1 - value)) <= 2 * (1 - LEAST_CODES) and (
         "one way" in failed.detail or row[6]
     ):
         row[6] = turned  # it turns codes by its own divisions, and others may turn twice as many
     else:
         return False
-    answer["notes"] = [*answer["notes"], note]
+    answer["notes"] = [*dict.fromkeys([*answer["notes"], note])]
     return True
 
 
 def _evaluation(
-    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None
-) -> Evaluation | str:
+    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path, seed: int
+) -> Evaluation | str:  # fmt: skip
     """The seed's, as a campaign makes it; a text where there is none."""
-    with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
-        request = answer.get("asked", request)
-        where = Path(home) / f"{request.name}_tuned"
-        folder.write(where, request.function, request.reference, answer, request.values)
-        try:
-            one = {"workers.count": 1} if isinstance(target.part, Chip) else {}  # each worker has children
-            resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False, **one}))
-        except UserError as error:  # its operator is none
-            return re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")
-        pool = make_pool(pool_settings(resolved), device)
-        try:
-            pool.start()
-            seed = gate_seed(resolved.config.seed, 0)
-            pool.submit(Job(0, resolved.starts[0].genome, seed, best=math.inf))
-            until = time.monotonic() + SECONDS
-            while not (finished := pool.wait(1.0)) and time.monotonic() < until:
-                pass
-        finally:
-            pool.close()
+    request = answer.get("asked", request)
+    where = home / f"{request.name}_tuned"
+    folder.write(where, request.function, request.reference, answer, request.values)
+    forget(where)
+    try:
+        one = {"workers.count": 1} if isinstance(target.part, Chip) else {}  # each worker has children
+        resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False, "seed": seed, **one}))
+    except UserError as error:  # its operator is none
+        return re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")
+    pool = make_pool(pool_settings(resolved), device)
+    try:
+        pool.start()
+        pool.submit(Job(0, resolved.starts[0].genome, gate_seed(seed, 0), best=math.inf))
+        until = time.monotonic() + SECONDS
+        while not (finished := pool.wait(1.0)) and time.monotonic() < until:
+            pass
+    finally:
+        pool.close()
     if not finished:
         return f"its evaluation took more than {SECONDS:.0f} s"
     return finished[0][1]

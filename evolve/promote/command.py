@@ -8,7 +8,7 @@ from typing import Any
 from tilewright.evolve.campaign import dispatch_table
 from tilewright.evolve.campaign.resolve import Resolved
 from tilewright.evolve.errors import JournalError, UserError
-from tilewright.evolve.promote import version_files
+from tilewright.evolve.promote import sanitizer, version_files
 from tilewright.evolve.promote.judge import Judgement, judge
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.nominate import nominate
@@ -92,7 +92,9 @@ def promote(
             refused[names[str(refusal.genome)]] = reason
             say(f"{reason} Its shapes go to the next best; verifying again")
             nomination = left
-    judgement = judge(nomination, verification, names, serving)
+    entry = (current[2] if current else {"targets": {}})["targets"].get(nomination.resolved.target.name)
+    held = entry["kernels"] if entry and table_now is not None else ()
+    judgement = judge(nomination, verification, names, serving, held)
     for line in figure_lines(judgement, nomination.resolved.target):
         say(line)
     overruled = judgement.require(options.force_reason)
@@ -106,7 +108,7 @@ def promote(
         overruled,
         refused,
     )
-    version = None if options.dry_run else _write(promotion, writer, current)
+    version = None if options.dry_run else _write(promotion, writer, current, say)
     return PromotionOutcome(operator, version, judgement, promotion)
 
 
@@ -121,7 +123,7 @@ def figure_lines(judgement: Judgement, target: Target) -> list[str]:
     where = f"{target.name}, {target.kind.value}"
     lines = [
         f"{shape.figures.workload}: {shape.seconds * 1e6:.2f} us against {shape.incumbent_seconds * 1e6:.2f} us of "
-        f"{shape.incumbent}, {shape.gain:.3f} x ({where})"
+        f"{shape.incumbent}, {f'{shape.gain:.3f} x' if not shape.kept else 'which stays'} ({where})"
         for shape in judgement.shapes
     ]
     low, high = judgement.interval
@@ -187,7 +189,7 @@ def _table(
 # -- writing -----------------------------------------------------------------------------------------
 
 
-def _write(promotion: Promotion, writer: LibraryWriter, current: Current | None) -> str:
+def _write(promotion: Promotion, writer: LibraryWriter, current: Current | None, say: Say) -> str:
     operator = promotion.operator
     before = None
     if current is not None:
@@ -196,6 +198,11 @@ def _write(promotion: Promotion, writer: LibraryWriter, current: Current | None)
         files = {n: data for k in kernels for n, data in writer.kernel_files(operator, version, k).items()}
         before = (receipt, held, files)
     files, receipt = version_files.build(promotion, before)
+    counted = sanitizer.examine(promotion, files, receipt)
+    for tool, count in counted.items():
+        say(f"{sanitizer.TOOL} {tool}: {count}")
+    if counted:
+        receipt["targets"][promotion.nomination.resolved.target.name][sanitizer.TOOL] = counted
     note: dict[str, Any] = {
         "action": "promote",
         "campaign": promotion.nomination.campaign,

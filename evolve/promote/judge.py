@@ -1,8 +1,8 @@
 """Judgement of a promotion: an improvement, per shape against what serves it now, with a floor for every shape."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.verify import Refusal, Verification, Verified
@@ -21,7 +21,7 @@ FLOOR = 0.95
 class Shape:
     """One workload's figures. ``seconds`` a call; ``gain``: the incumbent's seconds over ours.
 
-    Intervals are as ``Judgement.share`` says.
+    Intervals are as ``Judgement.share`` says. ``kept``: what serves it now is surely faster and stays, as ``genome``.
     """
 
     figures: WorkloadFigures
@@ -34,6 +34,7 @@ class Shape:
     incumbent_seconds: float
     gain: float
     gain_interval: tuple[float, float]
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Judgement:
     @property
     def unopposed(self) -> bool:
         """Whether it was compared with nothing but itself, there being no baseline and nothing promoted."""
-        return all(shape.incumbent_genome == shape.genome for shape in self.shapes)
+        return all(shape.incumbent_genome == shape.genome and not shape.kept for shape in self.shapes)
 
     @property
     def incumbents(self) -> str:
@@ -89,9 +90,16 @@ class Judgement:
 
 
 def judge(
-    nomination: Nomination, verification: Verification, names: Mapping[str, str], serving: Mapping[str, str]
+    nomination: Nomination,
+    verification: Verification,
+    names: Mapping[str, str],
+    serving: Mapping[str, str],
+    held: Collection[str] = (),
 ) -> Judgement:
-    """Compare. ``names``: genome id to contender's name; ``serving``: workload id to the incumbent's name."""
+    """Compare. ``names``: genome id to contender's name; ``serving``: workload id to the incumbent's name.
+
+    ``held``: genome ids of incumbents that may stay where they are surely faster.
+    """
     suite, target = nomination.resolved.suite, nomination.resolved.target
     comparison = verification.comparison
     shapes = []
@@ -99,7 +107,11 @@ def judge(
     for workload in dict.fromkeys((*suite.workloads, *(() if comparison else suite.final))):
         genome = nomination.genome_for(workload.id)
         ours, theirs = verification.found[names[genome]], verification.found[serving[workload.id]]
-        shapes.append(_shape(workload, genome, ours, theirs, comparison))
+        shape = _shape(workload, genome, ours, theirs, comparison)
+        if shape.gain_interval[1] < 1.0 and shape.incumbent_genome in held:
+            stays = _shape(workload, shape.incumbent_genome, theirs, theirs, comparison)
+            shape = replace(stays, kept=True)
+        shapes.append(shape)
     gain = geometric_mean(shape.gain for shape in shapes)
     return Judgement(tuple(shapes), gain, _overall(shapes, comparison, gain), target.kind)
 

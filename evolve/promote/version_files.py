@@ -116,8 +116,11 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
     """The table of the promoted target. Regions of other shapes that were promoted before stay."""
     resolved = promotion.nomination.resolved
     kernels, files = {}, {}
+    used = {shape.genome for shape in promotion.judgement.shapes}
     for candidate in promotion.nomination.candidates:
         genome = candidate.genome
+        if genome.id not in used:
+            continue  # what serves now stays wherever it was to serve
         told, made = kernel_files(promotion.operator, resolved.target.name, genome.source)
         files.update(made)
         expected = _expected(genome.source)
@@ -142,10 +145,10 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         for shape in promotion.judgement.shapes
     ]
     fresh = {region["workload"] for region in regions}
-    for region in old["regions"] if old else ():
-        if region["workload"] not in fresh:
-            regions.append(region)
-            kernels.setdefault(region["kernel"], old["kernels"][region["kernel"]] if old else {})
+    if old:
+        regions += [region for region in old["regions"] if region["workload"] not in fresh]
+        left = {str(region["kernel"]) for region in regions} - kernels.keys()
+        kernels.update((name, old["kernels"][name]) for name in sorted(left))
     languages = [language(c.genome.source) for c in promotion.nomination.candidates]
     languages += [old["language"]] if old else []
     entry = {

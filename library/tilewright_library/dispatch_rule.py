@@ -7,11 +7,11 @@ three doublings of a size, so that a kernel that was promoted for want of a bett
 legal; an entry of the very shape serves it all the same. Legal: every constraint of the kernel holds for its
 parameters, the shape's sizes, and the constants of operator and target.
 
-Tiles and waves make a kernel's time jump with a size, so that the nearest shape tells little. Where every legal kernel
-says what time to expect of it (``EXPECTED`` of its module, an expression like a constraint), the least serves. On
-layers that such expressions were not fitted to, that lost 2 % to the best kernel, the nearest 10 % (FP8 linear layers
-of 65 to 512 rows, H200, measured). A campaign's dispatch table and a promoted library choose by this text, and by no
-other.
+Tiles and waves make a kernel's time jump with a size, so that the nearest shape tells little. Where the nearest kernel
+says what time to expect of it (``EXPECTED`` of its module, an expression like a constraint), the least of those that do
+serves. On layers that such expressions were not fitted to, that lost 2 % to the best kernel, the nearest 10 % (FP8
+linear layers of 65 to 512 rows, H200, measured). A campaign's dispatch table and a promoted library choose by this
+text, and by no other.
 """
 
 import ast
@@ -24,9 +24,9 @@ REACH = 64.0
 """A shape is served when no dimension differs from a known one's by more than this factor."""
 
 TEXT = (
-    "the entry of the shape; else, of the legal entries within reach in each dimension, the one whose kernel says the "
-    "least expected time, where all do; else the legal entry within reach in each dimension that is nearest in the sum "
-    "of |log2(size / known size)| over the dimensions and -3 log2(share of the roofline there), the earlier on a tie; "
+    "the entry of the shape; else the legal entry within reach in each dimension that is nearest in the sum of "
+    "|log2(size / known size)| over the dimensions and -3 log2(share of the roofline there), the earlier on a tie; if "
+    "its kernel says an expected time, of the legal entries within reach whose kernels do the one of the least; "
     "legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
 )
 
@@ -164,12 +164,12 @@ def nearest(
     distances = {number: sum(far) for number, far in away.items()}
     near = [number for number, far in away.items() if max(far) <= math.log2(reach) + _SLACK]
     if near and min(distances.values()) > _SLACK:
+        if shares is not None:
+            distances = {number: distances[number] - HALVING * math.log2(shares[number]) for number in near}
         times = {number: entries[number][1].expected_time(dims) for number in near}
         known = {number: time for number, time in times.items() if time is not None}
-        if len(known) == len(near):
+        if min(near, key=distances.__getitem__) in known:
             distances = known
-        elif shares is not None:
-            distances = {number: distances[number] - HALVING * math.log2(shares[number]) for number in near}
     least = min(distances.values())
     best = next(number for number, distance in distances.items() if distance <= least + _SLACK)
     if best not in near:

@@ -12,7 +12,7 @@ write *transposed* copies, and all three products are NT:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -39,7 +39,7 @@ from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, 
 from tilewright.seeds.gemm_fp8_blockwise.linear import ServingLinear, serving
 from tilewright.seeds.gemm_fp8_blockwise.shapes import (
     FP8_ROWS,
-    FP8_TILES,
+    FP8_SMALL,
     gemm_suites,
     matrix_suites,
     wgrad_suites,
@@ -71,8 +71,8 @@ class BlockwiseGemm(Product):
 
     @property
     def constants(self) -> Mapping[str, int]:
-        """``columns`` is 1 when B's scales are per row of B (per column of C)."""
-        return {"block": BLOCK, "columns": self.columns}
+        """``columns`` is 1 when B's scales are per row of B (per column of C); ``ahead`` where A is quantised here."""
+        return {"block": BLOCK, "columns": self.columns, "ahead": 0}
 
     multiples = MappingProxyType({"K": BLOCK})
 
@@ -210,8 +210,15 @@ Operators = BlockwiseGemm | Quantiser | ServingLinear | RowGroups | DepthGroups
 def operators() -> dict[str, Operators]:
     """The family's operators by recipe name."""
     family = "gemm_fp8_blockwise"
+    rows, block = _seeds("fp8_rows")["fp8_rows"], _seeds("fp8_block")["fp8_block"]
+    few = {
+        "fp8_rows": replace(rows, points=FP8_ROWS),
+        "fp8_small": replace(block, name="fp8_small", overrides=FP8_SMALL[0], points=FP8_SMALL[1:]),
+    }
     products = {
-        "gemm_nt": BlockwiseGemm(f"{family}/gemm_nt", 0, gemm_suites(), _seeds("pointer", "fp8_block")),
+        "gemm_nt": BlockwiseGemm(
+            f"{family}/gemm_nt", 0, gemm_suites(), {**_seeds("pointer", "fp8_block"), **few}
+        ),
         "gemm_nt_rows": BlockwiseGemm(
             f"{family}/gemm_nt_rows", 1, wgrad_suites(), _seeds("pointer", "fp8_block")
         ),
@@ -228,17 +235,10 @@ def operators() -> dict[str, Operators]:
         )
     }
     experts = groups(family, _seeds("grouped"), _seeds("k_grouped"))
-    layers = serving(family, _seeds("fp8_rows", "fp8_tiles"))
+    layers = serving(family, few)
     return {**products, **quantisers, **layers, **experts}
-
-
-_POINTS = {"fp8_rows": FP8_ROWS, "fp8_tiles": FP8_TILES}
 
 
 def _seeds(*names: str) -> Mapping[str, SeedKernel]:
     """Seed kernels by name from this family's ``kernels`` folder."""
-    found = {
-        name: SeedKernel(name, inlined(_KERNELS / f"{name}.py"), points=_POINTS.get(name, ()))
-        for name in names
-    }
-    return MappingProxyType(found)
+    return MappingProxyType({name: SeedKernel(name, inlined(_KERNELS / f"{name}.py")) for name in names})

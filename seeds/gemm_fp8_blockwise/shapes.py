@@ -29,9 +29,6 @@ BATCHES = (1, 2, 4)
 CORE = (1, 4, 13, 25, 26, 27, 34, 38, 50, 52, 63, 64)
 """TestIDs that span the 84: M 4096 .. 32768, N 3584 .. 59136, K 3584 .. 29568, K/128 odd and even."""
 
-FEW = (4, 26, 50)
-"""TestIDs of ``primus-few``: one shape each of long, square and odd K/128, for runs of seconds."""
-
 DECODE = ((1, 7168, 2048), (16, 4096, 7168), (64, 7168, 2048), (128, 7168, 2048), (128, 4096, 4096))
 """(tokens, N, K) of serving shapes; M is padded to a multiple of 4."""
 
@@ -43,9 +40,15 @@ SERVING_WEIGHTS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (40
 """(N, K) of DeepSeek-V3's projections; 2112 is no multiple of 128."""
 
 
-def serving(rows: Iterable[int] = SERVING_ROWS) -> tuple[Workload, ...]:
+OTHER_WEIGHTS = ((2176, 7168), (5120, 5120), (28672, 4096), (4096, 14336))
+"""(N, K) of DeepSeek-V3's and other layers, for tiles of more sizes."""
+
+
+def serving(
+    rows: Iterable[int] = SERVING_ROWS, weights: Iterable[tuple[int, int]] = SERVING_WEIGHTS
+) -> tuple[Workload, ...]:
     """Every projection with so many rows."""
-    return tuple(_gemm(f"serving/{m}x{n}x{k}", m, n, k) for n, k in SERVING_WEIGHTS for m in rows)
+    return tuple(_gemm(f"serving/{m}x{n}x{k}", m, n, k) for n, k in weights for m in rows)
 
 
 def primus84() -> tuple[Workload, ...]:
@@ -73,20 +76,16 @@ def core() -> tuple[Workload, ...]:
     return tuple(primus84()[test - 1] for test in CORE)
 
 
-def few() -> tuple[Workload, ...]:
-    """The 3 workloads of ``primus-few``."""
-    return tuple(primus84()[test - 1] for test in FEW)
-
-
 def gemm_suites() -> Mapping[str, Suite]:
     """Suites of the forward product. The checks have tails: M and N not multiples of a tile, K/128 odd."""
     check = (_gemm("check/tails", 200, 384, 640), _gemm("check/even", 512, 512, 1024))
     decode = tuple(_gemm(f"decode/{m}x{n}x{k}", -(-m // 4) * 4, n, k) for m, n, k in DECODE)
     ragged = (_gemm("check/ragged", 37, 320, 640), _gemm("check/one", 1, 576, 1152))
-    others = {"few-rows": serving((1, 16, 64)), "some-rows": serving((128, 256)), "serving": serving()}
+    some = serving((128, 256, 512), (*SERVING_WEIGHTS, *OTHER_WEIGHTS))
+    others = {"few-rows": serving((1, 16, 64)), "serving": serving()}
     return MappingProxyType(
         {
-            **_suites(check, tuple, decode=decode),
+            **_suites(check, tuple, decode=decode, **{"some-rows": some}),
             **{name: Suite(name, workloads, ragged) for name, workloads in others.items()},
         }
     )
@@ -136,42 +135,58 @@ def _suites(
     **others: tuple[Workload, ...],
 ) -> Mapping[str, Suite]:
     """The training suites, their workloads as ``shaped`` makes them of the forward product's, and ``others``."""
-    training = {"primus84": primus84(), "primus-core": core(), "primus-few": few()}
+    training = {"primus84": primus84(), "primus-core": core()}
     suites = {**{name: shaped(workloads) for name, workloads in training.items()}, **others}
     return suites_of(suites, check)
 
 
-def _rows(most: int, wgs: int, kb: int, split: int, ctas: int, quant: int = 0) -> Mapping[str, object]:
-    return {
-        "MOST": most,
-        "WGS": wgs,
-        "KB": kb,
-        "SPLIT": split,
-        "CTAS": ctas,
-        "QUANT": quant,
-        "QW": 8 if wgs == 2 else 4,
-    }
+def _rows(most: int, wgs: int, kb: int, split: int, cn: int = 1, ctas: int = 1) -> Mapping[str, object]:
+    return {"MOST": most, "WGS": wgs, "KB": kb, "SPLIT": split, "CN": cn, "CTAS": ctas}
 
 
 FP8_ROWS: tuple[Mapping[str, object], ...] = (
-    _rows(64, 1, 2, 1, 2),
-    {**_rows(64, 1, 2, 4, 1), "STAGES": 6},
-    _rows(128, 2, 2, 4, 1),
+    _rows(32, 1, 4, 1),
+    _rows(64, 1, 2, 1, ctas=2),
+    _rows(64, 1, 2, 2),
+    _rows(64, 1, 2, 4),
+    _rows(128, 1, 1, 2, ctas=2),
+    _rows(128, 1, 2, 4, cn=2),
+    _rows(128, 2, 2, 4),
+    _rows(256, 1, 1, 4),
+    _rows(256, 2, 1, 2),
 )
 
 
-def _tiles(
-    wgs: int, waves: str, wn: int, stages: int, share: str = "none", ctas: int = 132
-) -> Mapping[str, object]:
-    return {"WGS": wgs, "WAVES": waves, "WN": wn, "STAGES": stages, "SHARE": share, "CTAS": ctas}
+def _tile(wgs: int, wn: int, stages: int, share: str = "none") -> Mapping[str, object]:
+    creg, preg = (232, 40) if wgs == 1 else (240, 24)
+    return {
+        "WGS": wgs,
+        "WAVES": "one",
+        "WN": wn,
+        "STAGES": stages,
+        "SHARE": share,
+        "CREG": creg,
+        "PREG": preg,
+    }
 
 
-FP8_TILES: tuple[Mapping[str, object], ...] = (
-    _tiles(1, "one", 128, 8),
-    _tiles(1, "one", 160, 7),
-    _tiles(2, "one", 96, 7),
-    _tiles(2, "one", 128, 6),
-    _tiles(2, "one", 160, 5),
-    _tiles(2, "one", 192, 5),
-    _tiles(2, "across", 128, 4, "b"),
+FP8_SMALL: tuple[Mapping[str, object], ...] = (
+    _tile(1, 128, 8),
+    _tile(1, 160, 7),
+    _tile(2, 96, 7),
+    _tile(2, 128, 6),
+    _tile(2, 160, 5),
+    _tile(2, 192, 5),
+    {**_tile(2, 128, 4, "b"), "WAVES": "across"},
+    _tile(1, 32, 16, "a"),
+    _tile(1, 32, 16, "b"),
+    _tile(1, 48, 13),
+    _tile(1, 64, 13),
+    _tile(1, 64, 13, "b"),
+    _tile(1, 80, 10),
+    _tile(1, 112, 8),
+    _tile(2, 32, 10, "a"),
+    _tile(2, 48, 8),
+    _tile(2, 80, 7),
 )
+"""Of ``fp8_block``: tiles for each multiprocessor, however few rows and columns there are."""

@@ -92,7 +92,7 @@ def test_a_halving_of_the_share_is_three_doublings_of_a_size():
     assert nearest(entries, {"M": 64, "N": 1024}) == 1 and nearest(entries, {"M": 64, "N": 128}) == 0
 
 
-def test_the_least_expected_time_serves_where_every_legal_kernel_says_one():
+def test_the_least_expected_time_serves_where_the_nearest_kernel_says_one():
     waves = "(lambda waves: waves * T)(max(cdiv(M, w) for w in (T, 2 * T)))"
     small, large, silent = (
         Legality((), {"T": tile}, text) for tile, text in ((16, waves), (64, waves), (8, None))
@@ -109,6 +109,7 @@ def test_the_least_expected_time_serves_where_every_legal_kernel_says_one():
     assert nearest([*entries, ({"M": 1 << 12}, only_even)], {"M": 91}) == 0
     assert nearest([*entries, ({"M": 1}, only_even)], {"M": 90}) == 0, "beyond its reach"
     assert nearest([*entries, ({"M": 100}, silent)], {"M": 96}) == 2, "one that says nothing: the nearest"
+    assert nearest([*entries, ({"M": 300}, silent)], {"M": 96}) == 0, "the nearest says one"
     assert nearest(entries[::-1], {"M": 96}, shares=[0.9, 0.1]) == 1
 
 

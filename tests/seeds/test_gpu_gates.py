@@ -37,12 +37,11 @@ MX: list[tuple[str, str, dict[str, Any]]] = [
 
 SERVING: list[tuple[str, dict[str, Any]]] = [
     ("fp8_rows", {}),
-    ("fp8_rows", {"QUANT": 0, "SPLIT": 2}),
-    ("fp8_rows", {"QUANT": 0, "MOST": 256, "WGS": 2, "KB": 1, "CTAS": 1, "CN": 2}),
-    ("fp8_tiles", {}),
-    ("fp8_tiles", {"CTAS": 264, "STAGES": 6}),
-    ("fp8_tiles", {"WGS": 2, "WN": 128, "STAGES": 6, "SHARE": "b"}),
-    ("fp8_tiles", {"WGS": 2, "WAVES": "down", "WN": 128, "STAGES": 4, "SHARE": "a"}),
+    ("fp8_rows", {"SPLIT": 2}),
+    ("fp8_rows", {"MOST": 256, "WGS": 2, "KB": 1, "CTAS": 1, "CN": 2}),
+    ("fp8_small", {}),
+    ("fp8_small", {"WGS": 2, "WN": 128, "STAGES": 6, "SHARE": "b"}),
+    ("fp8_small", {"WGS": 2, "WAVES": "down", "WN": 128, "STAGES": 4, "SHARE": "a"}),
 ]
 
 PRODUCTS = ("gemm_nt", "gemm_nt_rows")

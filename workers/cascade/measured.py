@@ -59,19 +59,18 @@ _WAIT_SECONDS = 0.25
 """Between two tries to claim the champion."""
 
 
-def in_background(*tasks: Callable[[], None]) -> list[Future[None]]:
-    """Done in turn by one thread, while other processes work. The thread ends with the process."""
-    futures: list[Future[None]] = [Future() for _ in tasks]
+def in_background(task: Callable[..., object], *given: object) -> Future[object]:
+    """Done by a thread, while other processes work. It ends with the process."""
+    future: Future[object] = Future()
 
     def run() -> None:
-        for task, future in zip(tasks, futures, strict=True):
-            try:
-                future.set_result(task())
-            except Exception as error:  # noqa: BLE001 - raised again where it is waited for
-                future.set_exception(error)
+        try:
+            future.set_result(task(*given))
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return futures
+    return future
 
 
 class MeasuredCascade(Cascade):
@@ -108,7 +107,7 @@ class MeasuredCascade(Cascade):
         self._pace = pace
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
-        self._due: list[Future[None]] = []
+        self._due: list[Future[object]] = []
         """Computes the right answers of a candidate's inputs while other processes compile it."""
 
     def close(self) -> None:
@@ -124,7 +123,7 @@ class MeasuredCascade(Cascade):
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
         if not self._pallas:
             wait(self._due)  # of an evaluation that ended early
-            self._due = in_background(lambda: gates.prepare(request), lambda: screen.prepare(request))
+            self._due = [in_background(gates.prepare, request), in_background(screen.prepare, request)]
             gates.due, screen.due = (future.result for future in self._due)
         race = RaceStage([screen], _descriptors)
         stage, failure = run_steps([*steps, gates, race], request, found, on_stage)

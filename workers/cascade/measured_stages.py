@@ -77,7 +77,7 @@ class GateStage:
         """``kinds``: of inputs on the checked shape at a position; None: as a campaign deals them."""
         self._station = station
         self._kinds = kinds or _kinds
-        self.due: Callable[[], None] = nothing_due
+        self.due: Callable[[], object] = nothing_due
 
     def prepare(self, request: Request) -> None:
         """Compute what is due, for which ``run`` waits with ``due`` where another thread does this."""
@@ -114,15 +114,15 @@ class GateStage:
             return malformed(error)
         if missing:
             return Failure(Verdict.CRASHED, "the child ended before it had answered everything")
+        first: Failure | None = None  # all are read: what fails on one kind of inputs may fail on others
         for frame, (name, kind, changed) in zip(answers, answered, strict=True):
             workload = asked[name, kind]
             references = request.truth.references(workload, request.seed, kind)
             wrong = judge(request, found, frame.arrays, request.operator.outputs(workload), references, kind)
             if changed:
                 wrong = Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({kind})")
-            if wrong is not None:
-                return wrong
-        return None
+            first = first or wrong
+        return first
 
 
 class HandOverStage:
@@ -144,7 +144,7 @@ class ScreenStage:
     def __init__(self, station: Station, samples: Samples) -> None:
         self._station = station
         self._samples = samples
-        self.due: Callable[[], None] = nothing_due
+        self.due: Callable[[], object] = nothing_due
 
     def prepare(self, request: Request) -> None:
         """Compute what is due at sampled places, for which ``run`` waits with ``due``."""
@@ -341,14 +341,11 @@ def interval(figures: Sequence[WorkloadFigures], fitness: float) -> tuple[float,
 
 
 def worst_gates(readings: Sequence[GateReading]) -> tuple[GateReading, ...]:
-    """Per gate the lowest reading on timed calls, and every other reading."""
-    timed = [r for r in readings if r.inputs.startswith("timed calls")]
+    """Per gate the lowest passing reading on timed calls, and every other reading."""
+    timed = [r for r in readings if r.inputs.startswith("timed calls") and r.passed]
     others = [r for r in readings if r not in timed]
     by_gate = {r.gate: [other for other in timed if other.gate == r.gate] for r in timed}
-    low = (
-        min(some, key=lambda r: (r.passed, math.inf if r.value is None else r.value))
-        for some in by_gate.values()
-    )
+    low = (min(some, key=lambda r: math.inf if r.value is None else r.value) for some in by_gate.values())
     return (*others, *low)
 
 

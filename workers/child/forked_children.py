@@ -41,6 +41,7 @@ class ForkedChildren:
         self._environment = dict(environment)
         self._scratch = scratch
         self._own_folders = own_folders
+        self._own = template is None
         self.template = template or Template(modules, {"HOME": "/tmp", **environment})
         self.cpu_seconds = 0.0
         """CPU time of these children."""
@@ -78,8 +79,9 @@ class ForkedChildren:
         self.template.warm()
 
     def close(self) -> None:
-        """End the process that children are forked from."""
-        self.template.close()
+        """End the process that children are forked from, unless it is others', too."""
+        if self._own:
+            self.template.close()
 
 
 def _out_of_memory(detail: str) -> Frame:

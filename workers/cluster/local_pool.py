@@ -141,14 +141,12 @@ class EvaluatorThreads:
         if any(thread.is_alive() for thread in self._threads):
             log.warning("jobs did not end within %g s of their children", ENDING_SECONDS)
         self._end_children()
-        if self._device is not None:
-            self._device.close()
 
     def _end_children(self) -> None:
         for slot in self.slots:
             slot.evaluator.close()
         if self._device is not None:
-            self._device.station.close()
+            self._device.close()
 
 
 class LocalPool(QueuedPool):

@@ -3,6 +3,7 @@
 Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds the device.
 """
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -176,6 +177,13 @@ class LocalStation:
         self._claim: tuple[str, float] | None = None
         self._counted: tuple[int, float] | None = None
         """The child by its number, and its CPU seconds, as they were after the latest job."""
+
+    def renewed(self) -> "LocalStation":
+        """The same device for another campaign, which knows nothing of this one's kernels."""
+        other = copy.copy(self)
+        other._seeds, other._plans, other._champion, other._claim = OperandSeeds(), OrderedDict(), None, None
+        other._over = False
+        return other
 
     def hello(self) -> Mapping[str, Any]:
         if not self._hello:

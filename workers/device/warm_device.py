@@ -19,6 +19,12 @@ class WarmDevice:
 
     station: LocalStation
     template: Template | None
+    kept: bool = False
+    """Whether it runs on when a pool closes it."""
+
+    def lent(self) -> "WarmDevice":
+        """The same for one pool after another, which leave it as it is and know nothing of each other's candidates."""
+        return WarmDevice(self.station.renewed(), self.template, kept=True)
 
     def compiler(self, target: Target, scratch: Path | None = None) -> ForkedChildren | None:
         """Children for one thread that compiles."""
@@ -26,6 +32,8 @@ class WarmDevice:
 
     def close(self) -> None:
         """Kill the children."""
+        if self.kept:
+            return
         self.station.close()
         if self.template is not None:
             self.template.close()

@@ -6,16 +6,15 @@
 // ring, so they may drift apart: while one stores its tile, another one's wgmma keeps the tensor cores busy.
 //
 // Parameters (all typed integers)
-//   WGS   consumer warpgroups along M (1, 2, 3)      MW   waves of 64 rows per warpgroup     NW   waves of WN columns
-//   WN    columns of one wgmma (16 .. 192 by 16)      DBUF two partials: next block's wgmma is queued before promotion
-//   RSA   A through registers (ldmatrix, once for the NW waves)
+//   WGS   consumer warpgroups along M (1, 2)         MW   waves of 64 rows per warpgroup     NW   waves of WN columns
+//   WN    columns of one wgmma (16 .. 192 by 16)
 //   STAGES ring depth     CL cluster size (1, 2)      MCB  1: the pair shares B (stacked along M); 0: shares A (along N)
 //   GROUP walk: GROUP units down before one across    AXIS 0: down = M, 1: down = N
 //   ECW   columns per piece of the epilogue (32, 64)
-//   ORDER warpgroups take turns at the tensor cores: 1 passed on at issue, 2 when 3/4 of a wave is done, 3 when half is
 //   AHEAD A and its scales come of a launch before: `quantise`      OUTCS streaming stores
+//   TURN  every second tile of a CTA goes through K backwards, and begins with what the last one left in the L2
 //   SB    1: B has a scale a row and block, as A has (weight gradients)
-//   BLOCKS CTAs of a multiprocessor   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
+//   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
 #ifndef WGS
 #define WGS 2
 #endif
@@ -27,12 +26,6 @@
 #endif
 #ifndef WN
 #define WN 128
-#endif
-#ifndef DBUF
-#define DBUF 0
-#endif
-#ifndef RSA
-#define RSA 0
 #endif
 #ifndef STAGES
 #define STAGES 4
@@ -61,11 +54,8 @@
 #ifndef UNR
 #define UNR 1
 #endif
-#ifndef ORDER
-#define ORDER 0
-#endif
-#ifndef BLOCKS
-#define BLOCKS 1
+#ifndef TURN
+#define TURN 0
 #endif
 #ifndef AHEAD
 #define AHEAD 0
@@ -86,10 +76,6 @@
 #else
 #define SCALES_OF_B const float* __restrict__ sb
 #endif
-#if DBUF
-#undef ORDER
-#define ORDER 0
-#endif
 
 #define COLUMNS WN
 #include "hopper.cuh"
@@ -104,9 +90,8 @@ enum { SMEM_BYTES = E_AT + WGS * 4 * E_BYTES };
 enum { THREADS = 128 * (WGS + 1) };
 static_assert(SMEM_BYTES <= 232448, "shared memory");
 static_assert(MW == 1 || NW == 1, "waves go one way");
-static_assert(!DBUF || W == 1, "two partials of one wave");
 static_assert(BM <= 256 && BN <= 256, "TMA boxes");
-static_assert(!SB || BN % 32 == 0 && !DBUF, "a copy's place; a stage is held until its scales are read");
+static_assert(!SB || BN % 32 == 0, "a copy's place");
 enum { ONE_SB = SB || 128 % BN == 0 };          // a tile lies in one 128-column block of B
 enum { FIXED_SB = BN % 128 == 0 };        // tiles begin at blocks of B
 
@@ -121,17 +106,11 @@ __device__ __forceinline__ Info lds_info(u32 at) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=f"(v.sb0), "=f"(v.sb1), "=r"(v.m0), "=r"(v.n0) : "r"(at) : "memory");
     return v;
 }
-template <int ADD> __device__ __forceinline__ void mma_rs(float (&d)[NA], const u32 (&a)[4], u64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " I5 ", 0;\n" SHAPE LIST "}, {" I0 "," I1 "," I2 "," I3 "}, " I4 ", p, 1, 1;\n}"
-                 : REGS(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD) : "memory");
-}
 __device__ __forceinline__ void block_mma(float (&d)[NA], u32 a, u32 b) {
     const u64 da = desc(a), db = desc(b);
     mma<0>(d, da, db);
     mma<1>(d, da + 2, db + 2);
-    if (ORDER == 3) mma_commit();
     mma<1>(d, da + 4, db + 4);
-    if (ORDER == 2) mma_commit();
     mma<1>(d, da + 6, db + 6);
 }
 
@@ -243,7 +222,7 @@ struct Walk {
 #endif
 
 
-extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, 1)
 fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
           const __grid_constant__ TensorMap map_s, SCALES_OF_B, u16* __restrict__ out, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char smem[];
@@ -297,9 +276,11 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
 #if !SB
             const int last_nb = (N + 127) / 128 - 1;
 #endif
-            for (int u = me; u < walk.units; u += gangs) {
+            bool back = false;
+            for (int u = me; u < walk.units; u += gangs, back ^= TURN) {
                 int m0, n0;
                 walk.at(u, rank, m0, n0);
+                auto from = [&](int k) { return back ? blocks - 1 - k : k; };
 #if !SB
                 const int nb = n0 / 128 < last_nb ? n0 / 128 : last_nb, nb1 = nb < last_nb ? nb + 1 : nb;
 #endif
@@ -308,20 +289,20 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
 #if !SB
                     if ((k & 31) == 0) {
                         const int kk = k + lane < blocks ? k + lane : blocks - 1;
-                        v0 = __ldg(sb + (u64)nb * blocks + kk);
-                        if (!ONE_SB) v1 = __ldg(sb + (u64)nb1 * blocks + kk);
+                        v0 = __ldg(sb + (u64)nb * blocks + from(kk));
+                        if (!ONE_SB) v1 = __ldg(sb + (u64)nb1 * blocks + from(kk));
                     }
 #endif
                     const u32 full = base + FULL_AT + s * 8;
                     bar_wait(base + EMPTY_AT + s * 8, phase);
                     if (lane == 0) {
                         const u32 a = base + A_AT + s * A_BYTES;
-                        if (CL == 2 && !MCB) tma_to(a + rank * (A_BYTES / 2), &map_a, k * 128, m0 + rank * (BM / 2), full, 3);
-                        else tma(a, &map_a, k * 128, m0, full);
-                        if (u != me || k >= early) ask_b(k, n0, s);
-                        tma(base + S_AT + s * S_BYTES, &map_s, m0, k, full);
+                        if (CL == 2 && !MCB) tma_to(a + rank * (A_BYTES / 2), &map_a, from(k) * 128, m0 + rank * (BM / 2), full, 3);
+                        else tma(a, &map_a, from(k) * 128, m0, full);
+                        if (u != me || k >= early) ask_b(from(k), n0, s);
+                        tma(base + S_AT + s * S_BYTES, &map_s, m0, from(k), full);
 #if SB
-                        tma(base + SB_AT + s * SB_BYTES, &map_sb, n0, k, full);
+                        tma(base + SB_AT + s * SB_BYTES, &map_sb, n0, from(k), full);
 #endif
                     }
                     const float x0 = __shfl_sync(~0u, v0, k & 31), x1 = __shfl_sync(~0u, v1, k & 31);
@@ -368,88 +349,18 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
             for (int i = 0; i < NA; i++) acc[w][i] = 0.f;
         };
         if (tiles > 0) {
-#if DBUF
-            float p[NA], q[NA];
-            Scales x, y;
-            int k = 0, t = 0;
-            bar_wait(base + FULL_AT, 0);
-            load_scales(x, base, 0, row);
-            hold(p);
-            mma_fence();
-            block_mma(p, a_at, b_at);
-            mma_commit();
-            auto step = [&](float (&now)[NA], float (&next)[NA], Scales& xn, Scales& xx) {
-                const int old = s;
-                if (++s == STAGES) s = 0, phase ^= 1;
-                bar_wait(base + FULL_AT + s * 8, phase);
-                load_scales(xx, base, s, row);
-                hold(next);
-                mma_fence();
-                block_mma(next, a_at + s * A_BYTES, b_at + s * B_BYTES);
-                mma_commit();
-                const Factors f = factors<0>(xn);
-                mma_wait<1>(now);
-                release(old);
-                promote(acc[0], now, f);
-                if (++k == blocks) {
-                    finish(Tag<0>{}, xn.i);
-                    k = 0;
-                    return ++t == tiles;
-                }
-                return false;
-            };
-            while (true) {
-                if (step(p, q, x, y)) { mma_wait<0>(q); break; }
-                if (step(q, p, y, x)) { mma_wait<0>(p); break; }
-            }
-#else
             // a tile's rows are stored behind the next wave's wgmma, the next tile's if need be
             float p[NA];
             Scales x;
             bar_wait(base + FULL_AT, 0);
             load_scales(x, base, 0, row);
-#if RSA
-            u32 f[4][4];
-#endif
-            const int my_turn = 1 + wg, next_turn = 1 + (wg + 1) % WGS;
-            auto pass = [&] { asm volatile("bar.arrive %0, 256;" ::"r"(next_turn) : "memory"); };
-            auto hand = [&] {
-                if (ORDER >= 2) {
-                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                    pass();
-                }
-            };
-            if (ORDER && wg == WGS - 1) pass();
             auto issue = [&](auto tag) {
                 constexpr int w = decltype(tag)::value;
                 const u32 a = a_at + s * A_BYTES, b = b_at + s * B_BYTES;
-#if RSA
-                if (w == 0) {
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        const u32 from = a + ((warp & 3) * 16 + (lane >> 3 & 1) * 8 + (lane & 7)) * 128 + (((j * 2 + (lane >> 4)) ^ (lane & 7)) * 16);
-                        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                                     : "=r"(f[j][0]), "=r"(f[j][1]), "=r"(f[j][2]), "=r"(f[j][3]) : "r"(from) : "memory");
-                    }
-                }
                 hold(p);
-                if (ORDER) asm volatile("bar.sync %0, 256;" ::"r"(my_turn) : "memory");
-                mma_fence();
-                const u64 db = desc(b + (NW > 1 ? w * WN * 128 : 0));
-                mma_rs<0>(p, f[0], db);
-                mma_rs<1>(p, f[1], db + 2);
-                if (ORDER == 3) mma_commit();
-                mma_rs<1>(p, f[2], db + 4);
-                if (ORDER == 2) mma_commit();
-                mma_rs<1>(p, f[3], db + 6);
-#else
-                hold(p);
-                if (ORDER) asm volatile("bar.sync %0, 256;" ::"r"(my_turn) : "memory");
                 mma_fence();
                 block_mma(p, a + (MW > 1 ? w * 64 * 128 : 0), b + (NW > 1 ? w * WN * 128 : 0));
-#endif
                 mma_commit();
-                if (ORDER == 1) pass();
             };
             Info tile, done;
             for (int t = 0; t < tiles; t++) {
@@ -462,7 +373,6 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                     }
                     if constexpr (W == 2) {
                         const Factors g = factors<0>(x);
-                        hand();
                         mma_wait<0>(p);
                         promote(acc[0], p, g, scales_of_b(s, 0));
                         issue(Tag<1>{});
@@ -472,7 +382,6 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                     const Factors g = factors<W - 1>(x);
                     bar_wait(base + FULL_AT + s * 8, phase);
                     load_scales(x, base, s, row);
-                    hand();
                     if constexpr (W == 2) if (k == blocks - 1) finish(Tag<0>{}, tile);
                     mma_wait<0>(p);
                     if (!SB) release(old);
@@ -482,7 +391,6 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                 done = tile;
             }
             finish(Tag<W - 1>{}, done);
-#endif
         }
     }
     if (CL == 2) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");

@@ -162,8 +162,8 @@ def test_the_page_on_campaigns_names_every_key_with_its_default():
 
 
 def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_suite():
-    """A recheck names none, and of the kernels for Hopper none takes a single row."""
-    assert [start.name for start in few_rows("h200").starts] == ["pointer"]
+    """A recheck names none, and ``fp8_block`` takes no single row."""
+    assert [start.name for start in few_rows("h200").starts] == ["pointer", "fp8_rows"]
     known = few_rows("h200").config.model_copy(update={"seeds": ("pointer", "fp8_block")})
     with pytest.raises(UserError, match="kernel fp8_block: the space is empty"):
         resolve(known)

@@ -100,4 +100,4 @@ def test_where_no_contender_passes_the_next_best_are_measured(tmp_path):
     with pytest.raises(UserError, match="final comparison failed: incorrect"):
         conclude_measured(resolved, grown_history(), comparer, None, tmp_path)
     assert [len(lot) for lot in lots] == [COMPARED] * LOTS and not {*lots[0]} & {*lots[1]}
-    assert lots[1][0] == "x = 8\n", "the fittest of those that did not fail"
+    assert lots[1][0] == "x = 12\n", "the fittest of those that did not fail"

@@ -1,5 +1,6 @@
 """``check`` says of a seed what its campaign says."""
 
+import contextlib
 import copy
 import io
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from tilewright.fitness.evaluation import GateReading
 from tilewright.fitness.gates import read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.sampled import kind_tables, normal_table
+from tilewright.workers.device.warm_device import device_for
 from tilewright.workers.intake.calls.dtypes import numpy_dtype
 from tilewright.workers.intake.judge.inputs import draws
 from tilewright.workers.intake.operator import Operand, Result, SampledOperator, TakenOperator
@@ -68,6 +70,15 @@ def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path):
     assert why in said and str(tmp_path) not in why
 
 
+def test_all_kinds_that_a_seed_fails_on_are_told_at_once_by_a_device_that_stays(taken, tmp_path):
+    request, answer = taken
+    with device_for(TARGET) as device:
+        for _ in range(2):
+            found = seed_verdict._evaluation(request, _stricter(answer), TARGET, device.lent(), tmp_path, 0)
+            assert {r.inputs for r in found.gates if not r.passed} == {*answer["kinds"]}
+        assert device.station.hello() and device.station.replaced == 0
+
+
 @pytest.mark.parametrize(
     ("inputs", "detail", "kinds", "worst"),
     [
@@ -109,6 +120,8 @@ def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own_and_others_may
     assert settled("o0", 48.5) and rows[0][3] == 45.5  # another kind's own
     assert not settled("o0", 44.0) and not settled("o0", 53.0, "element [0] is zero")
     assert settled("o1", 0.9995, one_way) and rows[1][6] == pytest.approx(0.001)
+    lean = "errors go one way, towards zero or away from it, by 0.5 of a last place"
+    assert settled("o0", 52.0, lean) and rows[0][6] == 1.0 and not settled("o0", 52.0, lean)
     assert not settled("o1", 0.9995, one_way) and not settled("o1", 0.99)
     assert settled("o1", 0.998) and rows[1][6] == pytest.approx(0.004)
     gate = TakenOperator(
@@ -117,7 +130,8 @@ def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own_and_others_may
     assert gate.leans and gate.least == pytest.approx(0.996)
 
 
-def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch):
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch, interpreted):
     request, answer = taken[0], {**taken[1]}
     where, seen = tmp_path / "group_norm_tuned", []
     folder.write(where, "group_norm", request.reference, answer)
@@ -126,26 +140,31 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
     )
     answer["kinds"] = [*answer["kinds"]]
 
-    def campaign(_):
-        config = tune.config_of(request, TARGET, where, {"mlflow.enabled": False})
+    config = tune.config_of(request, TARGET, where, {"mlflow.enabled": False})
+
+    def campaign(config, *_):
         seen.append(len(resolve(config).operator.input_kinds))
         if len(seen) == 1:
             raise SeedFailed("it fails")
 
-    gpu = SimpleNamespace(interpreted=False, part=None)
-    run_settled(campaign, request, answer, gpu, where, None, print)
+    monkeypatch.setattr(seed_verdict, "device_for", lambda _: contextlib.nullcontext())
+    gpu = SimpleNamespace(interpreted=interpreted, part=None)
+    monkeypatch.setattr("tilewright.evolve.run.run", campaign)
+    run_settled(config, tmp_path, request, answer, gpu, where, None, print)
     assert seen[0] > seen[1] == 1
 
 
 def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(seed_verdict, "seed_failure", lambda *_: "fails its own gate: at o1")
 
-    def campaign(_):
+    def campaign(*_):
         raise SeedFailed("seeds: seed fails its own gate: at o0.")
 
+    monkeypatch.setattr(seed_verdict, "device_for", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("tilewright.evolve.run.run", campaign)
     gpu, answer = SimpleNamespace(interpreted=False, part=None), {"notes": []}
     with pytest.raises(SeedFailed, match=r"at o0; judged .*, it fails its own gate: at o1\.$"):
-        run_settled(campaign, None, answer, gpu, tmp_path, None, print)
+        run_settled(SimpleNamespace(seed=0), tmp_path, None, answer, gpu, tmp_path, None, print)
 
 
 def _in_14_bits(a, b):

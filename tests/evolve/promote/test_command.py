@@ -117,6 +117,22 @@ def test_regions_of_other_shapes_stay(campaign, writer):
     assert set(entry["kernels"]) == {CHILD.id, OTHER.id}
 
 
+def test_what_is_surely_faster_on_a_shape_keeps_it(campaign, writer):
+    """Only what a library serves stays; a promotion that gains nowhere else is refused."""
+    run(campaign, writer)
+
+    def half(genome, workload):
+        faster = OTHER if workload == "256x256x512" else CHILD
+        return 50e-6 if genome == faster else 100e-6
+
+    outcome = run(campaign, writer, Options(candidate="2"), half)
+    entry = writer.version(OPERATOR)[2]["targets"]["tpu7x"]
+    wanted = {"256x256x512": OTHER.id, "512x256x512": CHILD.id}
+    assert {r["workload"]: r["kernel"] for r in entry["regions"]} == wanted
+    assert outcome.judgement.gain == pytest.approx(2**0.5)
+    assert set(entry["kernels"]) == set(wanted.values())
+
+
 # -- what is refused ---------------------------------------------------------------------------------
 
 

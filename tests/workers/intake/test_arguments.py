@@ -1,5 +1,7 @@
 """Calls as text, and the inputs that are drawn for them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -56,8 +58,11 @@ def test_inputs_are_drawn_as_the_call_bounds_them():
         lengths = np.diff(made)
         assert made[0] == 0 and made[-1] == 1024 and lengths.min() > 0 and lengths.max() <= 200
         assert len(set(lengths)) > 1
-        few = draw(offsets, {"M": 5}, "randn", 4, rng)
-        assert few[0] == 0 and few[-1] == 5 and np.diff(few).min() >= 0
+        for total in (5, 9, 19):
+            few = draw(offsets, {"M": total}, "randn", 4, rng)
+            assert few[0] == 0 and few[-1] == total and np.diff(few).min() >= (total > 8)
+            ends = draw(replace(offsets, form="ends"), {"M": total}, "randn", 4, rng)
+            assert len(ends) == 9 and ends[-1] == total and np.diff(ends, prepend=0).min() >= (total > 8)
         distinct = draw(Operand("x", "int32", (64,), below=70, form="distinct"), {}, "randn", 4, rng)
         assert len(set(distinct)) == 64 and distinct.min() >= 0 and distinct.max() < 70
         parts = [

@@ -25,7 +25,7 @@ def calls():
     x = torch.zeros(1024, 64, device=torch.device("cuda"), dtype=torch.bfloat16)
     return [(x, begins, 512), (x.half(), begins.to("cuda"), {"slots": torch.randperm(64).cuda(), "scale": 0.5})]
 
-inputs = (torch.zeros(3, 4).T, torch.ones(8, dtype=torch.int32))
+inputs = (torch.zeros(3, 4).T, torch.ones(8, dtype=torch.int32), torch.tensor([200, 500, 1024]))
 several = ["f32[4]", "f32[8]"]
 """
 
@@ -40,7 +40,7 @@ def test_what_counts_of_tensors_is_said(tmp_path):
     first, second = texts()
     assert first == "bf16[1024, 64], i64[4].offsets(1024, 774), 512"
     assert second == ("f16[1024, 64], i64[4].offsets(1024, 774), slots=i64[64].distinct() < 64, scale=0.5")
-    assert texts("inputs") == ["f32[3, 4].permute(1, 0), i32[8] < 2"]
+    assert texts("inputs") == ["f32[3, 4].permute(1, 0), i32[8] < 2, i64[3].ends(1024, 524)"]
     assert texts("several") == ["f32[4]", "f32[8]"]
     with pytest.raises(LookupError, match="has nothing named other"):
         texts("other")

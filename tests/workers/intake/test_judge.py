@@ -106,6 +106,35 @@ def test_a_recipe_that_rounds_within_may_give_a_zero():
     assert not read_gates(gates, {"o0": found}, {"o0": {"o0": wanted}}, "repeated")[0].passed
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_an_answer_that_is_cut_and_not_rounded_is_refused_where_noise_alone_says_nothing(dtype):
+    name = np.dtype(dtype).name
+    result = Result("o0", name, ("M", "N"), 40.0, 2.0**-5)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        wanted = rng.standard_normal((64, 512))
+        twice = (wanted.astype(dtype) * (1 + rng.uniform(-1, 1, (64, 1)) * 2.0**-9).astype(dtype)).astype(
+            dtype
+        )
+        few = np.full((64, 512), 1.003)
+        cut = wanted.astype(dtype)
+        cut.view(np.int16)[np.abs(cut.astype(float)) > np.abs(wanted)] -= 1
+        up = np.nextafter(few.astype(dtype), np.array(9, dtype))
+        said = []
+        for found, due in ((wanted.astype(dtype), wanted), (twice, wanted), (up, few), (cut, wanted)):
+            for leans in (0.0, 1.0):  # as the seed itself
+                gates = TakenOperator(
+                    "a/taken", "f", "x", (ROWS,), (dataclasses.replace(result, leans=leans),), {}, {}
+                ).gates
+                reading = read_gates(gates, {"o0": found}, {"o0": {"o0": due}}, "randn")[0]
+                said.append(reading.passed or reading.detail)
+        assert said == [
+            *[True] * 6,
+            "errors go one way, towards zero or away from it, by 0.5 of a last place",
+            True,
+        ]
+
+
 def _refused(found, wanted, bound):
     gate = SnrGate("o0", "o0", bound.min_db, bound.worst)
     return not read_gates([gate], {"o0": found}, {"o0": {"o0": wanted}}, "spread")[0].passed

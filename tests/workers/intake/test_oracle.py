@@ -133,3 +133,20 @@ def test_a_module_in_a_process_of_its_own_answers_the_same_question_once():
     assert ask({"x": x})[0] is y  # kept
     with pytest.raises(RuntimeError, match="KeyError"):
         ask({"z": x})
+
+
+def test_a_kernel_that_is_its_own_judge_runs_on_the_device_however_small_the_shape(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (tmp_path / "itself.py").write_text(SHARED)
+    shapes = [Workload(f"{m}x64", {"M": m, "N": 64}) for m in (16, 8)]
+    results = tuple(Result(f"o{n}", "float32", ("M", "N"), 90.0, place=n) for n in range(2))
+    operator = product(
+        tmp_path, reference=f"itself:{tmp_path}/itself.py", call="x=x", results=results, work={},
+        operands=(Operand("x", "float32", ("M", "N")),),
+        suites={"calls": Suite("calls", workloads=shapes[:1], check=shapes[1:])},
+    )  # fmt: skip
+    here = sampling(operator, shapes[0], 5, operator.tables())
+    monkeypatch.setattr(ModuleProcess, "__call__", None)  # no other process is asked
+    found = Samples(operator, InProcess()).of(shapes[0], 5)
+    for name in ("o0", "o1"):
+        np.testing.assert_array_equal(found.references[name][name], here.references[name][name])

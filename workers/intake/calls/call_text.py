@@ -44,7 +44,10 @@ _PYTHON = (frozenset(sys.stdlib_module_names) | frozenset(dir(builtins))) - {MAD
 _EMPTY_SHAPE = re.compile(r"(?<=\w)\[\s*\]")
 
 
-OFFSETS, DISTINCT, SOFTMAX, GIVEN = "offsets", "distinct", "softmax", "given"
+OFFSETS, ENDS, DISTINCT, SOFTMAX, GIVEN = "offsets", "ends", "distinct", "softmax", "given"
+
+
+PARTS = (OFFSETS, ENDS)
 
 
 class BadCall(ValueError):
@@ -67,7 +70,7 @@ class TensorArgument:
     """Of floats, their standard deviation."""
 
     form: str = ""
-    """Of integers: OFFSETS, from 0 to ``total``, or DISTINCT; of floats: SOFTMAX along the last axis."""
+    """Of integers: OFFSETS, from 0 to ``total``, ENDS, without the 0, or DISTINCT; of floats: SOFTMAX of rows."""
 
     longest: int = 0
     """Of offsets, the most between two of them; 0: any."""
@@ -274,6 +277,7 @@ _MUST = {
     "permute": "a tensor with each dimension named once",
     "sums": "integers that add up to one whole number above 0",
     OFFSETS: "integers along one axis, from 0 to one whole number above 0",
+    ENDS: "integers along one axis, up to one whole number above 0",
     DISTINCT: "integers, and distinct() takes nothing",
     SOFTMAX: "a tensor of floats, and softmax() takes nothing",
 }
@@ -289,7 +293,10 @@ def _formed(node: ast.Call, called: ast.Attribute) -> TensorArgument:
     fits = {
         "permute": plain and all(type(n) is int for n in given) and sorted(given) == list(range(rank)),
         "sums": plain and counts and len(given) == 1,
-        OFFSETS: integers and counts and rank == 1 and tensor.shape[0] > 1 and len(given) in (1, 2),
+        **{
+            f: integers and counts and rank == 1 and tensor.shape[0] > 1 and len(given) in (1, 2)
+            for f in PARTS
+        },
         DISTINCT: integers and not given,
         SOFTMAX: plain and not integers and rank > 0 and not given,
     }

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.workers.intake.calls.call_text import DISTINCT, OFFSETS, SHORT, Literal
+from tilewright.workers.intake.calls.call_text import DISTINCT, ENDS, OFFSETS, SHORT, Literal
 from tilewright.workers.intake.calls.objects import parts_of
 
 FEWEST, MOST_LOOKED = 2, 1 << 16
@@ -90,7 +90,9 @@ def _integers(value: Any) -> str:
         return f" < {below}"
     given = [int(n) for n in value.reshape(-1).tolist()]
     steps = [after - before for before, after in itertools.pairwise(given)]
-    if len(value.shape) == 1 and given[0] == 0 and min(steps) >= 0 and given[-1] > count:
+    if len(value.shape) == 1 and min(steps) >= given[0] == 0 and given[-1] > count:
         return f".{OFFSETS}({given[-1]}, {max(steps)})"
+    if len(value.shape) == 1 and min(steps) > 0 and given[-1] > 2 * count:
+        return f".{ENDS}({given[-1]}, {max(*steps, given[0])})"
     unlikely = count * count > UNLIKELY * below
     return f".{DISTINCT}() < {below}" if unlikely and len(set(given)) == count else f" < {below}"

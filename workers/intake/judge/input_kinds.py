@@ -1,6 +1,7 @@
 """The kinds of inputs that a kernel is judged on: those that the original kernel and its reference bear."""
 
 import inspect
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ EDGE_DRAWS = 8
 
 SPECIAL_DRAWS = 8
 """Draws of what is no number that the kernel runs: where it differs from the reference, it does so in few of them."""
+
+SEED = 17
 
 AT_ONCE = 8
 """Draws that are answered before the next are looked at."""
@@ -112,7 +115,7 @@ class Effort:
 
 
 def inputs_of(
-    operands: Sequence[Operand], dims: Dims, kind: str, spread: int, seed: int = 17
+    operands: Sequence[Operand], dims: Dims, kind: str, spread: int, seed: int = SEED
 ) -> dict[str, np.ndarray]:
     """Inputs of one kind at one shape."""
     return draws(operands, dims, kind, spread, np.random.default_rng([seed, len(kind), spread]))
@@ -273,30 +276,13 @@ class InputKinds:
     def _bars(self, kinds: Collection[str]) -> list[Bar | None]:
         return [self.bound(number, kinds)[0] for number in range(len(self._dtypes))]
 
-    def _outcomes(self, kind: str, spread: int) -> list[Pair] | None:
-        """The kernel's outputs and the answers at every checked shape; None where one fails."""
-        if self._late:
-            return None
-        found: list[Pair] = []
-        for shapes in (self._ordered[:1], self._ordered[1:]):  # most that fail fail on the smallest
-            try:
-                inputs = [(s.dims, inputs_of(self.operands, s.dims, kind, spread)) for s in shapes]
-                answers = self._answers_to([given for _, given in inputs])
-            except Exception:  # noqa: BLE001 - inputs that the reference does not take
-                return None
-            if family(kind) not in SPECIAL and not all(_finite(answer) for answer in answers):
-                return None
-            for outputs, answer in zip(self._run_all(inputs), answers, strict=True):
-                if outputs is None or wrong(outputs, answer, self.operands):
-                    return None
-                found.append(Pair(outputs, answer))
-        return found
-
     def _outcomes_and_others(
         self, kind: str, spread: int
     ) -> tuple[list[Pair] | None, list[Pair] | None, bool]:
-        """``_outcomes``, ``_others`` of kinds that have any, and whether all are borne and ``_steady``."""
-        found = self._outcomes(kind, spread)
+        """The kernel's outputs and the answers at every checked shape, ``_others`` of kinds that have any, and whether
+        all are borne and ``_steady``."""
+        every = [(shape.dims, SEED) for shape in self._ordered]
+        found = self._bears(self.operands, every, kind, spread, math.inf, range(len(every)))
         others = [] if found and kind in ("repeated", GIVEN) else found and self._others(kind, spread + 1)
         steady = others is not None and (kind not in SET_APART or self._steady(kind, spread + 1))
         return found, others, steady
@@ -321,27 +307,25 @@ class InputKinds:
         own: Collection[int],
     ) -> list[Pair] | None:  # fmt: skip
         """Of draws at some shapes, with their seeds: the first alone, since most that fail fail on it. The kernel runs
-        those at the places ``own``, all at once: its outputs and the answers to them, None where one is not borne."""
-        drawn: list[tuple[Dims, Arrays]] = []
-        answers: list[list[np.ndarray]] = []
-        for some in (asked[:1], *(asked[n : n + AT_ONCE] for n in range(1, len(asked), AT_ONCE))):
+        those at the places ``own``: its outputs and the answers to them, None where one is not borne."""
+        pairs: list[Pair] = []
+        for begin, end in itertools.pairwise((0, *range(1, len(asked), AT_ONCE), len(asked))):
             if self._late:
                 return None
             try:
-                drawn += [(dims, inputs_of(operands, dims, kind, spread, seed)) for dims, seed in some]
-                answers += self._answers_to([given for _, given in drawn[-len(some) :]])
+                drawn = [
+                    (dims, inputs_of(operands, dims, kind, spread, seed)) for dims, seed in asked[begin:end]
+                ]
+                answers = self._answers_to([given for _, given in drawn])
             except Exception:  # noqa: BLE001 - inputs that the reference does not take
                 return None
-            fine = all(_finite(answer, most) for answer in answers[-len(some) :])
-            if family(kind) not in SPECIAL and not fine:
+            if family(kind) not in SPECIAL and not all(_finite(answer, most) for answer in answers):
                 return None
-        pairs: list[Pair] = []
-        for outputs, due in zip(
-            self._run_all([drawn[n] for n in own]), (answers[n] for n in own), strict=True
-        ):
-            if outputs is None or wrong(outputs, due, operands):
-                return None
-            pairs.append(Pair(outputs, due))
+            mine = [n - begin for n in own if begin <= n < end]
+            for outputs, n in zip(self._run_all([drawn[n] for n in mine]), mine, strict=True):
+                if outputs is None or wrong(outputs, answers[n], operands):
+                    return None
+                pairs.append(Pair(outputs, answers[n]))
         return pairs
 
 

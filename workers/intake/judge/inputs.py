@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.workers.intake.calls.call_text import DISTINCT, GIVEN, OFFSETS, SOFTMAX
+from tilewright.workers.intake.calls.call_text import DISTINCT, ENDS, GIVEN, PARTS, SOFTMAX
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.kept_values import given
 from tilewright.workers.intake.calls.sizes import label_of, size_of
@@ -228,8 +228,9 @@ def _integers(operand: Operand, dims: Mapping[str, int], edges: bool, rng: np.ra
         return drawn
     if operand.total:
         total = dims[operand.total] if isinstance(operand.total, str) else operand.total
-        if operand.form == OFFSETS:
-            return _offsets(shape[0], total, operand.longest, rng).astype(dtype)
+        if operand.form in PARTS:
+            without = int(operand.form == ENDS)
+            return _offsets(shape[0] + without, total, operand.longest, rng)[without:].astype(dtype)
         parts = math.prod(shape)
         shares = rng.permutation(_uneven(parts)) if edges else np.full(parts, 1 / parts)
         return rng.multinomial(total, shares).reshape(shape).astype(dtype)
@@ -251,15 +252,16 @@ def _integers(operand: Operand, dims: Mapping[str, int], edges: bool, rng: np.ra
 def _same_parts(one: Operand, other: Operand) -> bool:
     """Whether two operands are offsets that cut the same total alike."""
     cuts = [(o.form, o.total, o.longest, o.shape, o.dtype) for o in (one, other)]
-    return one.form == OFFSETS and cuts[0] == cuts[1]
+    return one.form in PARTS and cuts[0] == cuts[1]
 
 
 def _offsets(count: int, total: int, longest: int, rng: np.random.Generator) -> np.ndarray:
     """Where parts of different lengths begin, and where the last one ends; none is empty where there is enough."""
     parts = count - 1
     shares = rng.uniform(0.5, 1.5, parts)
-    ends = np.round(np.cumsum(shares) / shares.sum() * total)
-    lengths = np.diff(ends, prepend=0).astype(np.int64)
+    least = int(total >= parts)
+    ends = np.round(np.cumsum(shares) / shares.sum() * (total - least * parts))
+    lengths = np.diff(ends, prepend=0).astype(np.int64) + least
     most = max(longest, -(-total // parts)) if longest else total
     for place in range(parts):  # what is too long goes to the next that has room
         over = max(0, lengths[place] - most)

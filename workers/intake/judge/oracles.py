@@ -103,27 +103,13 @@ class OwnAnswers:
 
 
 @dataclass
-class CompletedOracle:
+class CompletedOracle(Oracle):
     """A reference, and the kernel's ``own`` answers for those of its results that the reference does not compute."""
 
-    reference: Oracle
-    own: OwnAnswers
+    own: OwnAnswers | None = None
     completed: bool = False
 
     def __call__(self, inputs: Arrays) -> list[np.ndarray]:
         """All results. Raises what either raises."""
-        found = self.reference(inputs)
-        own = self.own(inputs) if self.completed else []
-        return [*found, *own[len(found) :]]
-
-    @property
-    def call(self) -> str:
-        return self.reference.call
-
-    @property
-    def precision(self) -> str:
-        return self.reference.precision
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        return self.reference.function
+        found = super().__call__(inputs)
+        return [*found, *(self.own(inputs)[len(found) :] if self.own and self.completed else ())]

@@ -21,7 +21,7 @@ import torch
 from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import Call, parse
+from tilewright.workers.intake.calls.call_text import GIVEN, Call, parse
 from tilewright.workers.intake.calls.kept_values import held, with_values
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import (
@@ -36,9 +36,9 @@ from tilewright.workers.intake.child_program import (
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
-from tilewright.workers.intake.judge.oracles import CompletedOracle, Oracle, OwnAnswers
+from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
 from tilewright.workers.intake.judge.self_reference import SELF
-from tilewright.workers.intake.operator import Operand, operand_row
+from tilewright.workers.intake.operator import LARGE, Operand, operand_row
 from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.settings import SettingsRead
@@ -264,7 +264,7 @@ def seed_of(site: CallSite, text: KernelModule) -> Seed:
     )
     if site.reference == SELF:
         return Seed(site, text, module, own, interpreter)
-    oracle = CompletedOracle(Oracle(site.judge, site.reference_calls()), own)
+    oracle = CompletedOracle(site.judge, site.reference_calls(), own=own)
     return Seed(site, text, module, oracle, interpreter)
 
 
@@ -382,6 +382,9 @@ def _judged(
         seed, shapes = _seed_with_shapes(site, text, notes, patience)
     except Refusal as refusal:
         return {**refused(refusal.what), "notes": notes}
+    if all(site.elements(dims) > LARGE and dims not in [s.dims for s in shapes] for dims in site.dims):
+        # the caller's own values lie at shapes where operands are drawn from tables, and where nothing is checked
+        site.operands = [o if o.form == GIVEN else replace(o, values="") for o in site.operands]
     work = Ahead(lambda: product_work(seed), seed.interpreter.clock)
     work.begin([()])
     quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
@@ -455,7 +458,7 @@ def made_parameters(site: CallSite) -> list[str]:
 def _rest(seed: Seed) -> list[str]:
     """How the original kernel is called for the results that the reference does not compute, and in which precision."""
     oracle = seed.reference
-    if isinstance(oracle, CompletedOracle) and oracle.completed:
+    if isinstance(oracle, CompletedOracle) and oracle.own and oracle.completed:
         return [oracle.own.call, oracle.own.precision]
     return []
 
