@@ -331,8 +331,8 @@ def turned_too_far(
         far &= ~(error <= np.maximum(*unit) + worst * around)
     if (first := _first(far)) is None:
         return None
-    index = [int(n) for n in np.unravel_index(places[first], codes.shape or (1,))]
-    return f"element {index} is {found[first]:.3g} where {wanted[first]:.3g} is due"
+    place = divmod(int(places[first]), codes.shape[-1] if codes.ndim else 1)
+    return f"element {_index(place, codes)} is {found[first]:.3g} where {wanted[first]:.3g} is due"
 
 
 def differing(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:

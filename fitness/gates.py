@@ -26,16 +26,11 @@ def snr_db(output: np.ndarray, reference: np.ndarray) -> float:
         return float(10.0 * np.log10(signal / noise))
 
 
-def mismatches(output: np.ndarray, reference: np.ndarray) -> int:
-    """Elements whose bits differ. The dtypes must be equal."""
-    return int(np.count_nonzero(elements.differing(output, reference)))
-
-
 def agreement(output: np.ndarray, reference: np.ndarray, counted: np.ndarray | None = None) -> float:
     """Share of elements whose bits are equal, of those ``counted`` (bool over leading axes; all without it)."""
     if counted is not None:
         output, reference = output[counted], reference[counted]
-    return 1 - mismatches(output, reference) / max(reference.size, 1)
+    return 1 - int(elements.differing(output, reference).sum()) / max(reference.size, 1)
 
 
 def ill_formed(outputs: Mapping[str, np.ndarray], specs: Sequence[TensorSpec]) -> str | None:
@@ -103,9 +98,7 @@ def _read(
         return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
     if isinstance(gate, AgreementGate):
         return _read_agreement(gate, outputs, references, kind, least)
-    wrong = 0
-    for name in gate.outputs:
-        wrong += mismatches(outputs[name], reference[name])
+    wrong = sum(int(elements.differing(outputs[name], reference[name]).sum()) for name in gate.outputs)
     return GateReading(gate=gate.name, inputs=kind, value=float(wrong), passed=wrong == 0)
 
 

@@ -10,9 +10,10 @@ Result:
     out      [B, H, D]         bfloat16
 
 The contract: out[b, h] = softmax(q k^T / sqrt(D)) v over the first ``lengths[b]`` tokens of the sequence's pages. What
-lies behind them, in a last page or in pages that are nobody's, is finite and may be anything. Scores and sums are in
-float32; weights may be rounded to bfloat16 before they meet the values; ``out`` is rounded once. Kernels are *timed*
-with the lengths and tables that ``known`` says: drawn once, evenly between one token and all.
+lies behind them, in a last page or in pages that are nobody's, is finite and may be anything. Scores, what they are
+below the largest and sums are in float32; weights may be rounded to bfloat16 before they meet the values; ``out`` is
+rounded once. Kernels are *timed* with the lengths and tables that ``known`` says: drawn once, evenly between one token
+and all.
 """
 
 import itertools
@@ -88,9 +89,9 @@ class PagedDecode:
         """Fresh operands.
 
         ``randn``: standard normal, lengths between one token and all, one of them whole pages. ``short``: a few tokens,
-        one at least of one. ``full``: every page of every sequence, or that and ``trickling``. ``peaked``: scores
-        spread over 60 and more, or ``ordered``. Which of two takes turns by seed and pages. Raises ValueError for
-        another kind.
+        one at least of one. ``full``: every page of every sequence, and ``trickling``, or all keys that have values are
+        8 below the first. ``peaked``: scores spread over 60 and more, or ``ordered``. Which of two takes turns by seed
+        and pages. Raises ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
@@ -118,6 +119,9 @@ class PagedDecode:
                 mine = slice(head * (q.shape[1] // k.shape[1]), (head + 1) * (q.shape[1] // k.shape[1]))
                 trickling(q[b, mine], keys, values, page, rng)
                 k[table, head], v[table, head] = (x.reshape(-1, page, q.shape[2]) for x in (keys, values))
+        elif kind == "full":
+            q[..., 1], k[..., 1] = 8.0, 0.0
+            k[tables[:, 0], :, 0, 1], v[tables[:, 0], :, 0] = q.shape[2] ** 0.5, 0.0
         return {
             **{n: x.astype(ml_dtypes.bfloat16) for n, x in (("q", q), ("k_pages", k), ("v_pages", v))},
             "lengths": lengths,

@@ -49,6 +49,7 @@ def test_plain_code_is_accepted(source):
         ("from . import evil\n" + BUILD, "import from ."),
         ("import jax as jnp2\nimport jax.numpy as jnp2\n" + BUILD, "imported twice"),
         (body("import math", "return math.pi"), "an import inside a function"),
+        (BUILD + "X = '\u202e'\n", "a control character"),
         (body("return jax.core.Tracer"), "jax.core"),
         (body("return jnp.linalg.svd(x)"), "jax.numpy.linalg"),
         (body("return pl.debug_print('x')"), "debug_print"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.fitness.gates import agreement, failure, ill_formed, mismatches, read_gates, snr_db
+from tilewright.fitness.gates import agreement, failure, ill_formed, read_gates, snr_db
 from tilewright.seeds.operator import AgreementGate, BitExactGate, SnrGate, TensorSpec
 
 GATES = (SnrGate("exact", "exact", 45.0),)
@@ -40,7 +40,7 @@ def test_a_wrong_element_never_raises_the_reading(value, place):
 
 def test_bits_are_compared_bit_by_bit():
     zeros = np.array([0.0, 1.0], np.float32)
-    assert mismatches(zeros, np.array([-0.0, 1.0], np.float32)) == 1
+    assert agreement(zeros, np.array([-0.0, 1.0], np.float32)) == 0.5
     gate = (BitExactGate("bits", "exact", ("c",)),)
     same = read_gates(gate, {"c": zeros}, {"exact": {"c": zeros.copy()}}, "randn")
     assert failure(same, gate) is None

@@ -7,7 +7,7 @@ from tilewright.evolve.space.space import Space
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import all_operators
 from tilewright.seeds.operator import Operator, Workload
-from tilewright.seeds.sampled import Elements, Sampled
+from tilewright.seeds.sampled import Elements, Sampled, spread_picks
 
 OPERATORS = all_operators()
 FIRST = {name: next(iter(operator.suites.values())) for name, operator in OPERATORS.items()}
@@ -88,3 +88,10 @@ def agrees(operator, workload, known, least=1.0):
                     f"u{wanted.itemsize}"
                 )
                 assert same.mean() >= least, (reference, output)
+
+
+@pytest.mark.parametrize("size", [1, 2, 23, 24, 25, 8192])
+def test_a_sample_has_both_ends(size):
+    picks = spread_picks(size, 24, np.random.default_rng(1))
+    assert len(picks) == min(size, 24) and (np.diff(picks) > 0).all()
+    assert picks[0] == 0 and picks[-1] == size - 1

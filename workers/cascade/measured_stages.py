@@ -62,10 +62,6 @@ NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
 
 
-def nothing_due() -> None:
-    """What a stage waits for that computes what is due by itself."""
-
-
 class GateStage:
     """Runs the gates' inputs on the device."""
 
@@ -77,7 +73,7 @@ class GateStage:
         """``kinds``: of inputs on the checked shape at a position; None: as a campaign deals them."""
         self._station = station
         self._kinds = kinds or _kinds
-        self.due: Callable[[], object] = nothing_due
+        self.due: Callable[[], object] = lambda: None
 
     def prepare(self, request: Request) -> None:
         """Compute what is due, for which ``run`` waits with ``due`` where another thread does this."""
@@ -144,7 +140,7 @@ class ScreenStage:
     def __init__(self, station: Station, samples: Samples) -> None:
         self._station = station
         self._samples = samples
-        self.due: Callable[[], object] = nothing_due
+        self.due: Callable[[], object] = lambda: None
 
     def prepare(self, request: Request) -> None:
         """Compute what is due at sampled places, for which ``run`` waits with ``due``."""

@@ -80,6 +80,10 @@ def test_two_writers_are_refused_and_readers_are_not(tmp_path):
 def test_a_missing_or_foreign_file_is_one_sentence(tmp_path):
     with pytest.raises(JournalError, match="no journal at"):
         Journal(tmp_path / "none.sqlite")
+    with sqlite3.connect(tmp_path / "bare.sqlite") as db:
+        db.execute("CREATE TABLE meta (key, value)")
+    with pytest.raises(JournalError, match="has journal format None"):
+        Journal(tmp_path / "bare.sqlite")
     (tmp_path / "text.sqlite").write_text("not a database, long enough to have a header" * 10)
     for write in (False, True):
         with pytest.raises(JournalError, match="not a readable journal"):

@@ -24,3 +24,4 @@ def test_hints_name_what_takes_the_time_and_what_reduces_it():
     text = " ".join(hints(STREAMING))
     assert "only fewer bytes help" in text and "Caution: small blocks" in text and "overlap" not in text
     assert hints({"spills": 77}) == []
+    assert "fewer values live" in hints({"critical_path": {"mxu": 60, "spill": 40}})[1]

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from tilewright.library.plans.format import Output, Plan, Tensor  # noqa: E402
 from tilewright.workers.child.frames import Frame  # noqa: E402
-from tilewright.workers.runners.triton import plan_runner  # noqa: E402
+from tilewright.workers.runners.triton import plan_runner, tensors  # noqa: E402
 from tilewright.workers.runners.triton.clock import CpuClock  # noqa: E402
 from tilewright.workers.runners.triton.launch_guard import poison  # noqa: E402
 
@@ -197,3 +197,15 @@ def test_a_plan_for_other_tensors_or_damaged_is_refused():
     assert error.kind == "error" and "not for the tensors of w" in error.data["message"]
     *_, error = served(runner, "check", "doubled", plan=b"TWPLAN01")
     assert error.data["type"] == "PlanError"
+
+
+def test_one_byte_of_a_large_tensor_and_lines_that_change_places_change_its_sum():
+    octets = torch.randint(0, 255, (tensors.FOLDS * tensors.FOLDED + 37,), dtype=torch.uint8)
+    sums = tensors.Checksums("cpu")
+    sums._device = "cpu:0"  # as a device's: large ones are folded
+    others = [octets.clone() for _ in range(4)]
+    for other, place in zip(others, (0, tensors.FOLDED + 5, -1), strict=False):
+        other[place] ^= 1
+    others[3][: 2 * tensors.FOLDED] = octets[: 2 * tensors.FOLDED].roll(tensors.FOLDED)
+    found = [sums.of({"x": one})[0] for one in (octets, octets.clone(), *others)]
+    assert found[0] == found[1] and len(set(found)) == 5

@@ -175,7 +175,7 @@ class PackageLoader(MetaPathFinder, Loader):
         flags = __future__.annotations.compiler_flag if "annotations" in future else 0
         # what the user's file does below its functions is a benchmark; what a package's file does sets it up
         helper = wanted is None and bool(self._package) and module.__name__ != self.user
-        for statement in tree.body:
+        for statement in self._quick(tree.body) if helper else tree.body:
             if not _kept(statement, needed, helper):
                 continue
             bound = list(_bound(statement))
@@ -191,6 +191,20 @@ class PackageLoader(MetaPathFinder, Loader):
                 _usual(hooked, module)
             for name in bound if why else ():
                 module.__dict__.setdefault(name, MissingName(name, why))
+
+    def _quick(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        """Statements; of a ``try`` that imports a package of others which nothing has loaded those of its way out: what
+        a helper can do without may take ten seconds."""
+        for statement in body:
+            made = [n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom)]
+            names = {(getattr(n, "module", None) or n.names[0].name).partition(".")[0] for n in made}
+            if (
+                isinstance(statement, ast.Try) and statement.handlers and made and _loads(statement)
+                and names.isdisjoint({self._package, *sys.modules}) and not any(getattr(n, "level", 0) for n in made)
+            ):  # fmt: skip
+                yield from statement.handlers[0].body
+            else:
+                yield statement
 
 
 def forget(function: Any) -> None:

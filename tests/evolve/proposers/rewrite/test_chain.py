@@ -288,6 +288,10 @@ def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path):
     assert ".local" not in text
 
 
+def test_a_loop_that_a_helper_holds_is_found():
+    assert "warpgroup_mma" in lowered(changed(*WRITTEN["a helper that holds the loop, called twice"]))
+
+
 def test_the_grid_counts_the_new_tiles_however_it_is_quoted():
     source = lowered(changed(('params["BLOCK_M"]), q', "params['BLOCK_M']), q")))
     assert 'last = (triton.cdiv(q.shape[0], params["rows"])) - 1' in source

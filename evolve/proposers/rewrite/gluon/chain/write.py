@@ -44,7 +44,9 @@ class LowerChain(NodeRule[Chains]):
     )
 
     def find(self, kernel: TritonKernel) -> Iterable[tuple[str, Chains]]:
-        if ".dot(" not in kernel.source.code(kernel.function):
+        text = kernel.source.code(kernel.function)
+        held = [f for f in kernel.source.functions if f"{f.name.value}(" in text]  # itself, and helpers
+        if not any(".dot(" in kernel.source.code(f) for f in held):
             return  # it would hide what keeps another kernel of the source
         chains = read(kernel)
         loop = chains.loops[0]
