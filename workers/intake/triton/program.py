@@ -244,9 +244,13 @@ def _distinct(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _prepare_interpreter() -> None:
-    """Load what torch and Triton load with their first use, once for all the runs that are forked from here."""
+    """Load what torch and Triton load with their first use, once for all the runs that are forked from here. Products
+    are refused that are too shallow for a GPU's compiler."""
     torch.set_default_device("cpu")
     importlib.import_module("triton.experimental.gluon.nvidia.hopper")
+    least = importlib.import_module("triton.backends.nvidia.compiler").min_dot_size(None)
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    builder.codegen_fns["min_dot_size"] = least
     repair()
     leave_interpreter_unguarded()
 
