@@ -164,6 +164,8 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
         require_writable(folder, key)
     with child.started_trial(target) as trial:
         with device_for(target) as device:
+            if device is not None:
+                device.expect(request.reference)
             answer = prepare(request, target, where, _say, intake, overrides)
             write_files(plan, where)
             if arguments.table is not None:
@@ -201,6 +203,7 @@ def _check(arguments: argparse.Namespace) -> int:
         default_target,
         holds_cuda,
         target_named,
+        warm_up,
     )
     from tilewright.workers.device.warm_device import device_for
 
@@ -217,8 +220,10 @@ def _check(arguments: argparse.Namespace) -> int:
                 raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
             return _check_file(path)
         request = _plan(arguments, target, Path(folder), (path, options)).request
+        if device is not None:
+            device.expect(request.reference)
         try:
-            answer = ask_intake(request, target, intake)
+            answer = ask_intake(request, target, intake, lambda: warm_up(request))
         except IntakeRefused as error:
             for line in str(error).splitlines():
                 _say(line)

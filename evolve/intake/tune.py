@@ -263,7 +263,7 @@ def output_folder(name: str, function: str, out: Path | None, overwrite: bool) -
     return next(path for path in numbered if not folder.written_in(path, f"{function}.py"))
 
 
-def _warm_up(request: Request) -> None:
+def warm_up(request: Request) -> None:
     """Import what the campaign needs and load the reference, while the intake works: each takes seconds."""
     import tilewright.evolve.proposers.rewrite.registry
     import tilewright.evolve.run  # noqa: F401
@@ -278,7 +278,7 @@ def prepare(
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Read the function in, show what was found, and write the folder. Raises IntakeRefused, UserError."""
-    answer = ask_intake(request, target, intake, lambda: _warm_up(request))
+    answer = ask_intake(request, target, intake, lambda: warm_up(request))
     say(
         f"{request.path.name}:{request.function} -> {where}/: operator.py, kernels/{folder.SEED}.py, {folder.CAMPAIGN}"
     )

@@ -39,7 +39,8 @@ INPUT_KINDS = (*MATRIX_KINDS, "repeated", "faint")
 """``faint``: every row has its own magnitude in 2^-14 .. 2^-4, where epsilon and the floor of a maximum tell; a norm's
 with ``shaped.peaks``."""
 
-SAMPLED_ROWS = 24
+SAMPLED_ROWS = 16
+"""Looked at on each of several kinds of inputs, the first and the last among them."""
 _KERNELS = Path(__file__).parent / "kernels"
 
 

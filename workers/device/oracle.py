@@ -41,6 +41,7 @@ class DeviceOracle:
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = FrameReader(_LIMIT)
         self._identity: str | None = None
+        self._ready = False
         self._turn = threading.Lock()
         self._made: OrderedDict[str, Sample | None] = OrderedDict()
         self._closed = False
@@ -87,21 +88,26 @@ class DeviceOracle:
             process.stdin.flush()
             return self._heard(process, ANSWER_SECONDS)
 
+    def begin(self) -> subprocess.Popen[bytes]:
+        """The process, which is started where there is none; nobody waits for it. Raises OSError."""
+        if self._process is None or self._process.poll() is not None:
+            self._reader, self._ready = FrameReader(_LIMIT), False
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tilewright.workers.intake.judge.reference_process"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=own_environment(),
+            )  # fmt: skip
+        return self._process
+
     def _started(self) -> subprocess.Popen[bytes]:
         if self._closed:
             raise RuntimeError("it is closed")
-        if self._process is not None and self._process.poll() is None:
-            return self._process
-        self._reader = FrameReader(_LIMIT)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tilewright.workers.intake.judge.reference_process"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=own_environment(),
-        )  # fmt: skip
-        ready = self._heard(self._process, START_SECONDS)
-        if ready.kind != "ready":
-            raise RuntimeError(str(ready.data.get("why", "no device")))
-        self._identity = ready.data.get("identity")
-        return self._process
+        process = self.begin()
+        if not self._ready:
+            ready = self._heard(process, START_SECONDS)
+            if ready.kind != "ready":
+                raise RuntimeError(str(ready.data.get("why", "no device")))
+            self._identity, self._ready = ready.data.get("identity"), True
+        return process
 
     def _heard(self, process: subprocess.Popen[bytes], seconds: float) -> Frame:
         """The next frame. Raises RuntimeError for a process that ends or takes too long, which is ended."""

@@ -3,6 +3,7 @@
 Evaluators send it jobs; between them candidates do not run. Under Ray a station is an actor that holds the device.
 """
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
@@ -242,6 +243,12 @@ class LocalStation:
     def warm(self) -> None:
         """Start the device's child without waiting for it. Raises OSError when no process can be made."""
         self._keeper.warm()
+
+    def warm_oracle(self) -> None:
+        """Start what ``sample`` asks without waiting for it."""
+        if self._oracle is not None:
+            with contextlib.suppress(OSError):  # who asks it is told
+                self._oracle.begin()
 
     def scale(self) -> DeviceRatio:
         return DeviceRatio()

@@ -1,6 +1,7 @@
 """A device and its compiler, started before the first job, which would otherwise wait for them."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from tilewright.fitness.targets import Target
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.launch import Template
 from tilewright.workers.device.station import LocalStation, compile_children
+from tilewright.workers.intake.judge.ahead import PROCESSORS
+from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 
@@ -29,6 +32,11 @@ class WarmDevice:
     def compiler(self, target: Target, scratch: Path | None = None) -> ForkedChildren | None:
         """Children for one thread that compiles."""
         return compile_children(target.gpu, scratch, self.template) if self.template is not None else None
+
+    def expect(self, reference: str) -> None:
+        """Begin what will run this reference on the device, too, where processors are idle."""
+        if reference == SELF and len(os.sched_getaffinity(0)) >= PROCESSORS:
+            self.station.warm_oracle()
 
     def close(self) -> None:
         """Kill the children."""

@@ -6,8 +6,7 @@ and what the gradients' noise explains: with a share p of their power, 1 / sqrt(
 goes, and the run is late on the original's own curve, by twice that at most.
 
 Some steps are thrown elsewhere by any rounding. There the original also runs with the last bit of every parameter
-changed, and the changed program may lean no further from the mean of both than chance explains: of 6 starts where that
-shows it, else of 12.
+changed: how far that throws it, start by start, says by how much a mean differs by chance.
 """
 
 import contextlib
@@ -40,21 +39,19 @@ Curve = Sequence[float]
 @dataclass(frozen=True)
 class LossTest:
     """``difference``: of the means, changed less original, with ``half_width`` of its interval; ``spread``: of the
-    starts; ``late``: what the noise of the gradients explains. ``error``: of the difference by what last bits change;
-    ``spread`` is what chance explains then. All in units of the loss."""
+    starts, of outputs that nothing trains a share of the largest; ``late``: what the noise of the gradients explains.
+    ``error``: of the difference by what last bits change; ``spread`` is what chance explains then."""
 
     difference: float
     half_width: float
     spread: float
     late: float
-    floor: float = 0.0
     error: float = 0.0
 
     @property
     def used(self) -> float:
         """The largest difference that is not seen, as a share of what is allowed."""
-        allowed = max(self.spread + self.late, self.floor, 1e-300)
-        return (abs(self.difference) + self.half_width) / allowed
+        return (abs(self.difference) + self.half_width) / max(self.spread + self.late, 1e-300)
 
     @property
     def passes(self) -> bool:
@@ -66,7 +63,7 @@ class LossTest:
         return not self.passes or abs(self.difference) <= self.late + self.error
 
     def __str__(self) -> str:
-        what = "chance, as last bits tell, explains" if self.error else "the original's starts spread by"
+        what = "chance, as last bits tell, explains" if self.error else "the original's starts explain"
         return (
             f"{self.difference:+.4g} +- {self.half_width or self.error:.2g} where {what} {self.spread:.2g} "
             f"and the noise of the gradients explains {self.late:.2g}"
@@ -76,10 +73,10 @@ class LossTest:
 LATE = 2.0
 """Times a run is later than the noise explains."""
 
-LOOKS = {6: 8.0, 12: 4.3}
-"""Starts of a step that last bits throw elsewhere, and standard errors that are no chance: of honest programs 0.4 % lie
-beyond one of them (1.1 % where some starts are noisier than others), of those that lean by a deviation of what the last
-bits change a half to two thirds, by two all (simulated)."""
+LOOKS = {6: 7.0, 16: 3.9}
+"""Starts of a step that last bits throw elsewhere, and standard errors that are no chance: of honest programs 0.5 % lie
+beyond one of them (1 % where some starts are noisier than others), of those that lean by a deviation of what last bits
+change 55 to 73 %, by two all (simulated)."""
 
 
 def loss_test(
@@ -105,18 +102,19 @@ def _of_part(
     )
     if not all(map(math.isfinite, (*ours, *own, *other))):
         return LossTest(math.inf, 0.0, 0.0, 0.0)
-    differences = [c - (a + b) / 2 for a, b, c in zip(own, other, ours, strict=True)]
+    differences = [b - a for a, b in zip(own, ours, strict=True)]
     count, width = len(differences), 0.0
     share = 1 / math.sqrt(1 + 10 ** (-db / 10))
     late = LATE * statistics.fmean(abs(_late(curve, begin, share)) for curve in original) if trains else 0.0
-    if nudged:  # a run alike is from the mean of two by 3 / 4 of the variance of their difference
-        error = math.sqrt(0.75 / count) * statistics.stdev(b - a for a, b in zip(own, other, strict=True))
+    if nudged:
+        error = statistics.stdev(b - a for a, b in zip(own, other, strict=True)) / count**0.5
         return LossTest(statistics.fmean(differences), 0.0, LOOKS[count] * error, late, error=error)
     if count > 1:
         width = student_95(count - 1) * statistics.stdev(differences) / count**0.5
-    floor = 0.0 if trains else FIXED_SHARE * max(abs(v) for curve in original for v in curve)
     spread = statistics.stdev(own) if count > 1 else 0.0
-    return LossTest(statistics.fmean(differences), width, spread, late, floor)
+    if not trains:
+        spread = max(spread, FIXED_SHARE * max(abs(v) for curve in original for v in curve))
+    return LossTest(statistics.fmean(differences), width, spread, late)
 
 
 def _late(curve: Curve, begin: int, share: float) -> float:
@@ -297,7 +295,9 @@ class Proof:
         def tested(column: int, starts: int, count: int = 2) -> LossTest:
             for under, nudged, runs in arms[:count]:
                 runs += [self._trajectory(under, start=n, nudged=nudged) for n in range(len(runs), starts)]
-            original, changed, *bits = (_column(runs[:starts], column) for *_, runs in arms[:count])
+            original, changed, *bits = (
+                [[row[column] for row in run["losses"]] for run in runs[:starts]] for *_, runs in arms[:count]
+            )
             return loss_test(original, changed, trains, ours, *bits)
 
         for column in range(len(before["losses"][0])):
@@ -390,10 +390,6 @@ class Proof:
         if chosen and isinstance(found, Replacement) and label != PINNED:
             pins = self.parts.get(PINNED, self.pins)
             pins.append(replace(found, launches=chosen, winner=None, pinned=True))
-
-
-def _column(runs: Sequence[Mapping[str, Any]], column: int) -> list[list[float]]:
-    return [[row[column] for row in run["losses"]] for run in runs]
 
 
 def _range(found: Ratio) -> str:

@@ -375,3 +375,24 @@ def heads(q, k):
 
 def plain_heads(q, k):
     return q * k.repeat_interleave(q.shape[0] // k.shape[0], 0)[:, : q.shape[1]]
+
+
+@triton.jit
+def _scores(q, k, s, M, N, D: tl.constexpr):
+    i = tl.program_id(0) * 16 + tl.arange(0, 16)
+    j, d = tl.program_id(1) * 16 + tl.arange(0, 16), tl.arange(0, D)
+    left = tl.load(q + i[:, None] * D + d[None, :], mask=i[:, None] < M, other=0.0)
+    right = tl.load(k + j[None, :] * D + d[:, None], mask=j[None, :] < N, other=0.0)
+    tl.store(s + i[:, None] * N + j[None, :], tl.dot(left, right), mask=(i[:, None] < M) & (j[None, :] < N))
+
+
+def scores(q, k):
+    s = torch.empty((q.shape[0], k.shape[0]), device=q.device, dtype=torch.float32)
+    _scores[(triton.cdiv(q.shape[0], 16), triton.cdiv(k.shape[0], 16))](
+        q, k, s, *s.shape, triton.next_power_of_2(q.shape[1])
+    )
+    return s
+
+
+def plain_scores(q, k):
+    return q @ k.T

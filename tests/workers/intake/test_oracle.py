@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from tilewright.seeds.operator import Suite, Workload
 from tilewright.seeds.sampled import kind_tables, sampling
@@ -13,6 +14,7 @@ from tilewright.workers.device.oracle import DeviceOracle, _sample
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.intake.judge import reference_process as oracle
 from tilewright.workers.intake.judge.oracles import OwnAnswers
+from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import ModuleProcess
 from tilewright.workers.intake.operator import Operand, Result, SampledOperator
 
@@ -91,6 +93,7 @@ def test_an_oracle_without_a_device_leaves_it_to_the_host_and_a_closed_one_to_no
     assert asked is not None
     monkeypatch.setattr(sys, "executable", "/bin/false")
     one = DeviceOracle()
+    one.begin().wait()  # it ends at once, and another is asked
     assert one.sample(asked, 1) is None
     one.close()
     with pytest.raises(SessionDied):
@@ -150,3 +153,15 @@ def test_a_kernel_that_is_its_own_judge_runs_on_the_device_however_small_the_sha
     found = Samples(operator, InProcess()).of(shapes[0], 5)
     for name in ("o0", "o1"):
         np.testing.assert_array_equal(found.references[name][name], here.references[name][name])
+
+
+def test_a_kernel_whose_sums_begin_in_float32_judges_itself_in_that_on_a_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    narrow = "    if x.dtype == torch.float64:\n        raise TypeError('a loop-carried variable')\n"
+    (tmp_path / "itself.py").write_text(SHARED.replace("    y = torch", f"{narrow}    y = torch"))
+    launched = function_of(f"launched:{tmp_path}/itself.py")
+    for dtype in (torch.float64, torch.float64, torch.float16):
+        found = launched(x=torch.zeros(8, 64, dtype=dtype))[0].dtype
+        assert found is (torch.float32 if dtype.itemsize == 8 else dtype)
+    with pytest.raises(KeyError):
+        launched(z=torch.zeros(8, 64))

@@ -99,7 +99,7 @@ def test_of_steps_that_a_last_bit_throws_elsewhere_what_leans_is_refused_and_wha
 
 
 def test_steps_that_a_last_bit_throws_elsewhere_are_judged_by_what_it_changes() -> None:
-    drawn, own = random.Random(1), [[12 * 0.9**step for step in range(20)]] * 12
+    drawn, own = random.Random(1), [[12 * 0.9**step for step in range(20)]] * 16
     nudged, ours = ([[v * (1 + drawn.gauss(0, 0.05)) for v in curve] for curve in own] for _ in range(2))
     assert (
         not loss_test(own[:3], ours[:3], True, 40.0).passes
@@ -114,7 +114,7 @@ def test_steps_that_a_last_bit_throws_elsewhere_are_judged_by_what_it_changes() 
     ):
         changed = [CHANGES[change](curve, drawn) for curve in own]
         assert not loss_test(own, changed, True, 40.0, nudged).passes, change
-        assert not loss_test(own, changed, True, 40.0, [[math.nan] * 20] * 12).passes, change
+        assert not loss_test(own, changed, True, 40.0, [[math.nan] * 20] * 16).passes, change
 
 
 torch.manual_seed(3)

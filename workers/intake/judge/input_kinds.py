@@ -141,7 +141,7 @@ class InputKinds:
         )
         self._factors, self._source = factors, source
         self._until = effort.clock() + effort.seconds
-        self._tried = Ahead(self._outcomes_and_others, effort.clock)
+        self._tried = Ahead(self._outcomes_and_others)
         self._ordered = sorted(shapes, key=lambda shape: shape.elements)
         self._probe = self._ordered[-1 if effort.on_largest else 0].dims
         self._dtypes = [
@@ -188,7 +188,7 @@ class InputKinds:
 
     @property
     def _late(self) -> bool:
-        return self._effort.clock() + self._tried.seconds > self._until
+        return self._effort.clock() > self._until
 
     @property
     def names(self) -> list[str]:

@@ -14,7 +14,6 @@ import numpy as np
 
 from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
 from tilewright.workers.intake.calls.objects import absent, scope_of
-from tilewright.workers.runners import bare_module
 
 LAUNCHED = "launched"
 
@@ -26,7 +25,9 @@ def function_of(reference: str) -> Callable[..., Any]:
     run with its defaults; ``launched:FILE`` the same in this process, on the device where its tensors lie.
     """
     if reference.startswith(f"{LAUNCHED}:"):
-        return _launched(Path(reference.partition(":")[2]))
+        from tilewright.workers.intake.judge.self_reference import launched
+
+        return launched(Path(reference.partition(":")[2]))
     if reference.startswith("itself:"):
         return _own_module(reference.partition(":")[2])
     path, colon, name = reference.rpartition(":")
@@ -61,12 +62,6 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
         raise LookupError(
             f"--reference: line {error.lineno} of {path.name} is not Python: {error.msg}"
         ) from error
-
-
-@functools.cache
-def _launched(path: Path) -> Callable[..., Any]:
-    module = bare_module.execute(path.read_text(encoding="utf-8"), LAUNCHED, str(path))
-    return lambda **inputs: module.launch(inputs, dict(module.DEFAULTS))
 
 
 @functools.cache

@@ -80,9 +80,8 @@ def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
     """Raises Unlike, and what the reference raises."""
     asked = dict(data["operator"])
     kind = str(asked.pop("kind", ""))
-    operator: SampledOperator = pickle.loads(
-        base64.b64decode(asked["operator"])
-    )  # of the process that began this one
+    # of the process that began this one
+    operator: SampledOperator = pickle.loads(base64.b64decode(asked["operator"]))
     own, _, path = operator.reference.partition(":")
     if own == SELF:
         operator = dataclasses.replace(operator, reference=f"{LAUNCHED}:{path}")

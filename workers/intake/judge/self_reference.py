@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +89,27 @@ def begun_process(triton: bool) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "tilewright.workers.intake.judge.self_reference", "triton" if triton else "jax"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=interpreter_environment(),
     )  # fmt: skip
+
+
+@functools.cache
+def launched(path: Path) -> Callable[..., Any]:
+    """The module of a file, run in this process with its defaults where its tensors lie."""
+    from tilewright.workers.runners import bare_module
+
+    module = bare_module.execute(path.read_text(encoding="utf-8"), "launched", str(path))
+    narrow: list[str] = []
+
+    def run(**inputs: Any) -> Any:
+        given = {n: t.float() if str(t.dtype) in narrow else t for n, t in inputs.items()}
+        try:
+            return module.launch(given, dict(module.DEFAULTS))
+        except Exception:
+            if narrow:
+                raise
+        narrow.append("torch.float64")  # sums that begin in float32 are not compiled with wider terms
+        return run(**inputs)
+
+    return run
 
 
 Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]

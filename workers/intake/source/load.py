@@ -193,22 +193,28 @@ class PackageLoader(MetaPathFinder, Loader):
                 module.__dict__.setdefault(name, MissingName(name, why))
 
     def _quick(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        """Statements; of a ``try`` that imports a package of others which nothing has loaded those of its way out: what
-        a helper can do without may take ten seconds."""
+        """Statements; of a ``try`` that imports a package of others that nothing has loaded those of its way out, if
+        these leave no name out that is used: what a helper can do without may take ten seconds."""
         for statement in body:
-            imported = [n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom)]
-            names = {self._package if getattr(n, "level", 0) else _first_name(n) for n in imported}
-            optional = isinstance(statement, ast.Try) and statement.handlers and _loads(statement)
-            if optional and names and names.isdisjoint({self._package, *sys.modules}):
-                yield from statement.handlers[0].body  # type: ignore[attr-defined]
-            else:
-                yield statement
-
-
-def _first_name(node: ast.Import | ast.ImportFrom) -> str:
-    """The package of the first thing that is imported."""
-    name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-    return (name or "").partition(".")[0]
+            made = [n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom)]
+            names = {(getattr(n, "module", None) or n.names[0].name).partition(".")[0] for n in made}
+            own = not names.isdisjoint({self._package, *sys.modules}) or any(
+                getattr(n, "level", 0) for n in made
+            )
+            if (
+                isinstance(statement, ast.Try)
+                and statement.handlers
+                and made
+                and _loads(statement)
+                and not own
+            ):
+                way = statement.handlers[0].body
+                lost = {n for s in statement.body for n in _bound(s)} - {n for s in way for n in _bound(s)}
+                others = (n for s in body if s is not statement for n in ast.walk(s))
+                if lost.isdisjoint(n.id for n in others if isinstance(n, ast.Name)):
+                    yield from way
+                    continue
+            yield statement
 
 
 def forget(function: Any) -> None:

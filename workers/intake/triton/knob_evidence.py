@@ -53,14 +53,10 @@ class Trials:
     def __init__(self, seed: Seed, small: Sequence[CheckedShape], wide: Sequence[CheckedShape]) -> None:
         self.seed, self.small, self.wide = seed, small, wide
         self._made: dict[Hashable, list[np.ndarray] | None] = {}
-        self._ahead = Ahead(self._presumed, seed.interpreter.clock)
+        self._ahead = Ahead(self._presumed)
         quick = sum(shape.seconds for shape in (*small, *wide)) < QUICK_SECONDS
         tried = [knob.name for knob in seed.text.knobs if not (knob.certain or knob.echo)]
         self._ahead.begin((name,) for name in tried if quick)
-
-    def clock(self) -> float:
-        """Seconds of a processor."""
-        return self.seed.interpreter.clock() + self._ahead.seconds
 
     def _presumed(self, name: str) -> dict[Hashable, list[np.ndarray] | None]:
         knob = next(k for k in self.seed.text.knobs if k.name == name)
@@ -112,7 +108,7 @@ def tiling_knobs(
     On shapes of several tiles the values next to the default must pass, too; numbers that must change with a knob there
     become its ties, and knobs that change nothing on small shapes are tried there.
     """
-    seed, shapes, clock = trials.seed, trials.small, trials.clock
+    seed, shapes, clock = trials.seed, trials.small, trials.seed.interpreter.clock
     began = clock()
     text, gates = seed.text, ResultGates(seed.site.operands, results)
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))

@@ -244,9 +244,13 @@ def _distinct(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _prepare_interpreter() -> None:
-    """Load what torch and Triton load with their first use, once for all the runs that are forked from here."""
+    """Load what torch and Triton load with their first use, once for all the runs that are forked from here. Products
+    are refused that are too shallow for a GPU's compiler."""
     torch.set_default_device("cpu")
     importlib.import_module("triton.experimental.gluon.nvidia.hopper")
+    least = importlib.import_module("triton.backends.nvidia.compiler").min_dot_size(None)
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    builder.codegen_fns["min_dot_size"] = least
     repair()
     leave_interpreter_unguarded()
 
@@ -385,7 +389,7 @@ def _judged(
     if all(site.elements(dims) > LARGE and dims not in [s.dims for s in shapes] for dims in site.dims):
         # the caller's own values lie at shapes where operands are drawn from tables, and where nothing is checked
         site.operands = [o if o.form == GIVEN else replace(o, values="") for o in site.operands]
-    work = Ahead(lambda: product_work(seed), seed.interpreter.clock)
+    work = Ahead(lambda: product_work(seed))
     work.begin([()])
     quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
     every, shapes = shapes, quick if patience < 1.0 else shapes

@@ -124,8 +124,9 @@ class Checksums:
         if lines >= FOLDS and self._device != "cpu":
             # a product by few columns reads memory once; one by weights writes and reads as much again
             whole = octets[: lines * FOLDED].view(torch.int8).view(lines, FOLDED)
-            made = torch._int_mm(whole, self._mixed).view(-1).view(torch.uint8)
-            return self._sum(made) + self._salt * self._sum(octets[lines * FOLDED :])
+            total = self._sum(torch._int_mm(whole, self._mixed).view(-1).view(torch.uint8))
+            rest = octets[lines * FOLDED :]
+            return total + self._salt * self._sum(rest) if rest.numel() else total
         words = octets.view(torch.int64) if octets.numel() % 8 == 0 else octets
         if words.numel() > self._weights.numel():
             self._weights = self._made(words.numel())
