@@ -25,9 +25,9 @@ REACH = 64.0
 
 TEXT = (
     "the entry of the shape; else, of the legal entries within reach in each dimension, the nearest in the sum of "
-    "|log2(size / known size)| over the dimensions, if its kernel says an expected time, gives way to that of the least "
-    "expected time; else the nearest in that sum and -3 log2(share of the roofline there) serves, the earlier on a tie; "
-    "legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
+    "|log2(size / known size)| over the dimensions, if its kernel says an expected time, gives way to that of the "
+    "least expected time; else the nearest in that sum and -3 log2(share of the roofline there) serves, the earlier "
+    "on a tie; legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
 )
 
 _SYNTAX = (
