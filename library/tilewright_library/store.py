@@ -301,7 +301,8 @@ def table(
         for region in entry["regions"]
     )
     # what decides the code of CUDA C++ is no package of the range: NVRTC's version stands in the packs
-    ranged = check_toolchain and entry["language"] != "cuda"
+    in_cuda = entry["language"] == "cuda" or all("device_code" in k for k in entry["kernels"].values())
+    ranged = check_toolchain and not in_cuda
     fault = toolchain_fault(entry["toolchain"]) if ranged else None
     told = dispatch.get("operands")
     return Table(

@@ -109,8 +109,8 @@ _X, _W, _Y, _KEPT_X, _KEPT_W, _WORK = range(6)
 class Layer:
     """y = x . w^T at M, N, K on one device, its backward, and its inference form. Raises NotServed.
 
-    ``trains``: kernels work on rows in whole blocks; those beyond x's and dy's are zeros that only the copy engine
-    makes, and results are the first rows of what is allocated.
+    N of 0: the quantisation of x alone. ``trains``: kernels work on rows in whole blocks; those beyond x's and dy's are
+    zeros that only the copy engine makes, and results are the first rows of what is allocated.
     """
 
     def __init__(self, m: int, n: int, k: int, device: torch.device, trains: bool | None = None) -> None:
@@ -214,7 +214,7 @@ class Layer:
             self._chain("infer")
             return
         ways = ("forward_again", "again") if self.again else ("forward", "backward")
-        for name in ("quantise", *ways):
+        for name in ("quantise", *(ways if self.n else ())):
             self._chain(name)
 
     # -- the passes ----------------------------------------------------------------------------------

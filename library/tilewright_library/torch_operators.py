@@ -70,9 +70,9 @@ def _served(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
 
 
-def quantised(x: torch.Tensor, n: int) -> Tensors:
-    """Codes and scales of x, and what is kept of it, for layers of N columns: compilers do it once for several."""
-    layer = _entry(x.device, x.shape[0], n, x.shape[1])
+def quantised(x: torch.Tensor) -> Tensors:
+    """Codes and scales of x, and what is kept of it, for all layers that read it: compilers do it once."""
+    layer = _entry(x.device, x.shape[0], 0, x.shape[1])
     if layer is not None:
         return layer.quantise(aligned(x))
     x_q, x_s, xt_q, xt_s = _quantise("quant_dual", _filled(x))
@@ -94,7 +94,7 @@ def _multiplied(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, again: bo
 
 def linear(x: torch.Tensor, w: torch.Tensor) -> Tensors:
     """y [M, N], and what is kept of x and of w."""
-    plain, kept_x = quantised(x, w.shape[0])
+    plain, kept_x = quantised(x)
     y, kept_w = _multiplied(x, w, plain, False)
     return y, kept_x, kept_w
 
@@ -176,7 +176,7 @@ KEPT: dict[int, KeptWeight] = {}
 def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
     """y [M, N] and what is kept of x, with w quantised before."""
     m, k = x.shape
-    plain, kept_x = quantised(x, n)
+    plain, kept_x = quantised(x)
     layer = _entry(x.device, m, n, k)
     if layer is not None:
         return layer.forward_kept(plain, kept_w), kept_x
@@ -192,38 +192,26 @@ def linear_infer_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> torch.Te
 def linear_backward(
     dy: torch.Tensor, kept_x: torch.Tensor, kept_w: torch.Tensor, k: int, need_x: bool, need_w: bool
 ) -> Tensors:
-    """dx [M, K] and dw [N, K] in bf16; empty where not needed."""
+    """dx [M, K] and dw [N, K] in bf16; empty where not needed. In the place of what is kept of w may be w itself."""
     m, n = dy.shape
+    again = kept_w.dim() == 2
     layer = _entry(dy.device, m, n, k)
     if layer is not None:
-        return layer.backward(aligned(dy), kept_x, kept_w, need_x, need_w)
+        return layer.backward(aligned(dy), kept_x, aligned(kept_w), need_x, need_w, again)
     dy_q, dy_s, dyt_q, dyt_s = _quantise("quant_dual", _filled(dy))
     nothing = dy.new_empty(0)
-    dx = first_rows(_product("gemm_nt", (dy_q, dy_s), kept_weight(kept_w, n, k)), m) if need_x else nothing
+    w_t = _quantise("quant_128x128_dual", kept_w)[2:] if again else kept_weight(kept_w, n, k)
+    dx = first_rows(_product("gemm_nt", (dy_q, dy_s), w_t), m) if need_x else nothing
     dw = _product("gemm_nt_rows", (dyt_q, dyt_s), kept_rows(kept_x, m, k)) if need_w else nothing.clone()
     return dx, dw
-
-
-def linear_backward_again(
-    dy: torch.Tensor, kept_x: torch.Tensor, w: torch.Tensor, need_x: bool, need_w: bool
-) -> Tensors:
-    """As ``linear_backward``, from w itself."""
-    n, k = w.shape
-    layer = _entry(dy.device, dy.shape[0], n, k)
-    if layer is not None:
-        return layer.backward(aligned(dy), kept_x, aligned(w), need_x, need_w, again=True)
-    return linear_backward(dy, kept_x, _packed(*_quantise("quant_128x128_dual", w)[2:]), k, need_x, need_w)
 
 
 # -- the ops -----------------------------------------------------------------------------------------
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _LIBRARY.define("linear(Tensor x, Tensor w) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define("quantised(Tensor x, SymInt n) -> (Tensor, Tensor)")
+_LIBRARY.define("quantised(Tensor x) -> (Tensor, Tensor)")
 _LIBRARY.define("linear_trained(Tensor x, Tensor w, Tensor plain, Tensor kept_x) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    "linear_backward_again(Tensor dy, Tensor kept_x, Tensor w, bool need_x, bool need_w) -> (Tensor, Tensor)"
-)
 _LIBRARY.define("linear_forward_only(Tensor x, Tensor w) -> Tensor")
 _LIBRARY.define(
     "linear_backward(Tensor dy, Tensor kept_x, Tensor kept_w, SymInt k, bool need_x, bool need_w)"
@@ -249,7 +237,7 @@ def _fake_backward(
     return dx, dy.new_empty((n, k)) if need_w else dy.new_empty(0)
 
 
-def _fake_quantised(x: torch.Tensor, n: int) -> Tensors:
+def _fake_quantised(x: torch.Tensor) -> Tensors:
     m, k = x.shape
     return _bytes(x, whole_rows(m) * (k + 4 * (k // BLOCK))), _bytes(x, kept_bytes(m, k))
 
@@ -261,8 +249,8 @@ def _fake_trained(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, kept_x:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     x, w, _, kept_x = inputs
-    ctx.again, ctx.k = x.shape[0] >= AGAIN_ROWS, x.shape[1]
-    ctx.save_for_backward(kept_x, w if ctx.again else output[1])
+    ctx.k = x.shape[1]
+    ctx.save_for_backward(kept_x, w if x.shape[0] >= AGAIN_ROWS else output[1])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
@@ -271,10 +259,7 @@ def _differentiate(ctx: Any, dy: torch.Tensor | None, *unused: Any) -> tuple[tor
     need_x, need_w, *_ = ctx.needs_input_grad
     if dy is None:
         return None, None, None, None
-    if ctx.again:
-        dx, dw = OPS.linear_backward_again(dy, *ctx.saved_tensors, need_x, need_w)
-    else:
-        dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
+    dx, dw = OPS.linear_backward(dy, *ctx.saved_tensors, ctx.k, need_x, need_w)
     return dx if need_x else None, dw if need_w else None, None, None
 
 
@@ -282,11 +267,6 @@ _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
     ("linear", linear, _fake_linear),
     ("quantised", quantised, _fake_quantised),
     ("linear_trained", linear_trained, _fake_trained),
-    (
-        "linear_backward_again",
-        linear_backward_again,
-        lambda dy, kept_x, w, *needs: _fake_backward(dy, kept_x, w, w.shape[1], *needs),
-    ),
     ("linear_forward_only", linear_forward_only, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
     ("linear_backward", linear_backward, _fake_backward),
 )
@@ -299,7 +279,7 @@ torch.library.register_autograd(
 )
 torch.library.register_autograd(
     f"{NAMESPACE}::quantised",
-    lambda ctx, *unused: (None, None),
+    lambda ctx, *unused: None,
     setup_context=lambda ctx, inputs, output: ctx.mark_non_differentiable(*output),
     lib=_LIBRARY,
 )
@@ -323,8 +303,7 @@ class _Linear(torch.autograd.Function):
         need_x, need_w, *_ = ctx.needs_input_grad
         (kept_x, w), layer = ctx.saved_tensors, ctx.layer
         if torch.is_grad_enabled():  # a second derivative is asked for, which the op refuses in words
-            kept_w = _packed(*_quantise("quant_128x128_dual", w.detach())[2:]) if layer.again else w
-            dx, dw = OPS.linear_backward(dy, kept_x, kept_w, layer.k, need_x, need_w)
+            dx, dw = OPS.linear_backward(dy, kept_x, w.detach(), layer.k, need_x, need_w)
         else:
             dx, dw = layer.backward(aligned(dy), kept_x, w, need_x, need_w, layer.again)
         return dx if need_x else None, dw if need_w else None, None, None
@@ -518,13 +497,8 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if _unfit(rows, w, trains):
         _note_unfit()
         return torch.nn.functional.linear(x, w)
-    n = w.shape[0]
-    y = (
-        OPS.linear_trained(rows, w, *OPS.quantised(rows, n))[0]
-        if trains
-        else OPS.linear_forward_only(rows, w)
-    )
-    return y.reshape(*x.shape[:-1], n)
+    y = OPS.linear_trained(rows, w, *OPS.quantised(rows))[0] if trains else OPS.linear_forward_only(rows, w)
+    return y.reshape(*x.shape[:-1], w.shape[0])
 
 
 def _unfit(rows: torch.Tensor, w: torch.Tensor, trains: bool) -> bool:

@@ -39,21 +39,19 @@ Curve = Sequence[float]
 @dataclass(frozen=True)
 class LossTest:
     """``difference``: of the means, changed less original, with ``half_width`` of its interval; ``spread``: of the
-    starts; ``late``: what the noise of the gradients explains. ``error``: of the difference by what last bits change;
-    ``spread`` is what chance explains then. All in units of the loss."""
+    starts, of outputs that nothing trains a share of the largest; ``late``: what the noise of the gradients explains.
+    ``error``: of the difference by what last bits change; ``spread`` is what chance explains then."""
 
     difference: float
     half_width: float
     spread: float
     late: float
-    floor: float = 0.0
     error: float = 0.0
 
     @property
     def used(self) -> float:
         """The largest difference that is not seen, as a share of what is allowed."""
-        allowed = max(self.spread + self.late, self.floor, 1e-300)
-        return (abs(self.difference) + self.half_width) / allowed
+        return (abs(self.difference) + self.half_width) / max(self.spread + self.late, 1e-300)
 
     @property
     def passes(self) -> bool:
@@ -65,7 +63,7 @@ class LossTest:
         return not self.passes or abs(self.difference) <= self.late + self.error
 
     def __str__(self) -> str:
-        what = "chance, as last bits tell, explains" if self.error else "the original's starts spread by"
+        what = "chance, as last bits tell, explains" if self.error else "the original's starts explain"
         return (
             f"{self.difference:+.4g} +- {self.half_width or self.error:.2g} where {what} {self.spread:.2g} "
             f"and the noise of the gradients explains {self.late:.2g}"
@@ -113,9 +111,10 @@ def _of_part(
         return LossTest(statistics.fmean(differences), 0.0, LOOKS[count] * error, late, error=error)
     if count > 1:
         width = student_95(count - 1) * statistics.stdev(differences) / count**0.5
-    floor = 0.0 if trains else FIXED_SHARE * max(abs(v) for curve in original for v in curve)
     spread = statistics.stdev(own) if count > 1 else 0.0
-    return LossTest(statistics.fmean(differences), width, spread, late, floor)
+    if not trains:
+        spread = max(spread, FIXED_SHARE * max(abs(v) for curve in original for v in curve))
+    return LossTest(statistics.fmean(differences), width, spread, late)
 
 
 def _late(curve: Curve, begin: int, share: float) -> float:
@@ -296,7 +295,9 @@ class Proof:
         def tested(column: int, starts: int, count: int = 2) -> LossTest:
             for under, nudged, runs in arms[:count]:
                 runs += [self._trajectory(under, start=n, nudged=nudged) for n in range(len(runs), starts)]
-            original, changed, *bits = (_column(runs[:starts], column) for *_, runs in arms[:count])
+            original, changed, *bits = (
+                [[row[column] for row in run["losses"]] for run in runs[:starts]] for *_, runs in arms[:count]
+            )
             return loss_test(original, changed, trains, ours, *bits)
 
         for column in range(len(before["losses"][0])):
@@ -389,10 +390,6 @@ class Proof:
         if chosen and isinstance(found, Replacement) and label != PINNED:
             pins = self.parts.get(PINNED, self.pins)
             pins.append(replace(found, launches=chosen, winner=None, pinned=True))
-
-
-def _column(runs: Sequence[Mapping[str, Any]], column: int) -> list[list[float]]:
-    return [[row[column] for row in run["losses"]] for run in runs]
 
 
 def _range(found: Ratio) -> str:

@@ -15,7 +15,8 @@ triton = pytest.importorskip("triton")
 FILES = {
     "__init__.py": "raise RuntimeError('needs a device')\n",
     "setup.py": "VENDOR = None\n\ndef find():\n    global VENDOR\n    VENDOR = 'nvidia'\n\nfind()\n"
-    "try:\n    import this\n    HEAVY = True\nexcept ImportError:\n    HEAVY = False\n",
+    "try:\n    import this\n    HEAVY = True\nexcept ImportError:\n    HEAVY = False\n"
+    "try:\n    import zipapp\nexcept ImportError:\n    pass\n\ndef needs():\n    return zipapp.__name__\n",
     "launch.py": """
 import triton
 
@@ -40,7 +41,7 @@ def tables(configs, strategy):
 import triton
 import triton.language as tl
 from cache_of_kernels.launch import Entry, tables, tuner
-from cache_of_kernels.setup import HEAVY, VENDOR
+from cache_of_kernels.setup import HEAVY, VENDOR, needs
 
 @Entry
 @triton.jit
@@ -95,6 +96,7 @@ def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package):
 def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package):
     assert package.VENDOR == "nvidia"  # and wrapper(None), which would fail, was not run
     assert not package.HEAVY, "what is optional may take seconds to import"
+    assert package.needs() == "zipapp"
 
 
 TWICE = """

@@ -193,18 +193,28 @@ class PackageLoader(MetaPathFinder, Loader):
                 module.__dict__.setdefault(name, MissingName(name, why))
 
     def _quick(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        """Statements; of a ``try`` that imports a package of others which nothing has loaded those of its way out: what
-        a helper can do without may take ten seconds."""
+        """Statements; of a ``try`` that imports a package of others that nothing has loaded those of its way out, if
+        these leave no name out that is used: what a helper can do without may take ten seconds."""
         for statement in body:
             made = [n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom)]
             names = {(getattr(n, "module", None) or n.names[0].name).partition(".")[0] for n in made}
+            own = not names.isdisjoint({self._package, *sys.modules}) or any(
+                getattr(n, "level", 0) for n in made
+            )
             if (
-                isinstance(statement, ast.Try) and statement.handlers and made and _loads(statement)
-                and names.isdisjoint({self._package, *sys.modules}) and not any(getattr(n, "level", 0) for n in made)
-            ):  # fmt: skip
-                yield from statement.handlers[0].body
-            else:
-                yield statement
+                isinstance(statement, ast.Try)
+                and statement.handlers
+                and made
+                and _loads(statement)
+                and not own
+            ):
+                way = statement.handlers[0].body
+                lost = {n for s in statement.body for n in _bound(s)} - {n for s in way for n in _bound(s)}
+                others = (n for s in body if s is not statement for n in ast.walk(s))
+                if lost.isdisjoint(n.id for n in others if isinstance(n, ast.Name)):
+                    yield from way
+                    continue
+            yield statement
 
 
 def forget(function: Any) -> None:
