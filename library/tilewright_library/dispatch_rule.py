@@ -24,10 +24,10 @@ REACH = 64.0
 """A shape is served when no dimension differs from a known one's by more than this factor."""
 
 TEXT = (
-    "the entry of the shape; else the legal entry within reach in each dimension that is nearest in the sum of "
-    "|log2(size / known size)| over the dimensions and -3 log2(share of the roofline there), the earlier on a tie; if "
-    "its kernel says an expected time, of the legal entries within reach whose kernels do the one of the least; "
-    "legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
+    "the entry of the shape; else, of the legal entries within reach in each dimension, the nearest in the sum of "
+    "|log2(size / known size)| over the dimensions, if its kernel says an expected time, gives way to that of the "
+    "least expected time; else the nearest in that sum and -3 log2(share of the roofline there) serves, the earlier "
+    "on a tie; legal: every constraint of its kernel holds; none: the recipe's reference, with one warning"
 )
 
 _SYNTAX = (
@@ -164,12 +164,12 @@ def nearest(
     distances = {number: sum(far) for number, far in away.items()}
     near = [number for number, far in away.items() if max(far) <= math.log2(reach) + _SLACK]
     if near and min(distances.values()) > _SLACK:
-        if shares is not None:
-            distances = {number: distances[number] - HALVING * math.log2(shares[number]) for number in near}
         times = {number: entries[number][1].expected_time(dims) for number in near}
         known = {number: time for number, time in times.items() if time is not None}
         if min(near, key=distances.__getitem__) in known:
             distances = known
+        elif shares is not None:
+            distances = {number: distances[number] - HALVING * math.log2(shares[number]) for number in near}
     least = min(distances.values())
     best = next(number for number, distance in distances.items() if distance <= least + _SLACK)
     if best not in near:

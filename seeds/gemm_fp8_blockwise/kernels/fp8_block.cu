@@ -12,7 +12,6 @@
 //   GROUP walk: GROUP units down before one across    AXIS 0: down = M, 1: down = N
 //   ECW   columns per piece of the epilogue (32, 64)
 //   AHEAD A and its scales come of a launch before: `quantise`      OUTCS streaming stores
-//   TURN  every second tile of a CTA goes through K backwards, and begins with what the last one left in the L2
 //   SB    1: B has a scale a row and block, as A has (weight gradients)
 //   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
 #ifndef WGS
@@ -53,9 +52,6 @@
 #endif
 #ifndef UNR
 #define UNR 1
-#endif
-#ifndef TURN
-#define TURN 0
 #endif
 #ifndef AHEAD
 #define AHEAD 0
@@ -276,11 +272,9 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
 #if !SB
             const int last_nb = (N + 127) / 128 - 1;
 #endif
-            bool back = false;
-            for (int u = me; u < walk.units; u += gangs, back ^= TURN) {
+            for (int u = me; u < walk.units; u += gangs) {
                 int m0, n0;
                 walk.at(u, rank, m0, n0);
-                auto from = [&](int k) { return back ? blocks - 1 - k : k; };
 #if !SB
                 const int nb = n0 / 128 < last_nb ? n0 / 128 : last_nb, nb1 = nb < last_nb ? nb + 1 : nb;
 #endif
@@ -289,20 +283,20 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
 #if !SB
                     if ((k & 31) == 0) {
                         const int kk = k + lane < blocks ? k + lane : blocks - 1;
-                        v0 = __ldg(sb + (u64)nb * blocks + from(kk));
-                        if (!ONE_SB) v1 = __ldg(sb + (u64)nb1 * blocks + from(kk));
+                        v0 = __ldg(sb + (u64)nb * blocks + kk);
+                        if (!ONE_SB) v1 = __ldg(sb + (u64)nb1 * blocks + kk);
                     }
 #endif
                     const u32 full = base + FULL_AT + s * 8;
                     bar_wait(base + EMPTY_AT + s * 8, phase);
                     if (lane == 0) {
                         const u32 a = base + A_AT + s * A_BYTES;
-                        if (CL == 2 && !MCB) tma_to(a + rank * (A_BYTES / 2), &map_a, from(k) * 128, m0 + rank * (BM / 2), full, 3);
-                        else tma(a, &map_a, from(k) * 128, m0, full);
-                        if (u != me || k >= early) ask_b(from(k), n0, s);
-                        tma(base + S_AT + s * S_BYTES, &map_s, m0, from(k), full);
+                        if (CL == 2 && !MCB) tma_to(a + rank * (A_BYTES / 2), &map_a, k * 128, m0 + rank * (BM / 2), full, 3);
+                        else tma(a, &map_a, k * 128, m0, full);
+                        if (u != me || k >= early) ask_b(k, n0, s);
+                        tma(base + S_AT + s * S_BYTES, &map_s, m0, k, full);
 #if SB
-                        tma(base + SB_AT + s * SB_BYTES, &map_sb, n0, from(k), full);
+                        tma(base + SB_AT + s * SB_BYTES, &map_sb, n0, k, full);
 #endif
                     }
                     const float x0 = __shfl_sync(~0u, v0, k & 31), x1 = __shfl_sync(~0u, v1, k & 31);

@@ -378,7 +378,7 @@ def plain_heads(q, k):
 
 
 @triton.jit
-def _scores(q, k, s, M, N, D: tl.constexpr):
+def _scores(q, k, s, M, N, D: tl.constexpr, num_warps: tl.constexpr):
     i = tl.program_id(0) * 16 + tl.arange(0, 16)
     j, d = tl.program_id(1) * 16 + tl.arange(0, 16), tl.arange(0, D)
     left = tl.load(q + i[:, None] * D + d[None, :], mask=i[:, None] < M, other=0.0)
@@ -389,7 +389,7 @@ def _scores(q, k, s, M, N, D: tl.constexpr):
 def scores(q, k):
     s = torch.empty((q.shape[0], k.shape[0]), device=q.device, dtype=torch.float32)
     _scores[(triton.cdiv(q.shape[0], 16), triton.cdiv(k.shape[0], 16))](
-        q, k, s, *s.shape, triton.next_power_of_2(q.shape[1])
+        q, k, s, *s.shape, triton.next_power_of_2(q.shape[1]), 8
     )
     return s
 

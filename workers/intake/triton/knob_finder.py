@@ -40,8 +40,9 @@ class KnobFinder:
         suffix = f"_{name}" if several else ""
         given = dict(launch.options)
         warps = int(traced_numbers.plain(given.pop("num_warps", 4)))
-        texts = [f"num_warps={self._option(f'num_warps{suffix}', warps, WARPS, launch, 'num_warps')}"]
-        stages = given.pop("num_stages", None)
+        texts, stages = [], given.pop("num_stages", None)
+        if "num_warps" not in launch.arguments:
+            texts = [f"num_warps={self._option(f'num_warps{suffix}', warps, WARPS, launch, 'num_warps')}"]
         if "num_stages" not in launch.arguments and (_loops(launch.kernel.fn) or stages is not None):
             value = int(traced_numbers.plain(stages if stages is not None else 3))
             texts.append(
