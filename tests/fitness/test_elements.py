@@ -505,6 +505,13 @@ def test_a_step_of_the_type_leans_by_chance_where_few_elements_stand():
     assert "lean" in objection(*many[:2], Allowance(ROUNDED, ROUNDED, rounded=False), slack=many[2])
 
 
+def test_16_bit_answers_that_are_cut_lie_one_way():
+    wanted = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32)
+    cut = (wanted.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(ml_dtypes.bfloat16)
+    assert "one way" in elements._one_way(cut, wanted.astype(np.float64), 0.01)
+    assert elements._one_way(wanted.astype(ml_dtypes.bfloat16), wanted.astype(np.float64), 0.01) is None
+
+
 def test_what_is_usual_where_outliers_cross_grows_with_all_values():
     values = np.random.default_rng(2).standard_normal((64, 64))
     values[3] *= 64

@@ -128,6 +128,8 @@ def test_noise_that_turned_codes_explain_is_not_counted(turned, db, bar, passes)
     (found,) = read_gates((gate,), {"c": output}, {"exact": {"c": wanted}, **allowed}, "x")
     assert (found.passed, round(found.bar, 1)) == (passes, bar)
     assert passes or failure([found], (gate,)).endswith(f"{db:.1f} dB, at least {bar:g} dB needed")
+    zeros = {"c": np.zeros(wanted.shape)}
+    assert read_gates((gate,), zeros, {"exact": zeros, **allowed}, "x")[0].passed, "nothing to share"
 
 
 def test_the_target_s_own_error_is_no_fault():

@@ -17,6 +17,7 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/gates.py": {
         "least: float = -1.0,": NO_WORSE,
         "if noise <= 0.0:": "a sum of squares is not negative",
+        "return GateReading(gate=gate.name, inputs=kind, value=float(wrong), passed=wrong <= 0)": "a count",
         "passed = bool(values) and all(db >= least for db, least in zip(values, bars, strict=False))": (
             "there is a bar for each"
         ),
@@ -35,6 +36,9 @@ EQUAL: dict[str, dict[str, str]] = {
         "size = np.abs(wanted) / np.where(around >= 0, around, 1.0)": "it is 0 where all are, and then none counts",
         "if some.sum() >= FEW and not abs(lean) < max(chance, LEAN * float(wanted[some] @ wanted[some])):": (
             "a lean that equals its bound to the last bit"
+        ),
+        "return bool(near.all() and not zeros.any() and allowed.sign * float(tiles.min()) > faintest)": (
+            "a size that equals its bound to the last bit"
         ),
         "zeros = (found == 0) ^ (wanted != 0)": "what is not surely explained is looked at as a whole",
         "return np.where(tiles > OUTLYING * middle, tiles, -1.0)": "the larger of it and a size is taken",

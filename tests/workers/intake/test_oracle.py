@@ -139,7 +139,7 @@ def test_a_module_in_a_process_of_its_own_answers_the_same_question_once():
 
 
 def test_a_kernel_that_is_its_own_judge_runs_on_the_device_however_small_the_shape(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("triton.knobs.runtime.interpret", True)  # whatever was read in before it
     (tmp_path / "itself.py").write_text(SHARED)
     shapes = [Workload(f"{m}x64", {"M": m, "N": 64}) for m in (16, 8)]
     results = tuple(Result(f"o{n}", "float32", ("M", "N"), 90.0, place=n) for n in range(2))
@@ -156,7 +156,7 @@ def test_a_kernel_that_is_its_own_judge_runs_on_the_device_however_small_the_sha
 
 
 def test_a_kernel_whose_sums_begin_in_float32_judges_itself_in_that_on_a_device(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("triton.knobs.runtime.interpret", True)  # whatever was read in before it
     narrow = "    if x.dtype == torch.float64:\n        raise TypeError('a loop-carried variable')\n"
     (tmp_path / "itself.py").write_text(SHARED.replace("    y = torch", f"{narrow}    y = torch"))
     launched = function_of(f"launched:{tmp_path}/itself.py")

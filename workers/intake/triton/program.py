@@ -127,15 +127,21 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
             calls = site.calls
         raw, site.places = dimensions.operands(calls, dimensions.tensor_places(calls, names), frozenset())
 
+        # of its own reference, which takes whatever it does not assert, only axes of one tensor are told apart
+        square, told = any(map(_square, raw)), list[Mapping[str, int]]()
+
         def works(dims: Mapping[str, int], operands: list[Operand]) -> bool:
             site.operands, site.dims = operands, [dict(dims)]
             try:
                 results = site.result_types(dims)
-                if results is None and site.reference != SELF:
+                if results is None and (
+                    told or site.reference != SELF or not square or any(map(_square, operands))
+                ):
                     return False
                 site.module_at(dims, results)
             except Exception:  # noqa: BLE001 - these dimensions are not different ones
                 return False
+            told.append(dims)
             return True
 
         surely = None if site.reference == SELF else site.reference_takes
@@ -144,6 +150,12 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
             text = site.module_at(site.dims[0], site.result_types(site.dims[0]))
         site.settings = read.found()
         return site, text
+
+
+def _square(operand: Operand) -> bool:
+    """Whether two axes are of one size."""
+    named = [size for size in operand.shape if not isinstance(size, int)]
+    return len(set(named)) < len(named)
 
 
 def _pair_up(site: CallSite, pair: AutogradPair, names: Sequence[str]) -> None:
