@@ -121,8 +121,8 @@ def objection(
     columns = output.shape[-1] if output.ndim else 1
     found = output.astype(np.float64).reshape(-1, columns)
     wanted = reference.astype(np.float64, copy=False).reshape(-1, columns)
-    if allowed.lean is not None and (said := _one_way(output, wanted, allowed.lean)):
-        return said
+    if allowed.lean is not None and (why := _one_way(output, wanted, allowed.lean)):
+        return why
     told = slack is not None or allowed.rounded or allowed.rare is not None
     if not told and _surely_explained(found, wanted, output.dtype, allowed):
         return None

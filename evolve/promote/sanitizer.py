@@ -59,7 +59,7 @@ def _reading(tool: str, run: subprocess.Popen[str]) -> int | str:
         run.kill()
         return f"no answer in {SECONDS:g} s"
     found = re.search(r"SUMMARY: (\d+) ", text)
-    lines = [said for line in text.splitlines() if (said := line.strip("= "))]
+    lines = [plain for line in text.splitlines() if (plain := line.strip("= "))]
     if found is None or DONE not in lines:
         return f"did not end: {lines[-1][:200] if lines else 'no text'}"
     if int(found[1]) and TOOLS[tool]:
