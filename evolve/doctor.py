@@ -55,13 +55,13 @@ def _together(findings: Iterable[Diagnosis]) -> Iterator[Diagnosis]:
     def lack(finding: Diagnosis) -> str:
         return finding.part if finding.good else re.sub(r", and targets? .*? needs? it", "", finding.sentence)
 
-    for said, group in itertools.groupby(findings, lack):
+    for sentence, group in itertools.groupby(findings, lack):
         first, *others = group
         if not others:
             yield first
             continue
         names = ", ".join(finding.part.removeprefix("target ") for finding in (first, *others))
-        yield Diagnosis(f"targets {names}", False, said, any(f.needed for f in (first, *others)))
+        yield Diagnosis(f"targets {names}", False, sentence, any(f.needed for f in (first, *others)))
 
 
 def examine_target(name: str) -> Diagnosis:

@@ -571,15 +571,15 @@ def _lines(tree: ast.AST) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            said = [node.id]
+            identifiers = [node.id]
         elif isinstance(node, ast.arg):
-            said = [node.arg]
+            identifiers = [node.arg]
         elif isinstance(node, ast.FunctionDef):
-            said = [node.name]
+            identifiers = [node.name]
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            said = [item.asname or item.name.split(".")[0] for item in node.names]
+            identifiers = [item.asname or item.name.split(".")[0] for item in node.names]
         else:
             continue
-        for name in said:
+        for name in identifiers:
             found.setdefault(name, []).append(node.lineno)
     return {name: sorted(lines) for name, lines in found.items()}

@@ -123,8 +123,8 @@ def objection(
     wanted = reference.astype(np.float64, copy=False).reshape(-1, columns)
     if allowed.lean is not None and (why := _one_way(output, wanted, allowed.lean)):
         return why
-    told = slack is not None or allowed.rounded or allowed.rare is not None
-    if not told and _surely_explained(found, wanted, output.dtype, allowed):
+    extras = slack is not None or allowed.rounded or allowed.rare is not None
+    if not extras and _surely_explained(found, wanted, output.dtype, allowed):
         return None
     rounded, unit = _rounded(wanted, output.dtype)
     around = _around(wanted)
@@ -132,12 +132,12 @@ def objection(
         room = slack.astype(np.float64).reshape(-1, columns) + np.abs(rounded - wanted)
         if _leans(found - wanted, wanted, room + unit + allowed.worst * around, around):
             return "errors lean towards zero or away from it"
-        if not slack.any() and (said := _not_rounded_once(output, found, wanted, rounded, around, allowed)):
-            return said
+        if not slack.any() and (fault := _not_rounded_once(output, found, wanted, rounded, around, allowed)):
+            return fault
         unit = unit + slack.astype(np.float64).reshape(-1, columns)
-    said = _objection(output, found, wanted, rounded, unit, around, allowed)
-    if said is None or not allowed.inexact:
-        return said  # the reach, which takes longest, allows for more and never for less
+    fault = _objection(output, found, wanted, rounded, unit, around, allowed)
+    if fault is None or not allowed.inexact:
+        return fault  # the reach, which takes longest, allows for more and never for less
     known = None if usual is None else usual.astype(np.float64).reshape(-1, columns)
     around = np.maximum(around, ROOM * _reach(wanted) if known is None else _outlying(known))
     return _objection(output, found, wanted, rounded, unit, around, allowed)

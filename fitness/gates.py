@@ -92,8 +92,10 @@ def _read(
             for n, wanted in judged.items()
         ]
         fault = next(filter(None, faults), "")
-        passed, told = passed and not fault, bar if gate.turned else None
-        return GateReading(gate=gate.name, inputs=kind, value=shown, passed=passed, bar=told, detail=fault)
+        passed, reported_bar = passed and not fault, bar if gate.turned else None
+        return GateReading(
+            gate=gate.name, inputs=kind, value=shown, passed=passed, bar=reported_bar, detail=fault
+        )
     if any(outputs[name].dtype != reference[name].dtype for name in gate.outputs):
         return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
     if isinstance(gate, AgreementGate):

@@ -153,7 +153,7 @@ def outcome(function, given, way):
             with torch.no_grad():
                 for leaf in leaves:
                     leaf.add_(1)
-        said = seen(returned)
+        answer = seen(returned)
         tensors = [t for t in tree_leaves(returned) if isinstance(t, torch.Tensor)]
         outs = [t for t in tensors if t.requires_grad and t.device.type != "meta"]
         for turn in range(2 if way == "twice" else 1) if outs else ():
@@ -163,7 +163,7 @@ def outcome(function, given, way):
         same = [[_shares(t, other) for other in [*leaves, *tensors]] for t in tensors]
     except Exception as error:  # noqa: BLE001 - both sides must raise the same
         return _raised(error)
-    return [said, [seen(g) for g in grads], same, [seen(t) for t in leaves]]
+    return [answer, [seen(g) for g in grads], same, [seen(t) for t in leaves]]
 
 
 def _raised(error):
@@ -292,8 +292,8 @@ def array_outcome(function, given, way):
         values = np.asarray(t, "float64").ravel().tolist() if hasattr(t, "addressable_data") else []
         return [type(t).__name__, str(t.dtype), list(t.shape), bool(getattr(t, "weak_type", False)), values]
 
-    said = [shown(t) if hasattr(t, "dtype") else repr(t) for t in jax.tree.leaves(found)]
-    return [said, str(jax.tree.structure(found)), [], []]
+    answer = [shown(t) if hasattr(t, "dtype") else repr(t) for t in jax.tree.leaves(found)]
+    return [answer, str(jax.tree.structure(found)), [], []]
 
 
 def compared(winner, name, original, cases, look=outcome):

@@ -158,9 +158,9 @@ def run(
     options: Options | None = None,
     seconds: Seconds = quick_child,
     spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation,
-    **told: Any,
+    **settings: Any,
 ) -> PromotionOutcome:
-    make = lambda resolved: FormulaPool(resolved, seconds, spoil, **told)  # noqa: E731
+    make = lambda resolved: FormulaPool(resolved, seconds, spoil, **settings)  # noqa: E731
     return promote(folder, writer, options or Options(), lambda line: None, make)
 
 

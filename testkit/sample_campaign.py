@@ -115,8 +115,8 @@ def sample_evaluation(genome: Genome, workloads: dict[str, int], *, factor: floa
 
 def failed_evaluation(genome: Genome, which: int, n: int) -> Evaluation:
     verdict, stage, reason = FAILURES[which % len(FAILURES)]
-    told = {"stage": stage, "reason": reason.format(n=n), "log": f"line one\n{HOSTILE}\n"}
-    return failed(genome, verdict, target=TARGET, suite=SUITE, wall_seconds=0.8, worker="worker 1", **told)
+    facts = {"stage": stage, "reason": reason.format(n=n), "log": f"line one\n{HOSTILE}\n"}
+    return failed(genome, verdict, target=TARGET, suite=SUITE, wall_seconds=0.8, worker="worker 1", **facts)
 
 
 class SampleCampaign:

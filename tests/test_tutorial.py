@@ -85,9 +85,9 @@ class Session:
         elif language == "python":
             self._python.stdin.write(f"{text!r}\n")
             self._python.stdin.flush()
-            said = "".join(takewhile(lambda line: line != "end of block\n", self._python.stdout))
-            assert self._python.poll() is None and "Traceback" not in said, said
-            self.printed += said
+            output = "".join(takewhile(lambda line: line != "end of block\n", self._python.stdout))
+            assert self._python.poll() is None and "Traceback" not in output, output
+            self.printed += output
         elif language == "sh":
             run = {"cwd": self.folder, "env": self.environment, "capture_output": True, "text": True}
             done = subprocess.run(["bash", "-ec", text], timeout=800, **run)
@@ -193,13 +193,13 @@ def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(session, cam
 
 def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(session, campaign, tmp_path):
     assert "softmax-001" in campaign.report(tmp_path / "report.html").read_text()
-    for asked, said in (
+    for asked, message in (
         (lambda: tw.resume(home=session.home), "has finished"),
         (lambda: tw.open_campaign("other", home=session.home), "is unknown"),
         (lambda: tw.run("quickstart", home=session.home, budgit__evaluations=2), "did you mean 'budget'"),
         (lambda: tw.load_library(tmp_path), "promote a winner first"),
     ):
-        with pytest.raises(tw.UserError, match=said):
+        with pytest.raises(tw.UserError, match=message):
             asked()
 
 

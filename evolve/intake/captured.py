@@ -156,7 +156,7 @@ class Captured:
         found.calls.append(call.text)
         found.kept.append(call)
         named = {**{str(n): value for n, value in enumerate(args)}, **kwargs}
-        found.notes += [said for key, value in named.items() if (said := gaps_of(key, value))]
+        found.notes += [note for key, value in named.items() if (note := gaps_of(key, value))]
 
 
 class _Kind(enum.IntEnum):

@@ -149,9 +149,9 @@ def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:
 def _operand(row: Any) -> str:
     operand = Operand(row[0], row[1], tuple(row[2]), *row[3:])
     given = {f.name: getattr(operand, f.name) for f in fields(Operand)[3:]}
-    said = {f.name: repr(given[f.name]) for f in fields(Operand)[3:] if given[f.name] != f.default}
-    said |= {"values": "VALUES"} if operand.values else {}
-    bound = "".join(f", {name}={text}" for name, text in said.items())
+    keywords = {f.name: repr(given[f.name]) for f in fields(Operand)[3:] if given[f.name] != f.default}
+    keywords |= {"values": "VALUES"} if operand.values else {}
+    bound = "".join(f", {name}={text}" for name, text in keywords.items())
     return f"Operand({_text(operand.name)}, {_text(operand.dtype)}, {operand.shape!r}{bound})".replace(
         "'", '"'
     )

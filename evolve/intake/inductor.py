@@ -109,8 +109,8 @@ class _Launches(ast.NodeTransformer):
             raise NoOutput(f"{name} is launched in a way that is not known")
         grid = [f"triton.cdiv({sizes[f'{a}numel']}, {_SIZES[f'{a.upper()}BLOCK']})" for a in "xyz"
                 if f"{a.upper()}BLOCK" in blocks]  # fmt: skip
-        said = "".join(f", {p}={_SIZES[p]}" for p in blocks)
-        return ast.parse(f"{name}[({', '.join(grid) or '1'},)]({', '.join(given)}{said})", mode="eval").body
+        text = "".join(f", {p}={_SIZES[p]}" for p in blocks)
+        return ast.parse(f"{name}[({', '.join(grid) or '1'},)]({', '.join(given)}{text})", mode="eval").body
 
 
 def _call(tree: ast.Module, names: list[str]) -> str:

@@ -98,10 +98,10 @@ def _space(answer: Mapping[str, Any]) -> Iterator[str]:
     points = math.prod(len(v) for v in space.values())
     legal = answer.get("legal") or {}
     lost = []
-    for shape, taken in legal.items():
-        refused = {n: [v for v in space[n] if v not in taken[n]] for n in space}
+    for shape, valid_values in legal.items():
+        refused = {n: [v for v in space[n] if v not in valid_values[n]] for n in space}
         if any(refused.values()):
-            left = math.prod(len(v) for v in taken.values())
+            left = math.prod(len(v) for v in valid_values.values())
             text = ", ".join(f"{n} {' '.join(map(str, v))}" for n, v in refused.items() if v)
             lost.append(f"  space      at most {left} of them are valid at {shape}, which excludes {text}")
     timed, checked = len(answer["dims"]), len(answer["check"])

@@ -96,18 +96,18 @@ class Refused:
 
 def remedy(what: str) -> str:
     """What to do about a refusal of the intake or of the dialect."""
-    for pattern, said in _REMEDIES:
+    for pattern, advice in _REMEDIES:
         found = re.search(pattern, what)
         if found:
             groups = found.groups()
-            return said.replace("{1}", groups[0].rstrip(":,;") if groups and groups[0] else "it")
+            return advice.replace("{1}", groups[0].rstrip(":,;") if groups and groups[0] else "it")
     return "see docs/security.md for what a kernel module may hold"
 
 
 def refused(found: Sequence[Mapping[str, Any]], file: str) -> list[Refused]:
     """Refusals as the child tells them, in the order of lines."""
-    said = [
+    rows = [
         (str(f.get("file") or file), int(f["line"]), str(f["what"]), str(f.get("code", ""))) for f in found
     ]
-    made = [Refused(place, line, what.rstrip("."), remedy(what), code) for place, line, what, code in said]
+    made = [Refused(place, line, what.rstrip("."), remedy(what), code) for place, line, what, code in rows]
     return sorted(made, key=lambda r: (r.file, r.line))

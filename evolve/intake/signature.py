@@ -55,8 +55,8 @@ class Signature:
             )
         except TypeError as error:
             raise UserError(f"the function takes no such call: {error}.") from error
-        said = {id(tensor): text for name in self.names for tensor, text in _tensors(given[name], name)}
-        tensors = [said.get(id(tensor), "None") for tensor in call.tensors()]
+        texts = {id(tensor): text for name in self.names for tensor, text in _tensors(given[name], name)}
+        tensors = [texts.get(id(tensor), "None") for tensor in call.tensors()]
         return [tilewright_text(given[name]) for name in self.names], tensors
 
 

@@ -110,7 +110,7 @@ def winner_module(
     turned = [
         f".permute({[list(order).index(n) for n in range(len(order))]})" * bool(order) for order in orders
     ]
-    taken = "".join(
+    operand_lines = "".join(
         f"        {row[0]!r}: {text}{turn},\n"
         for row, text, turn in zip(own, settled[0][1], turned, strict=False)
     )
@@ -166,7 +166,7 @@ def tilewright_fits({inner}):
 
 def tilewright_taken({given}):
     return {{
-{taken}    }}
+{operand_lines}    }}
 
 
 SERVED.update(taken=tilewright_taken, fits=tilewright_fits, known={{}}, read=lambda: ({asked}), was={was!r})
@@ -247,7 +247,7 @@ def _halves_text(kernels: str, start: str, pair: Mapping[str, Any], operands: Se
     forward = "\n".join(map(ast.unparse, first))
     backward = "\n".join(ast.unparse(_OnDevice(given[0]).visit(s)) for s in (*rest[:-1], *back))
     outputs = "".join(f"{results[n]}, " for n in pair["outputs"])
-    taken = "".join(f"{name}, " for name in kept)
+    kept_names = "".join(f"{name}, " for name in kept)
     held = "".join(f"{n}, " if n in read else f"torch.empty_like({n}, device='meta'), " for n in kept)
     order = sorted(pair["given"].values())
     half_names = {"given": dict(pair["given"]), "gradients": dict(pair["gradients"])}
@@ -267,7 +267,7 @@ def tilewright_forward(inputs, params):
 
 
 def tilewright_backward(inputs, params, kept):
-    ({taken}) = kept
+    ({kept_names}) = kept
 {textwrap.indent(backward, "    ")}
 
 

@@ -62,10 +62,10 @@ def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str,
         figures["wrong"] = len(row["wrong"])
         if function in kept:
             figures |= {"step_gain": kept[function]["gain"], "step_gain_low": kept[function]["interval"][0]}
-        said = {"function": function, "arguments": row["arguments"]}
+        launch_params = {"function": function, "arguments": row["arguments"]}
         kernels.append({
             "key": _key(f"{uid}/{function}/{row['arguments']}"), "name": row["kernel"], "metrics": figures,
-            "params": {**said, "configuration": str(row["configuration"] or row["why"])},
+            "params": {**launch_params, "configuration": str(row["configuration"] or row["why"])},
         })  # fmt: skip
     files = [str(folder / name) for name in (RECORD, PAGE, RECEIPT, FASTER) if (folder / name).is_file()]
     params = {name: str(device[name]) for name in ("product", "torch", "triton")}
@@ -119,13 +119,13 @@ def faster_text(
     proof: Mapping[str, Any] | None,
 ) -> str:  # fmt: skip
     """The file's text. ``replacements``: the expressions that make them."""
-    told = "not proved"
+    verdict = "not proved"
     if proof and proof.get("gain"):
         low, high = proof["interval"]
-        told = f"proved {proof['gain']:.3f} x end to end ({low:.3f} to {high:.3f}; {proof['kind']})"
+        verdict = f"proved {proof['gain']:.3f} x end to end ({low:.3f} to {high:.3f}; {proof['kind']})"
     runtime = Path(str(launch_replacement.__file__)).read_text(encoding="utf-8")
     note = (
-        f'"""Faster kernels for {program}: {told}. Made by tilewright program.\n\n'
+        f'"""Faster kernels for {program}: {verdict}. Made by tilewright program.\n\n'
         "    import faster; faster.install()      # or: with faster.installed(): ...\n\n"
         "``counts()`` says how often each winner ran. Launches that were not recorded go to the original kernels.\n"
         '"""\n'

@@ -168,9 +168,9 @@ class Program:
             except subprocess.TimeoutExpired as error:
                 raise UserError(f"{self.name}: took more than {LEAST_WALL + 4 * budget:.0f} s.") from error
             if not answered.is_file():
-                said = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.MULTILINE)
-                said = said or [f"signal {-done.returncode}" if done.returncode < 0 else "no reason given"]
-                raise UserError(f"{self.name}: its process ended without an answer: {said[-1]}")
+                lines = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.MULTILINE)
+                lines = lines or [f"signal {-done.returncode}" if done.returncode < 0 else "no reason given"]
+                raise UserError(f"{self.name}: its process ended without an answer: {lines[-1]}")
             answer = json.loads(answered.read_text(encoding="utf-8"))
         if "why" in answer:
             raise UserError(f"{answer['why']}.")

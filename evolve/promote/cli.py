@@ -172,10 +172,10 @@ def _rollback(arguments: argparse.Namespace) -> int:
 
     left, now = rollback(_writer(arguments), arguments.operator, arguments.to, arguments.reason)
     if left is None or left == now:
-        said = f"{now} is current{'' if left else ' again'}"
+        sentence = f"{now} is current{'' if left else ' again'}"
     else:
-        said = f"{left} is no longer current; " + (f"{now} is" if now else "the reference answers")
-    _say(f"{arguments.operator}: {said}")
+        sentence = f"{left} is no longer current; " + (f"{now} is" if now else "the reference answers")
+    _say(f"{arguments.operator}: {sentence}")
     return 0
 
 

@@ -58,13 +58,13 @@ class Judgement:
             )
         if not self.interval[0] > 1.0 and not self.unopposed:
             low, high = self.interval
-            said = (
+            refusal = (
                 f"promotion refused: {self.gain:.4f} x {self.incumbents} (geometric mean of {len(self.shapes)} shapes, "
                 f"{self.kind.value}, {self.share} interval {low:.4f} to {high:.4f})"
             )
             if self.kind is FigureKind.MODELLED and self.gain > 1.0:
-                return f"{said} is a tie: the time model's error is larger than the gain."
-            return f"{said} is no gain."
+                return f"{refusal} is a tie: the time model's error is larger than the gain."
+            return f"{refusal} is no gain."
         return None
 
     @property

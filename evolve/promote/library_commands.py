@@ -141,10 +141,10 @@ def _run_again(
     for served in found.served:
         shape, seconds = f"{operator}: {served.region['workload']}", served.figures.seconds
         if served.change is None or served.promised is None:
-            told = (
+            sentence = (
                 f"{shape} passes its gates; its receipt has no figure of today's time model to compare with"
             )
-            yield Finding(True, f"{told} ({target}).")
+            yield Finding(True, f"{sentence} ({target}).")
             continue
         yield Finding(
             abs(served.change) <= TOLERANCE[found.target.kind],

@@ -127,8 +127,8 @@ class LibraryWriter:
 
     def kernel_files(self, operator: str, version: str, kernel: Mapping[str, Any]) -> dict[str, bytes]:
         """The files of such a kernel, hashes checked. Raises LibraryError."""
-        told = store.kernel_files(kernel)
-        return {name: self.file(operator, version, name, sha256) for name, sha256 in told.items()}
+        hashes = store.kernel_files(kernel)
+        return {name: self.file(operator, version, name, sha256) for name, sha256 in hashes.items()}
 
     # -- writing -------------------------------------------------------------------------------------
 

@@ -105,11 +105,11 @@ class Found:
     @property
     def where(self) -> str:
         """Device and versions, as the workers said them."""
-        told: dict[str, str] = {}
+        toolchain: dict[str, str] = {}
         for verified in self.verified.values():
-            told.update(verified.evaluations[-1].toolchain)
-        parts = [told.pop("device")] if "device" in told else []
-        return ", ".join([*parts, *(f"{name} {version}" for name, version in sorted(told.items()))])
+            toolchain.update(verified.evaluations[-1].toolchain)
+        parts = [toolchain.pop("device")] if "device" in toolchain else []
+        return ", ".join([*parts, *(f"{name} {version}" for name, version in sorted(toolchain.items()))])
 
 
 def recheck_library(
@@ -142,12 +142,12 @@ def recheck_operator(
     name = entry_name(dispatch["targets"], wanted)
     if name is None:
         return None
-    entry, told = dispatch["targets"][name], receipt["targets"][name]
-    campaign = told["campaign"]
+    entry, target_receipt = dispatch["targets"][name], receipt["targets"][name]
+    campaign = target_receipt["campaign"]
     first = _resolve_suite(campaign["operator"], wanted.name, campaign["suite"])
     constants = {**first.operator.constants, **first.target.constants}
     found = Found(operator, name, version, wanted, constants, verified_alone(first.operator, first.target))
-    promises = {(s["workload"], s["genome"]): {"model_version": None, **s} for s in told["shapes"]}
+    promises = {(s["workload"], s["genome"]): {"model_version": None, **s} for s in target_receipt["shapes"]}
     suites: dict[str, dict[str, list[Region]]] = {}
     for region in entry["regions"]:
         suite = _suite_of(first, region)
@@ -284,14 +284,14 @@ def _findings(found: Found, version: str | None) -> Iterator[Finding]:
 def _summary(found: Found, version: str | None) -> str:
     if version is None:
         return "no kernel passes; the reference answers"
-    said = f"{len(found.served)} shapes of {len(found.verified)} kernels verified and timed on {found.where}"
+    text = f"{len(found.served)} shapes of {len(found.verified)} kernels verified and timed on {found.where}"
     changes = [s.change for s in found.served if s.change is not None]
     if changes:
         mean = 100 * (math.exp(sum(math.log1p(c) for c in changes) / len(changes)) - 1)
-        said += f", {mean:+.1f} % against their receipts in the geometric mean, {100 * max(changes):+.1f} % at most"
+        text += f", {mean:+.1f} % against their receipts in the geometric mean, {100 * max(changes):+.1f} % at most"
     if (untold := len(found.served) - len(changes)) > 0:
-        said += f", {untold} without a figure to compare with"
-    return f"{said}; version {version}"
+        text += f", {untold} without a figure to compare with"
+    return f"{text}; version {version}"
 
 
 # -- the version that is written ---------------------------------------------------------------------
@@ -318,8 +318,8 @@ def _write(writer: LibraryWriter, found: Found) -> str | None:
         if not found.served and not others:
             writer.point(found.operator, None, note)
             return None
-        files, told = _version_files(writer, found, receipt, dispatch, others)
-        return writer.add(found.operator, files, told, note)
+        files, new_receipt = _version_files(writer, found, receipt, dispatch, others)
+        return writer.add(found.operator, files, new_receipt, note)
 
 
 def _version_files(
@@ -336,11 +336,11 @@ def _version_files(
         targets[name] = _entry(found, dispatch["targets"][name], receipts[name]["shapes"])
     files = _kept_files(writer, found, receipt, targets)
     checks = [check for check in dispatch.get("checks", ()) if check["target"] in targets]
-    told = {**dispatch, "rule": rule.TEXT, "targets": dict(sorted(targets.items())), "checks": checks}
-    files[store.DISPATCH] = json_bytes(told)
-    plans = {n: told for n, told in receipt.get("plans", {}).items() if n in files}
-    told = {k: v for k, v in receipt.items() if k not in ("files", "plans")}
-    return files, {**told, "targets": receipts, **({"plans": plans} if plans else {})}
+    new_dispatch = {**dispatch, "rule": rule.TEXT, "targets": dict(sorted(targets.items())), "checks": checks}
+    files[store.DISPATCH] = json_bytes(new_dispatch)
+    plans = {n: plan for n, plan in receipt.get("plans", {}).items() if n in files}
+    facts = {k: v for k, v in receipt.items() if k not in ("files", "plans")}
+    return files, {**facts, "targets": receipts, **({"plans": plans} if plans else {})}
 
 
 def _kept_files(

@@ -46,10 +46,10 @@ def packed_reference(operator: Operator, reference: str) -> bytes | None:
     """``reference.zip`` for the operator that a campaign names ``family/recipe``; None where it cannot stand alone."""
     if isinstance(operator, TakenOperator):
         try:
-            taken = _taken_files(operator)
+            texts = _taken_files(operator)
         except (OSError, SyntaxError, ValueError, KeyError):
             return None
-        return None if taken is None else _zip(taken)
+        return None if texts is None else _zip(texts)
     family, _, recipe = reference.rpartition("/")
     seeds = catalogue.HERE
     shipped = family in catalogue.families()

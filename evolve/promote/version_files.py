@@ -73,10 +73,10 @@ def build(
     place = entry_name(old_dispatch["targets"], promotion.nomination.resolved.target)
     others = [name for name in old_dispatch["targets"] if name != place]
     entry, kernels = _entry(promotion, old_dispatch["targets"].get(target))
-    told = with_earlier(_receipt(promotion), old_receipt["targets"].get(target), entry["regions"])
-    entry["regions"] = with_shares(entry["regions"], told["shapes"])
+    target_receipt = with_earlier(_receipt(promotion), old_receipt["targets"].get(target), entry["regions"])
+    entry["regions"] = with_shares(entry["regions"], target_receipt["shapes"])
     if lost := getattr(promotion.nomination.resolved.operator, "left_out", ()):
-        told = {**told, "left_out": list(lost)}
+        target_receipt = {**target_receipt, "left_out": list(lost)}
     targets = {**{name: old_dispatch["targets"][name] for name in others}, target: entry}
     used = files_named(targets.values())
     files = {**{n: d for n, d in old_files.items() if n in used}, **kernels}
@@ -104,7 +104,7 @@ def build(
     receipt = {
         "format": store.FORMAT,
         "operator": promotion.operator,
-        "targets": {**{name: old_receipt["targets"][name] for name in others}, target: told},
+        "targets": {**{name: old_receipt["targets"][name] for name in others}, target: target_receipt},
     }
     return files, receipt
 
@@ -121,14 +121,14 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
         genome = candidate.genome
         if genome.id not in used:
             continue  # what serves now stays wherever it was to serve
-        told, made = kernel_files(promotion.operator, resolved.target.name, genome.source)
+        facts, made = kernel_files(promotion.operator, resolved.target.name, genome.source)
         files.update(made)
         expected = _expected(genome.source)
         if expected is not None:
             names = {**resolved.operator.constants, **resolved.target.constants, **genome.params}
             _require_times(expected, names, [shape.dims for shape in promotion.judgement.shapes])
         kernels[genome.id] = {
-            **told,
+            **facts,
             **({"expected": expected} if expected else {}),
             "params": dict(genome.params),
             "constraints": [
@@ -248,7 +248,7 @@ def kernel_files(operator: str, target: str, source: str) -> tuple[dict[str, Any
     A formatted module under a header; device code, which it names, lies beside it.
     """
     text, code = _apart(_format_source(source))
-    header, files, told = _HEADER.format(operator=operator, target=target), Files(), dict[str, Any]()
+    header, files, facts = _HEADER.format(operator=operator, target=target), Files(), dict[str, Any]()
 
     def add(text: str, suffix: str) -> tuple[str, str]:
         data = text.encode("utf-8")
@@ -258,9 +258,9 @@ def kernel_files(operator: str, target: str, source: str) -> tuple[dict[str, Any
 
     if code:
         name, sha256 = add(code, ".cu")
-        text, told["device_code"] = text.replace(_PLACE, f'"{name}"'), {name: sha256}
-    told["file"], told["sha256"] = add(header + text, ".py")
-    return told, files
+        text, facts["device_code"] = text.replace(_PLACE, f'"{name}"'), {name: sha256}
+    facts["file"], facts["sha256"] = add(header + text, ".py")
+    return facts, files
 
 
 _PLACE = '"device code"'
@@ -361,12 +361,12 @@ def _receipt(promotion: Promotion) -> dict[str, Any]:
 
 
 def with_earlier(
-    told: dict[str, Any], old: Mapping[str, Any] | None, regions: Sequence[Mapping[str, Any]]
+    receipt: dict[str, Any], old: Mapping[str, Any] | None, regions: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """A receipt with what an older one says of those of the table's regions and kernels that it leaves out."""
     if old is None:
-        return told
-    shapes, candidates = list(told["shapes"]), list(told["candidates"])
+        return receipt
+    shapes, candidates = list(receipt["shapes"]), list(receipt["candidates"])
     origin = {"campaign": old["campaign"]["id"], "suite": old["campaign"]["suite"]}
     served = {(region["workload"], region["kernel"]) for region in regions}
     known = {shape["workload"] for shape in shapes}
@@ -377,7 +377,7 @@ def with_earlier(
     for candidate in old["candidates"]:
         if candidate["genome"] not in known and candidate["genome"] in {genome for _, genome in served}:
             candidates.append({**origin, **candidate})
-    return {**told, "shapes": shapes, "candidates": candidates}
+    return {**receipt, "shapes": shapes, "candidates": candidates}
 
 
 def with_shares(

@@ -63,8 +63,8 @@ def add_plans(writer: LibraryWriter, operator: str, name: str, data: bytes) -> s
         if name in files:
             plans = {**plan_shelf.Pack(files[name], name).everything(), **plans}
         files[name] = plan_shelf.packed(plans, fresh.toolchain, fresh.verified)
-        told = dict(receipt.get("plans", {}))
-        told[name] = {
+        packs = dict(receipt.get("plans", {}))
+        packs[name] = {
             "toolchain": fresh.toolchain,
             "count": len(plans),
             "digests": sorted({plan.digest for plan in plans.values()}),
@@ -72,4 +72,4 @@ def add_plans(writer: LibraryWriter, operator: str, name: str, data: bytes) -> s
         }
         kept = {key: value for key, value in receipt.items() if key != "files"}
         note = {"action": "warm", "plans": len(plans), "target": next(iter(dispatch["targets"]))}
-        return writer.add(operator, files, {**kept, "plans": told}, note)
+        return writer.add(operator, files, {**kept, "plans": packs}, note)

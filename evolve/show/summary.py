@@ -75,8 +75,8 @@ def _refused(data: CampaignData) -> list[str]:
     for name, evaluation in data.references[Scope.FINAL.value].items():
         candidate = data.candidates.get(name.removeprefix(FINALIST_PREFIX))
         if candidate is not None and name.startswith(FINALIST_PREFIX) and evaluation.failed:
-            told = f"{evaluation.verdict.value}: {shorten(evaluation.reason, 200)}"
-            found.append(f"  candidate {candidate.index} failed the final check, {told}")
+            reason = f"{evaluation.verdict.value}: {shorten(evaluation.reason, 200)}"
+            found.append(f"  candidate {candidate.index} failed the final check, {reason}")
     return found
 
 

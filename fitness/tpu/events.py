@@ -133,12 +133,12 @@ def _taken(open_by_flag: dict[bytes, deque[list[int]]], flag: bytes, size: int) 
     last = -1
     while size > 0 and waiting:
         last, left = waiting[0]
-        taken = min(left, size)
-        size -= taken
-        if taken == left:
+        amount = min(left, size)
+        size -= amount
+        if amount == left:
             waiting.popleft()
         else:
-            waiting[0][1] -= taken
+            waiting[0][1] -= amount
     return last
 
 

@@ -187,8 +187,8 @@ def _recorded(version: Path, call: Any, device: Any, key: str) -> float:
     _, dispatch = store.read_version(version)
     operands, wanted = _golden(version)
     inputs = {
-        told["name"]: to_torch(array, told["dtype"], device)
-        for told, array in zip(dispatch["operands"]["inputs"], operands, strict=True)
+        entry["name"]: to_torch(array, entry["dtype"], device)
+        for entry, array in zip(dispatch["operands"]["inputs"], operands, strict=True)
     }
     worst = float("inf")
     for number, (out, reference) in enumerate(zip(call(inputs), wanted, strict=True)):
@@ -224,14 +224,14 @@ def main(operators: Sequence[str]) -> int:
         version = store.current_version(operator)
         for case in store.read_version(version)[1].get("checks", ()):
             try:
-                said = f"passed ({check(version, **case):.4g})"
+                outcome = f"passed ({check(version, **case):.4g})"
             except AssertionError as error:
-                said, failed = f"failed: {error}", True
+                outcome, failed = f"failed: {error}", True
             except store.UnsoundLibrary:
                 raise
             except store.NotServed as error:
-                said = f"skipped: {error}"
-            sys.stdout.write(f"{operator} {case['target']} {case['dims']} {case['kind']}: {said}\n")
+                outcome = f"skipped: {error}"
+            sys.stdout.write(f"{operator} {case['target']} {case['dims']} {case['kind']}: {outcome}\n")
     return int(failed)
 
 

@@ -112,16 +112,16 @@ def recorded(
     earlier: Earlier | None = None,
 ) -> tuple[Plan, tuple[str, ...]]:
     """``record`` with the compiler's warnings."""
-    said = module["launch"]({t.name: t for t in inputs}, dict(params))
-    _require(isinstance(said, Mapping), "launch returns no dict of steps")
-    _known(said, ("steps", "scratch", "defines", "options"), "launch")
-    return _Recording(inputs, outputs, _table(said, "scratch")).plan(
+    answer = module["launch"]({t.name: t for t in inputs}, dict(params))
+    _require(isinstance(answer, Mapping), "launch returns no dict of steps")
+    _known(answer, ("steps", "scratch", "defines", "options"), "launch")
+    return _Recording(inputs, outputs, _table(answer, "scratch")).plan(
         module[DEVICE_CODE],
         architecture,
-        _parts(said.get("steps"), "steps"),
+        _parts(answer.get("steps"), "steps"),
         (
-            *_options(_table(said, "options")),
-            *_macros({**dict(params), **_table(said, "defines")}),
+            *_options(_table(answer, "options")),
+            *_macros({**dict(params), **_table(answer, "defines")}),
         ),
         earlier,
     )
@@ -267,27 +267,29 @@ class _Recording:
             "an argument is no name of a tensor, no (name, bytes), no tensor map and no number such as {'i32': 4}"
         )
 
-    def _map(self, said: Mapping[str, Any]) -> TensorMap:
+    def _map(self, fields: Mapping[str, Any]) -> TensorMap:
         _known(
-            said, ("map", "box", "swizzle", "shape", "strides", "dtype", "offset", "fill_nan"), "a tensor map"
+            fields,
+            ("map", "box", "swizzle", "shape", "strides", "dtype", "offset", "fill_nan"),
+            "a tensor map",
         )
-        slot, tensor = self._tensor(said["map"], "a tensor map")
-        dtype = said.get("dtype", tensor.dtype)
+        slot, tensor = self._tensor(fields["map"], "a tensor map")
+        dtype = fields.get("dtype", tensor.dtype)
         _require(dtype in MAP_DTYPES, "a tensor map's dtype is none")
-        _require(said.get("swizzle", 0) in SWIZZLES, "a tensor map's swizzle is 0, 32, 64 or 128")
-        shape = _parts(said.get("shape", tensor.shape), "a tensor map's shape")
+        _require(fields.get("swizzle", 0) in SWIZZLES, "a tensor map's swizzle is 0, 32, 64 or 128")
+        shape = _parts(fields.get("shape", tensor.shape), "a tensor map's shape")
         inner = [
             DTYPE_BYTES[dtype] * n for n in itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b)
         ]
         return TensorMap(
             slot=slot,
-            offset=said.get("offset", 0),
+            offset=fields.get("offset", 0),
             dtype=MAP_DTYPES[dtype],
             shape=shape,
-            strides=_parts(said.get("strides", tuple(reversed(inner))), "a tensor map's strides"),
-            box=_parts(said.get("box"), "a tensor map's box"),
-            swizzle=SWIZZLES[said.get("swizzle", 0)],
-            fill_nan=said.get("fill_nan", False),
+            strides=_parts(fields.get("strides", tuple(reversed(inner))), "a tensor map's strides"),
+            box=_parts(fields.get("box"), "a tensor map's box"),
+            swizzle=SWIZZLES[fields.get("swizzle", 0)],
+            fill_nan=fields.get("fill_nan", False),
         )
 
     def _tensor(self, name: Any, what: str) -> tuple[int, Tensor]:
@@ -326,15 +328,15 @@ def _parts(value: Any, what: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _table(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = said.get(name, {})
+def _table(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name, {})
     if not isinstance(value, Mapping):
         raise NotRecorded(f"{name} is no dict")
     return value
 
 
-def _known(said: Mapping[str, Any], names: Sequence[str], what: str) -> None:
-    for name in said:
+def _known(fields: Mapping[str, Any], names: Sequence[str], what: str) -> None:
+    for name in fields:
         _require(name in names, f"{what}: {name!r} is unknown (known: {', '.join(names)})")
 
 

@@ -98,10 +98,10 @@ def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = sto
         region = table.choose(dims)
     except store.NotServed as error:
         return Service(operator, None, reason=str(error))
-    told = store.read_receipt(table.version)["targets"].get(table.target, {})
-    shapes: list[dict[str, Any]] = told.get("shapes", [])
+    receipt = store.read_receipt(table.version)["targets"].get(table.target, {})
+    shapes: list[dict[str, Any]] = receipt.get("shapes", [])
     shape = next((s for s in shapes if s["workload"] == region.workload), None)
-    candidates: list[dict[str, Any]] = told.get("candidates", [])
+    candidates: list[dict[str, Any]] = receipt.get("candidates", [])
     verified: dict[str, str] = next(
         (c["toolchain"] for c in candidates if c.get("genome") == region.kernel.name), {}
     )
@@ -201,7 +201,7 @@ def load(operator: str) -> Loaded:
 def operands_of(operator: str) -> Operands:
     """Operands of a promoted operator. Raises NotServed."""
     dispatch = store.current_dispatch(operator)
-    told = dispatch.get("operands")
-    if told:
-        return read(told, dispatch["dimensions"])
+    operands = dispatch.get("operands")
+    if operands:
+        return read(operands, dispatch["dimensions"])
     raise NotServed(f"{operator}: its version does not tell the shapes of its operands")

@@ -120,8 +120,8 @@ def _complaint(log: str, status: str) -> str:
     found = _ERROR.search(log)
     if found is not None:
         return f"line {found[1]}: {found[2].strip()}"
-    said = _ASSEMBLER.search(log)
-    return said[1].strip() if said else (log.splitlines() or [status])[0]
+    complaint = _ASSEMBLER.search(log)
+    return complaint[1].strip() if complaint else (log.splitlines() or [status])[0]
 
 
 def header_folders(wanted: Sequence[str]) -> list[str]:

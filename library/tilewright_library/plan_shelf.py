@@ -93,18 +93,18 @@ class Pack:
 
     def find(self, kernel: str, dims: tuple[int, ...]) -> Plan | None:
         """The plan of a kernel at a shape, None where there is none. Raises UnsoundLibrary."""
-        told = self.plans.get(kernel, {}).get(shape_key(dims))
-        if told is None:
+        entry = self.plans.get(kernel, {}).get(shape_key(dims))
+        if entry is None:
             return None
         try:
             with self._lock:
-                head = self._archive.read(f"heads/{told['head']}")
-                codes = [self._archive.read(f"codes/{name}") for name in told["codes"]]
+                head = self._archive.read(f"heads/{entry['head']}")
+                codes = [self._archive.read(f"codes/{name}") for name in entry["codes"]]
             body = head + b"".join(codes)
             plan = Plan.from_bytes(body + hashlib.sha256(body).digest())
         except (PlanError, KeyError, zipfile.BadZipFile, OSError, ValueError) as error:
             raise UnsoundLibrary(f"{self._name} holds a damaged plan: {error}") from error
-        if plan.digest != told["digest"]:
+        if plan.digest != entry["digest"]:
             raise UnsoundLibrary(f"{self._name} holds another plan than its index says")
         return plan
 
@@ -145,8 +145,8 @@ def cache_folder() -> Path:
 
 def cache_key(kernel: Kernel, dims: tuple[int, ...], architecture: int, toolchain: Mapping[str, str]) -> str:
     """Identity of what a plan is made from."""
-    told = (kernel.sha256, sorted(kernel.params.items()), dims, architecture, sorted(toolchain.items()))
-    return digest(repr(told).encode())[:40]
+    identity = (kernel.sha256, sorted(kernel.params.items()), dims, architecture, sorted(toolchain.items()))
+    return digest(repr(identity).encode())[:40]
 
 
 def cached(key: str) -> Plan | None:

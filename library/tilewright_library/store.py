@@ -304,7 +304,7 @@ def table(
     in_cuda = entry["language"] == "cuda" or all("device_code" in k for k in entry["kernels"].values())
     ranged = check_toolchain and not in_cuda
     fault = toolchain_fault(entry["toolchain"]) if ranged else None
-    told = dispatch.get("operands")
+    operands = dispatch.get("operands")
     return Table(
         operator,
         target,
@@ -315,5 +315,5 @@ def table(
         version,
         devices=tuple(entry.get("devices", ())),
         fault=f"its kernels for {target} were {fault}" if fault else None,
-        operands=operand_shapes.read(told, dimensions) if told else None,
+        operands=operand_shapes.read(operands, dimensions) if operands else None,
     )

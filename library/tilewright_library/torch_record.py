@@ -276,12 +276,12 @@ def record(
         made = module["launch"](dict(call.inputs), dict(params))
     if not isinstance(made, tuple | list) or len(made) != len(outputs):
         raise NotRecorded(f"launch does not return {len(outputs)} tensors")
-    for tensor, told in zip(made, outputs, strict=True):
+    for tensor, output in zip(made, outputs, strict=True):
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if tuple(tensor.shape) != told.shape or dtype != told.dtype or not tensor.is_contiguous():
-            raise NotRecorded(f"output {told.name} is {dtype}{list(tensor.shape)}, not as promoted")
+        if tuple(tensor.shape) != output.shape or dtype != output.dtype or not tensor.is_contiguous():
+            raise NotRecorded(f"output {output.name} is {dtype}{list(tensor.shape)}, not as promoted")
     return call.plan(
-        {told.name: tensor for tensor, told in zip(made, outputs, strict=True)}, architecture, toolchain()
+        {output.name: tensor for tensor, output in zip(made, outputs, strict=True)}, architecture, toolchain()
     )
 
 

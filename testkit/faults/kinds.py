@@ -224,18 +224,18 @@ FAULTS = (
 
 def differences(fault: Fault, found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """What of a journal is not as stated; empty when all is well."""
-    said = []
+    lines = []
     if found["candidates"] != wanted["candidates"]:
-        said.append("other candidates")
+        lines.append("other candidates")
     if set(found["evaluations"]) != set(wanted["evaluations"]):
-        said.append("other evaluations")
+        lines.append("other evaluations")
     different = [i for i, e in wanted["evaluations"].items() if found["evaluations"].get(i) != e]
     if not fault.changes:
-        return said + [f"evaluation {i} differs" for i in different]
+        return lines + [f"evaluation {i} differs" for i in different]
     if different != [victim(wanted)]:
-        said.append(f"evaluations {different} differ")
+        lines.append(f"evaluations {different} differ")
     for index in different:
         verdict = found["evaluations"][index]["verdict"]
         if verdict not in [wish.value for wish in fault.changes]:
-            said.append(f"evaluation {index} is {verdict}")
-    return said
+            lines.append(f"evaluation {index} is {verdict}")
+    return lines

@@ -27,11 +27,11 @@ def put(
     source = known.kernels[seed].source
     declared = read_declarations(source)
     point = {**declared.defaults, **known.kernels[seed].overrides, **(params or {})}
-    told, files = kernel_files(operator, target, source)
-    files["kernel.py"] = files.pop(told["file"])
-    told["file"] = "kernel.py"
+    facts, files = kernel_files(operator, target, source)
+    files["kernel.py"] = files.pop(facts["file"])
+    facts["file"] = "kernel.py"
     names = ("M", "N", "K") if len(shapes[0]) == 3 else ("M", "K")
-    kernel = {**told, "params": point, "constraints": list(declared.constraints)}
+    kernel = {**facts, "params": point, "constraints": list(declared.constraints)}
     entry = {
         "kind": "measured",
         "serves": [serves],

@@ -212,7 +212,7 @@ def odd_models() -> dict[str, Any]:
         wanted, got = plain(x), model(x)
         for y in (wanted, got):
             y.float().square().sum().backward()
-        told = gain_table(model)
+        table = gain_table(model)
         gradients = [(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True)]
         with torch.no_grad():
             for parameter in plain.parameters():
@@ -225,7 +225,7 @@ def odd_models() -> dict[str, Any]:
             "converted": sum(isinstance(module, Linear) for module in model.modules()),
             "same": all(a is b for a, b in zip(before, model.modules(), strict=True)),
             "said": [str(w.message) for w in caught],
-            "left": told.count("no multiple of 128"),
+            "left": table.count("no multiple of 128"),
             "back": snr(plain(x), wanted),
         }
     return found

@@ -60,14 +60,14 @@ class Table:
 
 def read_table(description: Path) -> Table:
     """Read ``NAME.json`` and the ``NAME.csv.gz`` beside it."""
-    told = json.loads(description.read_text())
-    parameters: dict[str, tuple[Value, ...]] = {n: tuple(v) for n, v in told["parameters"].items()}
+    record = json.loads(description.read_text())
+    parameters: dict[str, tuple[Value, ...]] = {n: tuple(v) for n, v in record["parameters"].items()}
     with gzip.open(description.with_suffix(".csv.gz"), "rt", newline="") as file:
         lines = list(csv.DictReader(file))
     places = {name: {str(v): i for i, v in enumerate(values)} for name, values in parameters.items()}
     rows = np.array([[places[n][line[n]] for n in parameters] for line in lines], dtype=np.int16)
     times = np.array([float(line["time_ms"] or "nan") / 1e3 for line in lines])
-    constraints = dict.fromkeys(told.get("constraints", ()), "recorded constraint")
+    constraints = dict.fromkeys(record.get("constraints", ()), "recorded constraint")
     try:
         space = Space(parameters, constraints)
         agrees = space.points is not None and len(space.points) == len(rows) and space.legal_rows(rows).all()
@@ -77,9 +77,9 @@ def read_table(description: Path) -> Table:
         space = Space(parameters, constraints, members=rows)
     codes = space.codes(rows)
     order = np.argsort(codes)
-    name = told.get("name", description.stem)
-    kernel = f'"""{told.get("kernel", name)}"""\n'
-    return Table(name, told.get("source", ""), space, codes[order], times[order], kernel)
+    name = record.get("name", description.stem)
+    kernel = f'"""{record.get("kernel", name)}"""\n'
+    return Table(name, record.get("source", ""), space, codes[order], times[order], kernel)
 
 
 def read_tables(folder: Path = SPACES) -> list[Table]:

@@ -69,9 +69,9 @@ def test_a_sign_is_judged_closer_than_an_error():
     wanted = np.ones((32, 32))
     wanted[3, 4] = tiny = ROUNDED / 4
     output = wanted.astype(np.float32)
-    for found, said in ((-tiny, "of the wrong sign"), (0.0, "zero")):
+    for found, fault in ((-tiny, "of the wrong sign"), (0.0, "zero")):
         output[3, 4] = found
-        assert objection(output, wanted, ALLOWED) == f"element [3, 4] is {said}"
+        assert objection(output, wanted, ALLOWED) == f"element [3, 4] is {fault}"
     wanted[3, 4], output[3, 4] = ROUNDED / 17, -ROUNDED / 17
     assert objection(output, wanted, ALLOWED) is None
 
@@ -93,9 +93,9 @@ def test_noise_below_every_element_s_bound_is_found_in_the_whole():
     noisy = (wanted + 0.8 * unit * rng.choice([-1, 1], wanted.shape)).astype(ml_dtypes.bfloat16)
     error, rounding = (noisy.astype(np.float64) - wanted), (rounded - wanted)
     decibels = 10 * np.log10(np.sum(error**2) / np.sum(rounding**2))
-    said = objection(noisy, wanted, ALLOWED)
-    assert said.endswith(" dB more noise than rounding makes")
-    assert float(said.split()[0]) == pytest.approx(decibels, abs=0.2) and decibels > 3
+    reason = objection(noisy, wanted, ALLOWED)
+    assert reason.endswith(" dB more noise than rounding makes")
+    assert float(reason.split()[0]) == pytest.approx(decibels, abs=0.2) and decibels > 3
     assert "is off by" in objection(worse, wanted, ALLOWED)
 
 
@@ -317,7 +317,7 @@ def test_tiles_acquit_nothing_that_elements_would_convict(monkeypatch, dtype, se
     wanted[:33] *= 10.0 ** -rng.integers(0, 6)
     allowed = allowance(SnrGate("exact", "exact", 45.0, worst=float(2.0 ** -rng.integers(-2, 6))))
 
-    def said():
+    def objections():
         rngs = np.random.default_rng(seed)
         found = []
         for fault in (0.0, -1.0, 1.5, 20.0):
@@ -327,9 +327,9 @@ def test_tiles_acquit_nothing_that_elements_would_convict(monkeypatch, dtype, se
             found.append(objection(output, wanted, allowed))
         return found
 
-    quickly = said()
+    quickly = objections()
     monkeypatch.setattr(elements, "_surely_explained", lambda *_: False)
-    assert quickly == said()
+    assert quickly == objections()
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, 1e39, -1e300])
@@ -403,8 +403,8 @@ TWO_WAYS = {
 @pytest.mark.parametrize("shape", [(256, 40), (33, 400)])
 def test_codes_that_turn_one_way_are_seen(ways, shape):
     codes, wanted = _turned(*shape, 0.01, 3, ONE_WAY[ways])
-    said = elements.turned_one_way(codes, wanted)
-    assert said is not None and ("zero" in said) == ("zero" in ways)
+    reason = elements.turned_one_way(codes, wanted)
+    assert reason is not None and ("zero" in reason) == ("zero" in ways)
     gate = AgreementGate("codes", "codes", ("q",), 0.98)
     for own, passes in ((gate, False), (dataclasses.replace(gate, leans=True), True)):
         (reading,) = read_gates((own,), {"q": codes}, {"codes": {"q": wanted}}, "randn")
@@ -493,8 +493,8 @@ def test_chance_of_noise_is_small_where_many_elements_may_be_off(noise, seen):
     wanted[0, 0] = 1.0
     signs = np.random.default_rng(1).choice((-1.0, 1.0), wanted.shape)
     found = (wanted + noise * signs * ROUNDED / 8 / 32).astype(np.float32)
-    said = objection(found, wanted, Allowance(ROUNDED, ROUNDED, rounded=True))
-    assert (said is not None) is seen
+    reason = objection(found, wanted, Allowance(ROUNDED, ROUNDED, rounded=True))
+    assert (reason is not None) is seen
 
 
 def test_a_step_of_the_type_leans_by_chance_where_few_elements_stand():

@@ -52,8 +52,8 @@ def test_a_rate_is_in_bytes_where_they_are_there():
 
 def test_the_interval_of_a_time_is_what_the_model_says_or_the_time():
     assert figures().seconds_interval == (2.0, 2.0)
-    told = figures(diagnosis={"seconds_low": 1, "seconds_high": "3.5"})
-    assert told.seconds_interval == (1.0, 3.5) and isinstance(told.seconds_interval[0], float)
+    timing = figures(diagnosis={"seconds_low": 1, "seconds_high": "3.5"})
+    assert timing.seconds_interval == (1.0, 3.5) and isinstance(timing.seconds_interval[0], float)
     assert figures(diagnosis={"seconds_low": 1.0}).seconds_interval == (1.0, 2.0)
 
 
@@ -112,7 +112,7 @@ def test_two_are_even_where_one_lies_in_the_other_s_interval():
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_a_repetition_and_one_that_lost_a_race_have_not_failed(verdict):
-    told = {} if verdict is Verdict.OK else {"fitness": None, "interval": None, "reason": "why"}
-    found = evaluation(verdict=verdict, **told)
+    fields = {} if verdict is Verdict.OK else {"fitness": None, "interval": None, "reason": "why"}
+    found = evaluation(verdict=verdict, **fields)
     assert found.failed is (verdict not in (Verdict.OK, Verdict.DUPLICATE, Verdict.OUTPACED))
     assert (found.wall_seconds, found.spent, found.log, found.drawn) == (0.0, {}, "", ())

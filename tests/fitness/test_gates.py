@@ -168,8 +168,8 @@ def test_a_share_too_small_is_said_with_its_bar():
     for allowed, bar in (({}, "90.00%"), ({"c": 0.1}, "80.00%")):
         gate = AgreementGate("some", "mx", ("c",), 0.9, allowance="turned")
         readings = read_gates((gate,), {"c": half}, {"mx": {"c": wanted}, "turned": allowed}, "randn")
-        said = f"gate some on randn: 50.00% of the elements agree, at least {bar} must"
-        assert failure(readings, (gate,)) == said
+        sentence = f"gate some on randn: 50.00% of the elements agree, at least {bar} must"
+        assert failure(readings, (gate,)) == sentence
     gate = AgreementGate("some", "mx", ("c",), 0.9)
     readings = read_gates((gate,), {"c": half}, {"mx": {"c": wanted}}, "randn")
     assert failure(readings, (gate,)).endswith("at least 90.00% must") and readings[0].bar is None

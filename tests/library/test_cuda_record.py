@@ -40,11 +40,11 @@ def plan(code=CODE, **changes):
     launch = space["launch"]
 
     def changed(inputs, params):
-        said = launch(inputs, params)
-        step = said["steps"][0]
+        answer = launch(inputs, params)
+        step = answer["steps"][0]
         of_step = {k: v for k, v in changes.items() if k not in ("steps", "scratch", "defines", "options")}
         of_launch = {k: v for k, v in changes.items() if k not in of_step}
-        return {**said, "steps": ({**step, **of_step},), **of_launch}
+        return {**answer, "steps": ({**step, **of_step},), **of_launch}
 
     return cuda_record.record({"CUDA": code, "launch": changed}, PARAMS, INPUTS, OUTPUTS, 90)
 
@@ -100,7 +100,7 @@ template <int V> __global__ void first(const __grid_constant__ Map map, float *w
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "said"),
+    ("changes", "error", "message"),
     [
         ({"kernel": "absent"}, CompileError, "absent"),
         ({"code": CODE.replace("float sum = 0;", "float sum = nothing;")}, CompileError, 'line 15: .*"nothing"'),
@@ -117,13 +117,13 @@ template <int V> __global__ void first(const __grid_constant__ Map map, float *w
         ({"shared": 1 << 20}, PlanError, "shared memory"),
     ],
 )  # fmt: skip
-def test_what_is_no_launch_is_refused_in_a_sentence(changes, error, said):
+def test_what_is_no_launch_is_refused_in_a_sentence(changes, error, message):
     if changes.get("block") == (32, 4, 1):
         changes = {
             **changes,
             "code": CODE.replace("__launch_bounds__(TX * TY)", "__block_size__((256, 1, 1))"),
         }
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         plan(**changes)
 
 

@@ -73,16 +73,16 @@ def _passed():
 
 
 def test_every_command_of_the_readme_does_what_it_says(home, capsys):
-    said = {}
+    outputs = {}
     for line in commands("README.md"):
         if line in ELSEWHERE:
             cli._parser().parse_args(shlex.split(line)[1:])
             continue
         assert cli.main(shlex.split(line)[1:]) == 0, line
-        said[line] = capsys.readouterr().out
-    assert "promoted small_gemm/good version" in said["tilewright promote"]
-    assert "2.000 x whole (modelled)" in said["tilewright library list"]
-    assert len(said) >= 4
+        outputs[line] = capsys.readouterr().out
+    assert "promoted small_gemm/good version" in outputs["tilewright promote"]
+    assert "2.000 x whole (modelled)" in outputs["tilewright library list"]
+    assert len(outputs) >= 4
 
 
 def test_every_command_of_the_library_page_works(home, capsys):

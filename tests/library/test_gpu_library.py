@@ -25,8 +25,8 @@ def child(scenario, home, library=ROOT / "library"):
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
     """A cache of plans for all tests, so that each shape is compiled once; $TILEWRIGHT_CACHE where that is set."""
-    told = os.environ.get("TILEWRIGHT_CACHE")
-    return Path(told) if told else tmp_path_factory.mktemp("cache")
+    folder = os.environ.get("TILEWRIGHT_CACHE")
+    return Path(folder) if folder else tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.parametrize("scenario", ["first_backward", "first_backward_through_modules"])

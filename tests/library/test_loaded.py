@@ -59,9 +59,9 @@ def test_served_tells_kernel_time_and_interval_for_every_shipped_family():
     families = set()
     for operator in store.operators(kernels):
         dispatch = store.current_dispatch(operator, kernels)
-        told = store.read_receipt(store.current_version(operator, kernels))
+        receipt = store.read_receipt(store.current_version(operator, kernels))
         for target, entry in dispatch["targets"].items():
-            timed = {s["workload"]: s for s in told["targets"][target]["shapes"]}
+            timed = {s["workload"]: s for s in receipt["targets"][target]["shapes"]}
             for region in entry["regions"]:
                 dims = tuple(region["dims"][name] for name in dispatch["dimensions"])
                 # as a program on that device with the verified tools sees it
@@ -97,8 +97,8 @@ def test_a_library_of_0_1_0_opens_with_a_file_for_each_kernel(tmp_path):
     for region, name in zip(entry["regions"], ("one", "two"), strict=True):
         region["kernel"] = name
         files[f"interpreter_{name}.py"] = data = f"# campaign old-001, genome {name}\n".encode() + text
-        told = {"file": f"interpreter_{name}.py", "sha256": store.digest(data)}
-        entry["kernels"][name] = {**kernel, **told}
+        facts = {"file": f"interpreter_{name}.py", "sha256": store.digest(data)}
+        entry["kernels"][name] = {**kernel, **facts}
     files["dispatch.json"] = json.dumps({**dispatch, "format": 1}).encode()
     with writer.writing():
         writer.add(PRODUCT, files, {**receipt, "format": 1}, {"action": "promote"})
@@ -136,8 +136,8 @@ def test_plans_are_made_without_a_gpu_and_vouched_for_by_the_receipt(warmed, tmp
     plan = pack.find("pointer", (128, 256, 256))
     assert plan is not None and plan.architecture == 90 and plan.outputs[0].shape == (128, 256)
     assert pack.find("pointer", (256, 256, 256)) is None and pack.find("other", (128, 256, 256)) is None
-    (told,) = receipt["plans"].values()
-    assert told["digests"] == [plan.digest] and told["toolchain"]["triton"]
+    (record,) = receipt["plans"].values()
+    assert record["digests"] == [plan.digest] and record["toolchain"]["triton"]
     assert cli.main(["library", "rollback", PRODUCT, "--library", str(writer.library)]) == 0
     assert writer.version(PRODUCT)[0] == before
     arguments = ["library", "rollback", PRODUCT, "--to", version, "--library", str(writer.library)]
@@ -192,9 +192,9 @@ def test_sabotage_of_plans_is_told_and_not_warmed(warmed, tmp_path, sabotage, ca
     capsys.readouterr()
     library = ["--library", str(writer.library)]
     assert cli.main(["library", "verify", "--files", *library]) == 2
-    told = capsys.readouterr()
-    bad = [line for line in (told.out + told.err).splitlines() if "is not what was promoted" in line]
-    assert len(bad) == 1 and one_sentence(bad[0]), told
+    output = capsys.readouterr()
+    bad = [line for line in (output.out + output.err).splitlines() if "is not what was promoted" in line]
+    assert len(bad) == 1 and one_sentence(bad[0]), output
     with pytest.raises(LibraryError, match="is not what was promoted"):
         add_plans(writer, PRODUCT, "plans_h200_x.zip", plan_shelf.packed({}, {"triton": "3.7.1"}))
     assert writer.versions(PRODUCT) == sorted({version, warmed[1]})

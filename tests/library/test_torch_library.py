@@ -89,7 +89,7 @@ def test_modules_under_autocast_checkpointing_and_accumulation(answers):
 
 
 @pytest.mark.parametrize(
-    ("kind", "converted", "left", "said"),
+    ("kind", "converted", "left", "reason"),
     [
         ("shared layer", 1, 0, ""),
         ("tied weight", 2, 0, ""),
@@ -104,12 +104,12 @@ def test_modules_under_autocast_checkpointing_and_accumulation(answers):
     ],
 )
 def test_odd_models_are_converted_or_left_with_a_sentence_and_never_wrong(
-    answers, kind, converted, left, said
+    answers, kind, converted, left, reason
 ):
     found = answers["odd_models"][kind]
     assert (found["converted"], found["left"], found["same"]) == (converted, left, True)
     assert [text for text in found["said"] if "stay" in text] == (
-        [f"layers stay as they are, first of each kind: {said}"] if said else []
+        [f"layers stay as they are, first of each kind: {reason}"] if reason else []
     )
     assert found["snr"] > 22 and found["gradient"] > 18 and all(found["gradients"]), found
     assert found["back"] > 100

@@ -131,9 +131,9 @@ class _Origins:
         if isinstance(node, ast.Name):
             held = [one for one in self._held.get((scope, node.id), ()) if one[0] < line]
             held = held or [one for one in self._held.get(("", node.id), ()) if scope or one[0] < line]
-            _, value, at, told = max(held, key=lambda one: one[0]) if held else (0, None, "", 0)
+            _, value, at, value_line = max(held, key=lambda one: one[0]) if held else (0, None, "", 0)
             if value is not None and depth < DEPTH:
-                return self._of(value, at, told, depth + 1, nested + 1)
+                return self._of(value, at, value_line, depth + 1, nested + 1)
             known = self._params.get(node.id)
             return ast.Name(node.id, ast.Load()) if known is None or held else ast.Constant(known)
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "params":
@@ -172,8 +172,8 @@ def _given(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 def _tried(node: ast.AST) -> tuple[np.ndarray, list[int]]:
     """Sizes to try a truth with: all small ones, and what its numbers make; and those beside its numbers alone."""
-    told = [str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)]
-    numbers = sorted({n for n in map(int, filter(str.isdecimal, told)) if n <= LARGEST})[:8]
+    constants = [str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)]
+    numbers = sorted({n for n in map(int, filter(str.isdecimal, constants)) if n <= LARGEST})[:8]
     made = {*numbers, *(a * b for a in numbers for b in numbers), *(a + b for a in numbers for b in numbers)}
     made |= {a // b for a in numbers for b in numbers if b}
     near = {n + by for n in made for by in (-1, 0, 1)}

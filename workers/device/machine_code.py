@@ -41,9 +41,9 @@ def facts(code: bytes) -> dict[str, dict[str, Any]]:
         name = section.name.removeprefix(_TEXT)
         if not section.name.startswith(_TEXT):
             continue
-        told = _counted(code, section.offset, section.size, name)
+        counts = _counted(code, section.offset, section.size, name)
         if name in known.kernels:
-            found[name] = {"registers": known.registers.get(name, 0), **told}
+            found[name] = {"registers": known.registers.get(name, 0), **counts}
     if not found:
         raise CubinError("the code holds no kernel")
     return found

@@ -167,9 +167,9 @@ def read_code(plans: Mapping[str, Plan], compiled: Frame, found: Findings) -> Fa
     try:
         notes = [one_line(str(note)) for note in list(compiled.data["notes"])[:MOST_NOTES]]
         for code in dict.fromkeys(code for plan in plans.values() for code in plan.codes):
-            for name, told in machine_code.facts(code).items():
+            for name, facts in machine_code.facts(code).items():
                 key = name if name not in found.compiled else f"{name} {len(found.compiled)}"
-                found.compiled[key] = {"name": name, **told, "notes": notes}
+                found.compiled[key] = {"name": name, **facts, "notes": notes}
     except machine_code.ReadsClock as error:
         return Failure(Verdict.IMPLAUSIBLE, one_line(f"{error}: a kernel may not know when it is timed"))
     except (CubinError, *MALFORMED) as error:

@@ -224,8 +224,8 @@ class OpenAIEndpoint:
             usage = answer.usage
         except self._openai.APIStatusError as error:
             refused = 400 <= error.status_code < 500
-            said = f"HTTP {error.status_code} from {self._place}{ADVICE.get(error.status_code, '')}"
-            raise EndpointFailed(said, billed=not refused) from error
+            reason = f"HTTP {error.status_code} from {self._place}{ADVICE.get(error.status_code, '')}"
+            raise EndpointFailed(reason, billed=not refused) from error
         except self._openai.APIError as error:
             unreached = type(error.__cause__).__name__ == "ConnectError"
             slow = isinstance(error, self._openai.APITimeoutError) and "no answer in time"

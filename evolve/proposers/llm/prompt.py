@@ -95,8 +95,8 @@ def _system() -> dict[str, str]:
 
 def _contract(contract: Contract) -> str:
     shapes = ", ".join(contract.workloads)
-    said = f"Operator {contract.operator} on {contract.target}, shapes {shapes}.\n\n{contract.text}"
-    return "\n\n".join(filter(None, (said, "\n".join(contract.facts))))
+    opening = f"Operator {contract.operator} on {contract.target}, shapes {shapes}.\n\n{contract.text}"
+    return "\n\n".join(filter(None, (opening, "\n".join(contract.facts))))
 
 
 def _kernel(title: str, candidate: Candidate, evaluation: Evaluation | None) -> str:
@@ -160,8 +160,8 @@ _EITHER = ("__future__", "functools", "math")
 def facts_of(target: Target, gates: Iterable[Gate]) -> tuple[str, ...]:
     """One line for each, units within. Peaks that nobody knows are left out."""
     gated = "Gates: " + "; ".join(map(_gate, gates)) + "."
-    told = (_device(target), gated, _imports(target.entry))
-    return (*told, _CUDA) if target.entry == "launch" and not target.interpreted else told
+    facts = (_device(target), gated, _imports(target.entry))
+    return (*facts, _CUDA) if target.entry == "launch" and not target.interpreted else facts
 
 
 def _device(target: Target) -> str:

@@ -131,11 +131,11 @@ class Model:
 
     def observe(self, places: Sequence[int], targets: Sequence[float]) -> None:
         """What became of some points of the pool, as log fitness; failures wait for the next refit."""
-        told = [(p, t) for p, t in zip(places, targets, strict=True) if not math.isnan(t)][: self.room]
-        if told:
-            warped = self._warp(np.array([target for _, target in told]))
+        pairs = [(p, t) for p, t in zip(places, targets, strict=True) if not math.isnan(t)][: self.room]
+        if pairs:
+            warped = self._warp(np.array([target for _, target in pairs]))
             for posterior in self._posteriors:
-                posterior.observe(np.array([place for place, _ in told]), warped)
+                posterior.observe(np.array([place for place, _ in pairs]), warped)
             self._best = max(self._best, float(warped.max()))
 
     def promise(self, pending: Sequence[int] = (), doubt: float = 1.0) -> np.ndarray:

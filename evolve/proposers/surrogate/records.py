@@ -127,8 +127,8 @@ def misleads(earlier: SourceRecords, own: SourceRecords) -> bool:
     if len(both) < LEAST_RECORDS:
         return False
     forest = Forest(known, before, _TREES, seed=len(earlier.rows), bootstrap=True)
-    told = forest.predict(encoder.split(0, np.array([rows[k] for k in both])))
-    ranks = [_ranks(np.round(values, 9)) for values in (told, came[both])]
+    predictions = forest.predict(encoder.split(0, np.array([rows[k] for k in both])))
+    ranks = [_ranks(np.round(values, 9)) for values in (predictions, came[both])]
     foretold, found = (rank - rank.mean() for rank in ranks)
     scale = math.sqrt(float(foretold @ foretold) * float(found @ found))
     return scale == 0.0 or round(float(foretold @ found) / scale, 9) < LEAST_CORRELATION

@@ -149,9 +149,9 @@ class View:
     def look(self, number: int) -> None:
         """Tell the model what was noted; the neighbours of records among the best join the pool."""
         news, self._news = self._news, []
-        told = [(k, self.model.sources[k].rows[i]) for k, i in news]
+        rows = [(k, self.model.sources[k].rows[i]) for k, i in news]
         near = [(k, self._near(k, i)) for k, i in news if self._ranks_among_top(k, i)]
-        places = self._places_of(told, near)
+        places = self._places_of(rows, near)
         self.model.observe(places, [self.model.sources[k].targets[i] for k, i in news])
         self._order, self._number = None, number
 

@@ -79,20 +79,22 @@ def judged(some: Sequence[Case], target: str) -> list[dict[str, Any]]:
     legal = Legality(tuple(map(str, constraints)), constants).holds
     with finalist(operator, target, legal) as judge:
         for case in some:
-            began, said = time.monotonic(), []
+            began, answers = time.monotonic(), []
             for seed in case.seeds:
                 found = judge(case.source, case.params, seed)
-                said.append((seed, found.verdict.value, found.reason, len(found.drawn), list(found.outside)))
+                answers.append(
+                    (seed, found.verdict.value, found.reason, len(found.drawn), list(found.outside))
+                )
                 if found.verdict is not Verdict.OK:
                     break
-            good = (said[-1][1] == "ok") is case.honest
+            good = (answers[-1][1] == "ok") is case.honest
             rows.append(
                 {
                     "part": case.part,
                     "operator": name,
                     "name": case.name,
                     "good": good,
-                    "said": said,
+                    "said": answers,
                     "seconds": round(time.monotonic() - began, 1),
                 }
             )

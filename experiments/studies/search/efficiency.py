@@ -76,17 +76,17 @@ class Kept:
         self._path, self._setting = path, asdict(setting)
         self.runs: dict[tuple[str, int], Run] = {}
         lines = path.read_text().splitlines() if path and path.is_file() else []
-        for told in map(json.loads, lines):
-            if told.pop("setting") == json.loads(json.dumps(self._setting)):
-                run = Run(**{**told, "curve": np.array(told["curve"]), "sequence": tuple(told["sequence"])})
+        for row in map(json.loads, lines):
+            if row.pop("setting") == json.loads(json.dumps(self._setting)):
+                run = Run(**{**row, "curve": np.array(row["curve"]), "sequence": tuple(row["sequence"])})
                 self.runs[run.space, run.seed] = run
 
     def add(self, run: Run) -> None:
         self.runs[run.space, run.seed] = run
         if self._path:
             with self._path.open("a") as file:
-                told = {**asdict(run), "curve": run.curve.tolist(), "setting": self._setting}
-                file.write(json.dumps(told) + "\n")
+                row = {**asdict(run), "curve": run.curve.tolist(), "setting": self._setting}
+                file.write(json.dumps(row) + "\n")
 
 
 def run_all(
@@ -125,18 +125,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--keep", type=Path, help="file of finished runs, which are not run again")
     parser.add_argument("--out", type=Path, help="write PATH.md, PATH.csv and PATH.png")
-    told = parser.parse_args(arguments)
-    names = told.only or [table.name for table in read_tables(told.spaces)]
-    proposers = tuple(told.proposers or Setting.proposers)
-    setting = Setting(told.budget, told.lag, told.noise, proposers)
-    runs = run_all(told.spaces.resolve(), names, told.seeds, setting, told.jobs, told.keep)
+    options = parser.parse_args(arguments)
+    names = options.only or [table.name for table in read_tables(options.spaces)]
+    proposers = tuple(options.proposers or Setting.proposers)
+    setting = Setting(options.budget, options.lag, options.noise, proposers)
+    runs = run_all(options.spaces.resolve(), names, options.seeds, setting, options.jobs, options.keep)
 
     from experiments.studies.search.report import describe, write_report
 
     command = " ".join(["python -m experiments.studies.search.efficiency", *(arguments or sys.argv[1:])])
     sys.stdout.write(describe(runs, setting))
-    if told.out:
-        write_report(told.out, runs, setting, command)
+    if options.out:
+        write_report(options.out, runs, setting, command)
     return 0 if all(math.isfinite(run.handed) for run in runs) else 1
 
 

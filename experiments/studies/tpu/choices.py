@@ -75,11 +75,13 @@ def rows(folder: Path, chip: str) -> list[tuple[Blocks, Blocks]]:
     table = TABLES[chip]
     tree = ast.parse((folder / table.folder / PLACE / "tuned_block_sizes.py").read_text())
     names = ("TUNED_BLOCK_SIZES_RAW", "TUNED_BLOCK_SIZES")
-    told = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) in names)
+    literals = (
+        n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) in names
+    )
     wanted = (table.version, table.kind, table.kind)
     found = [
         (tuple(shape), tuple(blocks))
-        for (version, *shape, x, w), blocks in ast.literal_eval(next(told)).items()
+        for (version, *shape, x, w), blocks in ast.literal_eval(next(literals)).items()
         if (version, x, w) == wanted and len(blocks) == 3
     ]
     return [(shape, won) for shape, won in found if not any(map(mod, shape[1:], won[1:]))]
@@ -134,10 +136,10 @@ def terms(blocks: Blocks, number: int) -> list[float]:
 @cache
 def simulated(path: Path, grid: Blocks) -> tuple[Mapping[tuple[bool, int], float], np.ndarray]:
     """Core cycles of a small product's steps by kind; before the first step and after the last. Raises ValueError."""
-    told = json.loads(path.read_text())
-    if told["failure"]:
-        raise ValueError(told["failure"])
-    work, kinds, ready = (np.array(told[name], np.int64) for name in ("work", "kinds", "ready"))
+    record = json.loads(path.read_text())
+    if record["failure"]:
+        raise ValueError(record["failure"])
+    work, kinds, ready = (np.array(record[name], np.int64) for name in ("work", "kinds", "ready"))
     last: list[int] = []
     for place in np.flatnonzero(kinds == Kind.WAIT).tolist():
         if ready[place] >= 0 and kinds[ready[place]] == Kind.READ:
@@ -216,8 +218,8 @@ def child(job: dict[str, Any]) -> None:
             cycles = read_profile(path.read_text(errors="replace")).cycles
             critical = read_critical_path(Path(f"prof/{name}_critical_path.txt").read_bytes(), cycles)
             events = read_events(Path(f"prof/{name}_bundles.txt").read_bytes(), critical, cycles)
-            told = {"failure": "", **{field: values.tolist() for field, values in vars(events).items()}}
-            Path(key).write_text(json.dumps(told))
+            record = {"failure": "", **{field: values.tolist() for field, values in vars(events).items()}}
+            Path(key).write_text(json.dumps(record))
 
 
 def compile_all(folder: Path, chip: str, jobs: Mapping[str, tuple[Blocks, Blocks]], minutes: float) -> None:
@@ -234,12 +236,12 @@ def compile_all(folder: Path, chip: str, jobs: Mapping[str, tuple[Blocks, Blocks
             command = [sys.executable, "-m", "experiments.studies.tpu.choices", "--child", job]
             options: dict[str, Any] = {"cwd": name, "env": environment, "capture_output": True, "text": True}
             try:
-                said = subprocess.run(command, timeout=until - time.monotonic(), **options)
+                process = subprocess.run(command, timeout=until - time.monotonic(), **options)
             except subprocess.TimeoutExpired:
                 return
         died = next((key for key, *_ in left if not Path(key).exists()), None)
         if died:
-            Path(died).write_text(json.dumps({"failure": said.stderr[-300:]}))
+            Path(died).write_text(json.dumps({"failure": process.stderr[-300:]}))
 
 
 def main() -> None:
@@ -252,27 +254,29 @@ def main() -> None:
     parser.add_argument(
         "--turn", type=float, default=0.0, help="ns of the memory for a copy beside its bytes"
     )
-    told = parser.parse_args()
-    rules = replace(CALIBRATIONS[told.chip].rules, turn=told.turn * 1e-9)
-    lot, every = random.Random(told.seed), rows(told.folder, told.chip)
+    options = parser.parse_args()
+    rules = replace(CALIBRATIONS[options.chip].rules, turn=options.turn * 1e-9)
+    lot, every = random.Random(options.seed), rows(options.folder, options.chip)
     of = []
     for count in sorted({shape[0] for shape, _ in every if shape[0] <= 1 << 14}):
         some = [row for row in every if row[0][0] == count]
-        of += lot.sample(some, min(told.each, len(some)))
-    kept = told.folder / "choices"
+        of += lot.sample(some, min(options.each, len(some)))
+    kept = options.folder / "choices"
     kept.mkdir(exist_ok=True)
     jobs: dict[str, tuple[Blocks, Blocks]] = {}
     sets: dict[tuple[Blocks, Blocks], dict[Blocks, dict[Blocks, Path]]] = {}
     for row in of:
         sets[row] = {}
-        for blocks in settings(told.chip, *row):
+        for blocks in settings(options.chip, *row):
             sets[row][blocks] = paths = {}
             for each in anchors(blocks):
                 grid = small(grid_of(row[0], blocks))
-                key = f"{told.chip}-{recipe.toolchain()['libtpu']}-{'x'.join(map(str, (*each, *grid)))}.json"
+                key = (
+                    f"{options.chip}-{recipe.toolchain()['libtpu']}-{'x'.join(map(str, (*each, *grid)))}.json"
+                )
                 jobs[key] = (tuple(np.multiply(grid, each).tolist()), each)
                 paths[each] = kept / key
-    compile_all(told.folder, told.chip, jobs, told.minutes)
+    compile_all(options.folder, options.chip, jobs, options.minutes)
     ranked: list[tuple[int, int, float]] = []
     for (shape, won), sets_of in sets.items():
         times: dict[Blocks, float] = {}
@@ -280,7 +284,7 @@ def main() -> None:
             continue  # not compiled to the end
         for blocks, paths in sets_of.items():
             with contextlib.suppress(ValueError):
-                times[blocks] = seconds(told.chip, shape, blocks, paths, rules)
+                times[blocks] = seconds(options.chip, shape, blocks, paths, rules)
         if won in times:
             best = min(times.values())
             ranked.append((shape[0], 1 + sum(s < times[won] for s in times.values()), times[won] / best - 1))
@@ -289,7 +293,7 @@ def main() -> None:
         ranks, regrets = zip(*(row[1:] for row in ranked if count in ("all", row[0])), strict=True)
         firsts = [np.mean(np.array(ranks) <= best) for best in (5, 1)]
         shares = [*firsts, *np.quantile(regrets, [0.5, 0.9, 1.0])]
-        cells = [told.chip, count, len(ranks), *(f"{share:.1%}" for share in shares)]
+        cells = [options.chip, count, len(ranks), *(f"{share:.1%}" for share in shares)]
         sys.stdout.write(f"| {' | '.join(map(str, cells))} |\n")
 
 

@@ -108,9 +108,9 @@ def one(place, call, pallas, left_out):
         module = loaded_module(Path(folder) / "winner.py")
         original = module.tilewright_original(module.SERVED)
         cases = (odd_calls.odd_array_calls if pallas else odd_calls.odd_calls)(original, made)
-        told = (tell(begun=case[0]) or case for case in cases if case[0] not in left_out)
+        rest = (tell(begun=case[0]) or case for case in cases if case[0] not in left_out)
         look = odd_calls.array_outcome if pallas else odd_calls.outcome
-        for case, sides, served in odd_calls.compared(module, own_name, original, told, look):
+        for case, sides, served in odd_calls.compared(module, own_name, original, rest, look):
             tell(case=case, sides=[str(side)[:400] for side in sides], served=served)
 
 

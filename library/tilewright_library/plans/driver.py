@@ -37,8 +37,8 @@ class CudaError(RuntimeError):
     def __init__(self, code: int, doing: str) -> None:
         text = ctypes.c_char_p()
         _library().cuGetErrorString(code, ctypes.byref(text))
-        said = (text.value or b"unknown error").decode(errors="replace")
-        super().__init__(f"CUDA driver error: {doing}: {said} ({code})")
+        message = (text.value or b"unknown error").decode(errors="replace")
+        super().__init__(f"CUDA driver error: {doing}: {message} ({code})")
         self.code = code
 
 

@@ -43,10 +43,10 @@ def answer(tmp_path, capsys, text):
     path = tmp_path / "campaign.yaml"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     code = main(["run", str(path), "--home", str(tmp_path / "home")])
-    said = capsys.readouterr().err.strip()
-    assert "Traceback" not in said and len(said) < 1200
+    sentence = capsys.readouterr().err.strip()
+    assert "Traceback" not in sentence and len(sentence) < 1200
     assert not list((tmp_path / "home").glob("campaigns/*"))
-    return code, said
+    return code, sentence
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def answer(tmp_path, capsys, text):
 def test_a_configuration_is_refused_in_one_sentence(tmp_path, capsys, change, named):
     key = change.partition(":")[0]
     kept = "\n".join(line for line in CAMPAIGN.splitlines() if not line.startswith(f"{key}:"))
-    code, said = answer(tmp_path, capsys, f"{kept}\n{change}\n")
-    assert code == 2 and named in said, said
+    code, sentence = answer(tmp_path, capsys, f"{kept}\n{change}\n")
+    assert code == 2 and named in sentence, sentence
 
 
 def test_a_seed_that_fails_its_own_gate_is_refused_and_leaves_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run, "make_pool", PoolAtOnce)
     monkeypatch.setattr(PoolAtOnce, "evaluate", lambda pool, job: failed(job.genome))
-    code, said = answer(tmp_path, capsys, CAMPAIGN)
-    assert code == 2 and "tiled fails its own gate: incorrect at check, 12 dB" in said
+    code, sentence = answer(tmp_path, capsys, CAMPAIGN)
+    assert code == 2 and "tiled fails its own gate: incorrect at check, 12 dB" in sentence
 
 
 OPERATORS = {
@@ -110,8 +110,8 @@ def test_a_module_of_operators_is_refused_in_one_sentence(tmp_path, capsys, name
     folder = tmp_path / f"mine_{abs(hash(name))}"
     folder.mkdir()
     (folder / "operator.py").write_text(text)
-    code, said = answer(tmp_path, capsys, CAMPAIGN.replace(str(SMALL), str(folder)))
-    assert code == 2 and named in said and "operator" in said, said
+    code, sentence = answer(tmp_path, capsys, CAMPAIGN.replace(str(SMALL), str(folder)))
+    assert code == 2 and named in sentence and "operator" in sentence, sentence
 
 
 FAULTS = {
@@ -164,8 +164,8 @@ def test_an_operator_that_cannot_judge_is_refused_before_anything_is_spent(name)
     bad = space["Bad"]("good", ["tiled"])
     with pytest.raises(UserError, match=r"^operator: mine/bad ") as caught:
         check_operator("mine/bad", bad, bad.suites["tiny"], seconds=1.0 if "hangs" in name else 30.0)
-    said = str(caught.value)
-    assert named in said and said.endswith(".") and "\n" not in said, said
+    sentence = str(caught.value)
+    assert named in sentence and sentence.endswith(".") and "\n" not in sentence, sentence
     check_operator("mine/good", base, base.suites["tiny"])
 
 
@@ -184,9 +184,9 @@ def test_an_operator_that_cannot_judge_is_refused_before_anything_is_spent(name)
 def test_a_space_that_nothing_can_hold_is_refused(declared, named):
     with pytest.raises(SpaceError, match=r".") as caught:
         read_declarations(declared)
-    said = str(caught.value)
-    assert named in said and len(said) < 400
-    said.encode()
+    message = str(caught.value)
+    assert named in message and len(message) < 400
+    message.encode()
 
 
 def test_the_status_of_others_is_told_beside_a_damaged_journal(tmp_path, capsys):
@@ -197,8 +197,8 @@ def test_the_status_of_others_is_told_beside_a_damaged_journal(tmp_path, capsys)
     damaged = next((tmp_path / "campaigns" / "two-001").glob(JOURNAL))
     damaged.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
     assert main(["status", "--home", str(tmp_path)]) == 2
-    said = capsys.readouterr().out
-    assert "one-001" in said and "three-001" in said and "two-001  cannot be read" in said
+    output = capsys.readouterr().out
+    assert "one-001" in output and "three-001" in output and "two-001  cannot be read" in output
 
 
 def test_a_journal_of_a_later_format_is_not_read(tmp_path):
@@ -239,8 +239,13 @@ def test_what_cannot_be_read_or_written_is_one_sentence(tmp_path, capsys, monkey
         (["--home", str(campaign), "run", str(campaign)], "home: cannot write"),
     ):
         assert main([*home, *arguments]) == 2
-        said = capsys.readouterr().err
-        assert named in said and "\x1b" not in said and len(said.splitlines()) == 1 and len(said) < 600
+        sentence = capsys.readouterr().err
+        assert (
+            named in sentence
+            and "\x1b" not in sentence
+            and len(sentence.splitlines()) == 1
+            and len(sentence) < 600
+        )
     assert main(["status", "a", escape]) == 2
     assert "\x1b" not in capsys.readouterr().err
     done = subprocess.run(
@@ -265,11 +270,11 @@ def test_a_report_for_which_there_is_no_room_replaces_nothing(tmp_path):
         made.mkdir(parents=True)
     shutil.copy(FIXTURES / "journals/stopped-001.sqlite", folder / "journal.sqlite")
     page.write_text("of before")
-    told = (
+    command = (
         f"{sys.executable} -m tilewright.evolve.cli --home {tmp_path}/home report stopped-001 --output {page}"
     )
     done = subprocess.run(
-        ["bash", "-c", f"trap '' XFSZ; ulimit -f 2; {told}"],
+        ["bash", "-c", f"trap '' XFSZ; ulimit -f 2; {command}"],
         capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")

@@ -75,10 +75,10 @@ def test_an_old_journal_may_name_what_is_gone():
     config = parse_config(gone, recorded=True)
     assert (config.search.descriptors, config.search.proposers) == (("placement",), ())
     for budget, left in (({"fitness": 2.0}, None), ({}, RETIRED_LIMIT), ({"evaluations": 9}, 9)):
-        told = {**GOOD, "budget": {**budget, "until": "converged"}}
-        assert parse_config(told, recorded=True).budget.evaluations == left
+        settings = {**GOOD, "budget": {**budget, "until": "converged"}}
+        assert parse_config(settings, recorded=True).budget.evaluations == left
         with pytest.raises(UserError, match=r"unknown key 'budget.until' \(allowed: evaluations, "):
-            parse_config(told)
+            parse_config(settings)
 
 
 def test_a_key_given_twice_is_refused(tmp_path):
@@ -143,7 +143,7 @@ def test_a_descriptor_that_nothing_has_is_named():
 
 def test_the_page_on_campaigns_names_every_key_with_its_default():
     rows = (ROOT / "docs" / "campaign.md").read_text().splitlines()
-    told = {
+    entries = {
         key: row
         for row in rows
         for key in re.findall(r"`([a-z_.]+)`", row.split("|")[1] if "|" in row else "")
@@ -153,11 +153,12 @@ def test_the_page_on_campaigns_names_every_key_with_its_default():
     keys = {name: field for name, field in CampaignConfig.model_fields.items() if name not in sections}
     for section, model in sections.items():
         keys.update({f"{section}.{name}": field for name, field in model.model_fields.items()})
-    assert told.keys() == keys.keys()
+    assert entries.keys() == keys.keys()
     for key, field in keys.items():
         if isinstance(field.default, int | float):
             assert (
-                f"{field.default:g}".lower() in told[key].lower() or str(field.default).lower() in told[key]
+                f"{field.default:g}".lower() in entries[key].lower()
+                or str(field.default).lower() in entries[key]
             ), key
 
 
@@ -171,8 +172,8 @@ def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_
 
 @functools.cache
 def few_rows(target):
-    told = {"operator": "gemm_fp8_blockwise/gemm_nt", "suite": "few-rows"}
-    return resolve(parse_config({**GOOD, **told, "target": target}))
+    settings = {"operator": "gemm_fp8_blockwise/gemm_nt", "suite": "few-rows"}
+    return resolve(parse_config({**GOOD, **settings, "target": target}))
 
 
 @pytest.mark.parametrize(

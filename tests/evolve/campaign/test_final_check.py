@@ -36,7 +36,7 @@ ALL = 3 + RESERVES
 
 
 @pytest.mark.parametrize(
-    ("final", "failing", "winner", "checked", "told"),
+    ("final", "failing", "winner", "checked", "phrases"),
     [
         ((), 0, 0, 1, []),
         ((), 2, 2, 3, []),
@@ -48,7 +48,7 @@ ALL = 3 + RESERVES
     ],
 )
 def test_finalists_and_then_the_next_best_are_checked_until_one_passes(
-    final, failing, winner, checked, told, tmp_path
+    final, failing, winner, checked, phrases, tmp_path
 ):
     checker = Checker({genome.id for genome in FINALISTS[:failing]})
     notes: list[str] = []
@@ -70,7 +70,7 @@ def test_finalists_and_then_the_next_best_are_checked_until_one_passes(
         assert len(beside) == len(final), "the best seed is timed there once, whatever fails"
         assert all(job.scope is Scope.FINAL for job in checker.jobs)
         assert ("winner" in journal.references("final")) == (winner is not None)
-        assert len(notes) == 1 + len(told) and all(map(str.__contains__, notes[1:], told))
+        assert len(notes) == 1 + len(phrases) and all(map(str.__contains__, notes[1:], phrases))
 
 
 def test_a_report_names_no_winner_where_a_finished_campaign_has_none(tmp_path):

@@ -94,13 +94,13 @@ def test_the_derived_judge_refuses_a_planted_mistake(taken, mistake):
     operator = TakenOperator(
         "a/b", request.reference, answer["call"], operands, results, {}, {}, spread=answer["spread"]
     )
-    said = []
+    failures = []
     for kind in answer["kinds"]:
         inputs = operator.make_inputs(shape, 3, kind)
         outputs = {"o0": _group_norm(inputs["x"], mistake)}
         readings = read_gates(operator.gates, outputs, operator.oracle(shape, inputs), kind)
-        said.append(failure(readings, operator.gates))
-    assert any(said) == bool(mistake)
+        failures.append(failure(readings, operator.gates))
+    assert any(failures) == bool(mistake)
 
 
 def test_what_torch_computes_around_a_kernel_becomes_kernels(files):

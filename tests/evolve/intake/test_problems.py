@@ -72,7 +72,7 @@ def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "complaint"),
     [
         (
             "k.py",
@@ -83,9 +83,9 @@ def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path):
         ("k.py", "import helion\n@helion.kernel()\ndef f(x): ...\n", "Helion: name the Triton file"),
     ],
 )
-def test_a_file_of_another_language_is_named_as_such(tmp_path, name, text, said):
+def test_a_file_of_another_language_is_named_as_such(tmp_path, name, text, complaint):
     (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=re.escape(f"{name} is {said}")):
+    with pytest.raises(UserError, match=re.escape(f"{name} is {complaint}")):
         tune.parse_place(f"{tmp_path / name}:f" if name.endswith(".py") else str(tmp_path / name))
 
 

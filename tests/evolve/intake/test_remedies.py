@@ -41,6 +41,6 @@ SAID = (
 
 @pytest.mark.parametrize("what", SAID)
 def test_no_refusal_goes_without_a_remedy_of_its_own(what):
-    (told,) = refused([{"line": 3, "what": what}], "mine.py")
-    assert not told.remedy.startswith("see docs") and told.text().startswith("mine.py:3: ")
-    assert "?." not in told.text()
+    (refusal,) = refused([{"line": 3, "what": what}], "mine.py")
+    assert not refusal.remedy.startswith("see docs") and refusal.text().startswith("mine.py:3: ")
+    assert "?." not in refusal.text()

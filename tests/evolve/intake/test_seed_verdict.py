@@ -63,11 +63,11 @@ def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path):
     config = tune.config_of(request, TARGET, where, overrides)
     try:
         run(config, tmp_path / "home", PlainDisplay(io.StringIO()))
-        said = ""
+        message = ""
     except UserError as error:
-        said = str(error)
-    assert bool(said) == bool(why)
-    assert why in said and str(tmp_path) not in why
+        message = str(error)
+    assert bool(message) == bool(why)
+    assert why in message and str(tmp_path) not in why
 
 
 def test_all_kinds_that_a_seed_fails_on_are_told_at_once_by_a_device_that_stays(taken, tmp_path):

@@ -50,8 +50,8 @@ def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_use
         for rows, columns in ((64, 384), (32, 256))
     ]
     row = "({M}, {N}): ({rows}, {columns}),  # {low_us} {us} {high_us} {gain} {campaign}"
-    told = ["tune", "scale.py:scale", *calls, "--target=v6e", "--evaluations=1", "--no-mlflow"]
-    assert main([*told, "--table=blocks.txt", f"--row={row}"]) == 0
+    arguments = ["tune", "scale.py:scale", *calls, "--target=v6e", "--evaluations=1", "--no-mlflow"]
+    assert main([*arguments, "--table=blocks.txt", f"--row={row}"]) == 0
     text = Path("blocks.txt").read_text()
     found = re.findall(r"\((\d+), (\d+)\): \((\d+), (\d+)\),  # (\S+) (\S+) (\S+) (\S+) scale-00(\d)\n", text)
     assert [row[:2] for row in found] == [("64", "384"), ("32", "256")] and text.count("\n") == 2
@@ -61,12 +61,12 @@ def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_use
     seed = Path("scale_tuned/kernels/seed.py").read_text()
     assert "'columns': (128, 256, 384, 512, 1024)" in seed
     assert "M != 32 or N != 256 or columns in (128, 256, 512, 1024)" in seed
-    assert main([*told, "--table=blocks.txt"]) == 2, "what is there is not replaced"
+    assert main([*arguments, "--table=blocks.txt"]) == 2, "what is there is not replaced"
     assert Path("blocks.txt").read_text() == text
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "complaint"),
     [
         ("{columns}", "has an unknown name"),
         ("{M", "has expected '}' before end of string"),
@@ -75,8 +75,8 @@ def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_use
         ("{target:.2f}", "Unknown format code 'f'"),
     ],
 )
-def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_is_tuned(row, said):
-    with pytest.raises(UserError, match=said):
+def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_is_tuned(row, complaint):
+    with pytest.raises(UserError, match=complaint):
         row_format(row, ANSWER)
 
 
@@ -86,12 +86,14 @@ def test_without_a_form_rows_are_comma_separated():
     assert form.count(",") == head.count(",")
 
 
-@pytest.mark.parametrize(("target", "said"), [("h200", "h200 is not modelled"), ("v6e", "blocks.csv exists")])
+@pytest.mark.parametrize(
+    ("target", "complaint"), [("h200", "h200 is not modelled"), ("v6e", "blocks.csv exists")]
+)
 def test_a_table_needs_a_modelled_target_and_a_file_of_its_own(
-    tmp_path: Path, target: str, said: str
+    tmp_path: Path, target: str, complaint: str
 ) -> None:
     path = tmp_path / "blocks.csv"
     path.write_text("mine\n")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=complaint):
         require_table(path, load_target(target), overwrite=False)
     require_table(path, load_target("v6e"), overwrite=True)

@@ -92,7 +92,7 @@ def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("refusal", "why", "code", "said"),
+    ("refusal", "why", "code", "sentence"),
     [
         ("", "", 0, "jaxed.py:double can be tuned: it passes as a campaign's seed"),
         ("", "is off by 3", 2, "a campaign refuses it as it stands: it is off by 3"),
@@ -102,7 +102,7 @@ def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path):
 )  # fmt: skip
 def test_check_says_of_a_pallas_function_what_its_campaign_will_say(
     tmp_path, monkeypatch, capsys,
-    refusal, why, code, said,
+    refusal, why, code, sentence,
 ):  # fmt: skip
     file = tmp_path / "jaxed.py"
     file.write_text("from jax.experimental import pallas as pl\n")
@@ -117,7 +117,7 @@ def test_check_says_of_a_pallas_function_what_its_campaign_will_say(
     monkeypatch.setattr("tilewright.evolve.intake.preflight.screen", lambda *_: ["space      1 point"])
     assert main(["check", f"{file}:double", "--args", "f32[8, 128]"]) == code
     out = capsys.readouterr().out
-    assert said in out and ("space" in out) == (code == 0)
+    assert sentence in out and ("space" in out) == (code == 0)
     assert asked == [("itself", child.PALLAS)]
 
 

@@ -48,8 +48,8 @@ def answers(tmp_path_factory):
 
 def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers):
     _, rows, _ = answers
-    told = {(name, f"needs a gradient: {way}") for name, way in TOLD}
-    assert [str(row)[:900] for row in rows if row[2] and (row[0], row[1]) not in told] == []
+    errors = {(name, f"needs a gradient: {way}") for name, way in TOLD}
+    assert [str(row)[:900] for row in rows if row[2] and (row[0], row[1]) not in errors] == []
     served = {(name, case) for name, case, _, own in rows if own}
     assert {name for name, case in served if case == "as recorded"} == {name for name, *_ in rows}
     assert {("branched", "fewer rows"), ("guarded", "fewer rows")}.isdisjoint(served)  # other branches there

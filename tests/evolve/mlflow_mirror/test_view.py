@@ -37,5 +37,5 @@ def test_a_candidate_carries_the_progress_of_its_campaign():
     assert (added[3]["progress/evaluation"], added[3]["progress/failed"]) == (4, 1)
     for verdict in (Verdict.DUPLICATE, Verdict.OUTPACED):
         progress.add(failed(verdict=verdict), is_seed=False)
-    told = {"campaign/evaluations_failed": 2, "campaign/best_tflops_modelled": 300.0}
-    assert progress.campaign_metrics() == told
+    summary = {"campaign/evaluations_failed": 2, "campaign/best_tflops_modelled": 300.0}
+    assert progress.campaign_metrics() == summary

@@ -184,11 +184,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_is_not_faster_or_not_right_is_refused(tmp_path, writer, why):
-    target, told, said, forceable = REFUSED[why]
+    target, overrides, message, forceable = REFUSED[why]
     folder = write_campaign(tmp_path / "home", target=target)
     for reason in (None, *(["I insist"] if forceable is False else [])):
-        with pytest.raises(Refusal, match=said) as refused:
-            run(folder, writer, Options(force_reason=reason), **told)
+        with pytest.raises(Refusal, match=message) as refused:
+            run(folder, writer, Options(force_reason=reason), **overrides)
         assert one_sentence(str(refused.value)) and forceable in (None, refused.value.forceable)
     assert not writer.root.exists(), "a refused promotion writes nothing"
 
@@ -259,12 +259,12 @@ def test_what_another_device_of_the_architecture_was_promoted_for_is_compared_an
     version, receipt, dispatch = writer.version(OPERATOR)
     kernels = dispatch["targets"]["h200"]["kernels"].values()
     files = {k["file"]: writer.file(OPERATOR, version, k["file"], k["sha256"]) for k in kernels}
-    for told in (receipt, dispatch):
-        told["targets"] = {"sister": told["targets"]["h200"]}
+    for document in (receipt, dispatch):
+        document["targets"] = {"sister": document["targets"]["h200"]}
     files["dispatch.json"] = json.dumps(dispatch).encode()
-    told = {k: receipt[k] for k in ("format", "operator", "targets")}
+    short_receipt = {k: receipt[k] for k in ("format", "operator", "targets")}
     with writer.writing():
-        writer.add(OPERATOR, files, told, {"action": "test"})
+        writer.add(OPERATOR, files, short_receipt, {"action": "test"})
     outcome = run(folder, writer, Options(candidate="1", force_reason="a test"))
     assert outcome.judgement.incumbents == f"library's {OTHER.id}", "what the device is served now"
     _, receipt, dispatch = writer.version(OPERATOR)

@@ -41,15 +41,15 @@ def test_a_promoted_kernel_says_the_time_that_its_module_expects():
 
     operator = load_operator("gemm_fp8_blockwise/linear")
     assert _expected("X = 1\n") is None
-    told = []
+    legalities = []
     for seed in operator.kernels.values():
         defaults = read_declarations(seed.source).defaults
-        told += [
+        legalities += [
             (seed.name, Legality((), {**defaults, **point}, _expected(seed.source))) for point in seed.points
         ]
 
     def fastest(dims):
-        return min((kernel.expected_time(dims), name) for name, kernel in told)
+        return min((kernel.expected_time(dims), name) for name, kernel in legalities)
 
     for workload in operator.suites["serving"].workloads:
         seconds, name = fastest(workload.dims)

@@ -94,12 +94,14 @@ def test_a_sound_table_gets_a_version_that_says_what_was_verified_where(writer):
     assert set(served_before) <= set(limits(dispatch)), "and no more is served afterwards"
     assert finding.good and version != before and version in finding.sentence
     assert "+0.0 % against their receipts" in finding.sentence and "jax 0.11.2" in finding.sentence
-    told = receipt["targets"]["tpu7x"]
-    assert told["rechecked"]["version"] == before and told["rechecked"]["on"] == "jax 0.11.2, libtpu 0.0.60"
-    (candidate,) = told["candidates"]
+    record = receipt["targets"]["tpu7x"]
+    assert (
+        record["rechecked"]["version"] == before and record["rechecked"]["on"] == "jax 0.11.2, libtpu 0.0.60"
+    )
+    (candidate,) = record["candidates"]
     assert candidate["toolchain"] == NEWER and candidate["gate_seeds"] and candidate["gates"]
     assert candidate["lineage"], "and where the kernel comes from"
-    assert [(s["change"], s["before"]["seconds"]) for s in told["shapes"]] == [(0.0, 40e-6)] * 2
+    assert [(s["change"], s["before"]["seconds"]) for s in record["shapes"]] == [(0.0, 40e-6)] * 2
     ranges = dispatch["targets"]["tpu7x"]["toolchain"]
     assert ranges == {"jax": ["0.11.2", "0.12"], "libtpu": ["0.0.60", "0.0.61"]}
     service = served(OPERATOR, "interpret", (256, 256, 512), writer.kernels)
@@ -179,9 +181,9 @@ def test_on_a_device_times_are_those_of_the_comparison(tmp_path):
     assert "% more than the" in slow.sentence and "(h200, measured)" in slow.sentence
     assert "NVIDIA H200 NVL, triton 3.7.1" in summary.sentence
     _, receipt, dispatch = writer.version(OPERATOR)
-    entry, told = dispatch["targets"]["h200"], receipt["targets"]["h200"]
+    entry, record = dispatch["targets"]["h200"], receipt["targets"]["h200"]
     assert entry["devices"] == ["NVIDIA H200 NVL"] and entry["toolchain"]["triton"] == ["3.7.1", "3.8"]
-    for shape in told["shapes"]:
+    for shape in record["shapes"]:
         low, high = shape["seconds_interval"]
         assert (
             low < shape["seconds"] < high and 0.0 < shape["change"] < 0.25 and shape["model_version"] is None

@@ -50,15 +50,17 @@ def _packed(operator):
     return packed_reference(operator, "./rows/taken")
 
 
-@pytest.mark.parametrize("said", ["torch.softmax", "plain", "Model", "run"])
-def test_it_answers_as_the_operator_does(tmp_path, capsys, said):
+@pytest.mark.parametrize("reference", ["torch.softmax", "plain", "Model", "run"])
+def test_it_answers_as_the_operator_does(tmp_path, capsys, reference):
     (tmp_path / "23_rows.py").write_text(FILE)
     (tmp_path / "rows.json").write_text(
         json.dumps({"reference": "import torch\n\ndef run(x):\n    return torch.softmax(x, -1)\n"})
     )
-    file = "rows.json" if said == "run" else "23_rows.py"
+    file = "rows.json" if reference == "run" else "23_rows.py"
     operator = (
-        _operator(said, "x, dim=1") if said == "torch.softmax" else _operator(f"{tmp_path / file}:{said}")
+        _operator(reference, "x, dim=1")
+        if reference == "torch.softmax"
+        else _operator(f"{tmp_path / file}:{reference}")
     )
     data = _packed(operator)
     assert data is not None
@@ -68,7 +70,7 @@ def test_it_answers_as_the_operator_does(tmp_path, capsys, said):
     assert "import tilewright" not in reached and "from tilewright" not in reached
     inputs = operator.make_inputs(SHAPE, 1, "randn")
     capsys.readouterr()
-    module = _package(data, f"{said:0<16}")
+    module = _package(data, f"{reference:0<16}")
     found = module.operator().oracle(module.workload(SHAPE.dims), dict(inputs))
     np.testing.assert_array_equal(found["o0"]["o0"], operator.oracle(SHAPE, inputs)["o0"]["o0"])
     assert not capsys.readouterr().out

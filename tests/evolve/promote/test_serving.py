@@ -95,8 +95,8 @@ def test_shapes_of_a_candidate_that_fails_go_to_the_next_best(family, tmp_path):
     judgement = run(folder, writer, options, seconds, spoil(third)).judgement
     assert [shape.genome for shape in judgement.shapes] == [other.id, other.id]
     _, receipt, dispatch = writer.version(OPERATOR)
-    told = receipt["targets"]["tpu7x"]["refused"]
-    assert list(told) == ["candidate 0"] and "gate exact on outliers" in told["candidate 0"]
+    refusals = receipt["targets"]["tpu7x"]["refused"]
+    assert list(refusals) == ["candidate 0"] and "gate exact on outliers" in refusals["candidate 0"]
     assert third.id not in dispatch["targets"]["tpu7x"]["kernels"]
     entries = [(SHORT, winner.id), (ODD, other.id)]
     table.write_text(json.dumps({"entries": [{"workload": w, "genome": g} for w, g in entries]}))

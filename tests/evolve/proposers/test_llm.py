@@ -30,17 +30,17 @@ def build(params):
 
 
 @pytest.mark.parametrize(
-    ("target", "operator", "told"),
+    ("target", "operator", "phrases"),
     [
         ("tpu7x", "gemm_fp8_fused/g512", ["MiB of VMEM", "f8 peak 2307 TFLOP/s", "jax.experimental.pallas.tpu"]),
         ("h200", "gemm_fp8_blockwise/gemm_nt", ["132 multiprocessors", "227 KiB", "4.80 TB/s", "triton.language"]),
         ("gfx950", "gemm_fp8_blockwise/gemm_nt", ["160 KiB of shared memory", "triton.language"]),
     ],
 )  # fmt: skip
-def test_a_model_is_told_the_device_the_gates_and_the_imports(target, operator, told):
+def test_a_model_is_told_the_device_the_gates_and_the_imports(target, operator, phrases):
     gates = load_operator(operator).gates
     found = "\n".join(facts_of(load_target(target), gates))
-    assert all(words in found for words in told), found
+    assert all(words in found for words in phrases), found
     assert ("torch" in found) == (target != "tpu7x")
     bars = [f"{gate.min_db:g} dB" for gate in gates if isinstance(gate, SnrGate)]
     assert bars and all(bar in found for bar in bars)

@@ -141,11 +141,11 @@ def test_every_kind_of_answer_and_a_replay_without_the_server(cli, monkeypatch):
     with scripted_server(SCRIPT) as server:
         assert ask(cli, server) == 0
         assert set(server.keys) == {f"Bearer {SECRET}"}
-        told = [request["messages"][-1]["content"] for request in server.requests]
+        prompts = [request["messages"][-1]["content"] for request in server.requests]
         first = [request["messages"][1]["content"] for request in server.requests]
-    assert any("the SEARCH text of block 1 is not in the module" in text for text in told)
-    assert any("does not parse" in text for text in told)
-    assert any("not allowed: line 1: import of os" in text for text in told)
+    assert any("the SEARCH text of block 1 is not in the module" in text for text in prompts)
+    assert any("does not parse" in text for text in prompts)
+    assert any("not allowed: line 1: import of os" in text for text in prompts)
     mended = [text for text in first if "Kernel that failed" in text]
     assert mended and "exact gate reads 12 dB" in mended[0] and "Log:\nof 66" in mended[0]
     assert all("small_gemm/good" in text and "4711" in text for text in first if text not in mended)
@@ -190,9 +190,9 @@ def test_a_spent_budget_leaves_the_rest_to_other_proposers(cli, caplog):
     assert replayed == 0 and content(cli, "asked-002") == record
 
 
-@pytest.mark.parametrize(("status", "said"), [(401, "HTTP 401 from"), (0, "no connection to")])
+@pytest.mark.parametrize(("status", "failure"), [(401, "HTTP 401 from"), (0, "no connection to")])
 def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(
-    cli, capsys, monkeypatch, status, said
+    cli, capsys, monkeypatch, status, failure
 ):
     answers = [Answer(status=status, raw=b'{"error": {"message": "no"}}')] if status else [LATE]
     with scripted_server(answers) as server:
@@ -200,7 +200,7 @@ def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(
         arguments = ["--llm-base-url", url, "--llm-model", "m", "--set", "llm.retries=0"]
         beside = run(cli, campaign_file(cli), *arguments, "--evaluations", "4")
         assert beside == 0, "other proposers go on"
-        assert f"{said} the model endpoint {url}" in capsys.readouterr().out, "the first failure"
+        assert f"{failure} the model endpoint {url}" in capsys.readouterr().out, "the first failure"
         alone = ["--set", "search.proposers=[]", "--set", "search.transfer=[]"]
         assert run(cli, campaign_file(cli), *arguments, *alone) == 2
         captured = capsys.readouterr()

@@ -32,9 +32,9 @@ def journal(tmp_path):
             made = candidate(index, Genome("kernel", {"a": index}), kind=kind)
             journal.add_candidate(made)
             timed = figures(seconds=seconds, kind=FigureKind.MEASURED)
-            told = {"target": "h200", "fitness": 1 / seconds}
+            outcome = {"target": "h200", "fitness": 1 / seconds}
             spent = {"compile": 1.0, "measure": 2.0, "device": 1.5, "cpu": 5.0}
-            journal.add_evaluation(index, passed(made.genome, timed, spent=spent, **told))
+            journal.add_evaluation(index, passed(made.genome, timed, spent=spent, **outcome))
         asked = ({"role": "user", "content": "?"},)
         journal.add_candidate(candidate(2, Genome("kernel", {"a": 2}), kind=MutationKind.LLM, proposer="llm"))
         for key, error, tokens in (("2.0", "", 3), ("2.1", "", 4), ("3.0", "", 3), ("4.0", "401", 0)):

@@ -94,21 +94,23 @@ def test_products_are_counted_over_all_kernels():
     assert FACTS.matmul_flops == 100 and two.matmul_flops == 150
     assert structure.missing_work(two, 150) is None and structure.missing_work(two, 0) is None
     assert structure.missing_work(two, 149) is None
-    said = "the kernel's products are {} of the operator's FLOP"
-    assert structure.missing_work(two, 300) == said.format("0.500")
-    assert structure.missing_work(two, 151) == said.format("0.993")
-    assert structure.missing_work(having(**inside(matmul_flops=-100)), 100) == said.format("0.000")
-    assert structure.missing_work(having(kernels=[{**KERNEL, "matmul_flops": 0}]), 1) == said.format("0.000")
+    template = "the kernel's products are {} of the operator's FLOP"
+    assert structure.missing_work(two, 300) == template.format("0.500")
+    assert structure.missing_work(two, 151) == template.format("0.993")
+    assert structure.missing_work(having(**inside(matmul_flops=-100)), 100) == template.format("0.000")
+    assert structure.missing_work(having(kernels=[{**KERNEL, "matmul_flops": 0}]), 1) == template.format(
+        "0.000"
+    )
 
 
 def test_what_cannot_be_followed_cannot_be_counted():
-    said = "the kernel's control flow cannot be followed, so its work cannot be counted"
+    reason = "the kernel's control flow cannot be followed, so its work cannot be counted"
     lost = having(**inside(matmul_flops=None))
-    assert lost.matmul_flops is None and structure.missing_work(lost, 100) == said
-    assert structure.missing_work(lost, 1) == said and structure.missing_work(lost, 0) is None
+    assert lost.matmul_flops is None and structure.missing_work(lost, 100) == reason
+    assert structure.missing_work(lost, 1) == reason and structure.missing_work(lost, 0) is None
     product = having(**inside(matmul_flops=None, signature=["arith.addf", "tpu.matmul f32"]))
     assert product.signature == {"arith.addf", "tpu.matmul f32"}
-    assert structure.missing_work(product, 0) == said, "an operator without products has none"
+    assert structure.missing_work(product, 0) == reason, "an operator without products has none"
     other = having(**inside(matmul_flops=None, signature=["arith.addf"]))
     assert structure.missing_work(other, 0) is None
 

@@ -156,7 +156,7 @@ def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one, two):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "kind", "said"),
+    ("old", "new", "kind", "message"),
     [
         ("0.5, 256)", "x.data_ptr(), 256)", "NotRecorded", "other arguments of add"),
         ("triton.cdiv(x.numel(), 256)", "1 + x.storage_offset()", "NotRecorded", "on a grid of"),
@@ -171,11 +171,11 @@ def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one, two):
         ("(triton.cdiv(x.numel(), 256),)", "(1, 70000)", "PlanError", "out of bounds"),
     ],
 )  # fmt: skip
-def test_what_a_plan_cannot_hold_is_refused_with_the_reason(compiler, old, new, kind, said):
+def test_what_a_plan_cannot_hold_is_refused_with_the_reason(compiler, old, new, kind, message):
     assert old in ONE
     answer = compiled(compiler, HEADER + FORBIDDEN + ONE.replace(old, new, 1))
     assert answer.kind == "error" and answer.data["type"] == kind, answer.data
-    assert said in answer.data["message"]
+    assert message in answer.data["message"]
 
 
 # -- bytes --------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_a_plan_changed_anywhere_is_sound_or_refused(two, data):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"grid": (1 << 31, 1, 1)}, "out of bounds"),
         ({"grid": (0, 1, 1)}, "out of bounds"),
@@ -287,17 +287,17 @@ def test_a_plan_changed_anywhere_is_sound_or_refused(two, data):
         ({"argument": (2, Scalar(4, 1 << 32))}, "larger than its size"),
     ],
 )  # fmt: skip
-def test_a_launch_out_of_bounds_is_refused(one, changes, said):
+def test_a_launch_out_of_bounds_is_refused(one, changes, message):
     (launch,) = one.launches
     if "argument" in changes:
         place, value = changes["argument"]
         changes = {"arguments": (*launch.arguments[:place], value, *launch.arguments[place + 1 :])}
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=message):
         dataclasses.replace(one, steps=(dataclasses.replace(launch, **changes),))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"shape": (129, 64)}, "reaches outside of input x"),
         ({"strides": (512,)}, "reaches outside of input x"),
@@ -307,15 +307,15 @@ def test_a_launch_out_of_bounds_is_refused(one, changes, said):
         ({"slot": -1}, "no input"),
     ],
 )
-def test_a_tensor_map_out_of_bounds_is_refused(two, changes, said):
+def test_a_tensor_map_out_of_bounds_is_refused(two, changes, message):
     turn = two.launches[0]
     first = dataclasses.replace(turn.arguments[0], **changes)
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=message):
         dataclasses.replace(two, steps=(dataclasses.replace(turn, arguments=(first, *turn.arguments[1:])),))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"backend": "hip"}, "backend"),
         ({"architecture": 80}, "for architecture 90"),
@@ -329,8 +329,8 @@ def test_a_tensor_map_out_of_bounds_is_refused(two, changes, said):
         ({"steps": (Fill(1, 0, 4, 256, 1),)}, "larger than its width"),
     ],
 )
-def test_a_plan_out_of_bounds_is_refused(one, changes, said):
-    with pytest.raises(PlanError, match=said):
+def test_a_plan_out_of_bounds_is_refused(one, changes, message):
+    with pytest.raises(PlanError, match=message):
         dataclasses.replace(one, **changes)
 
 
@@ -353,7 +353,7 @@ PTX = """
 
 
 @pytest.mark.parametrize(
-    ("before", "body", "said"),
+    ("before", "body", "message"),
     [
         ("", "st.global.u32 [%rd1], 7;", None),
         (".global .u32 kept;", "atom.global.add.u32 %r1, [kept], 1; st.global.u32 [%rd1], %r1;", "keeps variables"),
@@ -365,16 +365,16 @@ PTX = """
         ),
     ],
 )  # fmt: skip
-def test_code_that_keeps_variables_or_needs_other_code_is_refused(before, body, said, tmp_path):
+def test_code_that_keeps_variables_or_needs_other_code_is_refused(before, body, message, tmp_path):
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     (tmp_path / "k.ptx").write_text(PTX.format(before=before, body=body))
     subprocess.run([tool, "-arch=sm_90a", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"], check=True)
     code = (tmp_path / "k.cubin").read_bytes()
-    if said is None:
+    if message is None:
         found = read_cubin(code)
         assert (found.architecture, [p.size for p in found.kernels["kernel"]]) == (90, [8])
         return
-    with pytest.raises(CubinError, match=said):
+    with pytest.raises(CubinError, match=message):
         read_cubin(code)

@@ -35,9 +35,9 @@ def figures(name, rate=2.0):
 class Simple(base.Cascade):
     """Judges as it is told; ``told`` is the stage and failure, or what is raised."""
 
-    def __init__(self, told=(Stage.MEASURE, None), target=TARGET, scratch=None):
+    def __init__(self, outcome=(Stage.MEASURE, None), target=TARGET, scratch=None):
         super().__init__(OPERATOR, target, SUITE, None, scratch, Spawn())
-        self.told, self.requests, self.device = told, [], 0.0
+        self.told, self.requests, self.device = outcome, [], 0.0
 
     def _judge(self, request, found, on_stage):
         self.requests.append(request)

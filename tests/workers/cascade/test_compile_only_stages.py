@@ -23,8 +23,8 @@ SASS = "  /*0000*/  STG.E.64 desc[UR4][R2.64], R4 ;\n  /*0010*/  STL [R1], R2 ;\
 
 
 def code(key="k", text=SASS, usage="REG:40 STACK:16 SHARED:0", **data):
-    said = {"key": key, "usage": usage, "name": "kernel", "warps": 4, "shared": 0, **data}
-    return travelled(Frame("code", said, {"text": np.frombuffer(text.encode(), np.uint8)}))
+    facts = {"key": key, "usage": usage, "name": "kernel", "warps": 4, "shared": 0, **data}
+    return travelled(Frame("code", facts, {"text": np.frombuffer(text.encode(), np.uint8)}))
 
 
 def answer(*codes):
@@ -36,12 +36,12 @@ class Compiler:
 
     replaced = 3
 
-    def __init__(self, monkeypatch, said):
+    def __init__(self, monkeypatch, frames):
         self.asked, self.closed = [], False
 
         def compile_all(compiler, request, found, doing, target=None):
             self.asked.append((compiler, doing, target))
-            return said
+            return frames
 
         monkeypatch.setattr(compile_only, "compile_all", compile_all)
 
@@ -49,8 +49,8 @@ class Compiler:
         self.closed = True
 
 
-def compiled(monkeypatch, said, **changes):
-    found, compiler = Findings(), Compiler(monkeypatch, said)
+def compiled(monkeypatch, frames, **changes):
+    found, compiler = Findings(), Compiler(monkeypatch, frames)
     return (
         CrossCompileStage(compiler).run(request(OPERATOR, target=TARGET, **changes), found),
         found,
@@ -113,7 +113,7 @@ def without(frame, name):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "frames",
     [
         [Frame("compiled"), code()],
         [Frame("compiled", {"launches": {"m64": []}}), code()],
@@ -123,9 +123,9 @@ def without(frame, name):
         answer(code(warps=None)),
     ],
 )
-def test_an_answer_that_does_not_read_is_a_crash(monkeypatch, said):
+def test_an_answer_that_does_not_read_is_a_crash(monkeypatch, frames):
     """The child that compiles runs the candidate's Python."""
-    failure, found, _ = compiled(monkeypatch, said)
+    failure, found, _ = compiled(monkeypatch, frames)
     assert failure.verdict is Verdict.CRASHED and not found.compiled and found.artefact is None
     assert failure.reason.startswith("the child's answer is malformed: ")
     failure, _, _ = compiled(monkeypatch, answer(code(warps=0)))

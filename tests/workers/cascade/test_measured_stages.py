@@ -114,9 +114,9 @@ def test_one_wrong_answer_is_incorrect_and_changed_inputs_are(name):
 
     failure, found, _ = gated(wrong)
     failed = [reading for reading in found.gates if not reading.passed]
-    said = f"gate exact on {failed[0].inputs}: 40.1 dB, at least 45 dB needed"
+    reason = f"gate exact on {failed[0].inputs}: 40.1 dB, at least 45 dB needed"
     assert (failure.verdict, failure.stage) == (Verdict.INCORRECT, Stage.CHECK)
-    assert failure.reason.split(":")[0] == said.split(":")[0]
+    assert failure.reason.split(":")[0] == reason.split(":")[0]
 
     def changed(frame):
         return dataclasses.replace(
@@ -129,11 +129,11 @@ def test_one_wrong_answer_is_incorrect_and_changed_inputs_are(name):
 
 
 def test_every_question_is_answered_once():
-    said = Failure(Verdict.CRASHED, "the child ended before it had answered everything")
+    failure = Failure(Verdict.CRASHED, "the child ended before it had answered everything")
     for kept in ([], [0], [1], [0, 0], [1, 1], [0, 1, 1]):
         found = Findings()
         station = ScriptedStation(lambda job, kept=kept: done([answers(job).frames[n] for n in kept]))
-        assert GateStage(station).run(request(), found) == said and not found.gates
+        assert GateStage(station).run(request(), found) == failure and not found.gates
     swapped = ScriptedStation(lambda job: done([Frame("note"), Frame("aside"), *answers(job).frames[::-1]]))
     assert GateStage(swapped).run(request(), Findings()) is None
 
@@ -185,8 +185,8 @@ def test_a_screen_is_paced_by_the_champion():
 
 
 def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_asked_for():
-    told, made = [], []
-    station = SimpleNamespace(operand_seed=lambda seed, ahead=False: told.append(ahead) or 3)
+    flags, made = [], []
+    station = SimpleNamespace(operand_seed=lambda seed, ahead=False: flags.append(ahead) or 3)
     samples = SimpleNamespace(tables={"a": np.zeros(1)}, of=lambda *key: made.append(key))
     samples.drawn = lambda workload, seed, most: [f"{seed} {most}"]
     for final, most in ((False, 2), (True, None)):
@@ -195,10 +195,10 @@ def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_aske
         assert [(w.id, *rest) for w, *rest in made] == [
             (name, 3, kind) for name in ("m64", "m32") for kind in ("", f"7 {most}")
         ]
-    assert told == [True, True], "another job counts its use"
+    assert flags == [True, True], "another job counts its use"
     samples.tables = {}
     ScreenStage(station, samples).prepare(request())
-    assert len(told) == 2
+    assert len(flags) == 2
 
 
 TIMES = {
@@ -455,11 +455,11 @@ def station(times=(1e-4, 1e-4, 1e-4), held=None, **options):
             return frame
         rounds = frame.data["rounds"]
         chosen = times if len(rounds) == 3 else times[1:2]
-        said = [
+        seconds = [
             [[t * (1 + (n + k) / 1e5) for k in range(len(c))] for n, c in enumerate(e)]
             for t, e in zip(chosen, rounds, strict=True)
         ]
-        return dataclasses.replace(frame, data={**frame.data, "rounds": said})
+        return dataclasses.replace(frame, data={**frame.data, "rounds": seconds})
 
     return ScriptedStation(lambda job: answers(job, change), champion=held, **options)
 
@@ -501,8 +501,8 @@ def test_who_screens_near_the_champion_meets_it(seconds, meets):
     crowned = seconds < 0.9e-4
     assert held.champion().entry.id == ("g" if crowned else "best")
     if meets:
-        told = found.workloads[0].diagnosis["confirmation"]
-        assert told["accepted"] is crowned and told["champion"] == "best"
+        confirmation = found.workloads[0].diagnosis["confirmation"]
+        assert confirmation["accepted"] is crowned and confirmation["champion"] == "best"
         assert "calls" in found.workloads[0].diagnosis and "confirmation" not in found.workloads[1].diagnosis
     if seconds in (1e-4, 1.0049e-4):
         assert found.fitness == pytest.approx(champion(seconds).fitness, rel=1e-6), (

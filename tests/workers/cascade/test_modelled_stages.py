@@ -33,9 +33,9 @@ INCOMPLETE = Failure(Verdict.CRASHED, "the child ended before it had answered ev
 request = functools.partial(scripted.request, OPERATOR, target=TARGET, checked=(shape(32), shape(48)))
 
 
-def error(phase="trace", **said):
-    told = {"type": "ValueError", "message": "why", "phase": phase, "trace": "the trace", **said}
-    return travelled(Frame("error", told))
+def error(phase="trace", **changes):
+    data = {"type": "ValueError", "message": "why", "phase": phase, "trace": "the trace", **changes}
+    return travelled(Frame("error", data))
 
 
 def artefact(name):
@@ -99,7 +99,7 @@ def test_each_shape_is_traced_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "frame",
     [
         Frame("artefact", {"workload": "m32"}),
         Frame("artefact", {"workload": ["m32"]}, blobs={"text": b"x"}),
@@ -108,11 +108,11 @@ def test_each_shape_is_traced_once(monkeypatch):
         Frame("traced", {"workload": "m32"}, blobs={"text": b"x"}),
     ],
 )
-def test_what_is_no_trace_is_none(monkeypatch, said):
+def test_what_is_no_trace_is_none(monkeypatch, frame):
     """The child that traces runs the candidate's Python."""
 
     def run(job, request, launcher, folder, hear):
-        assert hear(travelled(said)) and [w["id"] for w in job.data["workloads"]] == ["m32", "m48", "m64"]
+        assert hear(travelled(frame)) and [w["id"] for w in job.data["workloads"]] == ["m32", "m48", "m64"]
         return ChildOutcome(Ending.DONE)
 
     monkeypatch.setattr(kernel_traces, "run_pallas_child", run)
@@ -123,8 +123,8 @@ def test_what_is_no_trace_is_none(monkeypatch, said):
 def test_a_trace_that_fails_is_the_candidate_s_whatever_phase_it_says(monkeypatch):
     for phase, kind in (("import", "import"), ("trace", "trace"), ("check", "trace"), ("topology", "trace")):
         found = Findings()
-        said = Traced({}, error(phase), ChildOutcome(Ending.STOPPED, log="log"))
-        failure, _ = tracing(monkeypatch, said, found)
+        trace = Traced({}, error(phase), ChildOutcome(Ending.STOPPED, log="log"))
+        failure, _ = tracing(monkeypatch, trace, found)
         assert failure == Failure(Verdict.COMPILE_ERROR, "ValueError: why", "the trace"), kind
         assert found.logs == ["log"]
     bare = Traced({}, Frame("error", {"type": "X"}), ChildOutcome(Ending.STOPPED))
@@ -137,7 +137,7 @@ BEYOND = "reads or writes outside an array: "
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict", "reason"),
+    ("changes", "verdict", "reason"),
     [
         ({}, Verdict.COMPILE_ERROR, "ValueError: why"),
         ({"message": ""}, Verdict.COMPILE_ERROR, "ValueError"),
@@ -146,14 +146,14 @@ BEYOND = "reads or writes outside an array: "
         ({"phase": "topology"}, Verdict.INFRA_ERROR, "ValueError: why"),
     ],
 )
-def test_an_exception_has_a_verdict_by_its_phase_and_words(said, verdict, reason):
-    assert stages._candidate_failure(error(**said)) == Failure(verdict, reason, "the trace")
-    bare = {k: v for k, v in error(**said).data.items() if k != "trace"}
+def test_an_exception_has_a_verdict_by_its_phase_and_words(changes, verdict, reason):
+    assert stages._candidate_failure(error(**changes)) == Failure(verdict, reason, "the trace")
+    bare = {k: v for k, v in error(**changes).data.items() if k != "trace"}
     assert stages._candidate_failure(Frame("error", bare)).log == ""
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict", "reason", "stage"),
+    ("changes", "verdict", "reason", "stage"),
     [
         ({"message": "exceeded vmem"}, Verdict.RESOURCE_ERROR, "ValueError: exceeded vmem", None),
         ({}, Verdict.INCORRECT, "ValueError: why", Stage.CHECK),
@@ -163,8 +163,10 @@ def test_an_exception_has_a_verdict_by_its_phase_and_words(said, verdict, reason
         ({"message": "x\nOut-Of-bounds of x\ny"}, Verdict.INCORRECT, BEYOND + "Out-Of-bounds of x", Stage.CHECK),
     ],
 )  # fmt: skip
-def test_in_a_check_it_is_the_answer_that_is_wrong(said, verdict, reason, stage):
-    assert stages._candidate_failure(error("check", **said)) == Failure(verdict, reason, "the trace", stage)
+def test_in_a_check_it_is_the_answer_that_is_wrong(changes, verdict, reason, stage):
+    assert stages._candidate_failure(error("check", **changes)) == Failure(
+        verdict, reason, "the trace", stage
+    )
 
 
 @pytest.mark.parametrize(
@@ -446,10 +448,10 @@ def compiling(monkeypatch, tmp_path, frames=None, *, compiles=True, ending=None,
     def run(job, limits, folder, *, extra_environment, on_frame, launcher):
         seen.append((job, limits, folder, extra_environment))
         timed = [w["id"] for w in job.data["workloads"] if w["id"] not in job.data["facts_only"]]
-        said = [Frame("aside"), Frame("note", {"workload": "m64"}), Frame("hello")]
-        said += [facts(w["id"]) for w in job.data["workloads"]]
-        said += [Frame("compiled", {"workload": name, "folder": f"dump {name}"}) for name in timed]
-        for frame in said if frames is None else frames:
+        default_frames = [Frame("aside"), Frame("note", {"workload": "m64"}), Frame("hello")]
+        default_frames += [facts(w["id"]) for w in job.data["workloads"]]
+        default_frames += [Frame("compiled", {"workload": name, "folder": f"dump {name}"}) for name in timed]
+        for frame in default_frames if frames is None else frames:
             if not on_frame(travelled(frame)):
                 return ChildOutcome(Ending.STOPPED, log="log")
         return ending or ChildOutcome(Ending.DONE, log="log")
@@ -611,5 +613,5 @@ def test_what_cannot_be_measured_has_a_verdict(monkeypatch):
     assert failure == Failure(Verdict.COMPILE_ERROR, "the simulator's dump of m64: line 3")
     lazy = dataclasses.replace(a_run(), executed=scan_bundles(b"0x0: bundle slots:\n"))
     failure, found = measuring(monkeypatch, lazy)
-    said = "m64: 0 bytes move where the operator needs 32768 (modelled, tpu7x)"
-    assert failure == Failure(Verdict.IMPLAUSIBLE, said) and not found.figures
+    reason = "m64: 0 bytes move where the operator needs 32768 (modelled, tpu7x)"
+    assert failure == Failure(Verdict.IMPLAUSIBLE, reason) and not found.figures

@@ -111,11 +111,13 @@ def test_the_chip_is_read_off_the_bus(tmp_path, vendor, device, wanted, why):
 def test_without_a_tpu_a_campaign_is_refused_in_one_sentence(tmp_path, capsys, target):
     home = tmp_path / "home"
     assert main(["--home", str(home), "doctor", "--target", target]) == 2
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1 and said.startswith("no   target tpu: this machine has no TPU")
+    output = capsys.readouterr().out
+    assert output.count("\n") == 1 and output.startswith("no   target tpu: this machine has no TPU")
     assert main(["--home", str(home), "run", "quickstart", "--target", target]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and f"target: {target} cannot be used here" in said and "no TPU" in said
+    output = capsys.readouterr().err
+    assert (
+        output.count("\n") == 1 and f"target: {target} cannot be used here" in output and "no TPU" in output
+    )
     assert not home.exists() or not any(home.iterdir())
 
 

@@ -108,9 +108,9 @@ def test_a_new_best_is_looked_at_on_all_measured_and_some_others():
     assert len(seen) == 2
     by_source = set()
     for source in range(30):
-        told = findings()
-        told.sources = {"checked": str(source)}
-        by_source.add(tuple(names(to_verify(request(), told, best=True))[0]))
+        result = findings()
+        result.sources = {"checked": str(source)}
+        by_source.add(tuple(names(to_verify(request(), result, best=True))[0]))
     assert len(by_source) == 2
 
 
@@ -136,8 +136,8 @@ def test_what_is_too_large_is_said():
     assert too_large(OPERATOR, above) == "its operands are 1.5 GiB, at most 1.5 are made"
     double = Workload("huge", {"G": 1, "M": (3 << 30) // 256})
     assert too_large(OPERATOR, double) == "its operands are 3.0 GiB, at most 1.5 are made"
-    said = "its answers take too long, and the operator has no oracle_at for some of them"
-    assert too_large(OPERATOR, of(512)) is None and too_large(OPERATOR, of(513)) == said
+    reason = "its answers take too long, and the operator has no oracle_at for some of them"
+    assert too_large(OPERATOR, of(512)) is None and too_large(OPERATOR, of(513)) == reason
 
     class Spot(Sized):
         def oracle_at(self, workload, inputs, where):
@@ -145,9 +145,9 @@ def test_what_is_too_large_is_said():
 
     assert too_large(Spot(), of(513)) is None and too_large(Spot(), double) is not None
     dear = request(measured=(of(5), of(600)), final=True, unmeasured=())
-    told = findings()
-    told.facts["g600"] = told.facts["g5"]
-    assert names(to_verify(dear, told, best=True)) == (["g5"], [])
+    result = findings()
+    result.facts["g600"] = result.facts["g5"]
+    assert names(to_verify(dear, result, best=True)) == (["g5"], [])
 
 
 # -- the second look -----------------------------------------------------------------------------------

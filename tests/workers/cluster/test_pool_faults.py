@@ -65,13 +65,13 @@ def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(fault, monkey
 
 def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(tmp_path, capsys):
     """What Ray's listener does with the news of a lost node."""
-    said: list[str] = []
-    keep_lines(said.append)
+    lines: list[str] = []
+    keep_lines(lines.append)
     lost = "The node with node id: ed80d5 and address: 10.0.0.7 and node name: a has been marked dead because"
     with logbook(tmp_path):
         worker.print_to_stdstream(
             {"lines": ["[state-dump] x", lost], "pid": "raylet", "is_err": False}, False
         )
     assert "[state-dump] x" in (tmp_path / LOGBOOK).read_text()
-    assert said == ["warning: the cluster lost its node 10.0.0.7; its evaluations run again elsewhere"]
+    assert lines == ["warning: the cluster lost its node 10.0.0.7; its evaluations run again elsewhere"]
     assert not "".join(capsys.readouterr())

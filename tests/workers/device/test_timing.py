@@ -181,14 +181,14 @@ def test_a_baseline_s_outputs_are_looked_at_for_their_form_alone():
     short = saying(lambda f: dataclasses.replace(f, arrays={"0/c": f.arrays["0/c"][1:]}))
     for asked in (request(baseline=baseline), request()):
         made, found = measured(short, asked)
-        said = "output c has shape [31, 64] instead of [32, 64]"
-        assert made == Failure(Verdict.INCORRECT, said, stage=Stage.CHECK, entry="one") and not found.gates
+        reason = "output c has shape [31, 64] instead of [32, 64]"
+        assert made == Failure(Verdict.INCORRECT, reason, stage=Stage.CHECK, entry="one") and not found.gates
 
 
 def test_a_kernel_that_changes_its_inputs_is_incorrect():
     made, _ = measured(saying(with_data(inputs_changed=True)))
-    said = "the kernel changes its inputs (m32)"
-    assert made == Failure(Verdict.INCORRECT, said, stage=Stage.CHECK, entry="one")
+    reason = "the kernel changes its inputs (m32)"
+    assert made == Failure(Verdict.INCORRECT, reason, stage=Stage.CHECK, entry="one")
 
 
 def test_a_child_that_leaves_something_out_crashed():
@@ -206,7 +206,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "changes",
     [
         {"workload": "m7"}, {"workload": ["m32"]}, {"rounds": []}, {"rounds": [[]]}, {"rounds": [[[]]]},
         {"rounds": [[[1e-4], []]]}, {"rounds": [[[1e-4]], [[1e-4]]]}, {"rounds": [[[NAN]]]},
@@ -216,11 +216,11 @@ NAN, INF = float("nan"), float("inf")
         {"wall_seconds": [INF]}, {"wall_seconds": None},
     ],
 )  # fmt: skip
-def test_an_answer_that_does_not_read_is_the_end_of_the_child_and_of_nothing_else(said):
-    made, found = measured(saying(with_data(**said)))
+def test_an_answer_that_does_not_read_is_the_end_of_the_child_and_of_nothing_else(changes):
+    made, found = measured(saying(with_data(**changes)))
     assert made.verdict is Verdict.CRASHED and "\n" not in made.reason, made
     assert made.reason.startswith("the child's answer is malformed: ") and not found.gates
-    for name in said:
+    for name in changes:
         made, _ = measured(
             saying(lambda f, n=name: Frame(f.kind, {k: v for k, v in f.data.items() if k != n}))
         )
@@ -274,8 +274,8 @@ def test_a_device_s_own_sums_explain_as_much_as_they_lose(dtype, target, bound):
 # -- what a child says of itself ---------------------------------------------------------------------
 
 
-def error(phase="run", entry=None, **said):
-    data = {"type": "ValueError", "message": "why", "phase": phase, "trace": "the trace", **said}
+def error(phase="run", entry=None, **changes):
+    data = {"type": "ValueError", "message": "why", "phase": phase, "trace": "the trace", **changes}
     return done([Frame("error", data if entry is None else {**data, "entry": entry})])
 
 
@@ -313,13 +313,13 @@ EXCEPTIONS = {
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict", "reason", "stage"),
-    [(said, *of[:1], reason, *of[1:]) for of, rows in EXCEPTIONS.items() for said, reason in rows],
+    ("changes", "verdict", "reason", "stage"),
+    [(changes, *of[:1], reason, *of[1:]) for of, rows in EXCEPTIONS.items() for changes, reason in rows],
 )
-def test_an_exception_has_a_verdict_by_its_phase_and_words(said, verdict, reason, stage):
-    found = timing.failed(error(**said), "timing", Stage.MEASURE)
+def test_an_exception_has_a_verdict_by_its_phase_and_words(changes, verdict, reason, stage):
+    found = timing.failed(error(**changes), "timing", Stage.MEASURE)
     assert found == Failure(verdict, reason, "the trace", stage)
-    assert timing.failed(error(entry="two", **said), "timing", Stage.MEASURE).entry == "two"
+    assert timing.failed(error(entry="two", **changes), "timing", Stage.MEASURE).entry == "two"
 
 
 @pytest.mark.parametrize("ending", list(Ending))

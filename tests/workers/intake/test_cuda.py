@@ -166,14 +166,14 @@ def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, wh
     text, named, dims = settled(kernel)
     _, certain = scheduled(kernel.code, kernel.knobs)
     knobs = {**kernel.knobs, **certain}
-    said = lambda changed: launched(text, kernel.own(named), dims, {**knobs, **changed})  # noqa: E731
-    space, fixed = found_knobs(knobs, certain, kernel.code, said, lambda *_: True)
+    launcher = lambda changed: launched(text, kernel.own(named), dims, {**knobs, **changed})  # noqa: E731
+    space, fixed = found_knobs(knobs, certain, kernel.code, launcher, lambda *_: True)
     assert why in next((row["why"] for row in fixed if row["name"] == name), "absent")
     assert (name in space) == (not why)
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "reason"),
     [
         ("helper(x);", "calls helper, which is not followed"),
         ("if (x.sum().item<float>() > 0) return x;", "computed from a tensor's values"),
@@ -197,13 +197,13 @@ def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, wh
         ("return y;", "the call launches no CUDA kernel"),
     ],
 )
-def test_host_code_that_is_not_followed_is_refused(tmp_path, body, said):
-    with pytest.raises(Refusal, match=said):
+def test_host_code_that_is_not_followed_is_refused(tmp_path, body, reason):
+    with pytest.raises(Refusal, match=reason):
         settled(HostFunction(with_tensors(tmp_path, body)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"name": "absent"}, "defines no host function absent, but run, scaled"),
         ({"name": "scaled"}, "scaled is a kernel, and how it is launched is not said in C"),
@@ -215,8 +215,8 @@ def test_host_code_that_is_not_followed_is_refused(tmp_path, body, said):
         ),
     ],
 )
-def test_what_cannot_be_launched_is_refused(tmp_path, changes, said):
-    with pytest.raises(Refusal, match=said):
+def test_what_cannot_be_launched_is_refused(tmp_path, changes, reason):
+    with pytest.raises(Refusal, match=reason):
         Intake(request(tmp_path, **changes)).answer()
 
 
@@ -280,7 +280,7 @@ def test_a_file_that_falls_back_to_torch_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("added", "within", "said"),
+    ("added", "within", "reason"),
     [
         ("__device__ int calls;", "calls++;", "global memory"),
         ("", "static int calls; calls++;", "global memory"),
@@ -292,14 +292,14 @@ def test_a_file_that_falls_back_to_torch_is_refused(tmp_path):
     ],
 )
 def test_state_and_foreign_code_in_a_file_are_refused_and_their_honest_twins_are_not(
-    tmp_path, added, within, said
+    tmp_path, added, within, reason
 ):
     code = f"{added}\n{KERNEL.replace('#pragma', within + chr(10) + '#pragma')}{LAUNCHER}"
     intake = Intake(request(tmp_path, code))
     device, certain = scheduled(intake._source.code, intake._source.knobs)
     knobs = {**intake._source.knobs, **certain}
-    if said:
-        with pytest.raises(Refusal, match=said):
+    if reason:
+        with pytest.raises(Refusal, match=reason):
             intake.compiled(device, {}, knobs)
     else:
         assert "def launch" in intake.compiled(device, {}, knobs)

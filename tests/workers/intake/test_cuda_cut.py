@@ -102,15 +102,15 @@ def test_a_launch_by_sizes_of_what_is_left_out_keeps_the_sizes(tmp_path):
     assert alone.sized and "(4 * conv2d1.shape[1] * 80" in text
 
 
-@pytest.mark.parametrize(("body", "said"), [("x[i] = ", ""), ("b[0] = x[i] = ", "changes bias")])
-def test_a_kernel_changes_a_copy_of_what_torch_made_but_no_weight(tmp_path, body, said):
+@pytest.mark.parametrize(("body", "reason"), [("x[i] = ", ""), ("b[0] = x[i] = ", "changes bias")])
+def test_a_kernel_changes_a_copy_of_what_torch_made_but_no_weight(tmp_path, body, reason):
     answer = ANSWER.replace("const float* x, const float* b, float* y", "float* x, float* b")
     for old, new in (("y[i] = ", body), (" y.data_ptr<float>(),", ""), ("return y", "return x")):
         answer = answer.replace(old, new)
     _, alone = part(tmp_path, request(tmp_path, answer))
     sizes = [tuple(f"D{n}" for n in range(4)) if len(o.shape) == 4 else ("D1", 1, 1) for o in alone.every]
     named = [o.__class__(o.name, o.dtype, size) for o, size in zip(alone.every, sizes, strict=True)]
-    with pytest.raises(Refusal, match=said) if said else contextlib.nullcontext():
+    with pytest.raises(Refusal, match=reason) if reason else contextlib.nullcontext():
         text = alone.launch(named, [{f"D{n}": size for n, size in enumerate((4, 6, 8, 10))}])
         assert '"arguments": ("result0", "conv2d1", ' in text and "void copied(" in alone.code.text
 

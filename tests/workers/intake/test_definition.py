@@ -24,8 +24,8 @@ def definition(tmp_path):
 
 def test_its_function_is_a_reference(definition):
     assert function_of(f"{definition}:run")(21) == 42
-    for name, said in (("walk", "defines no walk"), ("rnu", r"defines no rnu \(did you mean run\?\)")):
-        with pytest.raises(LookupError, match=said):
+    for name, message in (("walk", "defines no walk"), ("rnu", r"defines no rnu \(did you mean run\?\)")):
+        with pytest.raises(LookupError, match=message):
             function_of(f"{definition}:{name}")
     definition.write_text('{"name": "x"}')
     with pytest.raises(LookupError, match="no Definition with a reference"):

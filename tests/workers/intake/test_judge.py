@@ -120,15 +120,15 @@ def test_an_answer_that_is_cut_and_not_rounded_is_refused_where_noise_alone_says
         cut = wanted.astype(dtype)
         cut.view(np.int16)[np.abs(cut.astype(float)) > np.abs(wanted)] -= 1
         up = np.nextafter(few.astype(dtype), np.array(9, dtype))
-        said = []
+        verdicts = []
         for found, due in ((wanted.astype(dtype), wanted), (twice, wanted), (up, few), (cut, wanted)):
             for leans in (0.0, 1.0):  # as the seed itself
                 gates = TakenOperator(
                     "a/taken", "f", "x", (ROWS,), (dataclasses.replace(result, leans=leans),), {}, {}
                 ).gates
                 reading = read_gates(gates, {"o0": found}, {"o0": {"o0": due}}, "randn")[0]
-                said.append(reading.passed or reading.detail)
-        assert said == [
+                verdicts.append(reading.passed or reading.detail)
+        assert verdicts == [
             *[True] * 6,
             "errors go one way, towards zero or away from it, by 0.5 of a last place",
             True,

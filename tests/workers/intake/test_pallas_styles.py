@@ -132,8 +132,8 @@ def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(
     assert load_build(source)({"cols": 128, "rows": 8}) is not None
 
 
-@pytest.mark.parametrize(("columns", "said"), [(512, ""), (256, "begins behind"), (64, "begins behind")])
-def test_a_block_that_begins_behind_its_operand_is_refused(columns, said):
+@pytest.mark.parametrize(("columns", "reason"), [(512, ""), (256, "begins behind"), (64, "begins behind")])
+def test_a_block_that_begins_behind_its_operand_is_refused(columns, reason):
     def added(x, y):
         spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
         kernel = pl.pallas_call(
@@ -144,7 +144,7 @@ def test_a_block_that_begins_behind_its_operand_is_refused(columns, said):
     operands = [Operand("x", "float32", (64, 512)), Operand("y", "float32", (64, columns))]
     chip = load_target("tpu7x").chip
     assert chip is not None
-    with pytest.raises(Refusal, match=said) if said else contextlib.nullcontext():
+    with pytest.raises(Refusal, match=reason) if reason else contextlib.nullcontext():
         assert SeedBuild(chip, lambda params: added, operands).traced({}, {})
 
 
@@ -158,8 +158,8 @@ def test_of_a_call_that_fails_nothing_but_its_failure_is_told(tmp_path):
         "    return pl.pallas_call(lambda a, b: None, out_shape=x)(x)\n"
     )
     answer = pallas.answer_to(asked(file, "twice", "f32[8, 128]", tmp_path))
-    told = [refusal["what"] for refusal in answer["refusals"]]
-    assert told == ["the call raises ValueError: want 7 rows, not 8"]
+    reasons = [refusal["what"] for refusal in answer["refusals"]]
+    assert reasons == ["the call raises ValueError: want 7 rows, not 8"]
 
 
 def test_what_no_candidate_may_hold_is_refused_before_anything_runs(tmp_path, monkeypatch):

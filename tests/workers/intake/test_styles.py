@@ -86,12 +86,12 @@ def answers(tmp_path_factory):
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     request = json.dumps([str(STYLES), CALLS, part_of(load_target("h200"))])
-    said = subprocess.run(
+    child = subprocess.run(
         [sys.executable, "-c", CHILD], input=request, capture_output=True, text=True, env=environment, check=False,
         cwd=tmp_path_factory.mktemp("modules"),
     )  # fmt: skip
-    assert said.returncode == 0, said.stderr[-2000:]
-    return json.loads(said.stdout.splitlines()[-1])
+    assert child.returncode == 0, child.stderr[-2000:]
+    return json.loads(child.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", [n for n in CALLS if n not in ("kept_rows", "first_rows", "clocked")])
@@ -127,9 +127,9 @@ def test_values_given_together_are_statements_unless_they_change_places(answers)
 
 
 def test_sizes_and_grids_from_values_are_refused_together(answers):
-    said = answers["kept_rows"]["refusals"]
-    assert any("takes a size from a tensor's values" in what for what in said)
-    assert any("grid is computed from a tensor's values" in what for what in said)
+    refusals = answers["kept_rows"]["refusals"]
+    assert any("takes a size from a tensor's values" in what for what in refusals)
+    assert any("grid is computed from a tensor's values" in what for what in refusals)
     assert answers["first_rows"]["refusals"] == ["it takes a size from a tensor's values"]
 
 

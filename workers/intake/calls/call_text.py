@@ -138,15 +138,15 @@ def python_text(value: Any, place: Place, tensors: Mapping[Place, str], listed: 
         return tensors[place]
     if isinstance(value, Literal):
         return value.text
-    said = [(key, python_text(part, (*place, key), tensors, listed)) for key, part in parts_of(value)]
+    parts = [(key, python_text(part, (*place, key), tensors, listed)) for key, part in parts_of(value)]
     if isinstance(value, ObjectArgument):
-        given = ", ".join(text if isinstance(key, int) else f"{key}={text}" for key, text in said)
+        given = ", ".join(text if isinstance(key, int) else f"{key}={text}" for key, text in parts)
         return f"{object_text(value.name)}({given})"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {text}" for key, text in said) + "}"
+        return "{" + ", ".join(f"{key!r}: {text}" for key, text in parts) + "}"
     if isinstance(value, tuple | list):
-        comma = "," if listed == "()" and len(said) == 1 else ""
-        return listed[0] + ", ".join(text for _, text in said) + comma + listed[1]
+        comma = "," if listed == "()" and len(parts) == 1 else ""
+        return listed[0] + ", ".join(text for _, text in parts) + comma + listed[1]
     return repr(value)
 
 
@@ -253,13 +253,13 @@ def _tensor(node: ast.Subscript, dtype: str) -> TensorArgument:
 
 def _bounded(node: ast.Compare) -> TensorArgument:
     """``i64[8] < 100``, ``f32[8] >= 0``, ``i32[8] >= 3`` and ``f32[8] in [0, 1]``."""
-    tensor, said = _value(node.left), _value(node.comparators[0])
+    tensor, bound = _value(node.left), _value(node.comparators[0])
     if isinstance(node.ops[0], ast.Lt):
-        fits = isinstance(tensor, TensorArgument) and type(said) is int and said > 0
+        fits = isinstance(tensor, TensorArgument) and type(bound) is int and bound > 0
         _require(fits, node, "a tensor below a whole number above 0")
-        return replace(tensor, below=said)
+        return replace(tensor, below=bound)
     between = isinstance(node.ops[0], ast.In)
-    ends = said if isinstance(said, tuple) else (said,)
+    ends = bound if isinstance(bound, tuple) else (bound,)
     fits = isinstance(tensor, TensorArgument) and tensor.dtype != "bool" and len(ends) == 1 + between
     fits = fits and all(type(n) in (int, float) for n in ends)
     _require(fits, node, "a tensor, and a number or, after in, two: in [0, 1]")

@@ -17,8 +17,8 @@ UNLIKELY = 6
 
 def call_text(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
     """A call's values as ``--args`` has them: dtypes, shapes, and integers' bound."""
-    said = [value_text(a) for a in arguments]
-    return ", ".join([*said, *(f"{k}={value_text(v)}" for k, v in keywords.items())])
+    texts = [value_text(a) for a in arguments]
+    return ", ".join([*texts, *(f"{k}={value_text(v)}" for k, v in keywords.items())])
 
 
 def arguments_of(call: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -65,17 +65,17 @@ def permuted(name: str, order: Sequence[int]) -> str:
 
 def reference_calls(
     call: Call, operands: Sequence[Operand], places: Sequence[Place], known: Collection[str] = (),
-    said: Mapping[Place, str] = {},
+    texts: Mapping[Place, str] = {},
 ) -> list[str]:  # fmt: skip
     """Arguments to call the reference with, the likeliest first: as the function is called, without keywords that are
-    not ``known``, by position alone, with the tensors alone. ``said``: texts of other arguments."""
+    not ``known``, by position alone, with the tensors alone. ``texts``: texts of other arguments."""
     by_place = {
         p: permuted(o.name, argument_at(call, p).order) for o, p in zip(operands, places, strict=True)
     }
-    given = {**by_place, **said}
+    given = {**by_place, **texts}
     positional = [python_text(v, (n,), given) for n, v in enumerate(call.arguments)]
     keyword = {k: f"{k}={python_text(v, (k,), given)}" for k, v in call.keywords.items()}
-    every, few = list(keyword.values()), [said for k, said in keyword.items() if k in known]
+    every, few = list(keyword.values()), [text for k, text in keyword.items() if k in known]
     tensors = list(by_place.values())
     ways = [[*first, *then] for first in (positional, tensors) for then in (every, few, [])]
     return list(dict.fromkeys(", ".join(way) for way in ways))
@@ -113,7 +113,7 @@ def as_the_first(calls: Sequence[str]) -> list[bool]:
 
 
 def operands(
-    calls: Sequence[Call], found: Sequence[tuple[str, Place]], taken: Set[str]
+    calls: Sequence[Call], found: Sequence[tuple[str, Place]], used_names: Set[str]
 ) -> tuple[list[Operand], list[Place]]:
     """Operands whose shapes are ``Sizes``, not yet named. Raises Uneven."""
     made, places = [], []
@@ -124,7 +124,7 @@ def operands(
         if any(len(t.shape) != len(tensors[0].shape) or t.dtype != tensors[0].dtype for t in tensors):
             raise Uneven(f"argument {name} has another rank or dtype in another call")
         plain = public(name, "x")
-        while plain in ALL_BUILTINS or plain in RESERVED or plain in taken:
+        while plain in ALL_BUILTINS or plain in RESERVED or plain in used_names:
             plain += "_"
         sizes = tuple(tuple(t.shape[axis] for t in tensors) for axis in range(len(tensors[0].shape)))
         below, total = max(t.below for t in tensors), max(t.total for t in tensors)
@@ -230,13 +230,13 @@ def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, work
     tries = 0
     for number, names in itertools.product(range(1, most), assignments):
         dims = _dims(shapes, names, calls)
-        for said in itertools.islice(_counted(dims, number), MOST_WAYS):
+        for formulas in itertools.islice(_counted(dims, number), MOST_WAYS):
             tries += 1
             if tries > MOST_TRIES:
                 return []
-            made = [tuple(said.get(n, n) if isinstance(n, str) else n for n in shape) for shape in names]
-            largest = max(LEAST_UNIT, *(_counts(text)[1] for text in said.values()))
-            kept = [name for name in dims[0] if name not in said]
+            made = [tuple(formulas.get(n, n) if isinstance(n, str) else n for n in shape) for shape in names]
+            largest = max(LEAST_UNIT, *(_counts(text)[1] for text in formulas.values()))
+            kept = [name for name in dims[0] if name not in formulas]
             small = {name: largest * (2 + place) for place, name in enumerate(kept)}
             whole = {name: dims[0][name] for name in kept}
             if works(small, [_bounded(o, whole) for o in _named(raw, made)]):

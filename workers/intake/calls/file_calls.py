@@ -109,9 +109,9 @@ def main() -> None:
                     rows.setdefault(made, [])
                     continue
                 given = arguments_of(made)
-                if "<run_path>" in (said := call_text(*given)):
+                if "<run_path>" in (call := call_text(*given)):
                     raise LookupError("a class of this file is an argument's; put it into a module to import")
-                rows.setdefault(said, values_of(*given) if values else [])
+                rows.setdefault(call, values_of(*given) if values else [])
         answer = {"calls": list(rows)}
         if values:
             write(Path(values), list(rows.values()))

@@ -49,17 +49,17 @@ def scheduled(code: DeviceCode, launched: Mapping[str, int], steps: Any = ()) ->
 
 
 def found_knobs(
-    knobs: Mapping[str, int], certain: Mapping[str, int], code: DeviceCode, said: Said,
+    knobs: Mapping[str, int], certain: Mapping[str, int], code: DeviceCode, launch: Said,
     compiles: Callable[[str, int], bool],
 ) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]]]:  # fmt: skip
     """The parameters with the values that compile, and the numbers that keep theirs, with why. ``certain``: those that
-    only schedule; ``said``: what the launch says with some values changed."""
+    only schedule; ``launch``: what the launch says with some values changed."""
     began, fixed = time.monotonic(), []
     space: dict[str, tuple[int, ...]] = {}
     for name, default in knobs.items():
-        why = "" if name in certain else _meaning(name, default, code, said)
+        why = "" if name in certain else _meaning(name, default, code, launch)
         tried = CERTAIN.get(name.partition("_")[0], ()) if name in certain else values_around(default)
-        blocks = lambda v: [_count(s["block"]) for s in said({name: v})["steps"] if "kernel" in s]  # noqa: B023, E731
+        blocks = lambda v: [_count(s["block"]) for s in launch({name: v})["steps"] if "kernel" in s]  # noqa: B023, E731
         fine = [
             v for v in tried
             if v != default and not why and time.monotonic() - began < SECONDS
@@ -77,7 +77,7 @@ def _count(sizes: Any) -> int:
     return math.prod(sizes) if isinstance(sizes, tuple) else int(sizes)
 
 
-def _meaning(name: str, default: int, code: DeviceCode, said: Said) -> str:
+def _meaning(name: str, default: int, code: DeviceCode, launch: Said) -> str:
     """Why a number keeps its value; empty where it only tiles."""
     kernels = " ".join(kernel.text for kernel in code.kernels.values())
     if re.search(rf"[!=]=\s*{name}\b|\b{name}\s*[!=]=|case\s+{name}\b", code.text):
@@ -86,7 +86,7 @@ def _meaning(name: str, default: int, code: DeviceCode, said: Said) -> str:
         return "another number is computed from it"
     if any(re.search(rf"\[\s*{name}\b", k.text.partition("{")[0]) for k in code.kernels.values()):
         return "it is part of an argument's type"
-    before, after = ([s for s in said({name: v})["steps"] if "kernel" in s] for v in (default, 2 * default))
+    before, after = ([s for s in launch({name: v})["steps"] if "kernel" in s] for v in (default, 2 * default))
     if [s["arguments"] for s in before] != [s["arguments"] for s in after]:
         return "what a kernel is given depends on it"
     grids = [(_count(one["grid"]), _count(two["grid"])) for one, two in zip(before, after, strict=True)]

@@ -91,10 +91,10 @@ def _changes(
         return False
 
 
-def _free(name: str, taken: Collection[str]) -> str:
+def _free(name: str, used_names: Collection[str]) -> str:
     plain = re.sub(r"\W", "", name).strip("_").lower() or "size"
     known, count = plain, 1
-    while known in taken:
+    while known in used_names:
         count += 1
         known = f"{plain}_{count}"
     return known

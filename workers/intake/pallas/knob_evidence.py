@@ -77,11 +77,13 @@ def values_taken(
 ) -> Knob:
     """A knob with the values that a ``timed`` shape takes, and every shape at which answers are ``checked``."""
     every = (*knob.values, *knob.parts)
-    taken = {v for label in timed for v in legal.get(label, {}).get(knob.name, every)} if legal else {*every}
+    kept_values = (
+        {v for label in timed for v in legal.get(label, {}).get(knob.name, every)} if legal else {*every}
+    )
     for label in checked:
-        taken &= {*legal.get(label, {}).get(knob.name, every)}
-    taken.add(knob.default)
-    values, parts = (tuple(v for v in of if v in taken) for of in (knob.values, knob.parts))
+        kept_values &= {*legal.get(label, {}).get(knob.name, every)}
+    kept_values.add(knob.default)
+    values, parts = (tuple(v for v in of if v in kept_values) for of in (knob.values, knob.parts))
     return replace(knob, values=values, parts=parts)
 
 

@@ -66,14 +66,21 @@ def answer_to(request: Request) -> Answer:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
             return {"refusals": [refusal_of(error, str(loader.home(path)))], "notes": [], "knobs": []}
     parameters = list(inspect.signature(plain_function(function)).parameters)
-    operands, said, places = _operands(calls, parameters)
-    knobs = _argument_knobs(calls[0], function, said)
+    operands, argument_texts, places = _operands(calls, parameters)
+    knobs = _argument_knobs(calls[0], function, argument_texts)
     names = dict(zip(places, (o.name for o in operands), strict=True))
-    knobs += _object_knobs(calls[0], said, names, {*parameters, *RESERVED, *(k.name for k in knobs)})
+    knobs += _object_knobs(
+        calls[0], argument_texts, names, {*parameters, *RESERVED, *(k.name for k in knobs)}
+    )
     files = loader.files(path)
     root = Path(str(path).removesuffix(loader.place(path)))
     original = Original(
-        loader.place(path), request["function"], _call_text(said), tuple(o.name for o in operands), files, {}
+        loader.place(path),
+        request["function"],
+        _call_text(argument_texts),
+        tuple(o.name for o in operands),
+        files,
+        {},
     )
     defaults = {knob.name: knob.default for knob in knobs}
     specs = shaped(_sized(operands, 0), {})
@@ -204,18 +211,20 @@ def _operands(
     operands, places = dimensions.operands(calls, tensors, frozenset(("inputs", "params", *RESERVED)))
     by_place = {p: o.name for o, p in zip(operands, places, strict=True)}
 
-    said: dict[Any, str] = {n: python_text(v, (n,), by_place, "()") for n, v in enumerate(calls[0].arguments)}
-    said.update({k: python_text(v, (k,), by_place, "()") for k, v in calls[0].keywords.items()})
-    return operands, said, places
+    argument_texts: dict[Any, str] = {
+        n: python_text(v, (n,), by_place, "()") for n, v in enumerate(calls[0].arguments)
+    }
+    argument_texts.update({k: python_text(v, (k,), by_place, "()") for k, v in calls[0].keywords.items()})
+    return operands, argument_texts, places
 
 
-def _call_text(said: Mapping[Any, str]) -> str:
-    positional = [t for k, t in said.items() if isinstance(k, int)]
-    return ", ".join([*positional, *(f"{k}={t}" for k, t in said.items() if isinstance(k, str))])
+def _call_text(argument_texts: Mapping[Any, str]) -> str:
+    positional = [t for k, t in argument_texts.items() if isinstance(k, int)]
+    return ", ".join([*positional, *(f"{k}={t}" for k, t in argument_texts.items() if isinstance(k, str))])
 
 
-def _argument_knobs(call: Any, function: Any, said: dict[Any, str]) -> list[Knob]:
-    """Whole numbers among the call's arguments and the function's defaults; ``said`` gets their parameters."""
+def _argument_knobs(call: Any, function: Any, argument_texts: dict[Any, str]) -> list[Knob]:
+    """Whole numbers among the call's arguments and the function's defaults; ``argument_texts``: of their parameters."""
     found: list[Knob] = []
     parameters = inspect.signature(plain_function(function)).parameters
     given = dict(zip(parameters, call.arguments, strict=False)) | dict(call.keywords)
@@ -235,26 +244,26 @@ def _argument_knobs(call: Any, function: Any, said: dict[Any, str]) -> list[Knob
         text = ", ".join(f'params["{one}"]' for one in names)
         place = list(parameters).index(name)
         key = place if place < len(call.arguments) else name
-        said[key] = f"({text},)" if isinstance(value, tuple) else text
+        argument_texts[key] = f"({text},)" if isinstance(value, tuple) else text
     return found
 
 
 def _object_knobs(
-    call: Call, said: dict[Any, str], operands: Mapping[call_text.Place, str], taken: set[str]
+    call: Call, argument_texts: dict[Any, str], operands: Mapping[call_text.Place, str], used_names: set[str]
 ) -> Iterator[Knob]:
-    """Sizes that an object among the arguments is made of, as ``Tiles(rows=64)``, by keyword or position; ``said`` gets
-    their parameters. ``operands``: names by place. ``taken``: names of other parameters."""
+    """Sizes that an object among the arguments is made of, as ``Tiles(rows=64)``, by keyword or position; their
+    parameters go to ``argument_texts``. ``operands``: names by place. ``used_names``: names of other parameters."""
     for key, value in (*enumerate(call.arguments), *call.keywords.items()):
         if not isinstance(value, ObjectArgument):
             continue
         texts = dict(operands)
         for part, size in call_text.parts_of(value):
             name = f"{value.name.rpartition('.')[2].lower()}_{part}" if isinstance(part, int) else part
-            if is_size(size) and name not in taken:
-                taken.add(name)
+            if is_size(size) and name not in used_names:
+                used_names.add(name)
                 texts[key, part] = f'params["{name}"]'
                 yield Knob(name, size, block_values(size), f"{value.name} of the call")
-        said[key] = python_text(value, (key,), texts, "()")
+        argument_texts[key] = python_text(value, (key,), texts, "()")
 
 
 # -- the text ------------------------------------------------------------------------------------------------------

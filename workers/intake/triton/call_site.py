@@ -107,7 +107,7 @@ class CallSite:
     def reference_calls(self) -> list[str]:
         codes = {place: self._size_code(text) for place, text in self.followed.items()}
         if self.pair is None:
-            return reference_calls(self.calls[0], self.operands, self.places, said=codes)
+            return reference_calls(self.calls[0], self.operands, self.places, texts=codes)
         own = [
             (o, p) for o, p in zip(self.operands, self.places, strict=True) if not o.name.startswith(GRADIENT)
         ]
@@ -117,7 +117,7 @@ class CallSite:
             self.calls[0], keywords={k: v for k, v in self.calls[0].keywords.items() if k not in given}
         )
         halves = f"{BACKWARD}({''.join(f'{n}, ' for n in leaves)}), ({''.join(f'{n}, ' for n in given)})"
-        texts = reference_calls(call, [o for o, _ in own], [p for _, p in own], said=codes)
+        texts = reference_calls(call, [o for o, _ in own], [p for _, p in own], texts=codes)
         return [text + halves for text in texts]
 
     def elements(self, dims: Mapping[str, int]) -> int:

@@ -118,17 +118,17 @@ class Kernels:
         """A function that does what inline assembly does; its name, empty where the language cannot say it."""
         if text not in self._spelt:
             name = self._free("assembly")
-            if not (said := inline_assembly.written(name, text, count)):
+            if not (function_text := inline_assembly.written(name, text, count)):
                 return ""
             self._spelt[text] = name
-            self.functions[name] = Text(name, said, "")
+            self.functions[name] = Text(name, function_text, "")
             self.notes.append(f"inline assembly is spelt out as {name}()")
         return self._spelt[text]
 
     def _free(self, wanted: str) -> str:
         name = public(wanted, "f")
-        taken = set(self.functions) | set(self.constants) | set(self._names.values()) | _RESERVED
-        while name in taken:
+        used_names = set(self.functions) | set(self.constants) | set(self._names.values()) | _RESERVED
+        while name in used_names:
             name += "_k"
         return name
 

@@ -128,20 +128,20 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
         raw, site.places = dimensions.operands(calls, dimensions.tensor_places(calls, names), frozenset())
 
         # of its own reference, which takes whatever it does not assert, only axes of one tensor are told apart
-        square, told = any(map(_square, raw)), list[Mapping[str, int]]()
+        square, working_dims = any(map(_square, raw)), list[Mapping[str, int]]()
 
         def works(dims: Mapping[str, int], operands: list[Operand]) -> bool:
             site.operands, site.dims = operands, [dict(dims)]
             try:
                 results = site.result_types(dims)
                 if results is None and (
-                    told or site.reference != SELF or not square or any(map(_square, operands))
+                    working_dims or site.reference != SELF or not square or any(map(_square, operands))
                 ):
                     return False
                 site.module_at(dims, results)
             except Exception:  # noqa: BLE001 - these dimensions are not different ones
                 return False
-            told.append(dims)
+            working_dims.append(dims)
             return True
 
         surely = None if site.reference == SELF else site.reference_takes

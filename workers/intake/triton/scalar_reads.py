@@ -40,8 +40,8 @@ def head(parameter: str, code: str, known: Mapping[str, object]) -> Head | None:
     if names.keys() - set(atoms) - set(_SAID):
         return None
     given = {atom: f"{parameter}_ptr{n}" for n, atom in enumerate(atoms)}
-    said = {**_SAID, **{atom: f"tl.load({pointer})" for atom, pointer in given.items()}}
-    text = re.sub(r"\b[A-Za-z_]\w*", lambda name: said[name[0]], code)
+    spellings = {**_SAID, **{atom: f"tl.load({pointer})" for atom, pointer in given.items()}}
+    text = re.sub(r"\b[A-Za-z_]\w*", lambda name: spellings[name[0]], code)
     return Head(f"{parameter} = {text}", {pointer: atom for atom, pointer in given.items()})
 
 

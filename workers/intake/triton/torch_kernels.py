@@ -103,8 +103,10 @@ def elementwise(
 def strides(var: Var, rank: int) -> list[str]:
     """Its strides as text, 0 along which it is repeated to ``rank`` dimensions."""
     own = var.tensor.dim()
-    said = ["0"] * (rank - own)
-    return said + ["0" if size == 1 else f"{var.name}.stride({n})" for n, size in enumerate(var.tensor.shape)]
+    zeros = ["0"] * (rank - own)
+    return zeros + [
+        "0" if size == 1 else f"{var.name}.stride({n})" for n, size in enumerate(var.tensor.shape)
+    ]
 
 
 def _computed(operands: Sequence[Var], values: Sequence[Any]) -> str | None:

@@ -66,9 +66,9 @@ def isolated_kernels(serialized: bytes) -> IsolatedKernels:
         with ir.InsertionPoint(entry):
             arguments, made = iter(entry.arguments), []
             for call, (operands, results) in zip(calls, arrays, strict=True):
-                given, taken = call.operation.attributes, [next(arguments) for _ in operands]
+                given, values = call.operation.attributes, [next(arguments) for _ in operands]
                 kept = {name: given[name] for name in given if name != "output_operand_aliases"}
-                copy = ir.Operation.create(call.operation.name, results, taken, kept)
+                copy = ir.Operation.create(call.operation.name, results, values, kept)
                 made += list(copy.results)
             func.ReturnOp(made)
         described = tuple(map(_shape_of, inputs)), tuple(map(_shape_of, outputs))

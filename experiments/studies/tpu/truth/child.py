@@ -42,13 +42,13 @@ def main(spec: dict[str, Any]) -> None:
         }
         lowered = export(lambda *flat: function(*jax.tree.unflatten(tree, flat)), shapes)
         bound = bind(lowered.mlir_module_serialized, known)
-        told = {"dots": dots(bound)}
+        facts = {"dots": dots(bound)}
         if spec.get("mode") == "apart":
             lowered, bound, shapes = alone(lowered, bound, spec)
             if "steps" in spec:
-                bound, told["ratios"] = cut_grids(bound, spec["steps"])
+                bound, facts["ratios"] = cut_grids(bound, spec["steps"])
                 lowered = dataclasses.replace(lowered, mlir_module_serialized=bound)
-        told["products"] = products(bound)
+        facts["products"] = products(bound)
         compiled = compile_for(
             spec, lowered, emptied(bound) if spec.get("mode") == "around" else bound, shapes
         )
@@ -56,10 +56,10 @@ def main(spec: dict[str, Any]) -> None:
     if spec.get("mode") == "around":
         from experiments.studies.tpu.truth.xla_operations import operations_around
 
-        told["around"] = [vars(operation) for operation in operations_around(hlo)]
+        facts["around"] = [vars(operation) for operation in operations_around(hlo)]
     memory = compiled.memory_analysis()
-    told |= {"temporary_bytes": int(memory.temp_size_in_bytes), "kernels": kernels_of(hlo)}
-    Path("compiled.json").write_text(json.dumps(told))
+    facts |= {"temporary_bytes": int(memory.temp_size_in_bytes), "kernels": kernels_of(hlo)}
+    Path("compiled.json").write_text(json.dumps(facts))
 
 
 def text_of(compiled: Any) -> str:

@@ -82,7 +82,7 @@ def pipeline(
     each input, core cycles of every step. ``in_turn``: the first step's blocks are all fetched before the second's."""
     steps = len(outputs)
     work: list[float] = []
-    told: list[tuple[Kind, int, int]] = []
+    entries: list[tuple[Kind, int, int]] = []
     pending, sent = 0.0, -1
     numbers = [np.cumsum([0, *(a != b for a, b in pairwise(blocks))]).tolist() for blocks in inputs]
     started: list[list[int]] = [[] for _ in inputs]
@@ -92,8 +92,8 @@ def pipeline(
         nonlocal pending
         work.append(pending)
         pending = 0.0
-        told.append((kind, size, ready))
-        return len(told) - 1
+        entries.append((kind, size, ready))
+        return len(entries) - 1
 
     for place in range(len(inputs) if in_turn else 0):
         started[place].append(tell(Kind.READ, sizes[place]))
@@ -113,5 +113,5 @@ def pipeline(
                 tell(Kind.WAIT, output_size, sent)
             sent = written
     tell(Kind.WAIT, output_size, sent)
-    columns = (np.array(column, np.int64) for column in zip(*told, strict=True))
+    columns = (np.array(column, np.int64) for column in zip(*entries, strict=True))
     return Events(np.array([*work, pending]), *columns)

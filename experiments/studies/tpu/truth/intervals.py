@@ -47,8 +47,8 @@ def table(rows: Facts) -> list[str]:
         of = [row for row in rows if kind in (row["class"], "all")]
         rest = [row for row in of if not row["fitted"]]
         pairs = [] if kind == "all" else [ERRORS[kind], ends(rows, kind)]
-        told = [f"{low:+.3f} to {high:+.3f}" for low, high in pairs] or ["", ""]
+        ranges = [f"{low:+.3f} to {high:+.3f}" for low, high in pairs] or ["", ""]
         shares = [f"{np.mean([row['held'] for row in part]):.0%}" if part else "" for part in (of, rest)]
-        cells = [kind, *told, len({family(row) for row in of}), len(of), shares[0], len(rest), shares[1]]
+        cells = [kind, *ranges, len({family(row) for row in of}), len(of), shares[0], len(rest), shares[1]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines

@@ -87,14 +87,14 @@ class Row:
     def events(self, run: Run) -> Events:
         """Of a grouped product as a whole."""
         product = max(run.operations, key=lambda op: op.cycles)
-        told = self.grouped
+        facts = self.grouped
         return grouped_events(
-            told["kind"],
-            told["shape"],
-            told["sizes"],
-            told["tiles"],
-            told["buffers"],
-            int(product.events.work.sum()) / told["steps"],
+            facts["kind"],
+            facts["shape"],
+            facts["sizes"],
+            facts["tiles"],
+            facts["buffers"],
+            int(product.events.work.sum()) / facts["steps"],
         )
 
     def _scaled(self, op: Operation, rules: Rules) -> float:

@@ -79,9 +79,9 @@ class Run:
 
 def key_of(spec: dict[str, Any]) -> str:
     """Cache key: the source's text, how it is called, the chip and the toolchain."""
-    told = {name: spec[name] for name in sorted(spec) if name not in ("source", "paths", "root")}
+    call = {name: spec[name] for name in sorted(spec) if name not in ("source", "paths", "root")}
     versions = {name: version for name, version in recipe.toolchain().items() if name != "time_model"}
-    text = Path(spec["source"]).read_text() + json.dumps([told, versions], sort_keys=True)
+    text = Path(spec["source"]).read_text() + json.dumps([call, versions], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -128,7 +128,7 @@ def _attempt(spec: dict[str, Any], limit: float, mode: str = "") -> tuple[Operat
     with tempfile.TemporaryDirectory(prefix="tpu_truth_") as name:
         folder = Path(name)
         environment = {**os.environ, **recipe.compile_environment(folder, simulate=mode != "around")}
-        told = {
+        request = {
             "root": str(ROOT),
             "paths": [],
             **spec,
@@ -136,7 +136,7 @@ def _attempt(spec: dict[str, Any], limit: float, mode: str = "") -> tuple[Operat
             "kind": chip.device_kind,
             "mode": mode,
         }
-        (folder / "spec.json").write_text(json.dumps(told))
+        (folder / "spec.json").write_text(json.dumps(request))
         child = Path(__file__).with_name("child.py")
         try:
             done = subprocess.run(
@@ -155,13 +155,13 @@ def _attempt(spec: dict[str, Any], limit: float, mode: str = "") -> tuple[Operat
         if done.returncode != 0:
             return _reason(done)
         try:
-            told = json.loads((folder / "compiled.json").read_text())
+            facts = json.loads((folder / "compiled.json").read_text())
             if mode == "around":
-                return _around(told["around"], told["dots"], chip)
-            operations = _read(folder, told.get("ratios"))
+                return _around(facts["around"], facts["dots"], chip)
+            operations = _read(folder, facts.get("ratios"))
         except ParseError as error:
             return f"dumps: {error}"
-        return _followed(operations, told["products"], chip) or operations
+        return _followed(operations, facts["products"], chip) or operations
 
 
 def _around(found: Sequence[dict[str, Any]], dots: int, chip: Chip) -> tuple[Operation, ...]:
@@ -256,7 +256,7 @@ def _read(folder: Path, ratios: Sequence[float] | None = None) -> tuple[Operatio
 
 
 def _save(path: Path, run: Run) -> None:
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "failure": run.failure,
         "wall_seconds": run.wall_seconds,
         "apart": run.apart,
@@ -264,21 +264,21 @@ def _save(path: Path, run: Run) -> None:
     }
     arrays = {}
     for number, op in enumerate(run.operations):
-        told["operations"].append({k: v for k, v in vars(op).items() if k != "events"})
+        record["operations"].append({k: v for k, v in vars(op).items() if k != "events"})
         for field, values in vars(op.events).items():
             arrays[f"{number}.{field}"] = values
     temporary = path.with_suffix(".part.npz")
-    np.savez_compressed(temporary, told=np.array(json.dumps(told)), **arrays)
+    np.savez_compressed(temporary, told=np.array(json.dumps(record)), **arrays)
     os.replace(temporary, path)
 
 
 def _load(path: Path) -> Run:
     with np.load(path) as kept:
-        told = json.loads(str(kept["told"]))
+        record = json.loads(str(kept["told"]))
         operations = tuple(
             Operation(
                 **entry, events=Events(*(kept[f"{n}.{f}"] for f in ("work", "kinds", "sizes", "ready")))
             )
-            for n, entry in enumerate(told["operations"])
+            for n, entry in enumerate(record["operations"])
         )
-    return Run(operations, told["failure"], told["wall_seconds"], told.get("apart", False))
+    return Run(operations, record["failure"], record["wall_seconds"], record.get("apart", False))

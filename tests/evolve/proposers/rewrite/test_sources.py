@@ -42,7 +42,7 @@ def test_unused_parameters_leave_the_space():
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "reason"),
     [
         ("def build(:\n", "does not parse"),
         ("x = 1\n", "no import of triton, gluon or pallas"),
@@ -56,12 +56,12 @@ def test_unused_parameters_leave_the_space():
         (PLAIN.replace("x_ref, y_ref, z_ref, acc_ref, *,", "*refs,"), "takes *refs"),
     ],
 )
-def test_unsupported_source_is_named_once(source, said, caplog):
+def test_unsupported_source_is_named_once(source, reason, caplog):
     offers.cache_clear()
     with caplog.at_level(logging.INFO):
         pairs = offers(source)
     lines = [r.getMessage() for r in caplog.records]
-    assert sum(said in line for line in lines) == 1
+    assert sum(reason in line for line in lines) == 1
     assert not any(rule.name.startswith(("pallas_cache", "pallas_chunk")) for rule, _ in pairs)
 
 

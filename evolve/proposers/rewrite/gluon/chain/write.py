@@ -162,8 +162,8 @@ class ChainText:
         self.edit, self.chains, self.tunables = edit, chains, tunables
         self.kernel, self.source = chains.kernel, chains.kernel.source
         self.entry = self.source.fresh(f"{self.kernel.name}_lowered")
-        taken = {n for s in chains.everything for n in s.reads | s.writes}
-        self.names = {name: self._fresh(name, taken) for name in NAMES.split()}
+        used_names = {n for s in chains.everything for n in s.reads | s.writes}
+        self.names = {name: self._fresh(name, used_names) for name in NAMES.split()}
         functions = ("place_of", "ring_of")
         self.names |= {name: self.source.fresh(name) for name in functions}
         self.grid = chains.grid
@@ -180,9 +180,9 @@ class ChainText:
             affected([Statement(n.node) for n in outer], {chains.loops[0].sums}) - self._rows_of_scores()
         )
 
-    def _fresh(self, name: str, taken: Collection[str]) -> str:
+    def _fresh(self, name: str, used_names: Collection[str]) -> str:
         found = self.source.fresh(name)
-        while found in taken:
+        while found in used_names:
             found = self.source.fresh(f"{found}_")
         return found
 
@@ -614,9 +614,9 @@ class ChainText:
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
         }
-        taken = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.identifiers
-        if taken := taken - set(self.source.space) - set(self.tunables.values()):
-            raise Unsupported(f"a launch that already uses the name {min(taken)}")
+        clashes = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.identifiers
+        if clashes := clashes - set(self.source.space) - set(self.tunables.values()):
+            raise Unsupported(f"a launch that already uses the name {min(clashes)}")
         new = _indented(filled(texts.HOST, table))
         statement = self.source.statement(self.kernel.launch())
         old = _indented(spare_launch(self.source, statement))

@@ -230,17 +230,17 @@ def find_chain(view: PallasCall, refs: Sequence[str]) -> Chain | None:
 def _named_values(
     finder: ChainFinder, computed: Sequence[cst.CSTNode], rest: Sequence[cst.CSTNode]
 ) -> list[ChainValue]:
-    taken: set[str] = set()
+    read_names: set[str] = set()
     for statement in rest:
         if isinstance(statement, cst.For) and finder.placed[statement][1] is None:
-            taken |= reads_of(finder.kernel.code(statement.iter))
+            read_names |= reads_of(finder.kernel.code(statement.iter))
         else:
-            taken |= reads_of(dedented(finder.kernel, statement))
+            read_names |= reads_of(dedented(finder.kernel, statement))
     values = []
     for statement in computed:
         names, _ = assigned_value(statement) or ([], None)
         for name in names:
-            if name in taken and finder.defs[name][-1] is statement:
+            if name in read_names and finder.defs[name][-1] is statement:
                 values.append(ChainValue(name, finder.placed[statement][1], None, statement))
     return values
 

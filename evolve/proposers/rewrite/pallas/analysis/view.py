@@ -217,10 +217,10 @@ class PallasCall:
         """An expression of the launch as text for the kernel, None where its names mean something else there."""
         text = self.kernel.code(value)
         scope = self.kernel.enclosing(self.function, cst.FunctionDef)
-        taken = set(definitions(self.function)) | {p.name.value for p in parameters(self.function)}
+        own_names = set(definitions(self.function)) | {p.name.value for p in parameters(self.function)}
         if scope is None or scope is not self.kernel.enclosing(self.call, cst.FunctionDef):
             return text if text.isdigit() else None
-        if reads_of(text) & taken:
+        if reads_of(text) & own_names:
             return None
         return text if text.isidentifier() or text.isdigit() else f"({text})"
 
