@@ -79,6 +79,8 @@ def test_several_threads_have_children_of_one_template(others, template, tmp_pat
     assert template.cpu_seconds > one.cpu_seconds
     assert len(set(templates()) - others) == 1
     other.close()
+    assert len(set(templates()) - others) == 1, "it is the other's, too"
+    template.close()
     assert set(templates()) <= others
 
 
