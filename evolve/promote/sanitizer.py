@@ -49,7 +49,12 @@ def examine(
         child = [sys.executable, "-m", __name__, json.dumps([resolved.config.operator, place, shapes])]
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         runs = {tool: subprocess.Popen([program, "--tool", tool, *child], **pipe) for tool in TOOLS}  # type: ignore[call-overload]
-        return {tool: _reading(tool, run) for tool, run in runs.items()}
+        try:
+            return {tool: _reading(tool, run) for tool, run in runs.items()}
+        finally:
+            for run in runs.values():  # of a tool that is not asked after another one refused
+                run.kill()
+                run.wait()
 
 
 def _reading(tool: str, run: subprocess.Popen[str]) -> int | str:

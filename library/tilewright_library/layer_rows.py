@@ -89,7 +89,7 @@ _TABLES = Dispatcher()
 def served_rows(trains: bool, n: int, k: int, device: str) -> Ranges:
     """The rows at which kernels take the products of w [N, K], asked at powers of two: the reference is no fast way."""
 
-    def taken(name: str, *dims: int) -> bool:
+    def takes(name: str, *dims: int) -> bool:
         try:
             known = _TABLES.table(f"{FAMILY}/{name}", device).choose(dims).dims
         except store.NotServed:
@@ -99,11 +99,11 @@ def served_rows(trains: bool, n: int, k: int, device: str) -> Ranges:
 
     found: list[tuple[int, int]] = []
     for m in (1 << power for power in range(7 if trains else 0, 24)):
-        y = taken("gemm_nt", m, n, k)
+        y = takes("gemm_nt", m, n, k)
         if trains:
-            served = y and taken("gemm_nt", m, k, n) and taken("gemm_nt_rows", n, k, m)
+            served = y and takes("gemm_nt", m, k, n) and takes("gemm_nt_rows", n, k, m)
         else:
-            served = y or taken("linear", m, n, k)
+            served = y or takes("linear", m, n, k)
         if served and found and found[-1][1] == m // 2 + 1:
             found[-1] = found[-1][0], m + 1
         elif served:

@@ -112,9 +112,8 @@ class RecordedCall(TorchDispatchMode):
             return args[0]
         if name in VIEWS:
             return func(*args, **options)
-        with (
-            self
-        ):  # called within an operator, what torch makes of other operations comes as it is: ``reshape``
+        # within an operator, operations that torch makes of others come undivided, such as ``reshape``
+        with self:
             made = func.decompose(*args, **options)
         if made is NotImplemented:
             raise ForeignWork(f"work outside the kernel: torch computes {name}")

@@ -89,7 +89,14 @@ class DeviceOracle:
             return self._heard(process, ANSWER_SECONDS)
 
     def begin(self) -> subprocess.Popen[bytes]:
-        """The process, which is started where there is none; nobody waits for it. Raises OSError."""
+        """The process, which is started if there is none; nobody waits for it. Raises OSError, and RuntimeError once it
+        is closed."""
+        with self._turn:
+            return self._begun()
+
+    def _begun(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise RuntimeError("it is closed")
         if self._process is None or self._process.poll() is not None:
             self._reader, self._ready = FrameReader(_LIMIT), False
             self._process = subprocess.Popen(
@@ -99,9 +106,7 @@ class DeviceOracle:
         return self._process
 
     def _started(self) -> subprocess.Popen[bytes]:
-        if self._closed:
-            raise RuntimeError("it is closed")
-        process = self.begin()
+        process = self._begun()
         if not self._ready:
             ready = self._heard(process, START_SECONDS)
             if ready.kind != "ready":

@@ -247,7 +247,7 @@ class LocalStation:
     def warm_oracle(self) -> None:
         """Start what ``sample`` asks without waiting for it."""
         if self._oracle is not None:
-            with contextlib.suppress(OSError):  # who asks it is told
+            with contextlib.suppress(OSError, RuntimeError):  # who asks it hears why
                 self._oracle.begin()
 
     def scale(self) -> DeviceRatio:

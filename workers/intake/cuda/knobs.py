@@ -20,7 +20,7 @@ _OWN = "#if RESTRICT\n#define OWN_MEMORY __restrict__\n#else\n#define OWN_MEMORY
 
 WARP, SECONDS = 32, 30.0  # after these no other value is compiled
 
-Said = Callable[[Mapping[str, int]], Any]
+Launch = Callable[[Mapping[str, int]], Any]
 
 
 def scheduled(code: DeviceCode, launched: Mapping[str, int], steps: Any = ()) -> tuple[str, dict[str, int]]:
@@ -49,7 +49,7 @@ def scheduled(code: DeviceCode, launched: Mapping[str, int], steps: Any = ()) ->
 
 
 def found_knobs(
-    knobs: Mapping[str, int], certain: Mapping[str, int], code: DeviceCode, launch: Said,
+    knobs: Mapping[str, int], certain: Mapping[str, int], code: DeviceCode, launch: Launch,
     compiles: Callable[[str, int], bool],
 ) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]]]:  # fmt: skip
     """The parameters with the values that compile, and the numbers that keep theirs, with why. ``certain``: those that
@@ -77,7 +77,7 @@ def _count(sizes: Any) -> int:
     return math.prod(sizes) if isinstance(sizes, tuple) else int(sizes)
 
 
-def _meaning(name: str, default: int, code: DeviceCode, launch: Said) -> str:
+def _meaning(name: str, default: int, code: DeviceCode, launch: Launch) -> str:
     """Why a number keeps its value; empty where it only tiles."""
     kernels = " ".join(kernel.text for kernel in code.kernels.values())
     if re.search(rf"[!=]=\s*{name}\b|\b{name}\s*[!=]=|case\s+{name}\b", code.text):

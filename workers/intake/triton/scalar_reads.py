@@ -15,7 +15,7 @@ from tilewright.workers.intake.source import traced_numbers
 READ = "read"
 """Among the atoms of every number that came from a tensor's values."""
 
-_SAID = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "float": ""}
+_SPELLINGS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "float": ""}
 """What may be reckoned with such a number, beside arithmetic with numbers that are known."""
 
 
@@ -37,10 +37,10 @@ def head(parameter: str, code: str, known: Mapping[str, object]) -> Head | None:
     """A parameter whose value ``code`` is made of atoms of ``known``; None where a kernel cannot say it."""
     names = dict.fromkeys(re.findall(r"\b[A-Za-z_]\w*", code))
     atoms = [name for name in names if name in known]
-    if names.keys() - set(atoms) - set(_SAID):
+    if names.keys() - set(atoms) - set(_SPELLINGS):
         return None
     given = {atom: f"{parameter}_ptr{n}" for n, atom in enumerate(atoms)}
-    spellings = {**_SAID, **{atom: f"tl.load({pointer})" for atom, pointer in given.items()}}
+    spellings = {**_SPELLINGS, **{atom: f"tl.load({pointer})" for atom, pointer in given.items()}}
     text = re.sub(r"\b[A-Za-z_]\w*", lambda name: spellings[name[0]], code)
     return Head(f"{parameter} = {text}", {pointer: atom for atom, pointer in given.items()})
 
