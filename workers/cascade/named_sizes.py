@@ -9,6 +9,7 @@ import ast
 import functools
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ _ARITHMETIC = (
 _CALLED = {
     "min()": min, "max()": max, "abs()": abs, "int()": int, "len()": len, "str()": str, "gcd()": math.gcd,
     "cdiv()": lambda n, by: -(-n // by), "next_power_of_2()": lambda n: 1 << max(0, int(n) - 1).bit_length(),
+    "sqrt()": math.sqrt,
 }  # fmt: skip
 """What a module may call of numbers, by its last name and in a way that no name is written."""
 
@@ -41,6 +43,9 @@ _REDUCED = frozenset(["sum()", "max()", "min()", "reduce()", "count_nonzero()"])
 
 _COUNTS = frozenset(f"{of}num_programs({axis})" for of in ("tl.", "gl.", "pl.", "") for axis in range(3))
 """Calls that count what there is."""
+
+_PLACES = re.compile(r"\w+\.(program_id|arange)\(")
+"""Calls that number what there is: each goes from 0 to below a size."""
 
 
 class NamedSizes(NamedTuple):
@@ -71,6 +76,7 @@ def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
         node, scope = left.pop()
         decides = isinstance(node, ast.Expr)
         tested = origins.of(node, scope) if decides or isinstance(node, _DECIDED) else None
+        tested = _placed(tested) if tested is not None else None
         unknown = _unknown(tested) if tested is not None else []
         if tested is not None and len(unknown) == 1:
             sizes, _ = _tried(tested)
@@ -140,7 +146,10 @@ class _Origins:
             key = ast.unparse(node.slice).strip("'")
             return ast.Constant(self._params[key]) if key in self._params else ast.Name(key, ast.Load())
         called = f"{ast.unparse(node.func).rpartition('.')[2]}()" if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and called in _CALLED and not node.keywords:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and called == "to()":
+            whole = any(".int" in ast.unparse(arg) for arg in node.args)
+            node = ast.Call(ast.Name("int()" if whole else "abs()", ast.Load()), [node.func.value], [])
+        elif isinstance(node, ast.Call) and called in _CALLED and not node.keywords:
             node = ast.Call(ast.Name(called, ast.Load()), node.args, [])
         elif isinstance(node, ast.NamedExpr):
             return self._of(node.value, scope, line, depth, nested + 1)
@@ -179,6 +188,21 @@ def _tried(node: ast.AST) -> tuple[np.ndarray, list[int]]:
     near = {n + by for n in made for by in (-1, 0, 1)}
     sizes = sorted({*range(1, TRIED), *(n for n in near if 0 < n <= LARGEST)})
     return np.array(sizes, np.int64), sorted({*numbers, *range(BESIDE)} - {0})
+
+
+def _placed(tested: ast.expr) -> ast.expr:
+    """With numbers of lanes and programs as 0, but for the first of several where no size is unknown beside."""
+    names = [n for n in ast.walk(tested) if isinstance(n, ast.Name) and n.id not in _CALLED]
+    places = list(dict.fromkeys(n.id for n in names if _PLACES.match(n.id)))
+    kept = places[-1:] if {n.id for n in names} == set(places) else []
+
+    class Replaced(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            if node.id in kept:
+                return ast.Name(node.id.replace("(", "["), ast.Load())
+            return ast.Constant(0) if node.id in places else node
+
+    return Replaced().visit(tested) if places else tested
 
 
 def _unknown(tested: ast.expr) -> list[str]:
