@@ -191,15 +191,16 @@ def _tried(node: ast.AST) -> tuple[np.ndarray, list[int]]:
 
 
 def _placed(tested: ast.expr) -> ast.expr:
-    """With numbers of lanes and programs as 0, but for the first of several where no size is unknown beside."""
+    """With numbers of lanes and programs as 0; where no size is unknown beside, one of them as a size's last."""
     names = [n for n in ast.walk(tested) if isinstance(n, ast.Name) and n.id not in _CALLED]
-    places = list(dict.fromkeys(n.id for n in names if _PLACES.match(n.id)))
+    places = sorted({n.id for n in names if _PLACES.match(n.id)}, key=lambda name: "arange" in name)
     kept = places[-1:] if {n.id for n in names} == set(places) else []
 
     class Replaced(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
             if node.id in kept:
-                return ast.Name(node.id.replace("(", "["), ast.Load())
+                size = ast.Name(node.id.replace("(", "["), ast.Load())
+                return ast.BinOp(size, ast.Sub(), ast.Constant(1))
             return ast.Constant(0) if node.id in places else node
 
     return Replaced().visit(tested) if places else tested
