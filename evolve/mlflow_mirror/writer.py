@@ -40,6 +40,7 @@ from tilewright.evolve.mlflow_mirror import view
 from tilewright.evolve.mlflow_mirror.content import CANDIDATE, NOTE, UID, CampaignProgress, RunContent
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.bill import ranked
 from tilewright.evolve.report.data import CampaignData, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.fitness.evaluation import Evaluation
@@ -195,7 +196,7 @@ class Mirror:
             self._flush()
             self._write_exchanges()
             return False
-        arrival, index, evaluation, at = row
+        arrival, index, evaluation, at = row[0], row[1], ranked(row[2]), row[3]
         self._read_candidates()
         is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once

@@ -9,7 +9,7 @@ from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.text import duration_text, gain_text, money_text, number_text, percent_text
-from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import UnknownTarget, load_target, target_text
 from tilewright.seeds.operator import Scope
 
@@ -220,6 +220,13 @@ def timed(target: object) -> bool:
         return not load_target(str(target)).gpu_interpreter
     except UnknownTarget:
         return True
+
+
+def ranked(evaluation: Evaluation) -> Evaluation:
+    """An evaluation as pages show it: without figures where times mean nothing."""
+    if timed(evaluation.target):
+        return evaluation
+    return evaluation.model_copy(update={"fitness": None, "interval": None, "workloads": ()})
 
 
 def count_text(evaluations: int, duplicates: int) -> str:

@@ -111,7 +111,7 @@ def _cards(data: CampaignData) -> str:
     for scope in (Scope.FINAL, Scope.SUITE):
         rows = [row for row in data.ranking(scope) if row.evaluation.verdict is Verdict.OK]
         winner = next((row for row in rows if row.role == "winner"), None)
-        if winner is None:
+        if winner is None or not winner.evaluation.workloads:
             continue
         mine = winner.evaluation.workloads[0]
         cards = [
@@ -160,6 +160,8 @@ def _change(data: CampaignData) -> str:
 def _convergence(data: CampaignData) -> str:
     if not data.points:
         return tag("p", "No evaluation has finished yet.")
+    if not data.timed:
+        return ""
     certainty = "Figures of this target repeat exactly and have no interval"
     if any(p.evaluation.interval and len(set(p.evaluation.interval)) > 1 for p in data.points):
         level = (
