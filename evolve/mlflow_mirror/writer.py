@@ -44,6 +44,7 @@ from tilewright.evolve.report.bill import ranked
 from tilewright.evolve.report.data import CampaignData, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
 log = logging.getLogger("tilewright.mirror")
@@ -244,9 +245,8 @@ class Mirror:
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
         note = {NOTE: run_content.experiment_note(self._facts)}
-        self._experiment = experiment_of(
-            self._client, run_content.experiment_name(self._facts), self._artifacts, note
-        )
+        name = f"tilewright/{self._facts.get('operator')}/{target_text(self._facts.get('target'))}"
+        self._experiment = experiment_of(self._client, name, self._artifacts, note)
         parents: list[Run] = []
         children: dict[int, KnownRun] = {}
         extra: list[Run] = []

@@ -131,7 +131,7 @@ class Bill:
             rows["money"] = f"{money_text(money)} {self.currency}: {each}"
         if self.gain is not None:
             where = f" ({self.target}, {self.kind})" if self.kind else ""
-            rows["gain"] = f"{gain_text(self.gain) if self.gain != 1 else 'none'} over the best seed{where}"
+            rows["gain"] = f"{gain_text(self.gain)} over the best seed{where}"
         return rows
 
     def lines(self, verbose: bool = False) -> list[str]:

@@ -66,6 +66,8 @@ def campaign_files(data: CampaignData) -> dict[str, str]:
 
 def render(data: CampaignData) -> str:
     """The page as text. It loads nothing from the network, and its policy forbids it."""
+    caption = "Seconds by the clocks of the campaign and its workers"
+    bill = tables.fact_table(caption, data.bill.rows(), numbers=False) if data.points else ""
     sections = [
         _header(data),
         section("Winner against seed", _change(data)),
@@ -79,7 +81,7 @@ def render(data: CampaignData) -> str:
         section("Lineage of the winner", _lineage(data)),
         section("Where the kernel's time goes", tables.diagnosis_section(data)),
         section("Winner", _winner(data)),
-        section("Bill", _bill(data)),
+        section("Bill", bill),
         section("Setup", _setup(data)),
     ]
     title = f"{data.facts.get('id', 'campaign')} · tilewright"
@@ -218,11 +220,6 @@ def _winner(data: CampaignData) -> str:
     source = tag("details", tag("summary", "Source") + code(genome.source))
     facts = note(f"candidate {data.winner.index}, genome {genome.id}")
     return facts + tables.fact_table("Parameters", genome.params) + source
-
-
-def _bill(data: CampaignData) -> str:
-    caption = "Seconds by the clocks of the campaign and its workers"
-    return tables.fact_table(caption, data.bill.rows(), numbers=False) if data.points else ""
 
 
 def _setup(data: CampaignData) -> str:
