@@ -57,6 +57,14 @@ def squared_relu(x, rows=8):
 def plain(x):
     return jnp.square(jax.nn.relu(x))
 """
+TINY = f"""name: tiny
+operator: {ROOT}/testkit/fixtures/small_gemm/good
+target: tpu7x
+suite: tiny
+seeds: [tiled]
+baselines: []
+budget: {{evaluations: 3}}
+"""
 
 
 @pytest.fixture
@@ -64,7 +72,7 @@ def here(tmp_path, monkeypatch):
     """A user's folder with a file of each language and some that are none."""
     files = {
         "mine.py": TRITON, "jaxed.py": PALLAS, "broken.py": "def f(:", "empty.yaml": "", "words.yaml": "hello",
-        "half.yaml": "name: [",
+        "half.yaml": "name: [", "tiny.yaml": TINY,
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
