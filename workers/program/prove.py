@@ -22,7 +22,7 @@ import torch
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
 from tilewright.workers.program.calls import Watch, answers
-from tilewright.workers.program.launches import tuner_of
+from tilewright.workers.program.launches import is_wrapped, tuner_of
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
@@ -384,7 +384,8 @@ class Proof:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label and (PINNED in self.parts or tuner_of(launch.outer))
+            if f"{launch.module}.{launch.name}" == label
+            and (is_wrapped if PINNED in self.parts else tuner_of)(launch.outer)
         }  # fmt: skip
         found = self.parts[label][0]
         if chosen and isinstance(found, Replacement) and label != PINNED:
