@@ -119,7 +119,9 @@ def test_where_the_host_bounds_what_is_launched_directly_had_something_look_at_i
 ) -> None:
     kernel = Kernel(nothing)
     outer = SimpleNamespace(fn=kernel) if wrapped else kernel
-    launch: Any = SimpleNamespace(outer=outer, number=0, module="m", name="n", key=(), values=1, left="", chosen={})
+    launch: Any = SimpleNamespace(
+        outer=outer, number=0, module="m", name="n", key=(), values=1, left="", chosen={}
+    )
     assert len(_replacements([], [launch], every=True)) == count
 
 
