@@ -44,7 +44,7 @@ _REDUCED = frozenset(["sum()", "max()", "min()", "reduce()", "count_nonzero()"])
 _COUNTS = frozenset(f"{of}num_programs({axis})" for of in ("tl.", "gl.", "pl.", "") for axis in range(3))
 """Calls that count what there is."""
 
-_PLACES = re.compile(r"\w+\.(program_id|arange)\(")
+_PLACES = re.compile(r"(\w+\.)+(program_id|arange|broadcasted_iota)\(")
 """Calls that number what there is: each goes from 0 to below a size."""
 
 
@@ -76,7 +76,8 @@ def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
         node, scope = left.pop()
         decides = isinstance(node, ast.Expr)
         tested = origins.of(node, scope) if decides or isinstance(node, _DECIDED) else None
-        tested = _placed(tested) if tested is not None else None
+        placed = tested is not None and _PLACES.search(ast.unparse(tested)) is not None
+        tested = _placed(tested) if tested is not None and placed else tested
         unknown = _unknown(tested) if tested is not None else []
         if tested is not None and len(unknown) == 1:
             sizes, _ = _tried(tested)
@@ -87,7 +88,8 @@ def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
                 few |= dict.fromkeys(
                     int(sizes[run[n]]) for run in _rare(holds) for n in (0, -1, len(run) // 2)
                 )
-                continue
+                if not placed:  # else its parts say more
+                    continue
         elif tested is not None and len(unknown) == 2 and not decides:
             pairs |= dict.fromkeys(_pairs(tested, *unknown))
         scope = node.name if isinstance(node, ast.FunctionDef) and not scope else scope
@@ -203,7 +205,8 @@ def _placed(tested: ast.expr) -> ast.expr:
                 return ast.BinOp(size, ast.Sub(), ast.Constant(1))
             return ast.Constant(0) if node.id in places else node
 
-    return Replaced().visit(tested) if places else tested
+    found: ast.expr = Replaced().visit(tested)
+    return found
 
 
 def _unknown(tested: ast.expr) -> list[str]:

@@ -156,23 +156,27 @@ class Operands:
             self._kept[key] = made, self._checksums.of(made)
             # the first kind of a seed in use is never made again: every evaluation needs it
             others = [old for old in self._kept if old not in self._used and (old[2] or old[0] != key[0])]
-            while others and sum(_size(tensors) for tensors, _ in self._kept.values()) > KEPT_BYTES:
+            while others and self.full:
                 del self._kept[others.pop(0)]
         self._kept.move_to_end(key)
         self._used.add(key)
         return self._kept[key][0]
 
-    def changed(self, *, every: bool = False) -> bool:
-        """Whether a kernel wrote to those used since this was asked last, or to any; then none kept are used again."""
-        kept = [one for key, one in self._kept.items() if every or key in self._used]
-        found = self._checksums.of(
-            {f"{n}/{name}": t for n, (some, _) in enumerate(kept) for name, t in some.items()}
+    @property
+    def full(self) -> bool:
+        """Whether there is more than is kept: what a job does not need any more must be looked at before it is done."""
+        return sum(_size(tensors) for tensors, _ in self._kept.values()) > KEPT_BYTES
+
+    def changed(self) -> set[Key]:
+        """Those that a kernel wrote to, of whatever job; then none kept are used again."""
+        sums = iter(
+            self._checksums.of({f"{k}/{n}": t for k, (s, _) in self._kept.items() for n, t in s.items()})
         )
+        found = {key for key, (some, known) in self._kept.items() if [next(sums) for _ in some] != known}
         self._used = set()
-        if found == [total for _, sums in kept for total in sums]:
-            return False
-        self._kept.clear()
-        return True
+        if found:
+            self._kept.clear()
+        return found
 
     def _made(
         self, job: Frame, key: Key, spec: Mapping[str, Any], tables: Mapping[str, np.ndarray]
