@@ -9,7 +9,6 @@ import ast
 import functools
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -38,14 +37,11 @@ _CALLED = {
 }  # fmt: skip
 """What a module may call of numbers, by its last name and in a way that no name is written."""
 
-_REDUCED = frozenset(["sum()", "max()", "min()", "reduce()", "count_nonzero()"])
-"""Calls that make one number of many: of a mask, a size."""
+_COUNTED = frozenset(["sum()", "max()", "min()", "reduce()", "count_nonzero()", "num_programs()"])
+"""Calls that make one number of many, of a mask a size, or count what there is."""
 
-_COUNTS = frozenset(f"{of}num_programs({axis})" for of in ("tl.", "gl.", "pl.", "") for axis in range(3))
-"""Calls that count what there is."""
-
-_PLACES = re.compile(r"(\w+\.)+(program_id|arange|broadcasted_iota)\(")
-"""Calls that number what there is: each goes from 0 to below a size."""
+_NUMBERED = frozenset(["program_id()", "arange()", "broadcasted_iota()"])
+"""Calls that number what there is, from 0: the largest such number is one below a size."""
 
 
 class NamedSizes(NamedTuple):
@@ -76,8 +72,6 @@ def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
         node, scope = left.pop()
         decides = isinstance(node, ast.Expr)
         tested = origins.of(node, scope) if decides or isinstance(node, _DECIDED) else None
-        placed = tested is not None and _PLACES.search(ast.unparse(tested)) is not None
-        tested = _placed(tested) if tested is not None and placed else tested
         unknown = _unknown(tested) if tested is not None else []
         if tested is not None and len(unknown) == 1:
             sizes, _ = _tried(tested)
@@ -88,8 +82,7 @@ def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
                 few |= dict.fromkeys(
                     int(sizes[run[n]]) for run in _rare(holds) for n in (0, -1, len(run) // 2)
                 )
-                if not placed:  # else its parts say more
-                    continue
+                continue
         elif tested is not None and len(unknown) == 2 and not decides:
             pairs |= dict.fromkeys(_pairs(tested, *unknown))
         scope = node.name if isinstance(node, ast.FunctionDef) and not scope else scope
@@ -148,15 +141,16 @@ class _Origins:
             key = ast.unparse(node.slice).strip("'")
             return ast.Constant(self._params[key]) if key in self._params else ast.Name(key, ast.Load())
         called = f"{ast.unparse(node.func).rpartition('.')[2]}()" if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and called == "to()":
-            whole = any(".int" in ast.unparse(arg) for arg in node.args)
-            node = ast.Call(ast.Name("int()" if whole else "abs()", ast.Load()), [node.func.value], [])
+        if called == "to()" and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            cut = "int()" if any(".int" in ast.unparse(arg) for arg in node.args) else "abs()"
+            node = ast.Call(ast.Name(cut, ast.Load()), [node.func.value], [])
         elif isinstance(node, ast.Call) and called in _CALLED and not node.keywords:
             node = ast.Call(ast.Name(called, ast.Load()), node.args, [])
         elif isinstance(node, ast.NamedExpr):
             return self._of(node.value, scope, line, depth, nested + 1)
-        elif called in _REDUCED:
-            return ast.Name(ast.unparse(node).replace("(", "["), ast.Load())  # as a size, and as no call
+        elif called in _COUNTED | _NUMBERED:
+            size = ast.Name(ast.unparse(node).replace("(", "["), ast.Load())  # and no call
+            return size if called in _COUNTED else ast.BinOp(size, ast.Sub(), ast.Constant(1))
         elif not isinstance(node, (*_ARITHMETIC, ast.Constant)):
             return ast.Name(ast.unparse(node), ast.Load())
         elif isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value.is_integer():
@@ -192,23 +186,6 @@ def _tried(node: ast.AST) -> tuple[np.ndarray, list[int]]:
     return np.array(sizes, np.int64), sorted({*numbers, *range(BESIDE)} - {0})
 
 
-def _placed(tested: ast.expr) -> ast.expr:
-    """With numbers of lanes and programs as 0; where no size is unknown beside, one of them as a size's last."""
-    names = [n for n in ast.walk(tested) if isinstance(n, ast.Name) and n.id not in _CALLED]
-    places = sorted({n.id for n in names if _PLACES.match(n.id)}, key=lambda name: "arange" in name)
-    kept = places[-1:] if {n.id for n in names} == set(places) else []
-
-    class Replaced(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            if node.id in kept:
-                size = ast.Name(node.id.replace("(", "["), ast.Load())
-                return ast.BinOp(size, ast.Sub(), ast.Constant(1))
-            return ast.Constant(0) if node.id in places else node
-
-    found: ast.expr = Replaced().visit(tested)
-    return found
-
-
 def _unknown(tested: ast.expr) -> list[str]:
     """Names that nobody knows; none where a truth is no plain arithmetic of sizes, or could make long texts."""
     parts = list(ast.walk(tested))
@@ -216,7 +193,7 @@ def _unknown(tested: ast.expr) -> list[str]:
     text = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
     unknown = {part.id for part in parts if isinstance(part, ast.Name)} - _CALLED.keys()
     long = raised > 1 or (text and any(isinstance(part, ast.BinOp) for part in parts))
-    calls = any("(" in name for name in unknown - _COUNTS)
+    calls = any("(" in name for name in unknown)
     return [] if long or calls or not all(map(_is_plain, parts)) else sorted(unknown)
 
 

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -145,7 +145,7 @@ class Operands:
         self._device = device
         self._checksums = Checksums(device)
         self._kept: OrderedDict[Key, tuple[Tensors, list[int]]] = OrderedDict()
-        self._used: set[Key] = set()
+        self._changed: set[Key] = set()
 
     def of(self, job: Frame, workload: Mapping[str, Any], kind: str = "") -> Tensors:
         """Made from a table the job brings (see ``seeds.sampled``), or sent. ``kind``: one beside the first."""
@@ -154,29 +154,24 @@ class Operands:
             tables = operand_tables(job, kind)
             made = {spec["name"]: self._made(job, key, spec, tables) for spec in workload["inputs"]}
             self._kept[key] = made, self._checksums.of(made)
-            # the first kind of a seed in use is never made again: every evaluation needs it
-            others = [old for old in self._kept if old not in self._used and (old[2] or old[0] != key[0])]
-            while others and self.full:
+            # those of a workload under way are needed, and the first kind of a seed in use by every evaluation
+            others = [old for old in self._kept if old[:2] != key[:2] and (old[2] or old[0] != key[0])]
+            while others and sum(_size(tensors) for tensors, _ in self._kept.values()) > KEPT_BYTES:
+                self._changed |= self._written(others[:1])
                 del self._kept[others.pop(0)]
         self._kept.move_to_end(key)
-        self._used.add(key)
         return self._kept[key][0]
 
-    @property
-    def full(self) -> bool:
-        """Whether there is more than is kept: what a job does not need any more must be looked at before it is done."""
-        return sum(_size(tensors) for tensors, _ in self._kept.values()) > KEPT_BYTES
-
     def changed(self) -> set[Key]:
-        """Those that a kernel wrote to, of whatever job; then none kept are used again."""
-        sums = iter(
-            self._checksums.of({f"{k}/{n}": t for k, (s, _) in self._kept.items() for n, t in s.items()})
-        )
-        found = {key for key, (some, known) in self._kept.items() if [next(sums) for _ in some] != known}
-        self._used = set()
+        """Those that a kernel wrote to since this was asked last; then none kept are used again."""
+        found, self._changed = self._changed | self._written(self._kept), set()
         if found:
             self._kept.clear()
         return found
+
+    def _written(self, keys: Collection[Key]) -> set[Key]:
+        sums = iter(self._checksums.of({f"{k}/{n}": t for k in keys for n, t in self._kept[k][0].items()}))
+        return {key for key in keys if [next(sums) for _ in self._kept[key][0]] != self._kept[key][1]}
 
     def _made(
         self, job: Frame, key: Key, spec: Mapping[str, Any], tables: Mapping[str, np.ndarray]

