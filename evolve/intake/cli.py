@@ -122,15 +122,17 @@ def _plan(
 
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
-    from tilewright.evolve.campaign.targets import require_usable
     from tilewright.evolve.intake import child
-    from tilewright.evolve.intake.tune import default_target, target_named
 
-    name = arguments.target or default_target(arguments.place)
+    name = arguments.target or child.default_target(arguments.place)
     with (
         child.started_intake(name) as intake,
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
     ):
+        # what the command imports takes as long as what the child does
+        from tilewright.evolve.campaign.targets import require_usable
+        from tilewright.evolve.intake.tune import target_named
+
         target = target_named(name)
         require_usable(target, remote=False)
         return _run(arguments, tell, intake, target, _plan(arguments, target, Path(folder)))

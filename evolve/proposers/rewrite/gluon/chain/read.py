@@ -220,25 +220,28 @@ def _axes(
     body: Sequence[Statement], kernel: TritonKernel, bound: Mapping[str, ast.expr]
 ) -> tuple[list[Statement], tuple[str, ...], str]:
     """The statements, the grid as the host says it, and what the host must find true of it: a grid of one axis, whose
-    programs are read as ``p % n`` and ``p // n`` alone, as the two that it stands for."""
+    programs are read as ``p % n`` and ``p // n`` alone, as the two that it stands for; of several axes the first, where
+    n is one."""
     grid = tuple(kernel.source.code(e) for e in kernel.grid())
-    names = {program(0)} | {n for n, v in bound.items() if ast.unparse(v) == program(0)}
+    own = (program(0), f"{program(0)}.to({kernel.tl}.int64)")
+    names = {program(0)} | {n for n, v in bound.items() if ast.unparse(v) in own}
     kept = [s.text for s in body if not s.writes & names]
-    parts = _Parts(names)
+    parts = _Parts(names, len(grid) > 1)
     made = [Statement(parts.visit(node)) for node in ast.parse("\n".join(kept)).body]
-    if len(grid) != 1 or len(parts.sizes) != 1 or parts.left:
+    sizes = [] if parts.left else [number_in_host(n, kernel, bound) for n in parts.sizes.values()]
+    if len(sizes) != 1 or sizes[0] is None:
         return list(body), grid, ""
-    size = number_in_host(next(iter(parts.sizes.values())), kernel, bound)
-    if size is None:
-        return list(body), grid, ""
+    (size,) = sizes
+    if len(grid) > 1:
+        return made, grid, f"{size} == 1"
     return made, (size, f"({grid[0]}) // {size}"), f"({grid[0]}) % {size} == 0"
 
 
 class _Parts(ast.NodeTransformer):
-    """Puts numbers along two axes for ``p % n`` and ``p // n`` of a program's number ``names``."""
+    """Puts numbers along two axes for ``p % n`` and ``p // n`` of a program's number ``names``; ``whole``: n is one."""
 
-    def __init__(self, names: set[str]) -> None:
-        self.names, self.left = names, False
+    def __init__(self, names: set[str], whole: bool) -> None:
+        self.names, self.whole, self.left = names, whole, False
         self.sizes: dict[str, ast.expr] = {}
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -249,7 +252,10 @@ class _Parts(ast.NodeTransformer):
             and isinstance(node.op, ast.Mod | ast.FloorDiv)
         ):
             self.sizes[ast.unparse(node.right)] = node.right
-            return ast.Name(program(int(isinstance(node.op, ast.FloorDiv))), ast.Load())
+            divided = isinstance(node.op, ast.FloorDiv)
+            if self.whole and not divided:
+                return ast.Constant(0)
+            return ast.Name(program(int(divided and not self.whole)), ast.Load())
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -283,6 +289,7 @@ def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.exp
     same = {n: [e for e in v if e is not None] for n, v in values.items() if len(v) > 1 and n not in advanced}
     same = {n: v for n, v in same.items() if len(v) == len(values[n]) and len(set(map(ast.unparse, v))) == 1}
     fixed = {n for n in given if len(values[n]) == 1 and n not in advanced}
+    fixed |= {n for s in body if isinstance(s.node, ast.For) for n in names_in(ast.unparse(s.node.target))}
     while same:
         known = {
             n for n, v in same.items() if not names_in(ast.unparse(v[0])) & (set(values) - fixed - set(found))
