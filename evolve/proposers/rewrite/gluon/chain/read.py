@@ -149,6 +149,17 @@ class _Programs(ast.NodeTransformer):
 
 def read(kernel: TritonKernel) -> Chains:
     """Raises Unsupported with what is not understood."""
+    try:
+        return _read(kernel, False)
+    except Unsupported as error:
+        try:
+            return _read(kernel, True)
+        except Unsupported:
+            raise error from None
+
+
+def _read(kernel: TritonKernel, whole: bool) -> Chains:
+    """``whole``: the first axis of several has one part alone where its programs are read as ``p % n`` and ``p // n``."""
     (function,) = ast.parse(dedented(kernel.source, kernel.function)).body
     assert isinstance(function, ast.FunctionDef)
     function.body = written_out(function.body, kernel)
@@ -157,7 +168,7 @@ def read(kernel: TritonKernel) -> Chains:
     body = [s for s in body if not is_idle(s, kernel.tl)]
     _refuse(body, kernel.tl)
     parameters = [p.arg for p in function.args.args]
-    body, grid, whole = _axes(body, kernel, _bound(body, parameters))
+    body, grid, found = _axes(body, kernel, _bound(body, parameters), whole)
     places = [
         i for i, s in enumerate(body) if isinstance(s.node, ast.For) and calls(s.node, kernel.tl, "dot")
     ]
@@ -198,7 +209,7 @@ def read(kernel: TritonKernel) -> Chains:
         tuple(parts[:-1]),
         parts[-1],
         grid,
-        whole,
+        found,
         axis,
         bound,
         sums,
@@ -217,22 +228,21 @@ def _refuse(body: Sequence[Statement], tl: str) -> None:
 
 
 def _axes(
-    body: Sequence[Statement], kernel: TritonKernel, bound: Mapping[str, ast.expr]
+    body: Sequence[Statement], kernel: TritonKernel, bound: Mapping[str, ast.expr], whole: bool
 ) -> tuple[list[Statement], tuple[str, ...], str]:
     """The statements, the grid as the host says it, and what the host must find true of it: a grid of one axis, whose
-    programs are read as ``p % n`` and ``p // n`` alone, as the two that it stands for; of several axes the first, where
-    n is one."""
+    programs are read as ``p % n`` and ``p // n`` alone, as the two that it stands for; ``whole``: n is one."""
     grid = tuple(kernel.source.code(e) for e in kernel.grid())
     own = (program(0), f"{program(0)}.to({kernel.tl}.int64)")
     names = {program(0)} | {n for n, v in bound.items() if ast.unparse(v) in own}
     kept = [s.text for s in body if not s.writes & names]
-    parts = _Parts(names, len(grid) > 1)
+    parts = _Parts(names, whole)
     made = [Statement(parts.visit(node)) for node in ast.parse("\n".join(kept)).body]
     sizes = [] if parts.left else [number_in_host(n, kernel, bound) for n in parts.sizes.values()]
-    if len(sizes) != 1 or sizes[0] is None:
+    if len(sizes) != 1 or sizes[0] is None or whole != (len(grid) > 1):
         return list(body), grid, ""
     (size,) = sizes
-    if len(grid) > 1:
+    if whole:
         return made, grid, f"{size} == 1"
     return made, (size, f"({grid[0]}) // {size}"), f"({grid[0]}) % {size} == 0"
 
