@@ -159,7 +159,7 @@ def read(kernel: TritonKernel) -> Chains:
 
 
 def _read(kernel: TritonKernel, whole: bool) -> Chains:
-    """``whole``: the first axis of several has one part alone where its programs are read as ``p % n`` and ``p // n``."""
+    """``whole``: the first axis of several has one part alone, where programs are read as ``p % n`` and ``p // n``."""
     (function,) = ast.parse(dedented(kernel.source, kernel.function)).body
     assert isinstance(function, ast.FunctionDef)
     function.body = written_out(function.body, kernel)
