@@ -34,7 +34,6 @@ def written_out(body: Sequence[ast.stmt], kernel: TritonKernel) -> list[ast.stmt
         made += _settled(here, known)
     tiles = _Tiles(kernel)
     made = [one for statement in made for one in tiles.statement(statement)]
-    made = _one_by_one(made)
     return [ast.fix_missing_locations(statement) for statement in made]
 
 
@@ -62,28 +61,6 @@ class _Values(ast.NodeTransformer):
             return node
         values = dict(zip((a.arg for a in called.args.args), node.args, strict=False))
         return self.visit(_Renamed(values, {}).visit(copy.deepcopy(result.value)))
-
-
-def _one_by_one(body: Iterable[ast.stmt]) -> list[ast.stmt]:
-    """Statements with a tuple of values bound one after the other, where no name is read behind its new value."""
-    made: list[ast.stmt] = []
-    for statement in body:
-        if isinstance(statement, ast.For):
-            statement.body = _one_by_one(statement.body)
-        value = getattr(statement, "value", None)
-        names = _names(statement.targets[0]) if isinstance(statement, ast.Assign) else []
-        pairs = dict(zip(names, value.elts, strict=False)) if isinstance(value, ast.Tuple) else {}
-        ordered: list[ast.stmt] = []
-        while pairs:
-            read = {n: names_in(ast.unparse(v)) for n, v in pairs.items()}
-            free = next((n for n in pairs if not any(n in read[m] for m in pairs if m != n)), "")
-            if not free:
-                break
-            ordered.append(ast.Assign([ast.Name(free, ast.Store())], pairs.pop(free), lineno=0))
-        if isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            ordered = [ast.Assign([statement.target], statement.value, lineno=0)]
-        made += [statement] if pairs or not ordered else ordered
-    return made
 
 
 def _inlined(
@@ -137,6 +114,8 @@ def _settled(body: Iterable[ast.stmt], known: Mapping[str, ast.expr]) -> list[as
                 continue
         if isinstance(statement, ast.For):
             statement.body = _settled(statement.body, known)
+        if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            statement = ast.Assign([statement.target], statement.value, lineno=0)
         made.append(statement)
     return made
 
