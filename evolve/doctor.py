@@ -41,7 +41,8 @@ def examine(home: Path) -> Iterator[Diagnosis]:
     yield Diagnosis("python", True, platform.python_version())
     yield from (_package(name) for name in ("ray", "mlflow-skinny"))
     yield from (_extra(name) for name in EXTRAS)
-    yield _cores()
+    cores = len(os.sched_getaffinity(0))
+    yield Diagnosis("cores", True, f"{cores}, so {cores} evaluations at a time")
     yield _memory()
     yield _folder(home)
     yield _sandbox()
@@ -120,11 +121,6 @@ def _cuda() -> Diagnosis:
         reason = str(error).partition(" here: ")[2].rstrip(".") or str(error)
         return Diagnosis(f"target {LOCAL}", False, reason, needed=False)
     return replace(_target(target), part=f"target {LOCAL}")
-
-
-def _cores() -> Diagnosis:
-    cores = len(os.sched_getaffinity(0))
-    return Diagnosis("cores", True, f"{cores}, so {cores} evaluations at a time")
 
 
 def _memory() -> Diagnosis:
