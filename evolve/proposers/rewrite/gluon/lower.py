@@ -6,7 +6,6 @@ of columns out of shared memory, and runs what the old kernel did with the produ
 kernel stays for tensors that no descriptor describes.
 """
 
-import ast
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -78,10 +77,11 @@ class _Writer(DeviceText, HostText):
 
     def _space(self) -> dict[str, tuple[tuple[Any, ...], Any]]:
         space = dict(SPACE)
-        space["pieces"] = (space["pieces"][0], self._pieces_at_first())
+        opened = self._added_apart and bool(self.edit.added)
+        space["pieces"] = (space["pieces"][0], 1 if opened else self._pieces_at_first())
         if self.product.shared:
             space["consumers"] = ((1, 2), 1)
-        elif self._added_apart and self.edit.added:
+        elif opened:
             space["consumers"] = (
                 space["consumers"][0],
                 3,
@@ -97,11 +97,6 @@ class _Writer(DeviceText, HostText):
         elif self._at_first(self.product.columns) >= 64:
             space |= {key: (space[key][0], 2) for key in ("slots", "parts")}  # as much memory, halves overlap
         return space
-
-    @property
-    def _added_apart(self) -> bool:
-        """Whether sums and partials are apart where operands have 8 bits: ``acc += dot(a, b)``."""
-        return self.product.accumulates is not None and isinstance(self.product.dot.node, ast.AugAssign)
 
     def _open_tiles(self) -> None:
         """Where the source's tiles may be so, begin with 64 rows a group of warps and the columns that its registers
@@ -119,8 +114,6 @@ class _Writer(DeviceText, HostText):
     def _pieces_at_first(self) -> int:
         """Two tiles side by side where their sums fit the registers: a wide tile reads less for each product."""
         rows, columns = (self._at_first(text) for text in (self.product.rows, self.product.columns))
-        if self._added_apart and self.edit.added:
-            return 1
         sums = sum(self._is_tile(name) for name in self.plan.accumulators)
         held = 2 if self.product.accumulates is not None else 2 * sums + 1
         return 2 if rows and columns and columns <= 128 and rows * columns * held <= REGISTER_ELEMENTS else 1

@@ -114,8 +114,6 @@ def _settled(body: Iterable[ast.stmt], known: Mapping[str, ast.expr]) -> list[as
                 continue
         if isinstance(statement, ast.For):
             statement.body = _settled(statement.body, known)
-        if isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            statement = ast.Assign([statement.target], statement.value, lineno=0)
         made.append(statement)
     return made
 
