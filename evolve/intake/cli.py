@@ -199,16 +199,9 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
 
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
-    from tilewright.evolve.intake.child import started_intake
+    from tilewright.evolve.intake.child import default_target, holds_cuda, started_intake
     from tilewright.evolve.intake.problems import is_problem
-    from tilewright.evolve.intake.tune import (
-        IntakeRefused,
-        ask_intake,
-        default_target,
-        holds_cuda,
-        target_named,
-        warm_up,
-    )
+    from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, target_named, warm_up
     from tilewright.workers.device.warm_device import device_for
 
     name = arguments.target or default_target(arguments.place)
