@@ -167,7 +167,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     with child.started_trial(target) as trial:
         with device_for(target) as device:
             if device is not None:
-                device.expect(request.reference)
+                device.expect_reference()
             answer = prepare(request, target, where, _say, intake, overrides)
             write_files(plan, where)
             if arguments.table is not None:
@@ -218,7 +218,7 @@ def _check(arguments: argparse.Namespace) -> int:
             return _check_file(path)
         request = _plan(arguments, target, Path(folder), (path, options)).request
         if device is not None:
-            device.expect(request.reference)
+            device.expect_reference()
         try:
             answer = ask_intake(request, target, intake, lambda: warm_up(request))
         except IntakeRefused as error:
