@@ -239,9 +239,9 @@ def _axes(
     parts = _Parts(names, whole)
     made = [Statement(parts.visit(node)) for node in ast.parse("\n".join(kept)).body]
     sizes = [] if parts.left else [number_in_host(n, kernel, bound) for n in parts.sizes.values()]
-    if len(sizes) != 1 or sizes[0] is None or whole != (len(grid) > 1):
+    size = sizes[0] if len(sizes) == 1 else None
+    if size is None or whole != (len(grid) > 1):
         return list(body), grid, ""
-    (size,) = sizes
     if whole:
         return made, grid, f"{size} == 1"
     return made, (size, f"({grid[0]}) // {size}"), f"({grid[0]}) % {size} == 0"
