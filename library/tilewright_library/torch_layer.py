@@ -261,16 +261,8 @@ class Layer:
         self._queue(chain, size, (plain.data_ptr(), 0, y.data_ptr(), 0, kept_w.data_ptr()))
         return self._given(y)
 
-    def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """y alone."""
-        return self.infer_at("infer", x.data_ptr(), w.data_ptr(), (self.m, self.n))
-
-    def infer_kept(self, x: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
-        """y alone; ``kept_w`` holds both copies of w."""
-        return self.infer_at("infer_kept", x.data_ptr(), kept_w.data_ptr(), (self.m, self.n))
-
     def infer_at(self, name: str, x: int, w: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """As ``infer`` or ``infer_kept``, of addresses; y in a shape of as many elements."""
+        """y alone, of addresses, in a shape of as many elements; by ``infer_kept`` w is the address of both copies."""
         found = self._chains.get(name)
         chain, size = self._chain(name) if found is None else found
         y = self._results(shape)

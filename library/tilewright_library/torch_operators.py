@@ -118,7 +118,8 @@ def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     rows = _served(x)
     layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
     if layer is not None:
-        y = layer.infer(aligned(rows), aligned(w))
+        rows, w = aligned(rows), aligned(w)
+        y = layer.infer_at("infer", rows.data_ptr(), w.data_ptr(), (layer.m, layer.n))
     else:
         rows = _filled(x, False)
         y = _product("gemm_nt", _quantise("quant_1x128", rows), _quantise("quant_128x128", w))
@@ -409,18 +410,14 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
     trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
     if n % BLOCK or k % BLOCK or not takes_rows(m, trains) or not n:
         return None
-    whole = m if trains or m <= serving_rows(x.device) else whole_rows(m, False)
-    layer = entry(whole, n, k, x.device, trains)
-    if layer is None:
-        return None
     rows = x if flat else x.reshape(m, k)
-    if trains:
-        rows = aligned(rows)
-        y: torch.Tensor = _apply(rows, aligned(w), INPUT.quantised(x, rows, layer), layer)
-    elif whole == m:
-        y = layer.infer(aligned(rows), aligned(w))
+    if not trains:
+        y = linear_forward_only(rows, w)
+    elif (layer := entry(m, n, k, x.device, True)) is None:
+        return None
     else:
-        y = first_rows(layer.infer(_filled(rows, False), aligned(w)), m)
+        rows = aligned(rows)
+        y = _apply(rows, aligned(w), INPUT.quantised(x, rows, layer), layer)
     return y if flat else y.view(*shape[:-1], n)
 
 
@@ -440,7 +437,10 @@ def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
     m = rows.shape[0]
     filled = aligned(_served(rows))
     layer = _entry(x.device, filled.shape[0], n, k, False)
-    y = layer.infer_kept(filled, kept_w) if layer is not None else linear_infer_kept(rows, kept_w, n)
+    if layer is None:
+        y = linear_infer_kept(rows, kept_w, n)
+    else:
+        y = layer.infer_at("infer_kept", filled.data_ptr(), kept_w.data_ptr(), (layer.m, n))
     y = first_rows(y, m) if filled.shape[0] != m else y
     return y if flat else y.view(*shape[:-1], n)
 
