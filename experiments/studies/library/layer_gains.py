@@ -17,12 +17,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.studies.h200.stamp import stamp
 from experiments.studies.records.say import say
 
 LAYERS = {
@@ -128,11 +128,7 @@ def table(found: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
         ]
         for mode in {row["mode"] for row in few}
     }
-    measured = {
-        mode: {**old["measured"].get(mode, {}), "renewed": {**{key: found[key] for key in ("date", "device", "torch")},
-               "rows": sorted({row["m"] for row in rows if row["mode"] == mode})}}
-        for mode in {row["mode"] for row in rows}
-    }  # fmt: skip
+    measured = {row["mode"]: {key: found[key] for key in ("date", "device", "torch")} for row in rows}
     operators = [name for name in store.operators() if name.startswith(layer_rows.FAMILY)]
     return {
         "kind": "measured",
@@ -166,7 +162,8 @@ def main() -> None:
     layers = layers or [layer for group in LAYERS.values() for layer in group]
     begun = time.monotonic()
     found: dict[str, Any] = {
-        **stamp("experiments/studies/library/layer_gains.py"),
+        **{"kind": "measured", "device": torch.cuda.get_device_name(), "torch": torch.__version__},
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "unit": "us a call",
         "rows": [],
     }
