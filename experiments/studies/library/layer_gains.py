@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -22,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from experiments.studies.records.say import say
 
 LAYERS = {
     "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
@@ -189,7 +188,7 @@ def main() -> None:
             del ours
             torch.cuda.empty_cache()
         options.out.write_text(json.dumps(found) + "\n")
-        say(f"{n} x {k}: {time.monotonic() - begun:.0f} s")
+        sys.stdout.write(f"{n} x {k}: {time.monotonic() - begun:.0f} s\n")
 
 
 if __name__ == "__main__":
