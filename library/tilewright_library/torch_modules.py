@@ -30,7 +30,7 @@ from .torch_operators import (
     KeptWeight,
     ServedCall,
     gemm_fp8_blockwise,
-    infer_kept,
+    linear_infer,
     multiply_kept,
     served_call,
     unwatched,
@@ -156,7 +156,7 @@ def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> 
             if trains:
                 return multiply_kept(x, w, kept)
             if unwatched(x, w):
-                return infer_kept(x, w.shape[0], kept)
+                return linear_infer(x.reshape(-1, x.shape[-1]), w, kept).view(*x.shape[:-1], w.shape[0])
     return gemm_fp8_blockwise(x, w)
 
 

@@ -77,7 +77,7 @@ def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(launche
     y = inferred(layer, "infer_kept", x[:rows].contiguous(), kept)
     launched = {name for (name, *_), plan in launcher.plans.items() if plan.calls}
     assert launched == {"quant_1x128", "gemm_nt"}
-    assert torch.equal(y, torch_operators.linear_infer_kept(x[:rows], kept, N))
+    assert torch.equal(y, torch_operators.linear_infer(x[:rows], w, kept))
     assert torch.equal(y, torch_operators.linear_forward_only(x[:rows], w))
 
 
@@ -92,7 +92,7 @@ def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(launche
     found = [inferred(layer, "infer_kept", x[:rows].contiguous(), kept) for _ in range(3)]
     launched = {name for (name, *_), plan in launcher.plans.items() if plan.calls}
     assert launched == ({"linear"} if rows <= 37 else {"quant_1x128", "gemm_nt"})
-    assert all(torch.equal(y, torch_operators.linear_infer_kept(x[:rows], kept, N)) for y in found)
+    assert all(torch.equal(y, torch_operators.linear_infer(x[:rows], w, kept)) for y in found)
     assert torch.equal(inferred(layer, "infer", x[:rows].contiguous(), w), found[0])
 
 

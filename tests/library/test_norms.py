@@ -7,32 +7,36 @@ torch = pytest.importorskip("torch")
 from tilewright.library.torch_modules import RMSNorm, convert  # noqa: E402
 
 
-class Norm(torch.nn.Module):
-    """As Hugging Face's Llama has it, with what a case makes of it."""
+def unit(x):
+    return (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
-    def __init__(self, shift=0.0, above=0.0, wide=False, cut=None):
+
+class Norm(torch.nn.Module):
+    def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.linspace(0.5, 2, 128, dtype=torch.bfloat16))
-        self.epsilon, self.options = 1e-6, (shift, above, wide, cut)
+        self.epsilon = 1e-6
 
     def forward(self, x):
-        shift, above, wide, cut = self.options
-        y = x.float() - above * x.float().mean(-1, keepdim=True)
-        y = y * torch.rsqrt(y[..., :cut].square().mean(-1, keepdim=True) + self.epsilon)
-        y = (self.weight + shift) * y.to(x.dtype)
-        return y.float() if wide else y
+        return self.function(x, self.weight)
 
 
-@pytest.mark.parametrize(
-    ("options", "attributes", "one"),
-    [({}, {}, True), ({"shift": 1.0}, {}, False), ({"above": 1.0}, {}, False), ({"wide": True}, {}, False),
-     ({"cut": 64}, {}, False), ({}, {"dropout": 0.1}, False), ({}, {"forward": lambda x: x}, False)],
-    ids=["Llama's", "Gemma's", "less its mean", "float32 answer", "part of the row", "two floats", "forward replaced"],
-)  # fmt: skip
-def test_a_module_that_computes_a_norm_is_one_kernel(options, attributes, one):
-    norm, x = Norm(**options), torch.randn(4, 128).bfloat16()
-    vars(norm).update(attributes)
-    wanted, state, generator = norm(x), norm.state_dict(), torch.get_rng_state()
+OTHERS = {
+    "one more than the weight": {"function": lambda x, w: (1 + w) * unit(x)},
+    "less its mean": {"function": lambda x, w: w * unit(x - x.mean(-1, keepdim=True))},
+    "in float32": {"function": lambda x, w: w.float() * unit(x).float()},
+    "no epsilon": {"function": lambda x, w: w * unit(x * 1024)},
+    "two floats": {"dropout": 0.1},
+    "forward replaced": {"forward": unit},
+}
+
+
+@pytest.mark.parametrize("kind", ["Hugging Face's", *OTHERS])
+def test_a_module_that_computes_a_norm_is_one_kernel(kind):
+    norm, x, state = Norm(), torch.randn(4, 128).bfloat16(), torch.get_rng_state()
+    vars(norm).update({"function": lambda x, w: w * unit(x), **OTHERS.get(kind, {})})
+    wanted, weight = norm(x), norm.weight
     assert type(convert(norm, norms=False)) is Norm
-    assert isinstance(convert(norm), RMSNorm) is one and torch.equal(torch.get_rng_state(), generator)
-    assert torch.equal(norm(x), wanted) and torch.equal(norm.state_dict()["weight"], state["weight"])
+    assert isinstance(convert(norm), RMSNorm) is (kind not in OTHERS)
+    assert torch.equal(norm(x), wanted) and norm.state_dict().keys() == {"weight"} and norm.weight is weight
+    assert torch.equal(torch.get_rng_state(), state)
