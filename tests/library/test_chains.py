@@ -69,20 +69,8 @@ def test_a_chain_gives_what_the_operators_give_one_by_one(launcher, monkeypatch,
     assert {stream for plan in launcher.plans.values() for _, stream in plan.calls} == {77}
 
 
-@pytest.mark.parametrize("rows", [1, 5, M])
-def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(launcher, rows):
-    x, w, _ = operands()
-    kept = torch_operators.quantise_weight(w)
-    layer = Layer(rows, N, K, torch.device("cpu"), False)
-    y = inferred(layer, "infer_kept", x[:rows].contiguous(), kept)
-    launched = {name for (name, *_), plan in launcher.plans.items() if plan.calls}
-    assert launched == {"quant_1x128", "gemm_nt"}
-    assert torch.equal(y, torch_operators.linear_infer(x[:rows], w, kept))
-    assert torch.equal(y, torch_operators.linear_forward_only(x[:rows], w))
-
-
 @pytest.mark.parametrize("stream", [77, 0], ids=["a stream", "the default stream"])
-@pytest.mark.parametrize("rows", [1, 37, M])
+@pytest.mark.parametrize("rows", [1, 37, 38, M])
 def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(launcher, monkeypatch, rows, stream):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream, raising=False)
     x, w, _ = operands()
