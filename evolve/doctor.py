@@ -52,11 +52,7 @@ def examine(home: Path) -> Iterator[Diagnosis]:
 
 def _together(findings: Iterable[Diagnosis]) -> Iterator[Diagnosis]:
     """Targets that lack the same, one after the other, as one finding."""
-
-    def lack(finding: Diagnosis) -> str:
-        return finding.part if finding.good else re.sub(r", and targets? .*? needs? it", "", finding.sentence)
-
-    for sentence, group in itertools.groupby(findings, lack):
+    for sentence, group in itertools.groupby(findings, lambda f: f.part if f.good else f.sentence):
         first, *others = group
         if not others:
             yield first
