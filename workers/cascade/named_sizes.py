@@ -142,14 +142,13 @@ class _Origins:
             return ast.Constant(self._params[key]) if key in self._params else ast.Name(key, ast.Load())
         called = f"{ast.unparse(node.func).rpartition('.')[2]}()" if isinstance(node, ast.Call) else ""
         if called == "to()" and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            cut = "int()" if any(".int" in ast.unparse(arg) for arg in node.args) else "abs()"
-            node = ast.Call(ast.Name(cut, ast.Load()), [node.func.value], [])
+            node = ast.Call(ast.Name("int()", ast.Load()), [node.func.value], [])
         elif isinstance(node, ast.Call) and called in _CALLED and not node.keywords:
             node = ast.Call(ast.Name(called, ast.Load()), node.args, [])
         elif isinstance(node, ast.NamedExpr):
             return self._of(node.value, scope, line, depth, nested + 1)
         elif called in _COUNTED | _NUMBERED:
-            size = ast.Name(ast.unparse(node).replace("(", "["), ast.Load())  # and no call
+            size = ast.Name(ast.unparse(node).replace("(", "["), ast.Load())  # as a size, and as no call
             return size if called in _COUNTED else ast.BinOp(size, ast.Sub(), ast.Constant(1))
         elif not isinstance(node, (*_ARITHMETIC, ast.Constant)):
             return ast.Name(ast.unparse(node), ast.Load())

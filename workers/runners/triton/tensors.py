@@ -156,7 +156,10 @@ class Operands:
             self._kept[key] = made, self._checksums.of(made)
             # those of a workload under way are needed, and the first kind of a seed in use by every evaluation
             others = [old for old in self._kept if old[:2] != key[:2] and (old[2] or old[0] != key[0])]
-            while others and sum(_size(tensors) for tensors, _ in self._kept.values()) > KEPT_BYTES:
+            while (
+                others
+                and sum(t.nbytes for some, _ in self._kept.values() for t in some.values()) > KEPT_BYTES
+            ):
                 self._changed |= self._written(others[:1])
                 del self._kept[others.pop(0)]
         self._kept.move_to_end(key)
@@ -186,10 +189,6 @@ class Operands:
             index = torch.arange(start, min(start + PIECE, flat.numel()), device=self._device)
             flat.view(bits)[start : start + PIECE] = values.view(bits)[places(index, salt)]
         return tensor
-
-
-def _size(tensors: Tensors) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 class DeviceElements:
