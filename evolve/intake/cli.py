@@ -185,6 +185,8 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
             campaign = tilewright.open_campaign(outcome.campaign, home=home)
             module = export(campaign, request, answer, where, target, trial)
             _say(f"winner: {module} (a plain module: {answer.get('asked', request).name})")
+            if target.entry == "build":
+                _say("without a TPU, call it within jax.experimental.pallas.tpu.force_tpu_interpret_mode()")
             if target.gpu_interpreter:
                 _say("a program without a GPU that calls it, or your function, needs TRITON_INTERPRET=1")
                 _say(

@@ -57,10 +57,6 @@ def campaign_uid(campaign: str, started: float) -> str:
     return hashlib.sha256(f"{campaign}@{started!r}".encode()).hexdigest()[:16]
 
 
-def experiment_name(facts: Mapping[str, Any]) -> str:
-    return f"tilewright/{facts.get('operator')}/{target_text(facts.get('target'))}"
-
-
 def experiment_note(facts: Mapping[str, Any]) -> str:
     return (
         f"Campaigns of `{facts.get('operator')}` on `{target_text(facts.get('target'))}` "

@@ -40,9 +40,11 @@ from tilewright.evolve.mlflow_mirror import view
 from tilewright.evolve.mlflow_mirror.content import CANDIDATE, NOTE, UID, CampaignProgress, RunContent
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.bill import ranked
 from tilewright.evolve.report.data import CampaignData, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
 log = logging.getLogger("tilewright.mirror")
@@ -195,7 +197,7 @@ class Mirror:
             self._flush()
             self._write_exchanges()
             return False
-        arrival, index, evaluation, at = row
+        arrival, index, evaluation, at = row[0], row[1], ranked(row[2]), row[3]
         self._read_candidates()
         is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
@@ -243,9 +245,8 @@ class Mirror:
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
         note = {NOTE: run_content.experiment_note(self._facts)}
-        self._experiment = experiment_of(
-            self._client, run_content.experiment_name(self._facts), self._artifacts, note
-        )
+        name = f"tilewright/{self._facts.get('operator')}/{target_text(self._facts.get('target'))}"
+        self._experiment = experiment_of(self._client, name, self._artifacts, note)
         parents: list[Run] = []
         children: dict[int, KnownRun] = {}
         extra: list[Run] = []

@@ -174,7 +174,7 @@ NORMS = {
     "gradient of 1.02": ({"dx": "1.02 * dx"}, "off in size"),
     "dropped gradient": ({"dw": "0 * dw"}, "0.0 dB"),
     "dropped in one layer": ({"dw": "0 * dw if one else dw"}, "5 is 0.0 dB"),
-    "dropped later": ({"dw": "0 * dw if one and late else dw"}, "after 3 steps of the original"),
+    "dropped later": ({"dw": "0 * dw if one and late else dw"}, "in step "),
     "last rows without gradient": ({"dx": "dx * (torch.arange(128) < 124)[:, None]"}, "dB from the original's"),
     "a term is missing": ({"dx": "r * g"}, "dB from the original's"),
     "noise": ({"dx": "dx + 0.1 * dx.norm() / dx.numel() ** 0.5 * noise"}, "dB from the original's"),
