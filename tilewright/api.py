@@ -425,7 +425,7 @@ def tune(
         y = best(x)
     """
     from tilewright.evolve.intake import child
-    from tilewright.evolve.intake.tune import default_target
+    from tilewright.evolve.intake.child import default_target
 
     if isinstance(function, Captured):
         return _tuned_captured(function, reference, calls, budget, target, out, overwrite, home, overrides)

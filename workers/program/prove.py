@@ -173,7 +173,7 @@ class Proof:
         self.check_answers()
         if self.parts:
             self._check_program()
-        alone = self._alone(worth, seconds / 4)
+        alone = self._alone(worth, seconds / 2)
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
@@ -272,9 +272,12 @@ class Proof:
             after = self._trajectory(everything)
         except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
             return self._refuse(str(error))
+        others = {r.label: r.others for r in everything.replacements}
         for label, calls in everything.counts().items():
             if not calls:
-                self._leave_out(label, "it never runs in the step")
+                self._leave_out(
+                    label, f"it never runs in the step, which makes {others.get(label, 0)} other calls"
+                )
         fp8, trains, ours = self.fp8 in self.parts, before["trains"], math.inf
         if before["noted"]:
             again = self._trajectory(None, steps=1, nudged=True)

@@ -113,16 +113,15 @@ def test_a_kernel_whose_global_values_changed_is_launched_by_triton(module: Any)
     assert (winner.calls, len(winner.compiled.launched)) == (2, 1)
 
 
-@pytest.mark.parametrize(("wrapped", "count"), [(False, 0), (True, 1)])
-def test_where_the_host_bounds_what_is_launched_directly_had_something_look_at_it(
-    wrapped: bool, count: int
-) -> None:
-    kernel = Kernel(nothing)
-    outer = SimpleNamespace(fn=kernel) if wrapped else kernel
-    launch: Any = SimpleNamespace(
-        outer=outer, number=0, module="m", name="n", key=(), values=1, left="", chosen={}
+def test_only_what_a_tuner_or_heuristics_look_at_is_launched_directly() -> None:
+    kernel, facts = (
+        Kernel(nothing),
+        {"module": "m", "name": "n", "key": (), "values": 1, "left": "", "chosen": {}},
     )
-    assert len(_replacements([], [launch], every=True)) == count
+    launches: Any = [
+        SimpleNamespace(outer=k, number=0, **facts) for k in (kernel, SimpleNamespace(fn=kernel))
+    ]
+    assert [len(_replacements([], [of], every=True)) for of in launches] == [0, 1]
 
 
 def test_every_name_is_restored_whatever_came_between(module: Any) -> None:
