@@ -142,10 +142,8 @@ class GpuClock:
                 start.record()
                 call()
                 torch.cuda.synchronize()
-                passed = time.perf_counter() - begun
-                # the device was idle: until the call's start it waited for other processes alone (an honest call of
-                # 3.9 ms read 15 ms, eight times of eight, while three of them shared an H200)
-                wall = min(wall, passed - idle.elapsed_time(start) * 1e-3)
+                # until the call's start an idle device served others alone (3.9 ms read 15, thrice shared H200)
+                wall = min(wall, time.perf_counter() - begun - idle.elapsed_time(start) * 1e-3)
                 self._rested += seconds  # no part of the rest
         return wall
 
