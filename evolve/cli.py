@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit code of a command that the user interrupted: 128 + SIGINT."""
 
-AT_WORK = ("in the background", "operator's dry run")
-"""Threads that end with the process, by name."""
+AT_WORK = ("in the background", "operator's dry run")  # threads that end with the process
 
 EXAMPLES = {
     "run": "run quickstart --evaluations 8 --set search.lag=8",

@@ -176,9 +176,6 @@ FP8_SMALL: tuple[Mapping[str, object], ...] = (
     _tile(2, 128, 6),
     _tile(2, 160, 5),
     _tile(2, 192, 5),
-    {**_tile(2, 128, 4, "b"), "WAVES": "across"},
     _tile(1, 64, 13),
-    _tile(1, 64, 13, "b"),
-    _tile(1, 80, 10),
 )
 """Of ``fp8_block``: tiles for each multiprocessor, however few rows and columns there are."""
