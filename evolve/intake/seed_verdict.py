@@ -7,7 +7,7 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ from tilewright.evolve.intake import folder
 from tilewright.evolve.intake.tune import Request, config_of, write_operator
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation, GateReading, Verdict
+from tilewright.fitness.gates import failure
 from tilewright.fitness.targets import Target
 from tilewright.seeds.catalogue import forget
+from tilewright.seeds.operator import Gate
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice, device_for
@@ -65,9 +67,14 @@ def seed_failure(
     """
     with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
         while True:
-            evaluation = _evaluation(request, answer, target, device and device.lent(), Path(home), seed)
-            if isinstance(evaluation, str) or evaluation.verdict is Verdict.OK:
-                return evaluation if isinstance(evaluation, str) else ""
+            try:
+                evaluation, gates = _evaluation(
+                    request, answer, target, device and device.lent(), Path(home), seed
+                )
+            except SeedFailed as error:
+                return str(error)
+            if evaluation.verdict is Verdict.OK:
+                return ""
             failed = [reading for reading in evaluation.gates if not reading.passed]
             plain = [reading for reading in failed if not _removable(answer, reading)]
             before, settled = copy.deepcopy(answer["results"]), False
@@ -76,6 +83,8 @@ def seed_failure(
                 if plain or (_removable(answer, reading) and answer["results"] == before):
                     settled |= _settled(answer, reading, target)
             if not settled:
+                if plain and evaluation.reason == failure(failed, gates):  # it tells the first, not what bars
+                    evaluation = evaluation.model_copy(update={"reason": failure(plain, gates)})
                 return failure_text(evaluation)
 
 
@@ -159,8 +168,8 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
 
 def _evaluation(
     request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path, seed: int
-) -> Evaluation | str:  # fmt: skip
-    """The seed's, as a campaign makes it; a text where there is none."""
+) -> tuple[Evaluation, Sequence[Gate]]:  # fmt: skip
+    """The seed's, as a campaign makes it, and the gates that were read. Raises SeedFailed where there is none."""
     request = answer.get("asked", request)
     where = home / f"{request.name}_tuned"
     folder.write(where, request.function, request.reference, answer, request.values)
@@ -169,7 +178,7 @@ def _evaluation(
         one = {"workers.count": 1} if isinstance(target.part, Chip) else {}  # each worker has children
         resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False, "seed": seed, **one}))
     except UserError as error:  # its operator is none
-        return re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")
+        raise SeedFailed(re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")) from error
     pool = make_pool(pool_settings(resolved), device)
     try:
         pool.start()
@@ -180,5 +189,5 @@ def _evaluation(
     finally:
         pool.close()
     if not finished:
-        return f"its evaluation took more than {SECONDS:.0f} s"
-    return finished[0][1]
+        raise SeedFailed(f"its evaluation took more than {SECONDS:.0f} s")
+    return finished[0][1], resolved.operator.gates

@@ -17,7 +17,7 @@ from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.evaluation import GateReading
-from tilewright.fitness.gates import read_gates
+from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.sampled import kind_tables, normal_table
 from tilewright.workers.device.warm_device import device_for
@@ -67,16 +67,27 @@ def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path):
     except UserError as error:
         message = str(error)
     assert bool(message) == bool(why)
-    assert why in message and str(tmp_path) not in why
+    what = why.partition(" on randn")[
+        0
+    ]  # a campaign tells the first kind that fails, ``check`` the one that bars
+    assert what in message and str(tmp_path) not in why
 
 
-def test_all_kinds_that_a_seed_fails_on_are_told_at_once_by_a_device_that_stays(taken, tmp_path):
+def test_all_kinds_that_a_seed_fails_on_are_told_at_once_by_a_device_that_stays(taken, tmp_path, monkeypatch):
     request, answer = taken
     with device_for(TARGET) as device:
         for _ in range(2):
-            found = seed_verdict._evaluation(request, _stricter(answer), TARGET, device.lent(), tmp_path, 0)
+            found, gates = seed_verdict._evaluation(
+                request, _stricter(answer), TARGET, device.lent(), tmp_path, 0
+            )
             assert {r.inputs for r in found.gates if not r.passed} == {*answer["kinds"]}
         assert device.station.hello() and device.station.replaced == 0
+    turned = found.gates[::-1]  # of which the first could be left out, and the last bars
+    turned = found.model_copy(update={"gates": turned, "reason": failure(turned, gates)})
+    monkeypatch.setattr(seed_verdict, "_evaluation", lambda *_: (turned, gates))
+    assert " on randn: " not in turned.reason and " on randn: " in seed_failure(
+        request, _stricter(answer), TARGET, None
+    )
 
 
 @pytest.mark.parametrize(
