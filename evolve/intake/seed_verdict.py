@@ -137,6 +137,13 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     if narrow and _IN_PLACE.search(answer["source"]):
         cut = min(cap, _CUT * max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["dims"]))
     floors, value = answer.setdefault("floors", {}), failed.value or 0.0
+    least = floors.get(row[0], math.inf)
+    if (
+        (of_types := bounds.EXPECTED_DB[bounds.narrowest(kinds)])
+        < row[3]
+        <= bounds.EXPECTED_DB.get(row[1], 0.0)
+    ):
+        least = min(least, of_types)  # a bar that the interpreter's better digits raised
     lost = cut > (row[4] or 0.0) or (cut and "lost_tables" not in answer)
     if not lost and (left := _removable(answer, failed)):
         answer["kinds"] = [k for k in answer["kinds"] if k not in left]
@@ -152,8 +159,8 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
                 "values: tensor cores add 8-bit products to what dot is given with 14 bits; write acc += tl.dot(a, b) "
                 "for sums in float32"
             )
-    elif not failed.detail and floors.get(row[0], math.inf) <= value < row[3]:
-        row[3] = max(floors[row[0]], _bar(row[1], value))
+    elif not failed.detail and least <= value < row[3]:
+        row[3] = max(least, _bar(row[1], value))
     elif (lean := _LEAN.search(failed.detail)) and row[6] < 2 * float(lean[1]):
         row[6] = 2 * float(lean[1])
     elif row[6] < (turned := 2 * (1 - value)) <= 2 * (1 - LEAST_CODES) and (

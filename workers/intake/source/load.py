@@ -18,7 +18,7 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +36,20 @@ class MissingName:
     """Stands for a name whose statement failed. Whatever is done with it says why; a logger takes all, silently."""
 
     def __init__(self, name: str, why: str) -> None:
-        self._said = f"{name} is not there: {why}"
+        self.why = f"{name} is not there: {why}"
         self._quiet = name.strip("_").lower() in ("logger", "log", "logging")
 
     def __getattr__(self, name: str) -> Any:
         if self._quiet and name not in ("fn", "rewriter") and not name.startswith("__"):
             return self  # no kernel, and nothing that holds one
-        raise AttributeError(self._said)
+        raise AttributeError(self.why)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._quiet:
             return None
         if len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType | type):
             return args[0]  # a decorator that is not here decorates nothing
-        raise ModuleNotFoundError(self._said)
+        raise ModuleNotFoundError(self.why)
 
     def __getitem__(self, item: Any) -> MissingName:
         return self  # of an annotation
@@ -187,10 +187,31 @@ class PackageLoader(MetaPathFinder, Loader):
                 why = _ran(hooked, path, flags | __future__.annotations.compiler_flag, module)
             if isinstance(hooked, ast.FunctionDef) and is_kernel(statement):
                 why = unwrapped(hooked, why, module, functools.partial(_ran, hooked, path, flags, module))
+            if why and isinstance(hooked, ast.Import | ast.ImportFrom) and self._read_in(hooked, why):
+                why = _ran(hooked, path, flags, module)
             if why and isinstance(hooked, ast.ImportFrom):
                 _usual(hooked, module)
             for name in bound if why else ():
                 module.__dict__.setdefault(name, MissingName(name, why))
+
+    def _read_in(self, node: ast.Import | ast.ImportFrom, why: str) -> bool:
+        """Whether another package, something in which fails that the user's file may not need, is read like its own
+        from now on."""
+        name = (getattr(node, "module", None) or node.names[0].name).partition(".")[0]
+        lacks = why.startswith(
+            (f"ModuleNotFoundError: No module named '{name}", "ImportError: cannot import name")
+        )
+        known = [finder._package for finder in sys.meta_path if isinstance(finder, PackageLoader)]
+        found = PathFinder.find_spec(name)
+        if getattr(node, "level", 0) or lacks or name in (*known, *_USUAL.values()):
+            return False
+        if found is None or not found.submodule_search_locations:
+            return False
+        for part in [part for part in sys.modules if part.partition(".")[0] == name]:
+            del sys.modules[part]
+        root = Path(next(iter(found.submodule_search_locations))).parent
+        sys.meta_path.insert(0, PackageLoader(root, name, self._traced))
+        return True
 
     def _quick(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         """Statements; of a ``try`` that imports a package of others that nothing has loaded those of its way out, if
