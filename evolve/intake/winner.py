@@ -19,6 +19,7 @@ from tilewright.evolve.intake.signature import signature_of
 from tilewright.fitness.dialect_names import DEVICE_CODE
 from tilewright.fitness.original import data_of
 from tilewright.workers.intake.calls.call_text import parse
+from tilewright.workers.intake.calls.call_values import order_of
 from tilewright.workers.intake.calls.sizes import size_code, size_of
 from tilewright.workers.intake.child_program import loaded_module
 
@@ -430,10 +431,7 @@ def reference_text(reference: Any) -> str:
 
 def gaps_of(name: str, value: Any) -> str:
     """What is said of a tensor that does not fill its memory; empty where it does."""
-    if not hasattr(value, "is_contiguous") or value.is_contiguous():
-        return ""
-    order = sorted(range(len(value.shape)), key=lambda n: -value.stride(n))
-    if value.permute(order).is_contiguous():
+    if not hasattr(value, "is_contiguous") or value.permute(order_of(value)).is_contiguous():
         return ""
     return (
         f"argument {name} has gaps (shape {list(value.shape)}, strides {list(value.stride())}): tuned as contiguous; "
