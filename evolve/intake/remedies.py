@@ -64,8 +64,8 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"ModuleNotFoundError|is not there", "install what it imports, or move the function to a file of its own"),
     (r"the call raises .*TPU ?v?\d", "it does not know this TPU: give the --target that it is written for, or its "
      "block sizes in the call"),
-    (r"the call raises", "try the same call by itself, with every argument that has no default; a dictionary at the end "
-     "of a call of --call holds its keywords"),
+    (r"the call raises", "try the same call by itself, with every argument that has no default; a dictionary at the "
+     "end of a call of --call holds its keywords"),
     (r"functions called (build|launch)", "a kernel module needs one {1}; else give FILE:function and --reference"),
     (r"\*\* in a call", "spell the keyword arguments out"),
     (r"default argument", "use a number, a string or None as the default"),
