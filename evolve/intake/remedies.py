@@ -53,8 +53,8 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"overflows: \S+ holds up to", "give smaller operands, as in --args 'f32[4096] * 0.01'"),
     (r"agrees with the reference on no small shape.* of its integers", "make sure both compute the same; of equal "
      "values an index may name another one: float32 operands have fewer"),
-    (r"agrees with the reference on no small shape.*Revisited block", "come back to a block of a result in the very next "
-     "step alone, or let sizes be given at which the kernel does"),
+    (r"agrees with the reference on no small shape.*Revisited block", "come back to a block of a result in the next "
+     "step alone, or give sizes at which the kernel does"),
     (r"agrees with the reference on no small shape", "make sure both compute the same and the kernel masks tails"),
     (r"own answer is not the reference's", "correct the kernel or the reference, or give the precision you mean"),
     (r"dimension of the arguments", "let the sizes of the results follow from those of the arguments"),
