@@ -355,7 +355,7 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
     return seen
 
 
-def _home(path: Path) -> tuple[Path, list[str]]:
+def import_place(path: Path) -> tuple[Path, list[str]]:
     """The folder from which a file's package is imported, and the file's place below it.
 
     A package's folders have an ``__init__.py``, or the file imports from so many folders above it, or one of them has
@@ -401,7 +401,7 @@ def _installed(name: str) -> bool:
 
 def package_of(path: Path) -> PackageLoader | None:
     """What finds the modules of the package that a file lies in; None where the package is installed."""
-    root, parts = _home(path.resolve())
+    root, parts = import_place(path.resolve())
     if len(parts) > 1 and _installed(parts[0]):
         return None
     return PackageLoader(root, parts[0] if len(parts) > 1 else "", False)
@@ -410,7 +410,7 @@ def package_of(path: Path) -> PackageLoader | None:
 def load(path: Path, function: str | None, *, traced: bool = True) -> tuple[types.ModuleType, PackageLoader]:
     """The module of a file, as part of the package it lies in. Raises OSError, SyntaxError."""
     path = path.resolve()
-    root, parts = _home(path)
+    root, parts = import_place(path)
     loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced)
     if traced:
         from tilewright.workers.intake.source.torch_library import register_nothing
