@@ -431,7 +431,3 @@ def _ui(arguments: argparse.Namespace) -> int:
 def _say(*lines: str) -> None:
     for line in lines:
         print(printable(line), flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    command()

@@ -41,7 +41,8 @@ def examine(home: Path) -> Iterator[Diagnosis]:
     yield Diagnosis("python", True, platform.python_version())
     yield from (_package(name) for name in ("ray", "mlflow-skinny"))
     yield from (_extra(name) for name in EXTRAS)
-    yield _cores()
+    cores = len(os.sched_getaffinity(0))
+    yield Diagnosis("cores", True, f"{cores}, so {cores} evaluations at a time")
     yield _memory()
     yield _folder(home)
     yield _sandbox()
@@ -51,11 +52,7 @@ def examine(home: Path) -> Iterator[Diagnosis]:
 
 def _together(findings: Iterable[Diagnosis]) -> Iterator[Diagnosis]:
     """Targets that lack the same, one after the other, as one finding."""
-
-    def lack(finding: Diagnosis) -> str:
-        return finding.part if finding.good else re.sub(r", and targets? .*? needs? it", "", finding.sentence)
-
-    for sentence, group in itertools.groupby(findings, lack):
+    for sentence, group in itertools.groupby(findings, lambda f: f.part if f.good else f.sentence):
         first, *others = group
         if not others:
             yield first
@@ -120,11 +117,6 @@ def _cuda() -> Diagnosis:
         reason = str(error).partition(" here: ")[2].rstrip(".") or str(error)
         return Diagnosis(f"target {LOCAL}", False, reason, needed=False)
     return replace(_target(target), part=f"target {LOCAL}")
-
-
-def _cores() -> Diagnosis:
-    cores = len(os.sched_getaffinity(0))
-    return Diagnosis("cores", True, f"{cores}, so {cores} evaluations at a time")
 
 
 def _memory() -> Diagnosis:

@@ -45,7 +45,7 @@ def test_the_page_builds_an_operator_and_evolves_it(folder):
     for command in COMMANDS:
         program, *arguments = command.split()
         assert program == "tilewright"
-        command = [sys.executable, "-m", "tilewright.evolve.cli", *arguments]
+        command = [sys.executable, "-m", "tilewright", *arguments]
         done = subprocess.run(command, cwd=folder, env=clean_environment(), **PIPES)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "right at 8x128, 4x256" in done.stdout or "candidates pass the gates" in done.stdout
@@ -63,7 +63,7 @@ def test_a_pallas_operator_is_evolved_promoted_and_called(folder):
     (shown,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
     printed = ""
     for command in ALL_THE_WAY:
-        run = re.sub("^tilewright ", "python -m tilewright.evolve.cli ", command)
+        run = re.sub("^tilewright ", "python -m tilewright ", command)
         run = run.replace("python ", f"{sys.executable} ").replace("=library", f"=library:{ROOT}")
         done = subprocess.run(["bash", "-ec", run], cwd=folder, env=clean_environment(), **PIPES)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -20,7 +20,7 @@ from tilewright.evolve.record.journal import Journal, is_running
 
 pytestmark = pytest.mark.timeout(900)  # of a busy machine; one minute on an idle one
 FAMILY = FIXTURES / "small_gemm"
-TILEWRIGHT = [sys.executable, "-m", "tilewright.evolve.cli"]
+TILEWRIGHT = [sys.executable, "-m", "tilewright"]
 
 
 def campaign_file(folder, **changes):

@@ -1,20 +1,25 @@
 """A user's day at the command line, as tables: what is typed, and what must and must not come back.
 
-Wrong input, help, the toolchains of every way to install. Pages in a browser:
+Wrong input, help, the toolchains of every way to install; ``journeys.txt``, typed at a terminal. Pages in a browser:
 ``tests/evolve/mlflow_mirror/test_ui.py``. Lost nodes: ``tests/faults``, in virtual time.
 """
 
 import contextlib
 import ctypes
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from testkit import ROOT
+from testkit.children import clean_environment
 from testkit.sample_campaign import write_sample
 from tilewright.evolve import cli
 from tilewright.library import store
@@ -52,6 +57,14 @@ def squared_relu(x, rows=8):
 def plain(x):
     return jnp.square(jax.nn.relu(x))
 """
+TINY = f"""name: tiny
+operator: {ROOT}/testkit/fixtures/small_gemm/good
+target: tpu7x
+suite: tiny
+seeds: [tiled]
+baselines: []
+budget: {{evaluations: 3}}
+"""
 
 
 @pytest.fixture
@@ -59,7 +72,7 @@ def here(tmp_path, monkeypatch):
     """A user's folder with a file of each language and some that are none."""
     files = {
         "mine.py": TRITON, "jaxed.py": PALLAS, "broken.py": "def f(:", "empty.yaml": "", "words.yaml": "hello",
-        "half.yaml": "name: [",
+        "half.yaml": "name: [", "tiny.yaml": TINY,
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -231,3 +244,28 @@ def test_the_shipped_library_verifies_here(capsys):
     """Also on a newer Triton, where no device runs its kernels."""
     assert cli.main(["library", "verify", "--files", "--library", str(ROOT / "library")]) == 0
     assert "no  " not in capsys.readouterr().out
+
+
+# -- what happens at a terminal ----------------------------------------------------------------------
+
+DAYS = re.findall(r"^== (.*)\n((?:(?!== ).*\n)+)", (ROOT / "tests/journeys.txt").read_text(), re.M)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("text", [text for _, text in DAYS], ids=[title for title, _ in DAYS])
+def test_a_day_at_a_terminal(here, text):
+    """What bash shows on a pseudo-terminal: what follows ``> `` is there, the pattern after ``! `` is not."""
+    command, lines = here / "bin" / "tilewright", text.splitlines()
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m tilewright "$@"\n')
+    command.chmod(0o755)
+    (here / "day.sh").write_text("\n".join(line for line in lines if line[:2] not in ("> ", "! ")))
+    path = f"{command.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = clean_environment(ROOT=str(ROOT), PATH=path, COLUMNS="200", LINES="50", TERM="xterm")
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+    done = subprocess.run(["script", "-qec", "bash -m day.sh", "/dev/null"], cwd=here, env=env, **pipes)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", done.stdout)
+    wrong = [line for line in lines if line.startswith("> ") and line[2:] not in shown]
+    wrong += [line for line in lines if line.startswith("! ") and re.search(line[2:], shown, re.M)]
+    assert not wrong, shown[-5000:]

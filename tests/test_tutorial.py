@@ -67,7 +67,7 @@ class Session:
         shutil.copytree(ROOT / "examples", folder / "examples")
         command = folder / "bin" / "tilewright"
         command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tilewright.evolve.cli "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tilewright "$@"\n')
         command.chmod(0o755)
         paths = {"PYTHONPATH": f"{ROOT}:{folder}", "PATH": f"{command.parent}:{os.environ['PATH']}"}
         self.environment = clean_environment(**paths)

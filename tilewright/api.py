@@ -304,9 +304,9 @@ class RecordedCampaign:
 
         A row has the keys ``evaluation`` (counted from 1), ``genome``, ``parents``, ``mutation``, ``proposer``,
         ``detail``, ``island``, ``generation``, ``verdict``, ``reason``, ``stage``, ``fitness`` with its interval
-        ``fitness_low`` and ``fitness_high`` (None if the candidate did not pass), ``unit``, ``target``, ``kind``
-        (``measured``, ``modelled`` or ``compiled``), ``seconds`` since the campaign began, ``param.<name>`` for each
-        parameter and ``rate.<workload>`` for each shape, in ``unit``.
+        ``fitness_low`` and ``fitness_high`` (None if the candidate did not pass, and of an interpreter), ``unit``,
+        ``target``, ``kind`` (``measured``, ``modelled`` or ``compiled``), ``seconds`` since the campaign began,
+        ``param.<name>`` for each parameter and ``rate.<workload>`` for each shape, in ``unit``.
         """
         return [_row(self._data, number) for number in range(len(self._data.points))]
 
@@ -425,7 +425,7 @@ def tune(
         y = best(x)
     """
     from tilewright.evolve.intake import child
-    from tilewright.evolve.intake.tune import default_target
+    from tilewright.evolve.intake.child import default_target
 
     if isinstance(function, Captured):
         return _tuned_captured(function, reference, calls, budget, target, out, overwrite, home, overrides)

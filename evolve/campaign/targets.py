@@ -59,11 +59,13 @@ def require_usable(target: Target, remote: bool) -> None:
 def starting_device(config: CampaignConfig) -> Iterator[WarmDevice | None]:
     """The device that a campaign on this machine measures on, starting in the background; None without one.
 
-    An unknown or unusable target is not reported here: resolving the campaign reports it.
+    Raises UserError where this machine lacks what the target needs; resolving the campaign reports an unknown one.
     """
     with contextlib.ExitStack() as stack:
         device = None
         if config.workers.address is None:
-            with contextlib.suppress(UserError, UnknownTarget):
-                device = stack.enter_context(device_for(load_target(named_target(config.target))))
+            with contextlib.suppress(UnknownTarget):
+                target = load_target(named_target(config.target))
+                require_usable(target, remote=False)
+                device = stack.enter_context(device_for(target))
         yield device

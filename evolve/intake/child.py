@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 MAIN, PALLAS, CUDA = "triton.program", "pallas.program", "cuda.program"
 """The programs: for functions that launch Triton kernels, for Pallas ones, for kernels in CUDA C++."""
 
+MODELLED, COMPILED, SUFFIX = "tpu7x", "sm_90", ".cu"
+_LOADED, _OTHERS = (
+    re.compile(r"\bload_inline\b|\bcpp_extension\b"),
+    re.compile(r"\btriton\.jit\b|\bpallas_call\b"),
+)
 SECONDS = 600.0
 """Most that reading a function in may take."""
 
@@ -30,6 +36,38 @@ CALLS_SECONDS = 300
 
 _LAST_LINES = 4
 _TPU = re.compile(r"tpu.*|v\d+[a-z]*")
+
+
+def holds_cuda(path: Path) -> bool:
+    """Whether a file's kernels are CUDA C++: a ``.cu`` file, or Python that loads such sources."""
+    if path.suffix != ".py" or not path.is_file():
+        return path.suffix == SUFFIX
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return _LOADED.search(text) is not None and _OTHERS.search(text) is None
+
+
+def default_target(place: str) -> str | None:
+    """``tpu7x`` for a file that imports Pallas and no Triton, ``sm_90`` for CUDA C++ without a GPU; else None."""
+    path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
+    if holds_cuda(path):
+        from tilewright.workers.toolchains.triton import gpu_count
+
+        return None if gpu_count() else COMPILED
+    return MODELLED if languages(path) == {"pallas"} else None
+
+
+def languages(path: Path) -> set[str]:
+    """Which of ``pallas`` and ``triton`` a file imports; neither where it cannot be read."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
+    except (OSError, ValueError, SyntaxError, RecursionError):  # reading it in says why
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    return {part for name in names for part in name.split(".")} & {"pallas", "triton"}
 
 
 def part_of(target: Target) -> dict[str, Any]:

@@ -122,15 +122,17 @@ def _plan(
 
 
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
-    from tilewright.evolve.campaign.targets import require_usable
     from tilewright.evolve.intake import child
-    from tilewright.evolve.intake.tune import default_target, target_named
 
-    name = arguments.target or default_target(arguments.place)
+    name = arguments.target or child.default_target(arguments.place)
     with (
         child.started_intake(name) as intake,
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
     ):
+        # what the command imports takes as long as what the child does
+        from tilewright.evolve.campaign.targets import require_usable
+        from tilewright.evolve.intake.tune import target_named
+
         target = target_named(name)
         require_usable(target, remote=False)
         return _run(arguments, tell, intake, target, _plan(arguments, target, Path(folder)))
@@ -165,7 +167,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     with child.started_trial(target) as trial:
         with device_for(target) as device:
             if device is not None:
-                device.expect(request.reference)
+                device.expect_reference()
             answer = prepare(request, target, where, _say, intake, overrides)
             write_files(plan, where)
             if arguments.table is not None:
@@ -185,6 +187,8 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
             campaign = tilewright.open_campaign(outcome.campaign, home=home)
             module = export(campaign, request, answer, where, target, trial)
             _say(f"winner: {module} (a plain module: {answer.get('asked', request).name})")
+            if target.entry == "build":
+                _say("without a TPU, call it within jax.experimental.pallas.tpu.force_tpu_interpret_mode()")
             if target.gpu_interpreter:
                 _say("a program without a GPU that calls it, or your function, needs TRITON_INTERPRET=1")
                 _say(
@@ -195,16 +199,9 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
 
 def _check(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.intake import preflight
-    from tilewright.evolve.intake.child import started_intake
+    from tilewright.evolve.intake.child import default_target, holds_cuda, started_intake
     from tilewright.evolve.intake.problems import is_problem
-    from tilewright.evolve.intake.tune import (
-        IntakeRefused,
-        ask_intake,
-        default_target,
-        holds_cuda,
-        target_named,
-        warm_up,
-    )
+    from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, target_named, warm_up
     from tilewright.workers.device.warm_device import device_for
 
     name = arguments.target or default_target(arguments.place)
@@ -221,7 +218,7 @@ def _check(arguments: argparse.Namespace) -> int:
             return _check_file(path)
         request = _plan(arguments, target, Path(folder), (path, options)).request
         if device is not None:
-            device.expect(request.reference)
+            device.expect_reference()
         try:
             answer = ask_intake(request, target, intake, lambda: warm_up(request))
         except IntakeRefused as error:

@@ -15,7 +15,8 @@ import yaml
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, inductor
-from tilewright.evolve.intake.tune import Request, holds_cuda, resolve_reference, unreadable
+from tilewright.evolve.intake.child import holds_cuda
+from tilewright.evolve.intake.tune import Request, resolve_reference, unreadable
 from tilewright.fitness.targets import Target
 from tilewright.workers.intake.calls.dimensions import as_the_first
 from tilewright.workers.intake.judge.self_reference import SELF

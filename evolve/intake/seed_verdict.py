@@ -39,6 +39,9 @@ _LEAN = re.compile(r"errors go one way, .* by (\S+) of")
 _CUT = 2.0**-16
 """Share of a sum of one sign that a product loses, at most: what is added is cut to 2^-13 of the largest addend."""
 
+_LAST_PLACES = {"bfloat16": 2.0**8, "float16": 2.0**11}
+"""Last places of a type in a number: sums of one sign all fall short of theirs, in every draw of inputs."""
+
 _ONE_SIGN = ("signed", "repeated")
 """Tables whose products have a mean: their sums lose it, 7 % of 4096 products: no bound of a whole allows it."""
 
@@ -154,6 +157,8 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
         row[4] = max(cut, row[4] or 0.0, share if share <= cap else 0.0)
         if lost:
             answer["lost_tables"] = _ONE_SIGN
+            deepest = max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["check"])
+            row[6] = max(row[6], _CUT * deepest * _LAST_PLACES.get(row[1], 0.0))
             note = (
                 f"{row[0]} may be off by {cut:.2g} of what is usual, and timed calls have no inputs of one sign or few "
                 "values: tensor cores add 8-bit products to what dot is given with 14 bits; write acc += tl.dot(a, b) "

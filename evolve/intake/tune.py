@@ -19,6 +19,7 @@ from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, folder, preflight
+from tilewright.evolve.intake.child import SUFFIX, holds_cuda, languages
 from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
@@ -29,11 +30,6 @@ from tilewright.workers.toolchains import tpu
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
 
-MODELLED, COMPILED, CUDA = "tpu7x", "sm_90", ".cu"
-_LOADED, _OTHERS = (
-    re.compile(r"\bload_inline\b|\bcpp_extension\b"),
-    re.compile(r"\btriton\.jit\b|\bpallas_call\b"),
-)
 IN_FLIGHT = (4, 16)
 """Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
@@ -83,14 +79,6 @@ def unreadable(path: Path, error: Exception) -> str:
     return f"{path} is not Python: {error}"
 
 
-def holds_cuda(path: Path) -> bool:
-    """Whether a file's kernels are CUDA C++: a ``.cu`` file, or Python that loads such sources."""
-    if path.suffix != ".py" or not path.is_file():
-        return path.suffix == CUDA
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return _LOADED.search(text) is not None and _OTHERS.search(text) is None
-
-
 def parse_place(text: str) -> tuple[Path, str | None]:
     """``FILE:function``, ``FILE``, or a folder. Raises UserError."""
     file, colon, function = text.rpartition(":")
@@ -103,7 +91,7 @@ def parse_place(text: str) -> tuple[Path, str | None]:
         return path, None
     if other := language_of(path):
         raise UserError(f"{path.name} is {other}.")
-    if path.suffix == CUDA and path.is_file():
+    if path.suffix == SUFFIX and path.is_file():
         if not function:
             raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
         return path, function
@@ -155,7 +143,7 @@ def ask_intake(
             raise UserError(f"target: {target.name} runs no CUDA C++; use cuda with an NVIDIA GPU, or sm_90.")
     if program == child.PALLAS:
         tpu.silence_libtpu()
-    if program == child.PALLAS and _languages(request.path) == {"triton"}:
+    if program == child.PALLAS and languages(request.path) == {"triton"}:
         raise UserError(
             f"target: {target.name} takes Pallas functions, and {request.path.name} imports Triton; leave --target "
             "out for this machine's GPU, or the interpreter."
@@ -180,30 +168,6 @@ def ask_intake(
         answer = ask_intake(asked, target)
         return {**answer, "asked": asked, "notes": [part["note"], *answer["notes"]]}
     return answer
-
-
-def default_target(place: str) -> str | None:
-    """``tpu7x`` for a file that imports Pallas and no Triton, ``sm_90`` for CUDA C++ without a GPU; else None."""
-    path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
-    if holds_cuda(path):
-        from tilewright.workers.toolchains.triton import gpu_count
-
-        return None if gpu_count() else COMPILED
-    return MODELLED if _languages(path) == {"pallas"} else None
-
-
-def _languages(path: Path) -> set[str]:
-    """Which of ``pallas`` and ``triton`` a file imports; neither where it cannot be read."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
-    except (OSError, ValueError, SyntaxError, RecursionError):  # reading it in says why
-        return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-            names.update(f"{module}.{alias.name}" for alias in node.names)
-    return {part for name in names for part in name.split(".")} & {"pallas", "triton"}
 
 
 def target_named(name: str | None) -> Target:

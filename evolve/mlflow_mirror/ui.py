@@ -87,7 +87,7 @@ def serve_ui(
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with open(log, "ab") as output:
-            print_line("starting MLflow's server; its link follows")
+            print_line("starting MLflow's server; its link follows, and Ctrl-C stops it")
             if late := late_campaigns(home, uri):
                 newest_first = mirror_command(late[::-1], home, uri)
                 children.append(_start(newest_first, environment, output))
@@ -102,9 +102,7 @@ def serve_ui(
             children.append(server)
         address = f"http://{host}:{chosen}"
         if _answers(address, server):
-            print_line(
-                f"MLflow: {link(f'http://{link_host(host)}:{chosen}', _page(wanted, uri))}  (Ctrl-C stops the server)"
-            )
+            print_line(f"MLflow: {link(f'http://{link_host(host)}:{chosen}', _page(wanted, uri))}")
             if link_host(host) != host:
                 print_line(f"        for programs that do not resolve {OWN_NAME}: {address}")
         code = server.wait()

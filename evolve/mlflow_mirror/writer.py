@@ -40,9 +40,11 @@ from tilewright.evolve.mlflow_mirror import view
 from tilewright.evolve.mlflow_mirror.content import CANDIDATE, NOTE, UID, CampaignProgress, RunContent
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.report.bill import ranked
 from tilewright.evolve.report.data import CampaignData, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.fitness.evaluation import Evaluation
+from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
 
 log = logging.getLogger("tilewright.mirror")
@@ -153,7 +155,8 @@ class Mirror:
         self._facts: Mapping[str, Any] = journal.meta("campaign", {})
         started = next(event.at for event in journal.events() if event.kind == "started")
         self._started = started
-        self._uid = run_content.campaign_uid(str(self._facts.get("id")), started)
+        named = f"{self._facts.get('id')}@{started!r}"  # across homes that share one MLflow server
+        self._uid = hashlib.sha256(named.encode()).hexdigest()[:16]
         self._by_index: dict[int, Candidate] = {}
         self._by_genome: dict[str, Candidate] = {}
         self._kind = str(self._facts.get("target_kind"))
@@ -195,7 +198,7 @@ class Mirror:
             self._flush()
             self._write_exchanges()
             return False
-        arrival, index, evaluation, at = row
+        arrival, index, evaluation, at = row[0], row[1], ranked(row[2]), row[3]
         self._read_candidates()
         is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
@@ -243,9 +246,8 @@ class Mirror:
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
         note = {NOTE: run_content.experiment_note(self._facts)}
-        self._experiment = experiment_of(
-            self._client, run_content.experiment_name(self._facts), self._artifacts, note
-        )
+        name = f"tilewright/{self._facts.get('operator')}/{target_text(self._facts.get('target'))}"
+        self._experiment = experiment_of(self._client, name, self._artifacts, note)
         parents: list[Run] = []
         children: dict[int, KnownRun] = {}
         extra: list[Run] = []

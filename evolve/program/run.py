@@ -13,16 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.program import folder as files
-from tilewright.evolve.program.folder import (
-    FASTER,
-    KEPT,
-    PAGE,
-    RECEIPT,
-    RECORD,
-    faster_text,
-    mlflow_content,
-    note_program,
-)
 from tilewright.evolve.program.screen import Ceiling, ceiling, figure_kind, page
 from tilewright.evolve.record.home import home_folder
 from tilewright.workers.child.launch import own_environment
@@ -129,7 +119,7 @@ class Program:
 
         command = [sys.executable, "-m", "tilewright.evolve.mlflow_mirror.program_runs"]
         command += ["--uri", store_uri(self.home), "--artifacts", str((self.home / ARTIFACTS).resolve())]
-        content = json.dumps(mlflow_content(self.folder, self.ceiling(), self.answer.get("found", ())))
+        content = json.dumps(files.mlflow_content(self.folder, self.ceiling(), self.answer.get("found", ())))
         done = subprocess.run(
             command, env=mirror_environment(os.environ), capture_output=True, text=True, check=False, input=content
         )  # fmt: skip
@@ -139,7 +129,7 @@ class Program:
 
     def _note(self, state: str) -> None:
         try:
-            note_program(self.home, self.folder, self.name, state)
+            files.note_program(self.home, self.folder, self.name, state)
         except OSError as error:
             raise UserError(f"home: cannot write {self.home}: {error.strerror}.") from error
 
@@ -153,7 +143,7 @@ class Program:
         with tempfile.TemporaryDirectory(prefix="tilewright-program-") as name:
             asked, answered = Path(name) / "request.json", Path(name) / "answer.json"
             given = {"path": str(self.path.resolve()), "step": self.step, "setup": self.setup, **request}
-            given["kept"] = str((self.folder / KEPT).resolve())
+            given["kept"] = str((self.folder / files.KEPT).resolve())
             asked.write_text(json.dumps(given), encoding="utf-8")
             command = [sys.executable, "-m", CHILD, str(asked), str(answered)]
             try:
@@ -162,7 +152,7 @@ class Program:
                     env=own_environment(), timeout=LEAST_WALL + 4 * budget, check=False,
                 )  # fmt: skip
             except KeyboardInterrupt:  # the process has ended, wherever it was
-                if files.forget_unfinished(self.folder / KEPT):
+                if files.forget_unfinished(self.folder / files.KEPT):
                     self._note("stopped; the same command goes on")
                 raise
             except subprocess.TimeoutExpired as error:
@@ -176,31 +166,31 @@ class Program:
             raise UserError(f"{answer['why']}.")
         self.answer = answer
         record = json.dumps(answer["record"], indent=1)
-        self._save({RECORD: record, PAGE: page(answer["record"], self.ceiling())})
+        self._save({files.RECORD: record, files.PAGE: page(answer["record"], self.ceiling())})
 
     def _write(self, proof: Mapping[str, Any] | None) -> None:
         """``faster.py`` with its receipt; neither where there is nothing to install."""
         record, replacements = self.answer["record"], self.answer["replacements"]
-        files = {PAGE: page(record, self.ceiling(), proof)}
+        texts = {files.PAGE: page(record, self.ceiling(), proof)}
         if proof is not None:
             facts = {"program": self.name, "device": record["device"], "shares": self.ceiling().shares}
-            files[RECEIPT] = json.dumps({**facts, **proof}, indent=1)
+            texts[files.RECEIPT] = json.dumps({**facts, **proof}, indent=1)
         else:
-            (self.folder / RECEIPT).unlink(missing_ok=True)
+            (self.folder / files.RECEIPT).unlink(missing_ok=True)
         if replacements or self.answer["fp8_shapes"]:
-            files[FASTER] = faster_text(
+            texts[files.FASTER] = files.faster_text(
                 self.name, replacements, self.answer["fp8_shapes"], record["device"]["product"], proof
             )
             for path, name in self.answer.get("winners", {}).items():
-                files[name] = Path(path).read_text(encoding="utf-8")
+                texts[name] = Path(path).read_text(encoding="utf-8")
         else:
-            (self.folder / FASTER).unlink(missing_ok=True)
-        self._save(files)
+            (self.folder / files.FASTER).unlink(missing_ok=True)
+        self._save(texts)
 
-    def _save(self, files: Mapping[str, str]) -> None:
+    def _save(self, texts: Mapping[str, str]) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
+            for name, text in texts.items():
                 (self.folder / name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserError(f"--out: cannot write {self.folder}: {error.strerror}.") from error

@@ -161,7 +161,7 @@ class Journal:
             if source is None:
                 # Keyed by the exact text: declarations and comments are no part of a genome's identity
                 # but are part of what a resumed campaign must see again.
-                source = _text_id(genome)
+                source = hashlib.sha256(genome.source.encode()).hexdigest()[:16]
                 self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (source, genome.source))
             self._db.execute(
                 "INSERT INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -300,10 +300,6 @@ class Journal:
             for _, idx, evaluation, _ in self.evaluations()
         }
         return {"candidates": candidates, "evaluations": dict(sorted(evaluations.items()))}
-
-
-def _text_id(genome: Genome) -> str:
-    return hashlib.sha256(genome.source.encode()).hexdigest()[:16]
 
 
 def _take_lock(path: Path) -> IO[str]:

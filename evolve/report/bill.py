@@ -9,7 +9,7 @@ from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.text import duration_text, gain_text, money_text, number_text, percent_text
-from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import UnknownTarget, load_target, target_text
 from tilewright.seeds.operator import Scope
 
@@ -131,7 +131,7 @@ class Bill:
             rows["money"] = f"{money_text(money)} {self.currency}: {each}"
         if self.gain is not None:
             where = f" ({self.target}, {self.kind})" if self.kind else ""
-            rows["gain"] = f"{gain_text(self.gain) if self.gain != 1 else 'none'} over the best seed{where}"
+            rows["gain"] = f"{gain_text(self.gain)} over the best seed{where}"
         return rows
 
     def lines(self, verbose: bool = False) -> list[str]:
@@ -220,6 +220,13 @@ def timed(target: object) -> bool:
         return not load_target(str(target)).gpu_interpreter
     except UnknownTarget:
         return True
+
+
+def ranked(evaluation: Evaluation) -> Evaluation:
+    """An evaluation as pages show it: without figures where times mean nothing."""
+    if timed(evaluation.target):
+        return evaluation
+    return evaluation.model_copy(update={"fitness": None, "interval": None, "workloads": ()})
 
 
 def count_text(evaluations: int, duplicates: int) -> str:

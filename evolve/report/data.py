@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.evolve.record.history import Candidate, MutationKind
 from tilewright.evolve.record.journal import Event, Journal
-from tilewright.evolve.report.bill import Bill, bill_of, timed
+from tilewright.evolve.report.bill import Bill, bill_of, ranked, timed
 from tilewright.evolve.report.text import speed_text
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Reached, Verdict
 from tilewright.fitness.score import Headroom, headroom
@@ -169,7 +169,7 @@ class CampaignData:
     def gain(self) -> float | None:
         """The best's fitness over the best seed's; None before there are both and where times mean nothing."""
         best, seed = self.best, self.best_seed
-        if best is None or seed is None or not (best.fitness and seed.fitness and self.timed):
+        if best is None or seed is None or not (best.fitness and seed.fitness):
             return None
         return best.fitness / seed.fitness
 
@@ -249,7 +249,7 @@ def load(journal: Journal) -> CampaignData:
     by_index = {c.index: c for c in journal.candidates()}
     rows = list(journal.evaluations())
     clock = CampaignClock(events, [at for *_, at in rows])
-    points = tuple(Point(arrival, by_index[index], e, clock(at)) for arrival, index, e, at in rows)
+    points = tuple(Point(arrival, by_index[index], ranked(e), clock(at)) for arrival, index, e, at in rows)
     candidates = {c.genome.id: c for c in by_index.values()}
     data = CampaignData(
         facts=journal.meta("campaign", {}),
@@ -261,7 +261,7 @@ def load(journal: Journal) -> CampaignData:
         candidates=candidates,
         evaluations={point.candidate.genome.id: point.evaluation for point in points},
         winner=_winner(events, points, candidates),
-        references={scope.value: journal.references(scope.value) for scope in Scope},
+        references={s.value: {n: ranked(e) for n, e in journal.references(s.value).items()} for s in Scope},
         alive=journal.running,
     )
     return replace(data, bill=bill_of(journal, clock, data.gain))

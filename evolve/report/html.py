@@ -66,6 +66,8 @@ def campaign_files(data: CampaignData) -> dict[str, str]:
 
 def render(data: CampaignData) -> str:
     """The page as text. It loads nothing from the network, and its policy forbids it."""
+    caption = "Seconds by the clocks of the campaign and its workers"
+    bill = tables.fact_table(caption, data.bill.rows(), numbers=False) if data.points else ""
     sections = [
         _header(data),
         section("Winner against seed", _change(data)),
@@ -79,7 +81,7 @@ def render(data: CampaignData) -> str:
         section("Lineage of the winner", _lineage(data)),
         section("Where the kernel's time goes", tables.diagnosis_section(data)),
         section("Winner", _winner(data)),
-        section("Bill", _bill(data)),
+        section("Bill", bill),
         section("Setup", _setup(data)),
     ]
     title = f"{data.facts.get('id', 'campaign')} · tilewright"
@@ -111,7 +113,7 @@ def _cards(data: CampaignData) -> str:
     for scope in (Scope.FINAL, Scope.SUITE):
         rows = [row for row in data.ranking(scope) if row.evaluation.verdict is Verdict.OK]
         winner = next((row for row in rows if row.role == "winner"), None)
-        if winner is None:
+        if winner is None or not winner.evaluation.workloads:
             continue
         mine = winner.evaluation.workloads[0]
         cards = [
@@ -160,6 +162,8 @@ def _change(data: CampaignData) -> str:
 def _convergence(data: CampaignData) -> str:
     if not data.points:
         return tag("p", "No evaluation has finished yet.")
+    if not data.timed:
+        return ""
     certainty = "Figures of this target repeat exactly and have no interval"
     if any(p.evaluation.interval and len(set(p.evaluation.interval)) > 1 for p in data.points):
         level = (
@@ -216,11 +220,6 @@ def _winner(data: CampaignData) -> str:
     source = tag("details", tag("summary", "Source") + code(genome.source))
     facts = note(f"candidate {data.winner.index}, genome {genome.id}")
     return facts + tables.fact_table("Parameters", genome.params) + source
-
-
-def _bill(data: CampaignData) -> str:
-    caption = "Seconds by the clocks of the campaign and its workers"
-    return tables.fact_table(caption, data.bill.rows(), numbers=False) if data.points else ""
 
 
 def _setup(data: CampaignData) -> str:

@@ -52,7 +52,7 @@ function group(n) {
 // The canvas's size as of the last drawing: asking the page for it costs more than the arithmetic.
 let across = canvas.clientWidth, down = canvas.clientHeight;
 const sx = (n) => EDGE + (xs[n] * view.scale - view.x) * (across - 2 * EDGE);
-const sy = (n) => 20 + (ys[n] * view.tall - view.y) * (down - 50);
+const sy = (n) => 34 + (ys[n] * view.tall - view.y) * (down - 64);
 
 // What hovering changes is drawn over a picture of the rest.
 function draw() {
@@ -98,7 +98,7 @@ function paint(w, h) {
 }
 function axes(w, h) {
   pen.font = "12px system-ui, sans-serif"; pen.fillStyle = palette.quiet; pen.strokeStyle = palette.rule; pen.lineWidth = 1;
-  const at = (y) => 20 + (y * view.tall - view.y) * (h - 50);
+  const at = (y) => 34 + (y * view.tall - view.y) * (h - 64);
   if (fits.length) for (let k = 0; k <= 4; k++) {
     const y = at((1 - BAND) * (1 - k / 4));
     pen.beginPath(); pen.moveTo(EDGE - 6, y); pen.lineTo(w, y); pen.stroke();
@@ -223,7 +223,7 @@ function show() {
   redraw();
 }
 function zoom(factor, x, y) {
-  const w = canvas.clientWidth - 2 * EDGE, h = canvas.clientHeight - 50, fx = (x - EDGE) / w, fy = (y - 20) / h;
+  const w = canvas.clientWidth - 2 * EDGE, h = canvas.clientHeight - 64, fx = (x - EDGE) / w, fy = (y - 34) / h;
   const scale = Math.max(1, Math.min(count / 4 + 1, view.scale * factor)), tall = Math.max(1, Math.min(12, view.tall * Math.sqrt(factor)));
   view.x = (view.x + fx) * scale / view.scale - fx; view.y = (view.y + fy) * tall / view.tall - fy;
   view.scale = scale; view.tall = tall; bound(); redraw();
@@ -238,7 +238,7 @@ canvas.addEventListener("pointermove", (e) => {
   if (drag) {
     const dx = e.offsetX - drag.x, dy = e.offsetY - drag.y;
     drag.moved = drag.moved || Math.abs(dx) + Math.abs(dy) > 4;
-    if (drag.moved) { view.x = drag.vx - dx / (canvas.clientWidth - 2 * EDGE); view.y = drag.vy - dy / (canvas.clientHeight - 50); bound(); redraw(); }
+    if (drag.moved) { view.x = drag.vx - dx / (canvas.clientWidth - 2 * EDGE); view.y = drag.vy - dy / (canvas.clientHeight - 64); bound(); redraw(); }
     return;
   }
   const n = nearest(e.offsetX, e.offsetY);

@@ -73,7 +73,8 @@ def lineage_svg(data: CampaignData, winner: Candidate, *, standalone: bool = Fal
     edges = [_edges(c, at) for c in rows]
     nodes = [_node(data, c, at[c.genome.id], text_x, c.genome.id == winner.genome.id) for c in rows]
     height = TOP + len(rows) * ROW + 12
-    heading = f"right: {data.unit} and gain over the fittest parent ({data.target_text}, {data.kind})"
+    figures = f"{data.unit} and gain over the fittest parent" if data.timed else "verdict"
+    heading = f"right: {figures} ({data.target_text}, {data.kind})"
     parts = [label(0, 16, heading, class_="quiet"), *edges, *nodes]
     return drawing(WIDTH, height, "Lineage of the winner", *parts, standalone=standalone)
 
@@ -171,7 +172,8 @@ def _node(
 ) -> str:
     (x, y), mutation = at, candidate.mutation
     evaluation = data.evaluations.get(candidate.genome.id)
-    rate = rate_text(evaluation.fitness, data.unit) if evaluation and evaluation.fitness else "no rate"
+    verdict = evaluation.verdict.value if evaluation else "not evaluated"
+    rate = rate_text(evaluation.fitness, data.unit) if evaluation and evaluation.fitness else verdict
     gain = gain_over_parents(data, candidate)
     shown = f"{rate}   {gain_text(gain)}" if gain is not None else rate
     detail = shorten(f"#{candidate.index}  {mutation.detail}", int((WIDTH - text_x - 190) / 6.7))

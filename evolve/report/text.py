@@ -44,7 +44,9 @@ def percent_text(fraction: float) -> str:
 
 
 def gain_text(ratio: float) -> str:
-    """A ratio of rates in a table: ``1.074`` -> ``+7.4 %``; from double on, ``×2.41``."""
+    """A ratio of rates in a table: ``1.0`` -> ``none``, ``1.074`` -> ``+7.4 %``; from double on, ``×2.41``."""
+    if ratio == 1:
+        return "none"
     return f"×{ratio:.2f}" if ratio >= 2 else f"{(ratio - 1) * 100:+.1f} %"
 
 

@@ -38,10 +38,10 @@ def status_lines(path: Path, verbose: bool = False) -> list[str]:
             "verdicts: " + (", ".join(f"{n} {v}" for v, n in verdicts.most_common()) or "none yet"),
             *judge_lines(evaluations),
         ]
-        if data.best is not None and data.best.fitness is not None and data.timed:
+        if data.best is not None and data.best.fitness is not None:
             what = "winner" if data.state == "finished" else "best so far"
             lines.append(f"{what}, genome {data.best.genome}: {figures(data.best)}")
-        references = data.references[Scope.SUITE.value]
+        references = journal.references(Scope.SUITE.value)
         lines += [f"{name}: {figures(evaluation)}" for name, evaluation in references.items()]
         return [printable(line) for line in (*lines, *_model_lines(journal, data), *_balance(data, verbose))]
 
@@ -51,7 +51,7 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
     campaign = path.parent.name
     with Journal(path) as journal:
         data = load(journal)
-        finals = data.references[Scope.FINAL.value]
+        finals = journal.references(Scope.FINAL.value)
         rows = {name: e for name, e in finals.items() if not name.startswith(FINALIST_PREFIX)}
         lines = [f"campaign {campaign} {data.state_text}"]
         for name, evaluation in sorted(rows.items(), key=lambda row: -(row[1].fitness or 0.0)):

@@ -4,8 +4,8 @@
 graph, by mode, layer and rows, and the host's time of an eager call. Modes: ``kept`` (inference, weight quantised
 before), ``infer`` (weight quantised in the call), ``train`` (forward and both gradients). An ``eager`` inference takes
 the longer of both times. A gain is bf16's time over FP8's. Another layer than those measured is judged by the nearest,
-in the sum of |log2 n| and |log2 k|, less a share of the gain for each doubling between (``DOUBT``); rows in between by
-a straight line over log2 of the rows. Standard library only.
+in the sum of |log2 n| and |log2 k| (in ``train`` n and k may change places), less a share of the gain for each doubling
+between (``DOUBT``); rows in between by a straight line over log2 of the rows. Standard library only.
 """
 
 import functools
@@ -72,12 +72,14 @@ def gains(mode: str, way: str, n: int, k: int, device: str) -> dict[int, float]:
         return {}
 
     def far(name: str) -> float:
-        other_n, other_k = map(int, name.split("x"))
-        return abs(math.log2(n / other_n)) + abs(math.log2(k / other_k))
+        a, b = map(int, name.split("x"))
+        # the three products of a training step are those of the transposed layer
+        turned = ((a, b), (b, a)) if mode == "train" else ((a, b),)
+        return min(abs(math.log2(n / of_n)) + abs(math.log2(k / of_k)) for of_n, of_k in turned)
 
     # a training step queues many layers ahead of the device
     host = table["host_us"][mode] if way == "eager" and mode != "train" else (0.0, 0.0)
-    near = min(layers, key=far)
+    near = min(layers, key=lambda name: (far(name), name != f"{n}x{k}"))
     doubt = 1.0 + DOUBT * far(near)
     return {int(m): max(bf16, host[1]) / max(fp8, host[0]) / doubt for m, (fp8, bf16) in layers[near].items()}
 

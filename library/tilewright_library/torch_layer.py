@@ -125,19 +125,6 @@ class Layer:
             self._results = torch.empty(0, dtype=torch.bfloat16, device=device).new_empty
             self._bytes = torch.empty(0, dtype=torch.uint8, device=device).new_empty
         self._lock = threading.Lock()
-        self._makers: dict[str, Callable[[], tuple[Chain, int]]] = {
-            "quantise": self._quantise_chain,
-            "forward": lambda: self._forward_chain(training=True, kept_weight=False),
-            "forward_again": lambda: self._forward_chain(training=True, kept_weight=False, again=True),
-            "forward_kept": lambda: self._forward_chain(training=True, kept_weight=True),
-            "infer": lambda: self._forward_chain(training=False, kept_weight=False),
-            "infer_kept": lambda: self._forward_chain(training=False, kept_weight=True),
-            "backward": lambda: self._backward_chain(need_x=True, need_w=True),
-            "backward_x": lambda: self._backward_chain(need_x=True, need_w=False),
-            "again": lambda: self._backward_chain(need_x=True, need_w=True, again=True),
-            "again_x": lambda: self._backward_chain(need_x=True, need_w=False, again=True),
-            "backward_w": lambda: self._backward_chain(need_x=False, need_w=True),
-        }
         self._chains: dict[str, tuple[Chain, int]] = {}
         self._kept_x, self._kept_w = kept_bytes(m, k), kept_weight_bytes(n, k)
 
@@ -148,8 +135,19 @@ class Layer:
             with self._lock:
                 found = self._chains.get(name)
                 if found is None:
-                    found = self._chains[name] = self._makers[name]()
+                    found = self._chains[name] = self._made(name)
         return found
+
+    def _made(self, name: str) -> tuple[Chain, int]:
+        """``quantise``, or a pass and how: the weight ``kept`` or quantised ``again``, for ``x`` or ``w`` only."""
+        which, *how = name.split("_")
+        if which == "quantise":
+            return self._quantise_chain()
+        if which == "backward":
+            return self._backward_chain(need_x="w" not in how, need_w="x" not in how, again="again" in how)
+        return self._forward_chain(
+            training=which == "forward", kept_weight="kept" in how, again="again" in how
+        )
 
     # -- what each pass is made of -------------------------------------------------------------------
 
@@ -213,7 +211,7 @@ class Layer:
         if not training:
             self._chain("infer")
             return
-        ways = ("forward_again", "again") if self.again else ("forward", "backward")
+        ways = ("forward_again", "backward_again") if self.again else ("forward", "backward")
         for name in ("quantise", *(ways if self.n else ())):
             self._chain(name)
 
@@ -261,16 +259,8 @@ class Layer:
         self._queue(chain, size, (plain.data_ptr(), 0, y.data_ptr(), 0, kept_w.data_ptr()))
         return self._given(y)
 
-    def infer(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """y alone."""
-        return self.infer_at("infer", x.data_ptr(), w.data_ptr(), (self.m, self.n))
-
-    def infer_kept(self, x: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
-        """y alone; ``kept_w`` holds both copies of w."""
-        return self.infer_at("infer_kept", x.data_ptr(), kept_w.data_ptr(), (self.m, self.n))
-
     def infer_at(self, name: str, x: int, w: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """As ``infer`` or ``infer_kept``, of addresses; y in a shape of as many elements."""
+        """y alone, of addresses, in a shape of as many elements; by ``infer_kept`` w is the address of both copies."""
         found = self._chains.get(name)
         chain, size = self._chain(name) if found is None else found
         y = self._results(shape)
@@ -291,7 +281,7 @@ class Layer:
     ) -> Tensors:
         """dx and dw, empty where not needed, from a contiguous dy; ``again``: from w, not from what is kept of it."""
         m, n, k = self.m, self.n, self.k
-        name = ("again" if again else "backward") + ("" if need_w else "_x") if need_x else "backward_w"
+        name = "backward_w" if not need_x else "backward" + "_again" * again + "_x" * (not need_w)
         chain, size = self._chain(name)
         dx = self._results(m, k) if need_x else self._bytes(0)
         dw = self._results(n, k) if need_w else self._bytes(0)

@@ -13,6 +13,7 @@ State dicts are those of the modules replaced. Work with torch.compile, activati
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import warnings
@@ -29,7 +30,7 @@ from .torch_operators import (
     KeptWeight,
     ServedCall,
     gemm_fp8_blockwise,
-    infer_kept,
+    linear_infer,
     multiply_kept,
     served_call,
     unwatched,
@@ -155,7 +156,7 @@ def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> 
             if trains:
                 return multiply_kept(x, w, kept)
             if unwatched(x, w):
-                return infer_kept(x, w.shape[0], kept)
+                return linear_infer(x.reshape(-1, x.shape[-1]), w, kept).view(*x.shape[:-1], w.shape[0])
     return gemm_fp8_blockwise(x, w)
 
 
@@ -230,16 +231,70 @@ def takes(linear: nn.Linear) -> bool:
     return linear.in_features % BLOCK == 0 and linear.out_features % BLOCK == 0
 
 
-def convert(model: nn.Module, filter: Filter | None = None, only_faster: bool = True) -> nn.Module:
+class RMSNorm(nn.Module):
+    """w * x / sqrt(mean(x^2) + eps) over the last dimension by torch's one kernel, where eager code takes six."""
+
+    _eps: float
+    _plain: type[nn.Module]
+    """The class that the module was of: it serves compiled code, other dtypes than the weight's, and CPUs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., K] -> [..., K]."""
+        weight = self.weight
+        if torch.compiler.is_compiling() or not (
+            x.is_cuda and x.dtype is weight.dtype and unwatched(x, weight)
+        ):
+            plain: torch.Tensor = self._plain.forward(self, x)
+            return plain
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, self._eps)
+
+
+def _norm_epsilon(module: nn.Module) -> float | None:
+    """The eps of a module that computes what ``RMSNorm`` does, found by calling its class on values; None of others.
+
+    Such a module has one vector and one float. Of the rows tried, one is so small that eps decides the answer.
+    """
+    weight, values = module._parameters.get("weight"), [v for v in vars(module).values() if type(v) is float]
+    if (
+        "forward" in vars(module) or len(module._parameters) != 1 or module._buffers or module._modules
+        or len(values) != 1 or type(weight) is not nn.Parameter or weight.dim() != 1 or not weight.is_floating_point()
+        or weight.is_meta or isinstance(module, nn.RMSNorm | RMSNorm)
+    ):  # fmt: skip
+        return None
+    angles = torch.arange(4 * len(weight), device=weight.device).view(4, -1)
+    scales = torch.tensor([1e-3, 0.1, 1.0, 30.0], device=weight.device)[:, None]
+    x, vector = (
+        (a.float() * s).to(weight.dtype)
+        for a, s in (((angles * 1.7).sin(), scales), ((angles[0] * 2.3).cos() + 2, 1))
+    )
+    probe = copy.copy(module)
+    probe._parameters = {"weight": nn.Parameter(vector, requires_grad=False)}
+    try:
+        found = type(module).forward(probe, x)
+    except (TypeError, ValueError, RuntimeError, AttributeError):
+        return None
+    wanted = torch.nn.functional.rms_norm(x.double(), weight.shape, vector.double(), values[0])
+    near = isinstance(found, torch.Tensor) and found.shape == x.shape and found.dtype is x.dtype
+    near = near and bool(((found.double() - wanted).abs() <= 2**-7 * wanted.abs() + 1e-12).all())
+    return values[0] if near else None
+
+
+def convert(
+    model: nn.Module, filter: Filter | None = None, only_faster: bool = True, norms: bool = True
+) -> nn.Module:
     """Turn, in place, every ``nn.Linear`` whose sizes the recipe takes and for which ``filter(name, module)`` holds.
 
     A module stays the object that it was, with its parameters, hooks and names, also where a model has it twice or ties
     its weight. Subclasses of ``nn.Linear`` are left alone, and with one warning for all those whose product is not
     plainly that of their weight: something replaced ``forward`` (as accelerate's ``device_map`` does) or computes the
-    weight at each call (weight norm, pruning). ``only_faster`` False: FP8 serves where bf16 is faster, too.
+    weight at each call (weight norm, pruning). ``only_faster`` False: FP8 serves where bf16 is faster, too. ``norms``:
+    modules that are seen to compute a root mean square norm in several kernels do it in one.
     """
     left: dict[str, str] = {}
     for name, module in list(model.named_modules()):
+        if norms and (eps := _norm_epsilon(module)) is not None:
+            module._plain, module._eps, module.__class__ = type(module), eps, RMSNorm
+            continue
         if type(module) is not nn.Linear or not takes(module) or not (filter is None or filter(name, module)):
             continue
         if (reason := _not_plain(module)) is not None:

@@ -113,14 +113,23 @@ def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             kept.calls[x.shape] = served_call(x, kept.weight, kept)
         call = kept.calls.get(x.shape)
         found = call(x, kept.weight, None) if call is not None else None
-        return infer_kept(x, w.shape[0], copies) if found is None else found
+        if found is not None:
+            return found
+    return linear_infer(x, w, copies)
+
+
+def linear_infer(x: torch.Tensor, w: torch.Tensor, copies: torch.Tensor | None) -> torch.Tensor:
+    """y [M, N] alone; ``copies``: both of w, quantised before."""
+    n, k = w.shape
     rows = _served(x)
-    layer = _entry(x.device, rows.shape[0], w.shape[0], x.shape[1], False)
+    layer = _entry(x.device, rows.shape[0], n, k, False)
     if layer is not None:
-        y = layer.infer(aligned(rows), aligned(w))
+        chain, given = ("infer", w) if copies is None else ("infer_kept", copies)
+        rows, given = aligned(rows), aligned(given)
+        y = layer.infer_at(chain, rows.data_ptr(), given.data_ptr(), (layer.m, n))
     else:
-        rows = _filled(x, False)
-        y = _product("gemm_nt", _quantise("quant_1x128", rows), _quantise("quant_128x128", w))
+        weight = _quantise("quant_128x128", w) if copies is None else plain_weight(copies, n, k)
+        y = _product("gemm_nt", _quantise("quant_1x128", _filled(x, False)), weight)
     return first_rows(y, x.shape[0])
 
 
@@ -181,12 +190,6 @@ def linear_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> Tensors:
     if layer is not None:
         return layer.forward_kept(plain, kept_w), kept_x
     return first_rows(_product("gemm_nt", plain_rows(plain, m, k), plain_weight(kept_w, n, k)), m), kept_x
-
-
-def linear_infer_kept(x: torch.Tensor, kept_w: torch.Tensor, n: int) -> torch.Tensor:
-    """y [M, N] alone, with w quantised before."""
-    weight = plain_weight(kept_w, n, x.shape[1])
-    return first_rows(_product("gemm_nt", _quantise("quant_1x128", _filled(x, False)), weight), x.shape[0])
 
 
 def linear_backward(
@@ -382,18 +385,14 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
     trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
     if n % BLOCK or k % BLOCK or not takes_rows(m, trains) or not n:
         return None
-    whole = m if trains or m <= serving_rows(x.device) else whole_rows(m, False)
-    layer = entry(whole, n, k, x.device, trains)
-    if layer is None:
-        return None
     rows = x if flat else x.reshape(m, k)
-    if trains:
-        rows = aligned(rows)
-        y: torch.Tensor = _apply(rows, aligned(w), INPUT.quantised(x, rows, layer), layer)
-    elif whole == m:
-        y = layer.infer(aligned(rows), aligned(w))
+    if not trains:
+        y = linear_forward_only(rows, w)
+    elif (layer := entry(m, n, k, x.device, True)) is None:
+        return None
     else:
-        y = first_rows(layer.infer(_filled(rows, False), aligned(w)), m)
+        rows = aligned(rows)
+        y = _apply(rows, aligned(w), INPUT.quantised(x, rows, layer), layer)
     return y if flat else y.view(*shape[:-1], n)
 
 
@@ -402,20 +401,6 @@ def multiply_kept(x: torch.Tensor, w: torch.Tensor, kept_w: torch.Tensor) -> tor
     rows = aligned(x.reshape(-1, x.shape[-1]))
     y: torch.Tensor = _LinearKept.apply(rows, w, kept_w)
     return y.view(*x.shape[:-1], w.shape[0])
-
-
-def infer_kept(x: torch.Tensor, n: int, kept_w: torch.Tensor) -> torch.Tensor:
-    """y [..., N] of x [..., K], with both copies of w [N, K] quantised before; not differentiable."""
-    shape = x.shape
-    k = shape[-1]
-    flat = len(shape) == 2
-    rows = x if flat else x.reshape(-1, k)
-    m = rows.shape[0]
-    filled = aligned(_served(rows))
-    layer = _entry(x.device, filled.shape[0], n, k, False)
-    y = layer.infer_kept(filled, kept_w) if layer is not None else linear_infer_kept(rows, kept_w, n)
-    y = first_rows(y, m) if filled.shape[0] != m else y
-    return y if flat else y.view(*shape[:-1], n)
 
 
 class ServedCall:

@@ -1,5 +1,6 @@
 """Run in a child process by the tests of ``load``: the library, NumPy and JAX or torch; JSON on standard output."""
 
+import functools
 import json
 import sys
 import warnings
@@ -29,29 +30,17 @@ def main(framework: str) -> None:
         import jax
         import jax.numpy as jnp
 
-        inputs = [jnp.asarray(x, jnp.bfloat16) for x in (a, b)]
-        (plain, messages), (_, later) = warned(lambda: operator(*inputs)), warned(lambda: operator(*inputs))
-        jitted = jax.jit(operator)(*inputs)
-        named = library.small_gemm_good(a=inputs[0], b=inputs[1])
-        wrong = (
-            (inputs[0], inputs[1].T),
-            (inputs[0].astype(jnp.float32), inputs[1]),
-            (inputs[0],),
-            (1.0, 2.0),
-        )
+        made, wide, compiled = (lambda x: jnp.asarray(x, jnp.bfloat16)), jnp.float32, jax.jit
     else:
         import torch
 
-        inputs = [torch.from_numpy(x).to(torch.bfloat16) for x in (a, b)]
-        (plain, messages), (_, later) = warned(lambda: operator(*inputs)), warned(lambda: operator(*inputs))
-        jitted = torch.compile(lambda a, b: operator(a, b), fullgraph=True, backend="aot_eager")(*inputs)
-        named = library.small_gemm_good(a=inputs[0], b=inputs[1])
-        wrong = (
-            (inputs[0], inputs[1].T.contiguous()),
-            (inputs[0].float(), inputs[1]),
-            (inputs[0],),
-            (1.0, 2.0),
-        )
+        made, wide = (lambda x: torch.from_numpy(x).to(torch.bfloat16)), torch.Tensor.float
+        compiled = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    inputs = [made(a), made(b)]
+    (plain, messages), (_, later) = warned(lambda: operator(*inputs)), warned(lambda: operator(*inputs))
+    jitted = compiled(lambda a, b: operator(a, b))(*inputs)
+    named = library.small_gemm_good(a=inputs[0], b=inputs[1])
+    wrong = ((inputs[0], made(b.T.copy())), (wide(inputs[0]), inputs[1]), (inputs[0],), (1.0, 2.0))
     refused = []
     for bad in wrong:
         try:

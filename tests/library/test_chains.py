@@ -45,6 +45,10 @@ def operands(seed=0):
     return [torch.randn(*s, generator=generator).bfloat16() for s in ((M, K), (N, K), (M, N))]
 
 
+def inferred(layer, chain, x, w):
+    return layer.infer_at(chain, x.data_ptr(), w.data_ptr(), (len(x), N))
+
+
 def by_operators(x, w, dy):
     y, kept_x, kept_w = torch_operators.linear(x, w)
     dx, dw = torch_operators.linear_backward(dy, kept_x, kept_w, K, True, True)
@@ -61,35 +65,23 @@ def test_a_chain_gives_what_the_operators_give_one_by_one(launcher, monkeypatch,
     dx, dw = layer.backward(dy, kept_x, kept_w, True, True)
     for ours, wanted in zip((y, kept_x, kept_w, dx, dw), by_operators(x, w, dy), strict=True):
         assert torch.equal(ours, wanted)
-    assert torch.equal(layer.infer(x, w), torch_operators.linear_forward_only(x, w))
+    assert torch.equal(inferred(layer, "infer", x, w), torch_operators.linear_forward_only(x, w))
     assert {stream for plan in launcher.plans.values() for _, stream in plan.calls} == {77}
 
 
-@pytest.mark.parametrize("rows", [1, 5, M])
-def test_a_served_layer_takes_any_few_rows_and_a_weight_quantised_before(launcher, rows):
-    x, w, _ = operands()
-    kept = torch_operators.quantise_weight(w)
-    layer = Layer(rows, N, K, torch.device("cpu"), False)
-    y = layer.infer_kept(x[:rows].contiguous(), kept)
-    launched = {name for (name, *_), plan in launcher.plans.items() if plan.calls}
-    assert launched == {"quant_1x128", "gemm_nt"}
-    assert torch.equal(y, torch_operators.linear_infer_kept(x[:rows], kept, N))
-    assert torch.equal(y, torch_operators.linear_forward_only(x[:rows], w))
-
-
 @pytest.mark.parametrize("stream", [77, 0], ids=["a stream", "the default stream"])
-@pytest.mark.parametrize("rows", [1, 37, M])
+@pytest.mark.parametrize("rows", [1, 37, 38, M])
 def test_up_to_the_rows_it_was_verified_at_one_operator_serves_the_layer(launcher, monkeypatch, rows, stream):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream, raising=False)
     x, w, _ = operands()
     launcher.rows = 37
     kept = torch_operators.quantise_weight(w)
     layer = Layer(rows, N, K, torch.device("cpu"), False)
-    found = [layer.infer_kept(x[:rows].contiguous(), kept) for _ in range(3)]
+    found = [inferred(layer, "infer_kept", x[:rows].contiguous(), kept) for _ in range(3)]
     launched = {name for (name, *_), plan in launcher.plans.items() if plan.calls}
     assert launched == ({"linear"} if rows <= 37 else {"quant_1x128", "gemm_nt"})
-    assert all(torch.equal(y, torch_operators.linear_infer_kept(x[:rows], kept, N)) for y in found)
-    assert torch.equal(layer.infer(x[:rows].contiguous(), w), found[0])
+    assert all(torch.equal(y, torch_operators.linear_infer(x[:rows], w, kept)) for y in found)
+    assert torch.equal(inferred(layer, "infer", x[:rows].contiguous(), w), found[0])
 
 
 @pytest.mark.parametrize("again", [1, M + 1], ids=["quantised again", "kept"])

@@ -64,7 +64,7 @@ def test_graphs_hold_a_step(home):
 
 
 def test_compiled_code_has_eagers_bits(home):
-    assert child("compiled", home)["equal"] == [True] * 3
+    assert child("compiled", home)["equal"] == [True] * 4
 
 
 def test_an_input_that_is_quantised_once_serves_every_layer_that_reads_it(home):

@@ -13,6 +13,7 @@ TABLE: dict[str, Any] = {
         mode: {
             "1024x1024": {"16": [10.0, 12.0], "64": [10.0, 5.0], "256": [10.0, 20.0]},
             "8192x8192": {"16": [50.0, 100.0]},
+            "512x4096": {"16": [10.0, 20.0]},
         }
         for mode in ("kept", "infer", "train")
     },
@@ -37,9 +38,11 @@ def known(monkeypatch):
         ("kept", "eager", 6144, 8192, "cuda:9.0", ((0, layer_rows.ENDLESS),)),
         ("kept", "graph", 1024, 1024, "cuda:10.0", ((0, layer_rows.ENDLESS),)),
         ("kept", "graph", 2048, 1024, "cuda:9.0", ((0, 18), (117, layer_rows.ENDLESS))),
+        ("kept", "graph", 4096, 512, "cuda:9.0", ((154, layer_rows.ENDLESS),)),
+        ("train", "graph", 4096, 512, "cuda:9.0", ((0, layer_rows.ENDLESS),)),
     ],
     ids=["between points", "training is not bound by the host", "the host binds", "nearest layer", "unknown device",
-         "a doubling away"],
+         "a doubling away", "three away", "turned"],
 )  # fmt: skip
 def test_ranges_follow_the_measured_gains(known, mode, way, n, k, device, ranges):
     assert layer_rows.faster_rows(mode, way, n, k, device) == ranges

@@ -12,7 +12,6 @@ from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.launch import Template
 from tilewright.workers.device.station import LocalStation, compile_children
 from tilewright.workers.intake.judge.ahead import PROCESSORS
-from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 
@@ -33,9 +32,9 @@ class WarmDevice:
         """Children for one thread that compiles."""
         return compile_children(target.gpu, scratch, self.template) if self.template is not None else None
 
-    def expect(self, reference: str) -> None:
-        """Begin what will run this reference on the device, too, where processors are idle."""
-        if reference == SELF and len(os.sched_getaffinity(0)) >= PROCESSORS:
+    def expect_reference(self) -> None:
+        """Begin what will run a reference on the device, too, where processors are idle: it imports torch."""
+        if len(os.sched_getaffinity(0)) >= PROCESSORS:
             self.station.warm_oracle()
 
     def close(self) -> None:

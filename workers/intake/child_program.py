@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import sys
 import traceback
@@ -69,6 +70,10 @@ def answer_request(answer_to: Callable[[Request], Answer], own_folder: bool = Fa
             answer = {"refusals": [refusal_of(error, str(path.resolve().parent if own_folder else path))]}
     json.dump(answer, out)
     out.close()
+    for process in multiprocessing.active_children():
+        process.kill()
+    sys.stderr.flush()
+    os._exit(0)  # torch takes most of a second to end
 
 
 def refusal_of(error: Exception, home: str) -> dict[str, Any]:

@@ -260,6 +260,11 @@ def tuner_of(kernel: Any) -> Any:
     return kernel
 
 
+def is_wrapped(kernel: Any) -> bool:
+    """Whether a tuner or heuristics look at each launch, which costs the host more than a replacement does."""
+    return served.innermost(kernel) is not kernel
+
+
 def _addresses(t: torch.Tensor) -> bool:
     """Whether a tensor may hold addresses."""
     return t.dtype in (torch.int64, torch.uint64) and bool(

@@ -13,7 +13,7 @@ import torch
 
 from tilewright.fitness.original import data_of
 from tilewright.library.launch_replacement import Option, Replacement, Winner
-from tilewright.workers.program.launches import Launch, tuner_of
+from tilewright.workers.program.launches import Launch, is_wrapped, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
 from tilewright.workers.program.record import UNLIKE, Recorded, host_bound, record
@@ -24,6 +24,9 @@ from tilewright.workers.runners.triton.live_launch import interpreted
 
 WORTH = 0.001
 """Share of the step below which a launch's headroom is not searched."""
+
+HIDES = 2.0
+"""Times the device's seconds: a host that takes so long to issue a step hides what kernels gain."""
 
 
 def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,6 +108,12 @@ def _say(line: str) -> None:
 def _worth_it(recorded: Recorded) -> list[Job]:
     """Launches that a configuration could improve, with the seconds of the step above their floors; the most first."""
     device, wall = recorded.data["device"]["product"], recorded.data["wall_seconds"]
+    host, busy = recorded.data["host_seconds"], recorded.data["busy_seconds"]
+    if not recorded.data["graph"] and host > HIDES * busy > 0:
+        _say(
+            f"  kernels are not searched: the host issues in {1e3 * host:.1f} ms what runs in {1e3 * busy:.1f} ms"
+        )
+        return []
     found = []
     for row in recorded.data["rows"]:
         if row["kind"] != "triton" or row["launch"] is None:
@@ -121,14 +130,15 @@ def _worth_it(recorded: Recorded) -> list[Job]:
 
 def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: bool) -> list[Replacement]:
     """Those of the configurations found; of kernels with a tuner of their own, all launches: it need not run then.
-    ``every``: of other kernels, too, for what their launches cost the host."""
+    ``every``: of those with heuristics, too, for what these cost the host. Triton itself looks at a launch's arguments
+    in less time than a replacement does."""
     found = {outcome.launch.number: outcome.configuration for outcome in outcomes}
     chosen: dict[tuple[str, str], dict[Any, Any]] = {}
     better = set()
     for launch in launches:
         configuration, place = found.get(launch.number), (launch.module, launch.name)
-        tuned = (every or tuner_of(launch.outer) is not None) and launch.values is not None
-        if launch.left or not (configuration or tuned):
+        direct = launch.values is not None and (is_wrapped if every else tuner_of)(launch.outer)
+        if launch.left or not (configuration or direct):
             continue
         chosen.setdefault(place, {})[launch.key] = {**launch.chosen, **(configuration or {})}
         if configuration:

@@ -22,7 +22,7 @@ import torch
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
 from tilewright.workers.program.calls import Watch, answers
-from tilewright.workers.program.launches import tuner_of
+from tilewright.workers.program.launches import is_wrapped, tuner_of
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
@@ -173,7 +173,7 @@ class Proof:
         self.check_answers()
         if self.parts:
             self._check_program()
-        alone = self._alone(worth)
+        alone = self._alone(worth, seconds / 2)
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
@@ -272,9 +272,12 @@ class Proof:
             after = self._trajectory(everything)
         except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
             return self._refuse(str(error))
+        others = {r.label: r.others for r in everything.replacements}
         for label, calls in everything.counts().items():
             if not calls:
-                self._leave_out(label, "it never runs in the step")
+                self._leave_out(
+                    label, f"it never runs in the step, which makes {others.get(label, 0)} other calls"
+                )
         fp8, trains, ours = self.fp8 in self.parts, before["trains"], math.inf
         if before["noted"]:
             again = self._trajectory(None, steps=1, nudged=True)
@@ -282,14 +285,17 @@ class Proof:
             self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
             if why := gradient_fault(before["noted"], again["noted"], after["noted"], fp8):
                 return self._refuse(why)
-        last = len(before["losses"]) - 1
-        if trains and self.parts.keys() - {self.fp8} and not self.recorded.turns.graph:
+        late = len(before["losses"]) - 1
+        while late and trains and self.parts.keys() - {self.fp8} and not self.recorded.turns.graph:
             ends = [
-                self._trajectory(under, last + 1, nudged=bits, since=last)["noted"]
+                self._trajectory(under, late + 1, nudged=bits, since=late)["noted"]
                 for under, bits in ((None, False), (None, True), (self._installation(self.fp8), False))
             ]
-            if _decibels(*ends[:2]) > ROOM_DB and (why := gradient_fault(*ends)):
-                return self._refuse(f"after {last} steps of the original {why}", layers=False)
+            if _decibels(*ends[:2]) > ROOM_DB:
+                if why := gradient_fault(*ends):
+                    return self._refuse(f"in step {late + 1} {why}", layers=False)
+                break
+            late //= 2  # what a last bit throws elsewhere is nearer to itself in an earlier step
         arms: Any = ((None, False, [before]), (everything, False, [after]), (None, True, []))
 
         def tested(column: int, starts: int, count: int = 2) -> LossTest:
@@ -353,7 +359,7 @@ class Proof:
 
     # -- what stays ------------------------------------------------------------------------------
 
-    def _alone(self, worth: Mapping[str, float]) -> dict[str, float]:
+    def _alone(self, worth: Mapping[str, float], seconds: float) -> dict[str, float]:
         """Share of the step that each part saves alone, by label: the prediction adds them. Kernels are too little to
         be seen one by one: theirs is what the search says."""
         saved = {label: seconds / self.recorded.data["wall_seconds"] for label, seconds in worth.items()}
@@ -361,7 +367,7 @@ class Proof:
             label: self._installation(*(self.parts.keys() - {label})) for label, of in self.parts.items()
             if label == PINNED or not isinstance(of[0], Replacement)
         }  # fmt: skip
-        rounds = self.recorded.turns.rounds({"": None, **arms}) if arms else {}
+        rounds = self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
         return saved | {label: 1 - 1 / ratio(rounds, "", label).value for label in arms}
 
     def _installation(self, *but: str) -> Installation:
@@ -384,7 +390,8 @@ class Proof:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label and (PINNED in self.parts or tuner_of(launch.outer))
+            if f"{launch.module}.{launch.name}" == label
+            and (is_wrapped if PINNED in self.parts else tuner_of)(launch.outer)
         }  # fmt: skip
         found = self.parts[label][0]
         if chosen and isinstance(found, Replacement) and label != PINNED:

@@ -33,11 +33,7 @@ Job = tuple[Any, Any, Any]
 
 
 class _Collected(Exception):
-    """What a launch would have compiled."""
-
-    def __init__(self, source: Any, target: Any, options: Any) -> None:
-        super().__init__()
-        self.job = (source, target, options)
+    """What a launch would have compiled, its one argument."""
 
 
 def job_of(kernel: Any, launch: Callable[[], object]) -> Job | None:
@@ -49,13 +45,14 @@ def job_of(kernel: Any, launch: Callable[[], object]) -> Job | None:
     before = kernel.compile
 
     def collect(source: Any, target: Any, options: Any, **_: Any) -> Any:
-        raise _Collected(source, target, options)
+        raise _Collected((source, target, options))
 
     kernel.compile = collect
     try:
         launch()
     except _Collected as found:
-        return found.job
+        job: Job = found.args[0]
+        return job
     except Exception:  # noqa: BLE001 - a configuration that cannot be launched is found out when it is tried
         return None
     finally:

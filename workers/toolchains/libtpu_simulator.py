@@ -9,7 +9,7 @@ import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
-from tilewright.fitness.chips import CHIPS, Chip
+from tilewright.fitness.chips import Chip
 from tilewright.fitness.tpu import time_model
 from tilewright.workers.child.ending import Ending
 from tilewright.workers.child.frames import Frame
@@ -83,10 +83,7 @@ def missing_parts() -> str | None:
     """One sentence on what is not installed, without starting anything; None when all is there."""
     for name in ("jax", "jaxlib", "libtpu"):
         if importlib.util.find_spec(name) is None:
-            return (
-                f"{name} is not installed, and targets {', '.join(CHIPS)} need it: "
-                "install tilewright with its 'tpu' extra (pip install 'tilewright[tpu]')"
-            )
+            return f"{name} is not installed; pip install 'tilewright[tpu]'"
     return None
 
 

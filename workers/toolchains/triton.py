@@ -76,10 +76,7 @@ def missing_parts(gpu: Gpu | Architecture, *, remote: bool = False) -> str | Non
         return None
     for name in _PARTS:
         if importlib.util.find_spec(name) is None:
-            return (
-                f"{name} is not installed, and target {gpu.name} needs it: "
-                "install tilewright with its 'triton' extra (pip install 'tilewright[triton]')"
-            )
+            return f"{name} is not installed; pip install 'tilewright[triton]'"
     if isinstance(gpu, Gpu) and not gpu.interpreted and gpu_count() == 0:
         return "this machine has no NVIDIA GPU in sight (no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides it)"
     return None

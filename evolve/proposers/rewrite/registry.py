@@ -38,7 +38,6 @@ def gluon_rules() -> tuple[Rule, ...]:
     return (
         loads.CacheHint(),
         arithmetic.DivideToReciprocal(),
-        programs.PersistentGrid(),
         programs.LaunchOption(),
     )
 

@@ -6,24 +6,23 @@
 Per layer (N x K), rows and mode, the microseconds of a call of both: ``kept`` (inference, weights quantised before),
 ``infer`` (inference, weights quantised in the call) and ``train`` (forward and both gradients), each ``eager`` (wall
 clock over many calls in a row, the least of rounds: other programs may hold the host) and as a CUDA ``graph`` (by the
-device's clock, median of rounds). FP8 always, with ``--served`` the layer as ``convert`` makes it. Calls walk over
-copies of the weights, more than the L2 holds. Contenders take turns in reversed order. With ``--table`` the modes of a
-result go into ``tilewright_library``'s ``layer_times.json``, without a GPU.
+device's clock, median of rounds). FP8 always. Calls walk over copies of the weights, more than the L2 holds. Contenders
+take turns in reversed order. With ``--table`` a result's modes go into ``tilewright_library``'s ``layer_times.json``.
 """
 
 import argparse
+import functools
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from experiments.studies.h200.stamp import stamp
-from experiments.studies.records.say import say
 
 LAYERS = {
     "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
@@ -43,7 +42,6 @@ HELD_BYTES = 160 << 20
 """Of weights that calls walk over: three times the L2."""
 
 Calls = list[Callable[[], Any]]
-Pair = tuple[list[torch.nn.Module], list[torch.nn.Module]]
 
 
 def eager(calls: Calls, count: int) -> float:
@@ -78,24 +76,9 @@ def captured(calls: Calls, count: int) -> Callable[[], Any]:
     return graph.replay
 
 
-def modules(n: int, k: int, kept: bool, only_faster: bool = False) -> Pair:
-    """(FP8, bf16) layers over copies of one weight."""
-    from tilewright_library import Linear
-
-    copies = max(2, min(24, math.ceil(HELD_BYTES / (n * k))))
-    ours: list[torch.nn.Module] = []
-    plain: list[torch.nn.Module] = []
-    for _ in range(copies):
-        layer = torch.nn.Linear(k, n, bias=False, dtype=torch.bfloat16, device="cuda")
-        plain.append(layer)
-        fast = Linear.from_linear(layer, only_faster=only_faster)
-        fast._keeping, fast._calls = kept, {}
-        ours.append(fast)
-    return ours, plain
-
-
-def calls_of(layers: list[torch.nn.Module], m: int, k: int, n: int, mode: str) -> Calls:
+def calls_of(layers: list[torch.nn.Module], m: int, mode: str) -> Calls:
     """A call of each layer."""
+    n, k = layers[0].weight.shape
     x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda")
     if mode != "train":
         return [lambda layer=layer: layer(x) for layer in layers]  # type: ignore[misc]
@@ -104,30 +87,25 @@ def calls_of(layers: list[torch.nn.Module], m: int, k: int, n: int, mode: str) -
     return [lambda layer=layer: torch.autograd.grad(layer(x), (x, layer.weight), dy) for layer in layers]  # type: ignore[misc]
 
 
-def measure(pair: Pair, m: int, mode: str, rounds: int, budget: float) -> dict[str, dict[str, float]]:
+def measure(contenders: dict[str, Calls], rounds: int, budget: float) -> dict[str, dict[str, float]]:
     """Microseconds a call by way and contender."""
-    ours, plain = pair
-    n, k = plain[0].weight.shape
-    contenders = {"fp8": calls_of(ours, m, k, n, mode), "bf16": calls_of(plain, m, k, n, mode)}
-    taken: dict[tuple[str, str], list[float]] = {}
-    with torch.set_grad_enabled(mode == "train"):
-        graphs: dict[str, Callable[[], Any]] = {}
-        counts: dict[str, int] = {}
-        for name, calls in contenders.items():
-            for call in calls * 2:  # launches are kept for addresses that come again
-                call()
-            once = eager(calls, len(calls))
-            counts[name] = max(4, min(4 * len(calls), round(budget / once)))
-            graphs[name] = captured(calls, counts[name])
-            graphs[name]()
-        for turn in range(rounds):
-            for name in list(contenders) if turn % 2 == 0 else list(contenders)[::-1]:
-                taken.setdefault(("eager", name), []).append(eager(contenders[name], counts[name]))
-                taken.setdefault(("graph", name), []).append(replayed(graphs[name]) / counts[name])
-    found: dict[str, dict[str, float]] = {}
-    for (way, name), values in taken.items():
+    times: dict[tuple[str, str], list[float]] = {}
+    graphs: dict[str, Callable[[], Any]] = {}
+    counts: dict[str, int] = {}
+    for name, calls in contenders.items():
+        for call in calls * 2:  # launches are kept for addresses that come again
+            call()
+        counts[name] = max(4, min(4 * len(calls), round(budget / eager(calls, len(calls)))))
+        graphs[name] = captured(calls, counts[name])
+        graphs[name]()
+    for turn in range(rounds):
+        for name in list(contenders) if turn % 2 == 0 else list(contenders)[::-1]:
+            times.setdefault(("eager", name), []).append(eager(contenders[name], counts[name]))
+            times.setdefault(("graph", name), []).append(replayed(graphs[name]) / counts[name])
+    found: dict[str, dict[str, float]] = {"eager": {}, "graph": {}}
+    for (way, name), values in times.items():
         middle = min(values) if way == "eager" else statistics.median(values)
-        found.setdefault(way, {})[name] = round(middle * 1e6, 2)
+        found[way][name] = round(middle * 1e6, 2)
     return found
 
 
@@ -149,11 +127,7 @@ def table(found: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
         ]
         for mode in {row["mode"] for row in few}
     }
-    measured = {
-        mode: {**old["measured"].get(mode, {}), "renewed": {**{key: found[key] for key in ("date", "device", "torch")},
-               "rows": sorted({row["m"] for row in rows if row["mode"] == mode})}}
-        for mode in {row["mode"] for row in rows}
-    }  # fmt: skip
+    measured = {row["mode"]: {key: found[key] for key in ("date", "device", "torch")} for row in rows}
     operators = [name for name in store.operators() if name.startswith(layer_rows.FAMILY)]
     return {
         "kind": "measured",
@@ -166,7 +140,7 @@ def table(found: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    from tilewright_library import layer_rows
+    from tilewright_library import Linear, layer_rows
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("out", type=Path)
@@ -176,39 +150,45 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.002, help="seconds of one burst")
     parser.add_argument("--seconds", type=float, default=500.0, help="stop after")
-    parser.add_argument("--served", action="store_true", help="bf16 where the table says that it is faster")
     parser.add_argument("--table", type=Path, help="a result: its times go into OUT, a table that is there")
     options = parser.parse_args()
     if options.table:
         read = [json.loads(path.read_text()) for path in (options.table, options.out)]
         options.out.write_text(json.dumps(table(*read), sort_keys=True, separators=(",", ":")) + "\n")
         return
-    if not options.served:
-        layer_rows.FILLED_ROWS = 1  # so that all rows are measured
+    layer_rows.FILLED_ROWS = 1  # so that all rows are measured
     layers = [tuple(map(int, text.split("x"))) for text in options.layers.split(",") if text]
     layers = layers or [layer for group in LAYERS.values() for layer in group]
     begun = time.monotonic()
     found: dict[str, Any] = {
-        **stamp("experiments/studies/library/layer_gains.py"),
+        **{"kind": "measured", "device": torch.cuda.get_device_name(), "torch": torch.__version__},
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "unit": "us a call",
         "rows": [],
     }
     for n, k in layers:
+        copies = max(2, min(24, math.ceil(HELD_BYTES / (n * k))))
+        make = functools.partial(torch.nn.Linear, k, n, bias=False, dtype=torch.bfloat16, device="cuda")
+        plain = [make() for _ in range(copies)]
         for mode in options.modes.split(","):
-            pair = modules(n, k, mode == "kept", options.served)
+            ours = [Linear.from_linear(layer, only_faster=False) for layer in plain]
+            for layer in ours:
+                layer._keeping, layer._calls = mode == "kept", {}
             for m in map(int, options.rows.split(",")):
                 if time.monotonic() - begun > options.seconds:
                     break
                 row: dict[str, Any] = {"n": n, "k": k, "m": m, "mode": mode}
                 try:
-                    row |= measure(pair, m, mode, options.rounds, options.budget)
+                    with torch.set_grad_enabled(mode == "train"):
+                        both = {"fp8": calls_of(ours, m, mode), "bf16": calls_of(plain, m, mode)}
+                        row |= measure(both, options.rounds, options.budget)
                 except Exception as error:  # noqa: BLE001 - a size that does not run is reported and left out
                     row["error"] = repr(error)[:300]
                 found["rows"].append(row)
-            del pair
+            del ours
             torch.cuda.empty_cache()
         options.out.write_text(json.dumps(found) + "\n")
-        say(f"{n} x {k}: {time.monotonic() - begun:.0f} s")
+        sys.stdout.write(f"{n} x {k}: {time.monotonic() - begun:.0f} s\n")
 
 
 if __name__ == "__main__":

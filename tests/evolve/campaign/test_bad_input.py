@@ -249,7 +249,7 @@ def test_what_cannot_be_read_or_written_is_one_sentence(tmp_path, capsys, monkey
     assert main(["status", "a", escape]) == 2
     assert "\x1b" not in capsys.readouterr().err
     done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m tilewright.evolve.cli --home {tmp_path} status > /dev/full"],
+        ["bash", "-c", f"{sys.executable} -m tilewright --home {tmp_path} status > /dev/full"],
         capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
     assert done.returncode == 2
@@ -270,9 +270,7 @@ def test_a_report_for_which_there_is_no_room_replaces_nothing(tmp_path):
         made.mkdir(parents=True)
     shutil.copy(FIXTURES / "journals/stopped-001.sqlite", folder / "journal.sqlite")
     page.write_text("of before")
-    command = (
-        f"{sys.executable} -m tilewright.evolve.cli --home {tmp_path}/home report stopped-001 --output {page}"
-    )
+    command = f"{sys.executable} -m tilewright --home {tmp_path}/home report stopped-001 --output {page}"
     done = subprocess.run(
         ["bash", "-c", f"trap '' XFSZ; ulimit -f 2; {command}"],
         capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,

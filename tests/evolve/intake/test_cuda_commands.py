@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings.nvrtc")
 from testkit import ROOT
 from tilewright.evolve import cli
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.intake import tune
+from tilewright.evolve.intake import child, tune
 from tilewright.evolve.intake.cli import _plan
 from tilewright.fitness.targets import load_target
 
@@ -31,7 +31,7 @@ def test_the_commands_describe_a_call(tmp_path, monkeypatch):
     ]
     assert asked[0].calls == ("f32[4096, 12672], dim=1",) and asked[3].calls == ("f32[2048, 4096]",)
     for request in asked:
-        assert tune.default_target(f"{request.path}:{request.function}") in ("sm_90", None)
+        assert child.default_target(f"{request.path}:{request.function}") in ("sm_90", None)
         for name in ("interpreter", "gfx950", "tpu7x"):
             with pytest.raises(UserError, match=f"target: {name} runs no CUDA C"):
                 tune.ask_intake(request, load_target(name))

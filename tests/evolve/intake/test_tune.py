@@ -9,13 +9,12 @@ from tilewright.evolve.campaign.loop import Order
 from tilewright.evolve.cli import main
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
-from tilewright.evolve.intake.child import calls_of_files
+from tilewright.evolve.intake.child import calls_of_files, default_target
 from tilewright.evolve.intake.tune import (
     COMPILE_SECONDS,
     IN_FLIGHT,
     Request,
     config_of,
-    default_target,
     output_folder,
 )
 from tilewright.fitness.targets import load_target

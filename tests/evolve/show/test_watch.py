@@ -102,7 +102,7 @@ def test_ctrl_c_on_a_terminal_ends_it_whole(folder):
     sample = SampleCampaign(folder / JOURNAL)
     sample.grow(8)
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "tilewright.evolve.cli", "--home", str(folder.parent.parent), "watch"]
+    command = [sys.executable, "-m", "tilewright", "--home", str(folder.parent.parent), "watch"]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "110", "LINES": "40"}
     # a shell starts what it puts into the background deaf to Ctrl-C, and children inherit that
     hear = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)

@@ -83,7 +83,8 @@ def _filled(x_ptr, slot_ptr, cache_ptr, cols, BLOCK: tl.constexpr):
     at, slot = tl.arange(0, BLOCK), tl.load(slot_ptr + tl.program_id(0))
     x = tl.load(x_ptr + tl.program_id(0) * cols + at, mask=at < cols)
     at, x = x, at
-    tl.store(cache_ptr + slot * cols + x, at, mask=x < cols)
+    x, place = x + 0, x
+    tl.store(cache_ptr + slot * cols + place, at, mask=x < cols)
 
 
 def filled(x, slots, cache):

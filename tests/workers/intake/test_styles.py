@@ -124,6 +124,7 @@ def test_products_that_no_gpu_compiles_are_not_checked_and_warps_may_be_a_parame
 def test_values_given_together_are_statements_unless_they_change_places(answers):
     source = answers["filled"]["source"]
     assert "    at = tl.arange(0, BLOCK)\n    slot = tl.load(" in source and "at, x = (x, at)" in source
+    assert "    place = x\n    x = x + 0\n" in source, "a name is bound behind what reads it"
 
 
 def test_sizes_and_grids_from_values_are_refused_together(answers):

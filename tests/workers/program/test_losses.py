@@ -105,13 +105,7 @@ def test_steps_that_a_last_bit_throws_elsewhere_are_judged_by_what_it_changes() 
         not loss_test(own[:3], ours[:3], True, 40.0).passes
         and loss_test(own, ours, True, 40.0, nudged).passes
     )
-    for change in (
-        "half a step late",
-        "three steps late",
-        "never learns",
-        "ends in NaN",
-        "leaves at the end",
-    ):
+    for change in CHANGES.keys() - {"rounding", "2 % slower", "a tenth more"}:
         changed = [CHANGES[change](curve, drawn) for curve in own]
         assert not loss_test(own, changed, True, 40.0, nudged).passes, change
         assert not loss_test(own, changed, True, 40.0, [[math.nan] * 20] * 16).passes, change
@@ -174,7 +168,7 @@ NORMS = {
     "gradient of 1.02": ({"dx": "1.02 * dx"}, "off in size"),
     "dropped gradient": ({"dw": "0 * dw"}, "0.0 dB"),
     "dropped in one layer": ({"dw": "0 * dw if one else dw"}, "5 is 0.0 dB"),
-    "dropped later": ({"dw": "0 * dw if one and late else dw"}, "after 3 steps of the original"),
+    "dropped later": ({"dw": "0 * dw if one and late else dw"}, "in step "),
     "last rows without gradient": ({"dx": "dx * (torch.arange(128) < 124)[:, None]"}, "dB from the original's"),
     "a term is missing": ({"dx": "r * g"}, "dB from the original's"),
     "noise": ({"dx": "dx + 0.1 * dx.norm() / dx.numel() ** 0.5 * noise"}, "dB from the original's"),

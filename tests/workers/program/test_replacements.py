@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,6 +20,7 @@ from tilewright.evolve.program import run as program_run  # noqa: E402
 from tilewright.library.launch_replacement import Installation, NotInstalled, Replacement, Winner, signature  # noqa: E402
 from tilewright.workers.program import ENDED, scout, turns  # noqa: E402
 from tilewright.workers.program.launches import Launch, LaunchRecorder, Values  # noqa: E402
+from tilewright.workers.program.main import _replacements  # noqa: E402
 from tilewright.workers.program.search import Job, Outcomes, search  # noqa: E402
 
 
@@ -102,12 +103,25 @@ def test_a_launch_like_an_earlier_one_goes_to_the_compiled_kernel_and_others_to_
     assert (original.calls, winner.calls, len(winner.compiled.launched)) == (2, 1, 3)
 
 
-def test_a_kernel_that_reads_global_values_is_launched_by_triton(module: Any) -> None:
-    winner = Ready({"EPS": (1e-5, {})})
+def test_a_kernel_whose_global_values_changed_is_launched_by_triton(module: Any) -> None:
+    read = {"EPS": 1e-5}
+    winner = Ready({("EPS", 0): (1e-5, read)})
     with Installation([replacement(winner)]).installed():
-        for _ in range(3):
-            module.kernel[(1,)](**ARGS)
-    assert (winner.calls, winner.compiled.launched) == (3, [])
+        for EPS in (1e-5, 1e-5, 1e-6):
+            read["EPS"] = EPS
+            module.kernel[(1,)](**{**ARGS, "n": 4})
+    assert (winner.calls, len(winner.compiled.launched)) == (2, 1)
+
+
+def test_only_what_a_tuner_or_heuristics_look_at_is_launched_directly() -> None:
+    kernel, facts = (
+        Kernel(nothing),
+        {"module": "m", "name": "n", "key": (), "values": 1, "left": "", "chosen": {}},
+    )
+    launches: Any = [
+        SimpleNamespace(outer=k, number=0, **facts) for k in (kernel, SimpleNamespace(fn=kernel))
+    ]
+    assert [len(_replacements([], [of], every=True)) for of in launches] == [0, 1]
 
 
 def test_every_name_is_restored_whatever_came_between(module: Any) -> None:

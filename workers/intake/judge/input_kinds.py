@@ -160,7 +160,7 @@ class InputKinds:
         if effort.ahead:
             later: list[str] = []
             if floats:  # further kinds are for kernels that fail on these
-                later = [SET_APART[1], *(kinds[0] for kinds in ROWS.values())]
+                later = [SET_APART[1], *(kind for kinds in ROWS.values() for kind in kinds)]
                 later += [f"{name}-{power}" for name in EXTREME for power in EXTREME[name][:2]]
             firsts = [kinds[0] for kinds in (*own, *apart, tuple(FEW_VALUES))]
             self._tried.begin((kind, USUAL_SPREAD) for kind in dict.fromkeys([*firsts, *later]))

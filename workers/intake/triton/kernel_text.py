@@ -346,17 +346,26 @@ class _Transform(ast.NodeTransformer):
         return ast.copy_location(made, node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.stmt]:
-        """``a, b = x, y`` as a statement each: rules follow a name to the one value that it has."""
+        """``a, b = x, y`` as a statement each, a name behind what reads it: rules follow a name to its one value."""
         self.generic_visit(node)
         target, value = node.targets[0], node.value
         if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)) or len(node.targets) > 1:
             return node
-        names = [name.id for name in target.elts if isinstance(name, ast.Name)]
-        read = {name.id for name in ast.walk(value) if isinstance(name, ast.Name)}
-        if not len(set(names)) == len(target.elts) == len(value.elts) or read & set(names):
+        left = {
+            name.id: one
+            for name, one in zip(target.elts, value.elts, strict=False)
+            if isinstance(name, ast.Name)
+        }
+        if not len(left) == len(target.elts) == len(value.elts):
             return node
-        pairs = zip(target.elts, value.elts, strict=True)
-        return [ast.copy_location(ast.Assign([name], one), node) for name, one in pairs]
+        made: list[ast.stmt] = []
+        while left:
+            read = {m: {x.id for x in ast.walk(v) if isinstance(x, ast.Name)} for m, v in left.items()}
+            free = next((n for n in left if not any(n in read[m] for m in left if m != n)), None)
+            if free is None:
+                return node
+            made.append(ast.copy_location(ast.Assign([ast.Name(free, ast.Store())], left.pop(free)), node))
+        return made
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)

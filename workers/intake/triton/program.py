@@ -118,6 +118,8 @@ def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelMod
     """The function with its calls, and the module of the first; of an autograd Function, where it is ``paired``, both
     halves. Raises Refusal, and what the file raises."""
     part, path = request["part"], Path(request["path"]).resolve()
+    # a user's file cannot import it beside the stub
+    importlib.import_module("triton.experimental.gluon.nvidia.hopper")
     with stub_device(part):
         module, loader = load(path, re.match(r"[\w.]*", request["function"])[0])  # type: ignore[index]
         function = function_in(module, request["function"], path.name)
@@ -261,7 +263,6 @@ def _prepare_interpreter() -> None:
     """Load what torch and Triton load with their first use, once for all the runs that are forked from here. Products
     are refused that are too shallow for a GPU's compiler."""
     torch.set_default_device("cpu")
-    importlib.import_module("triton.experimental.gluon.nvidia.hopper")
     least = importlib.import_module("triton.backends.nvidia.compiler").min_dot_size(None)
     builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
     builder.codegen_fns["min_dot_size"] = least

@@ -65,6 +65,11 @@ class Lowering:
         self.tunables: dict[str, str] = {}
         """What a parameter of the new space is called there."""
 
+    @property
+    def _added_apart(self) -> bool:
+        """What ``acc += dot(a, b)`` adds of 8-bit operands, and ``dot(a, b, acc)`` leaves to the tensor cores."""
+        return self.product.accumulates is not None and isinstance(self.product.dot.node, ast.AugAssign)
+
     def _host_text(self, extent: str) -> str:
         """A tile's extent as the host says it."""
         return in_host(self.kernel, extent)

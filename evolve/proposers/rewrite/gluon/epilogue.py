@@ -62,8 +62,12 @@ class EpilogueText(Lowering):
         """The functions that store a tile."""
         found = self._finish
         if found is None:
-            plain = {f"finish_close_{i}": "" for i in range(4)} | {"finish_open": "", "finish_parameters": ""}
-            return filled(STORE, {**table, **plain, "narrowed": "value = value.to(c_desc.dtype)"})
+            plain = {
+                "finished": "columns",
+                "finish_parameters": "",
+                "narrowed": "value = value.to(c_desc.dtype)",
+            }
+            return filled(STORE, {**table, **plain})
         name, product = f"{self.entry}_finish", self.product
         columns = (self.product.columns, "FIRST", "WIDTH")
         shape = (product.rows, product.columns)
@@ -78,11 +82,9 @@ class EpilogueText(Lowering):
             "finish_before": "\n".join(carrier.carry(s) for s in found.before),
             "finish_after": "\n".join(carrier.carry(s) for s in found.after),
             "finish_value": carrier.expression(self.stored.value) if self.stored else "",
-            "finish_open": f"{name}(",
+            "finished": f"{name}(columns, {listed([*own, *found.given.all])}part * WIDTH, WIDTH)",
             "narrowed": "",
         }
-        passed = listed([*own, *found.given.all])
-        made |= {f"finish_close_{i}": f", {passed}{i} * WIDTH, WIDTH)" for i in range(4)}
         return filled(FINISH, made) + "\n\n\n" + filled(STORE, made)
 
     def _after(self) -> str:

@@ -1,6 +1,5 @@
 """The new launch's text: layouts and descriptors, how many tiles and stages, what the kernel is given."""
 
-import ast
 import re
 import textwrap
 from collections.abc import Sequence
@@ -153,9 +152,7 @@ class HostText(Lowering):
                 "C_LAYOUT=c_layout",
             ]
         mode = "IN_FLIGHT" if self.product.accumulates is not None else "PIN"
-        # what ``acc += dot(a, b)`` adds, and ``dot(a, b, acc)`` leaves to the tensor cores
-        added = isinstance(self.product.dot.node, ast.AugAssign)
-        apart = f"2 if {left.tensor}.element_size() == 1 else " if added else ""
+        apart = f"2 if {left.tensor}.element_size() == 1 else " if self._added_apart else ""
         a_box, b_box = self._box(left, left.axes[0], host=True), self._box(right, None, host=True)
         table = {
             **self.names,

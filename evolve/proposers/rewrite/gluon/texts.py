@@ -102,33 +102,31 @@ def halves_of(value, WIDTH: gl.constexpr, NARROW: gl.constexpr):
 
 
 @gluon.jit
+def part_of(
+    value, PART: gl.constexpr, PARTS: gl.constexpr, WIDTH: gl.constexpr, HALF: gl.constexpr, NARROW: gl.constexpr
+):
+    """Columns PART * WIDTH to the next part of a tile."""
+    if PARTS == 4:
+        left, right = halves_of(value, 2 * WIDTH, HALF)
+        value = left if PART < 2 else right
+    if PARTS > 1:
+        left, right = halves_of(value, WIDTH, NARROW)
+        value = left if PART % 2 == 0 else right
+    return value
+
+
+@gluon.jit
 def store_tile(
     c_desc, slots, own, FIRST: gl.constexpr, value, row, column, {finish_parameters}SLOTS: gl.constexpr,
     PARTS: gl.constexpr, WIDTH: gl.constexpr, HALF: gl.constexpr, NARROW: gl.constexpr
 ):
     """Store a tile in PARTS of WIDTH columns, through the slots from ``own`` on in turn."""
     <narrowed>
-    if PARTS == 1:
-        value = {finish_open}value{finish_close_0}
-        store_part(c_desc, slots.index(own + FIRST % SLOTS), value, row, column, SLOTS)
-    if PARTS == 2:
-        left, right = halves_of(value, WIDTH, NARROW)
-        left = {finish_open}left{finish_close_0}
-        store_part(c_desc, slots.index(own + (2 * FIRST) % SLOTS), left, row, column, SLOTS)
-        right = {finish_open}right{finish_close_1}
-        store_part(c_desc, slots.index(own + (2 * FIRST + 1) % SLOTS), right, row, column + WIDTH, SLOTS)
-    if PARTS == 4:
-        left, right = halves_of(value, 2 * WIDTH, HALF)
-        first, second = halves_of(left, WIDTH, NARROW)
-        third, fourth = halves_of(right, WIDTH, NARROW)
-        first = {finish_open}first{finish_close_0}
-        store_part(c_desc, slots.index(own), first, row, column, SLOTS)
-        second = {finish_open}second{finish_close_1}
-        store_part(c_desc, slots.index(own + 1 % SLOTS), second, row, column + WIDTH, SLOTS)
-        third = {finish_open}third{finish_close_2}
-        store_part(c_desc, slots.index(own + 2 % SLOTS), third, row, column + 2 * WIDTH, SLOTS)
-        fourth = {finish_open}fourth{finish_close_3}
-        store_part(c_desc, slots.index(own + 3 % SLOTS), fourth, row, column + 3 * WIDTH, SLOTS)
+    for part in gl.static_range(PARTS):
+        columns = part_of(value, part, PARTS, WIDTH, HALF, NARROW)
+        columns = {finished}
+        slot = slots.index(own + (FIRST * PARTS + part) % SLOTS)
+        store_part(c_desc, slot, columns, row, column + part * WIDTH, SLOTS)
 '''
 
 FINISH = '''

@@ -134,6 +134,13 @@ WRITTEN = {
         ("    for start_n", "    scaled = (q * (sm_scale * 1.5)).to(tl.float16)\n    for start_n"),
         ("tl.dot(q, k)", "tl.dot(scaled, k)"),
     ],
+    "a program's numbers and weights by helpers": [
+        ("start_m = tl.program_id(0)", "part, start_m = parted(tl.cdiv(HEAD, HEAD))\n    one: tl.constexpr = 1.0"),
+        ("@triton.jit\n", "@triton.jit\ndef parted(X: tl.constexpr, Y: tl.constexpr = None):\n    pid = tl.program_id(0).to(tl.int64)\n    if Y is None:\n        return pid % X, pid // X\n    else:\n        return pid % X, pid // X % Y\n\n\n@triton.jit\ndef weight(x):\n    return tl.exp(x.to(tl.float32))\n\n\n@triton.jit\n"),  # noqa: E501
+        ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "last = m_i\n        m_i = tl.maximum(m_i, tl.max(qk, 1))"),
+        ("tl.exp(m_i - m_ij)", "weight(last - m_i)"), ("tl.exp(qk - m_ij[:, None])", "weight(qk - m_i[:, None]) * one"),
+        ("        m_i = m_ij\n", ""), ("head * stride_oh", "(part + head) * stride_oh"),
+    ],
     "a helper that holds the loop, called twice": [
         (LOOP, "".join(
             f"    acc, l_i, m_i = walk(acc, l_i, m_i, q, k_ptrs, v_ptrs, offs_m, offs_n, sm_scale, {low}, {high}, stride_kn, stride_vn, N_K, BLOCK_M, BLOCK_N, {stage})\n"  # noqa: E501
@@ -161,7 +168,8 @@ POINTS = [
 
 
 QUICK = (
-    "full", "no weights, as of linear attention", "scores that are copied, bound anew and read a step later",
+    "full", "a program's numbers and weights by helpers", "no weights, as of linear attention",
+    "scores that are copied, bound anew and read a step later",
     "a row's largest score that is read behind the loop", "two loops, of whole tiles and of those on the diagonal",
 )  # fmt: skip
 

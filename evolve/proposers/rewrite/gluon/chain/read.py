@@ -149,6 +149,17 @@ class _Programs(ast.NodeTransformer):
 
 def read(kernel: TritonKernel) -> Chains:
     """Raises Unsupported with what is not understood."""
+    try:
+        return _read(kernel, False)
+    except Unsupported as error:
+        try:
+            return _read(kernel, True)
+        except Unsupported:
+            raise error from None
+
+
+def _read(kernel: TritonKernel, whole: bool) -> Chains:
+    """``whole``: the first axis of several has one part alone, where programs are read as ``p % n`` and ``p // n``."""
     (function,) = ast.parse(dedented(kernel.source, kernel.function)).body
     assert isinstance(function, ast.FunctionDef)
     function.body = written_out(function.body, kernel)
@@ -157,7 +168,7 @@ def read(kernel: TritonKernel) -> Chains:
     body = [s for s in body if not is_idle(s, kernel.tl)]
     _refuse(body, kernel.tl)
     parameters = [p.arg for p in function.args.args]
-    body, grid, whole = _axes(body, kernel, _bound(body, parameters))
+    body, grid, found = _axes(body, kernel, _bound(body, parameters), whole)
     places = [
         i for i, s in enumerate(body) if isinstance(s.node, ast.For) and calls(s.node, kernel.tl, "dot")
     ]
@@ -198,7 +209,7 @@ def read(kernel: TritonKernel) -> Chains:
         tuple(parts[:-1]),
         parts[-1],
         grid,
-        whole,
+        found,
         axis,
         bound,
         sums,
@@ -217,28 +228,30 @@ def _refuse(body: Sequence[Statement], tl: str) -> None:
 
 
 def _axes(
-    body: Sequence[Statement], kernel: TritonKernel, bound: Mapping[str, ast.expr]
+    body: Sequence[Statement], kernel: TritonKernel, bound: Mapping[str, ast.expr], whole: bool
 ) -> tuple[list[Statement], tuple[str, ...], str]:
     """The statements, the grid as the host says it, and what the host must find true of it: a grid of one axis, whose
-    programs are read as ``p % n`` and ``p // n`` alone, as the two that it stands for."""
+    programs are read as ``p % n`` and ``p // n`` alone, as the two that it stands for; ``whole``: n is one."""
     grid = tuple(kernel.source.code(e) for e in kernel.grid())
-    names = {program(0)} | {n for n, v in bound.items() if ast.unparse(v) == program(0)}
+    own = (program(0), f"{program(0)}.to({kernel.tl}.int64)")
+    names = {program(0)} | {n for n, v in bound.items() if ast.unparse(v) in own}
     kept = [s.text for s in body if not s.writes & names]
-    parts = _Parts(names)
+    parts = _Parts(names, whole)
     made = [Statement(parts.visit(node)) for node in ast.parse("\n".join(kept)).body]
-    if len(grid) != 1 or len(parts.sizes) != 1 or parts.left:
+    sizes = [] if parts.left else [number_in_host(n, kernel, bound) for n in parts.sizes.values()]
+    size = sizes[0] if len(sizes) == 1 else None
+    if size is None or whole != (len(grid) > 1):
         return list(body), grid, ""
-    size = number_in_host(next(iter(parts.sizes.values())), kernel, bound)
-    if size is None:
-        return list(body), grid, ""
+    if whole:
+        return made, grid, f"{size} == 1"
     return made, (size, f"({grid[0]}) // {size}"), f"({grid[0]}) % {size} == 0"
 
 
 class _Parts(ast.NodeTransformer):
-    """Puts numbers along two axes for ``p % n`` and ``p // n`` of a program's number ``names``."""
+    """Puts numbers along two axes for ``p % n`` and ``p // n`` of a program's number ``names``; ``whole``: n is one."""
 
-    def __init__(self, names: set[str]) -> None:
-        self.names, self.left = names, False
+    def __init__(self, names: set[str], whole: bool) -> None:
+        self.names, self.whole, self.left = names, whole, False
         self.sizes: dict[str, ast.expr] = {}
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -249,7 +262,10 @@ class _Parts(ast.NodeTransformer):
             and isinstance(node.op, ast.Mod | ast.FloorDiv)
         ):
             self.sizes[ast.unparse(node.right)] = node.right
-            return ast.Name(program(int(isinstance(node.op, ast.FloorDiv))), ast.Load())
+            divided = isinstance(node.op, ast.FloorDiv)
+            if self.whole and not divided:
+                return ast.Constant(0)
+            return ast.Name(program(int(divided and not self.whole)), ast.Load())
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -283,6 +299,7 @@ def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.exp
     same = {n: [e for e in v if e is not None] for n, v in values.items() if len(v) > 1 and n not in advanced}
     same = {n: v for n, v in same.items() if len(v) == len(values[n]) and len(set(map(ast.unparse, v))) == 1}
     fixed = {n for n in given if len(values[n]) == 1 and n not in advanced}
+    fixed |= {n for s in body if isinstance(s.node, ast.For) for n in names_in(ast.unparse(s.node.target))}
     while same:
         known = {
             n for n, v in same.items() if not names_in(ast.unparse(v[0])) & (set(values) - fixed - set(found))

@@ -22,10 +22,11 @@ def written_out(body: Sequence[ast.stmt], kernel: TritonKernel) -> list[ast.stmt
         given = kernel.given(name)
         text = "" if given is None else kernel.source.code(given)
         known |= {name: ast.Constant(int(text))} if text.isdigit() else {}
-    module = ast.parse(kernel.source.source).body
-    helpers = {f.name: f for f in module if isinstance(f, ast.FunctionDef) and calls(f, kernel.tl, "dot")}
+    functions = [f for f in ast.parse(kernel.source.source).body if isinstance(f, ast.FunctionDef)]
+    helpers = {f.name: f for f in functions if calls(f, kernel.tl, "dot", "program_id")}
+    plain = _Values({f.name: f for f in functions if isinstance(f.body[-1], ast.Return) and len(f.body) == 1})
     made: list[ast.stmt] = []
-    for statement in _settled(body, known):
+    for statement in map(plain.visit, _settled(body, known)):
         call = getattr(statement, "value", None)
         here = [statement]
         if isinstance(call, ast.Call) and (helper := helpers.get(ast.unparse(call.func))):
@@ -46,14 +47,36 @@ class _Renamed(ast.NodeTransformer):
         return ast.Name(self.names.get(node.id, node.id), node.ctx)
 
 
+class _Values(ast.NodeTransformer):
+    """Puts what ``functions`` that only return something return in place of their calls."""
+
+    def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
+        self.functions = functions
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        called = self.functions.get(ast.unparse(node.func))
+        result = called.body[-1] if called is not None else None
+        if called is None or not isinstance(result, ast.Return) or result.value is None or node.keywords:
+            return node
+        values = dict(zip((a.arg for a in called.args.args), node.args, strict=False))
+        return self.visit(_Renamed(values, {}).visit(copy.deepcopy(result.value)))
+
+
 def _inlined(
     helper: ast.FunctionDef, statement: ast.stmt, call: ast.Call, number: int, kernel: TritonKernel
 ) -> list[ast.stmt]:
     """What a call does. Results keep the names that the caller binds; other local names get a ``number``."""
     refused = Unsupported(f"a helper, {helper.name}, that is not called plainly for a tuple of names")
     named = [a.arg for a in helper.args.args]
-    values = {**dict(zip(named, call.args, strict=False)), **{str(k.arg): k.value for k in call.keywords}}
-    *inner, last = helper.body
+    values = dict(zip(reversed(named), reversed(helper.args.defaults), strict=False))
+    values |= {**dict(zip(named, call.args, strict=False)), **{str(k.arg): k.value for k in call.keywords}}
+    *inner, last = _settled(helper.body, {n: v for n, v in values.items() if isinstance(v, ast.Constant)})
+    if isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple):
+        for place, part in enumerate(last.value.elts):
+            if not isinstance(part, ast.Name):
+                last.value.elts[place] = ast.Name(f"{helper.name}_{place}", ast.Load())
+                inner.append(ast.Assign([ast.Name(f"{helper.name}_{place}", ast.Store())], part, lineno=0))
     if not isinstance(last, ast.Return) or not isinstance(statement, ast.Assign) or set(values) != set(named):
         raise refused
     bound = {n for s in inner for n in Statement(s).writes}
@@ -100,6 +123,8 @@ def _value(node: ast.expr) -> int | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     kind: ast.AST = node
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is):
+        return int(ast.unparse(node.left) == "None") if isinstance(node.left, ast.Constant) else None
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         kind, other = node.ops[0], node.comparators[0]
     elif isinstance(node, ast.BinOp):
