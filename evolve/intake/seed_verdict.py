@@ -54,6 +54,10 @@ ONE_ROUNDING_DB = {"bfloat16": 53.0, "float16": 71.0}
 SECONDS = 300.0
 """Most that the seed's evaluation may take."""
 
+DRAWS = 4
+"""Draws of a campaign's inputs on which a GPU judges the seed: of 12 seeds that passed the first, 5 failed one of four
+others."""
+
 NOISE = 2.0**-12
 """Share of what is usual by which sums of a seed may be off that make more noise on a target than rounding does."""
 
@@ -95,24 +99,35 @@ def run_settled(
     config: CampaignConfig, home: Path, request: Request, answer: MutableMapping[str, Any], target: Target, where: Path,
     device: WarmDevice | None, say: Callable[[str], None],
 ) -> CampaignOutcome:  # fmt: skip
-    """A campaign on the folder ``where``; of a seed that fails once more, if it starts after ``seed_failure``. Raises
-    UserError."""
+    """A campaign on the folder ``where``, on a device after ``seed_failure``, elsewhere once more if its seed fails and
+    starts after that. Raises UserError."""
     from tilewright.evolve.run import run
     from tilewright.evolve.show.display import make_display
 
     known = len(answer["notes"])
+
+    def settle(lent: WarmDevice | None, first: str) -> None:
+        if why := seed_failure(request, answer, target, lent, config.seed):
+            raise SeedFailed(f"{first} it {why}.")
+        for note in answer["notes"][known:]:
+            say(f"  note       {note}")
+        write_operator(answer.get("asked", request), answer, where)
+        forget(where)
+
+    if _draws(target) > 1:
+        settle(device, "seeds:")
+        return run(config, home, make_display(), device)
     try:
         return run(config, home, make_display(), device)
     except SeedFailed as first:
         with device_for(target) as other:  # the campaign closed its own
-            if why := seed_failure(request, answer, target, other, config.seed):
-                text = f"{str(first).removesuffix('.')}; judged by its own error and without such inputs, it {why}."
-                raise SeedFailed(text) from first
-            for note in answer["notes"][known:]:
-                say(f"  note       {note}")
-            write_operator(answer.get("asked", request), answer, where)
-            forget(where)
+            settle(other, f"{str(first).removesuffix('.')}; judged by its own error and without such inputs,")
             return run(config, home, make_display(), other)
+
+
+def _draws(target: Target) -> int:
+    """How many draws judge a seed: of a device that is there several."""
+    return DRAWS if target.measured and not (isinstance(target.part, Chip) or target.interpreted) else 1
 
 
 def _bar(dtype: str, value: float) -> float:
@@ -181,7 +196,8 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
 def _evaluation(
     request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path, seed: int
 ) -> tuple[Evaluation, Sequence[Gate]]:  # fmt: skip
-    """The seed's, as a campaign makes it, and the gates that were read. Raises SeedFailed where there is none."""
+    """The seed's, as a campaign makes it, with the readings of all ``DRAWS``, and the gates that were read. Raises
+    SeedFailed where there is none."""
     request = answer.get("asked", request)
     where = home / f"{request.name}_tuned"
     folder.write(where, request.function, request.reference, answer, request.values)
@@ -191,15 +207,19 @@ def _evaluation(
         resolved = resolve(config_of(request, target, where, {"mlflow.enabled": False, "seed": seed, **one}))
     except UserError as error:  # its operator is none
         raise SeedFailed(re.sub(r"^operator: \S+ ", "", str(error)).removesuffix(".")) from error
+    draws, finished = _draws(target), list[Evaluation]()
     pool = make_pool(pool_settings(resolved), device)
     try:
         pool.start()
-        pool.submit(Job(0, resolved.starts[0].genome, gate_seed(seed, 0), best=math.inf))
+        for draw in range(draws):
+            pool.submit(Job(draw, resolved.starts[0].genome, gate_seed(seed, draw), best=math.inf))
         until = time.monotonic() + SECONDS
-        while not (finished := pool.wait(1.0)) and time.monotonic() < until:
-            pass
+        while len(finished) < draws and time.monotonic() < until:
+            finished += (evaluation for _, evaluation in pool.wait(1.0))
     finally:
         pool.close()
-    if not finished:
+    if len(finished) < draws:
         raise SeedFailed(f"its evaluation took more than {SECONDS:.0f} s")
-    return finished[0][1], resolved.operator.gates
+    finished.sort(key=lambda evaluation: evaluation.verdict is Verdict.OK)
+    every = tuple(reading for evaluation in finished for reading in evaluation.gates)
+    return finished[0].model_copy(update={"gates": every}), resolved.operator.gates

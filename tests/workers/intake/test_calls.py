@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewright.workers.intake.calls.call_text import GIVEN, accepted_keywords, parse, python_value  # noqa: E402
-from tilewright.workers.intake.calls.call_values import arguments_of, call_text, completed  # noqa: E402
+from tilewright.workers.intake.calls.call_values import arguments_of, call_text  # noqa: E402
 from tilewright.workers.intake.calls.dimensions import operands, tensor_places  # noqa: E402
 from tilewright.workers.intake.calls.file_calls import calls  # noqa: E402
 from tilewright.workers.intake.calls.kept_values import held, renamed, values_of, write  # noqa: E402
@@ -123,10 +123,3 @@ def test_operands_keep_to_what_their_call_says(text, holds):
 )  # fmt: skip
 def test_a_keyword_of_the_reference_alone_is_not_given_to_the_function(function, kept):
     assert accepted_keywords(function, {"dim": 1}) == kept
-
-
-def test_a_dataclass_is_written_with_all_that_it_holds():
-    text = "f32[8] in [0, 1], tilewright.workers.intake.operator.Result('o', 'int8', (4,), place=2), k=f32[4].softmax()"
-    result = "name='o', dtype='int8', shape=(4,), min_db=0.0, worst=None, place=2, leans=0.0"
-    assert completed(text) == text.replace("'o', 'int8', (4,), place=2", result)
-    assert completed(completed(text)) == completed(text)

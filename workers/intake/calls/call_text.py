@@ -41,7 +41,7 @@ SHORT = {
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PYTHON = (frozenset(sys.stdlib_module_names) | frozenset(dir(builtins))) - {MADE}
-EMPTY_SHAPE = re.compile(r"(?<=\w)\[\s*\]")
+_EMPTY_SHAPE = re.compile(r"(?<=\w)\[\s*\]")
 
 
 OFFSETS, ENDS, DISTINCT, SOFTMAX, GIVEN = "offsets", "ends", "distinct", "softmax", "given"
@@ -176,7 +176,7 @@ def python_value(value: Any, place: Place, tensors: Mapping[Place, Any], listed:
 def parse(text: str) -> Call:
     """Read a call. Raises BadCall."""
     try:
-        node = ast.parse(f"f({EMPTY_SHAPE.sub('[()]', text)})", mode="eval").body
+        node = ast.parse(f"f({_EMPTY_SHAPE.sub('[()]', text)})", mode="eval").body
     except SyntaxError as error:
         raise BadCall(
             f'--args: {text!r} cannot be read; write for example "f32[4096, 1024], dim=1"'

@@ -1,15 +1,12 @@
 """A call's values as the text that ``call_text.parse`` reads."""
 
-import ast
-import dataclasses
-import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.workers.intake.calls.call_text import DISTINCT, EMPTY_SHAPE, ENDS, OFFSETS, SHORT, Literal
-from tilewright.workers.intake.calls.objects import named, parts_of
+from tilewright.workers.intake.calls.call_text import DISTINCT, ENDS, OFFSETS, SHORT, Literal
+from tilewright.workers.intake.calls.objects import parts_of
 
 FEWEST, MOST_LOOKED = 2, 1 << 16
 """Integers of a tensor that are looked at one by one."""
@@ -81,34 +78,6 @@ def value_text(value: Any) -> str:
     if not given and "." in name:
         return name
     return f"{name}({', '.join(f'{k}={value_text(v)}' if k else value_text(v) for k, v in given)})"
-
-
-def completed(text: str) -> str:
-    """A call's text with all that its dataclasses hold, by keyword, as ``value_text`` has them."""
-
-    class Complete(ast.NodeTransformer):
-        def visit_Call(self, node: ast.Call) -> ast.Call:
-            self.generic_visit(node)
-            try:
-                kind = named(ast.unparse(node.func))
-                given = inspect.signature(kind).bind(
-                    *node.args, **{str(k.arg): k.value for k in node.keywords}
-                )
-                given.apply_defaults()
-                texts = {
-                    n: v if isinstance(v, ast.expr) else value_text(v) for n, v in given.arguments.items()
-                }
-                made = {
-                    n: ast.parse(v, mode="eval").body if isinstance(v, str) else v for n, v in texts.items()
-                }
-            except (LookupError, TypeError, ValueError, SyntaxError):
-                return node
-            if dataclasses.is_dataclass(kind):
-                node.args, node.keywords = [], [ast.keyword(n, value) for n, value in made.items()]
-            return node
-
-    tree = Complete().visit(ast.parse(f"f({EMPTY_SHAPE.sub('[()]', text)})", mode="eval").body)
-    return ast.unparse(tree)[len("f(") : -len(")")]
 
 
 def _integers(value: Any) -> str:

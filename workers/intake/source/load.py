@@ -18,7 +18,7 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -187,31 +187,10 @@ class PackageLoader(MetaPathFinder, Loader):
                 why = _ran(hooked, path, flags | __future__.annotations.compiler_flag, module)
             if isinstance(hooked, ast.FunctionDef) and is_kernel(statement):
                 why = unwrapped(hooked, why, module, functools.partial(_ran, hooked, path, flags, module))
-            if why and isinstance(hooked, ast.Import | ast.ImportFrom) and self._read_in(hooked, why):
-                why = _ran(hooked, path, flags, module)
             if why and isinstance(hooked, ast.ImportFrom):
                 _usual(hooked, module)
             for name in bound if why else ():
                 module.__dict__.setdefault(name, MissingName(name, why))
-
-    def _read_in(self, node: ast.Import | ast.ImportFrom, why: str) -> bool:
-        """Whether another package, something in which fails that the user's file may not need, is read like its own
-        from now on."""
-        name = (getattr(node, "module", None) or node.names[0].name).partition(".")[0]
-        lacks = why.startswith(
-            (f"ModuleNotFoundError: No module named '{name}", "ImportError: cannot import name")
-        )
-        known = [finder._package for finder in sys.meta_path if isinstance(finder, PackageLoader)]
-        found = PathFinder.find_spec(name)
-        if getattr(node, "level", 0) or lacks or name in (*known, *_USUAL.values()):
-            return False
-        if found is None or not found.submodule_search_locations:
-            return False
-        for part in [part for part in sys.modules if part.partition(".")[0] == name]:
-            del sys.modules[part]
-        root = Path(next(iter(found.submodule_search_locations))).parent
-        sys.meta_path.insert(0, PackageLoader(root, name, self._traced))
-        return True
 
     def _quick(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         """Statements; of a ``try`` that imports a package of others that nothing has loaded those of its way out, if

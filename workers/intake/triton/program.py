@@ -22,7 +22,6 @@ from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import GIVEN, Call, parse
-from tilewright.workers.intake.calls.call_values import completed
 from tilewright.workers.intake.calls.kept_values import held, with_values
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import (
@@ -106,7 +105,6 @@ def _answer(request: Request, paired: bool) -> Answer:
             interpreted = load_target(request.get("target") or "h200").gpu_interpreter
             patience = TRYOUT if interpreted else 1.0
             answer.update(_judged(site, text, notes, request.get("values", ""), patience))
-            answer["calls"] = list(map(completed, request["calls"]))
     except TooSlow:
         return refused(
             f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"

@@ -131,12 +131,8 @@ def _view(var: Var, plain: Callable[[str], str]) -> str:
 
 
 def _tensor(
-    tensor: torch.Tensor,
-    trace: Trace,
-    results: Results,
-    writes: Mapping[str, int],
-    plain: Callable[[str], str],
-) -> str:
+    tensor: torch.Tensor, trace: Trace, results: Results, writes: Mapping[str, int], plain: Callable[[str], str]
+) -> str:  # fmt: skip
     var, chosen, replaced = trace.find(tensor), results.chosen, results.replaced
     if var is None:
         raise _Unknown("a tensor that no kernel makes")
