@@ -8,6 +8,7 @@ can hold them. Eager code that nothing watches (no torch.compile, no dispatch mo
 subclass) skips torch's dispatcher and queues a ``Layer``'s plans.
 """
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -250,6 +251,31 @@ def _fake_trained(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, kept_x:
     return y, kept_w if x.shape[0] < AGAIN_ROWS else _bytes(x, 0)
 
 
+def _fake_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is not None and OPS.linear_forward_only.default not in lowering.lowerings:
+        lowering.register_lowering(OPS.linear_forward_only.default, type_promotion_kind=None)(_lowered)
+    return x.new_empty((x.shape[0], w.shape[0]))
+
+
+def _lowered(x: Any, w: Any) -> Any:
+    """Inductor's node for ``linear_forward_only``: its code calls the function itself, past torch's dispatcher, which
+    would cost a call of few rows ten microseconds of the host."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import fallback_handler
+    from torch._inductor.virtualized import V
+
+    op = OPS.linear_forward_only
+    if V.graph.cpp_wrapper:
+        return fallback_handler(op.default, add_to_fallback_set=False)(x, w)
+    x, w = (ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(t)) for t in (x, w))
+    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [x.get_size()[0], w.get_size()[0]])
+    name = f"torch.ops.{NAMESPACE}.linear_forward_only.direct"
+    return ir.TensorBox.create(
+        ir.ExternKernelAlloc(layout, [x, w], python_kernel_name=name, op_overload=op.default)
+    )
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     x, w, _, kept_x = inputs
     ctx.k = x.shape[1]
@@ -270,13 +296,14 @@ _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
     ("linear", linear, _fake_linear),
     ("quantised", quantised, _fake_quantised),
     ("linear_trained", linear_trained, _fake_trained),
-    ("linear_forward_only", linear_forward_only, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
+    ("linear_forward_only", linear_forward_only, _fake_forward_only),
     ("linear_backward", linear_backward, _fake_backward),
 )
 for _name, _real, _fake in _IMPLEMENTATIONS:
     _LIBRARY.impl(_name, _real, "CPU")
     _LIBRARY.impl(_name, _real, "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
+OPS.linear_forward_only.direct = linear_forward_only  # by which compiled code finds it
 torch.library.register_autograd(
     f"{NAMESPACE}::linear_trained", _differentiate, setup_context=_save, lib=_LIBRARY
 )
