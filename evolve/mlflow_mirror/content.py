@@ -9,7 +9,6 @@ has, at step = candidate number: ``tflops_*`` (geometric mean over the suite), `
 Where GB/s rank, ``gbytes`` stands for ``tflops``. A figure that is no whole number has ``DIGITS`` significant digits.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -50,11 +49,6 @@ class RunContent:
     metrics: dict[str, float]
     tags: dict[str, str]
     files: dict[str, str] = field(default_factory=dict)
-
-
-def campaign_uid(campaign: str, started: float) -> str:
-    """Identity of a campaign across homes that share one MLflow server: 16 hex digits."""
-    return hashlib.sha256(f"{campaign}@{started!r}".encode()).hexdigest()[:16]
 
 
 def experiment_note(facts: Mapping[str, Any]) -> str:

@@ -155,7 +155,8 @@ class Mirror:
         self._facts: Mapping[str, Any] = journal.meta("campaign", {})
         started = next(event.at for event in journal.events() if event.kind == "started")
         self._started = started
-        self._uid = run_content.campaign_uid(str(self._facts.get("id")), started)
+        named = f"{self._facts.get('id')}@{started!r}"  # across homes that share one MLflow server
+        self._uid = hashlib.sha256(named.encode()).hexdigest()[:16]
         self._by_index: dict[int, Candidate] = {}
         self._by_genome: dict[str, Candidate] = {}
         self._kind = str(self._facts.get("target_kind"))

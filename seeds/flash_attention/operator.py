@@ -149,8 +149,8 @@ class FlashAttention(Shaped):
             lift = np.linspace(0.0, 40.0, k.shape[1]) if kind == "rising" else np.full(k.shape[1], 200.0)
             if kind == "rising" and not turn:
                 lift, v[:, 0] = np.where(np.arange(k.shape[1]), 0.0, 8.0), 0.0
-            q[:, :, 1] = 8.0
-            k[:, :, 1] = lift * math.sqrt(size) / 8.0
+            q[:, :, -1] = 8.0
+            k[:, :, -1] = lift * math.sqrt(size) / 8.0
         return {name: x.astype(ml_dtypes.bfloat16) for name, x in zip("qkv", (q, k, v), strict=True)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:

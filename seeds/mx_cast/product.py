@@ -20,7 +20,7 @@ from tilewright.seeds.mx_cast import formats
 from tilewright.seeds.mx_cast.formats import BLOCK, E2M1, E4M3, NV_BLOCK, Rule
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import TABLE, Elements, Sample, normal_table, spread_picks
-from tilewright.seeds.shaped import Product
+from tilewright.seeds.shaped import PEAK, Product, peaks
 
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "far")
 STEP, SAMPLED = 128, 64
@@ -108,7 +108,8 @@ class MxGemm(Product):
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands, cast as the definitions say. ``far``: by 2^40 or 2^-50, and half of the blocks of one operand
-        by 2^60 more, those of the other that they meet by as much less, where an exponent holds that."""
+        by 2^60 more, those of the other that they meet by as much less, where an exponent holds that; of MXFP8 with
+        ``shaped.peaks``, and a NaN in a row of several."""
         m, n, k = self.dims(workload)
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
         powers = np.zeros((2, k))
@@ -116,7 +117,11 @@ class MxGemm(Product):
             powers += 40.0 if (seed + m + n) % 2 else -50.0
             if self.form.block == BLOCK:
                 powers += np.repeat(np.where(rng.permutation(k // BLOCK) % 2, 60, -60), BLOCK) * [[1], [-1]]
-        drawn = (draw(rng, rows, k, "randn" if kind == "far" else kind) for rows in (m, n))
+        drawn = [draw(rng, rows, k, "randn" if kind == "far" else kind) for rows in (m, n)]
+        if kind == "far" and self.form.packed == 1:
+            peaks(drawn[0], 1, BLOCK, seed)[rng.random(m) < 0.5] = PEAK
+            peaks(drawn[1], 1, BLOCK, seed)[...] = 0.0
+            drawn[0][rng.integers(m) : m - 1 : m, rng.integers(k)] = np.nan
         sizes = np.exp2(powers).astype(np.float32)
         cast = (self.form.cast((x * size).astype(x.dtype)) for x, size in zip(drawn, sizes, strict=True))
         made = dict(zip("ab", cast, strict=True))

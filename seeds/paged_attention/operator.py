@@ -120,8 +120,8 @@ class PagedDecode:
                 trickling(q[b, mine], keys, values, page, rng)
                 k[table, head], v[table, head] = (x.reshape(-1, page, q.shape[2]) for x in (keys, values))
         elif kind == "full":
-            q[..., 1], k[..., 1] = 8.0, 0.0
-            k[tables[:, 0], :, 0, 1], v[tables[:, 0], :, 0] = q.shape[2] ** 0.5, 0.0
+            q[..., -1], k[..., -1] = 8.0, 0.0
+            k[tables[:, 0], :, 0, -1], v[tables[:, 0], :, 0] = q.shape[2] ** 0.5, 0.0
         return {
             **{n: x.astype(ml_dtypes.bfloat16) for n, x in (("q", q), ("k_pages", k), ("v_pages", v))},
             "lengths": lengths,

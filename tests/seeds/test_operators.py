@@ -1,5 +1,7 @@
 """Every shipped operator: its seeds start at legal points, and what it says of a sample is what its oracle says."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,13 @@ def test_seeds_start_at_legal_points(name):
         point = {**space.defaults, **seed.overrides}
         assert point.keys() == space.defaults.keys()
         assert space.violations(point) == [] or name == "paged_attention/decode", seed.name
+
+
+@pytest.mark.parametrize("name", ["flash_attention/full", "flash_attention/causal", "paged_attention/decode"])
+def test_the_narrowest_heads_have_inputs_of_every_kind(name):
+    dims = {**FIRST[name].check[0].dims, "D": 1}
+    for kind, seed in itertools.product(OPERATORS[name].input_kinds, (0, 1)):
+        assert OPERATORS[name].make_inputs(Workload("w", dims), seed, kind)["q"].shape[-1] == 1
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLED if not name.startswith(FEW_GROUPS)])

@@ -404,7 +404,8 @@ def _child_failure(outcome: ChildOutcome, doing: str) -> Failure | None:
 def _compiler_failure(outcome: ChildOutcome, limits: ChildLimits) -> Failure | None:
     """The same for the compile child, whose own aborts are the compiler's answer to the kernel."""
     if outcome.signal is Signals.SIGABRT and not _RESOURCES.search(outcome.log + outcome.detail):
-        reason = one_line(f"libtpu aborted: {outcome.detail}")
+        hint = "blocks of 8-bit arrays need 32 rows here; " if "dma-general" in outcome.detail else ""
+        reason = one_line(f"{hint}libtpu aborted: {outcome.detail}")
         return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
     if "SIGXFSZ" in outcome.detail:
         reason = f"the kernel's schedule takes more than {limits.file_bytes} bytes to write"

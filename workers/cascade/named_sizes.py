@@ -33,14 +33,15 @@ _ARITHMETIC = (
 _CALLED = {
     "min()": min, "max()": max, "abs()": abs, "int()": int, "len()": len, "str()": str, "gcd()": math.gcd,
     "cdiv()": lambda n, by: -(-n // by), "next_power_of_2()": lambda n: 1 << max(0, int(n) - 1).bit_length(),
+    "sqrt()": math.sqrt,
 }  # fmt: skip
 """What a module may call of numbers, by its last name and in a way that no name is written."""
 
-_REDUCED = frozenset(["sum()", "max()", "min()", "reduce()", "count_nonzero()"])
-"""Calls that make one number of many: of a mask, a size."""
+_COUNTED = frozenset(["sum()", "max()", "min()", "reduce()", "count_nonzero()", "num_programs()"])
+"""Calls that make one number of many, of a mask a size, or count what there is."""
 
-_COUNTS = frozenset(f"{of}num_programs({axis})" for of in ("tl.", "gl.", "pl.", "") for axis in range(3))
-"""Calls that count what there is."""
+_NUMBERED = frozenset(["program_id()", "arange()", "broadcasted_iota()"])
+"""Calls that number what there is, from 0: the largest such number is one below a size."""
 
 
 class NamedSizes(NamedTuple):
@@ -140,12 +141,15 @@ class _Origins:
             key = ast.unparse(node.slice).strip("'")
             return ast.Constant(self._params[key]) if key in self._params else ast.Name(key, ast.Load())
         called = f"{ast.unparse(node.func).rpartition('.')[2]}()" if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and called in _CALLED and not node.keywords:
+        if called == "to()" and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = ast.Call(ast.Name("int()", ast.Load()), [node.func.value], [])
+        elif isinstance(node, ast.Call) and called in _CALLED and not node.keywords:
             node = ast.Call(ast.Name(called, ast.Load()), node.args, [])
         elif isinstance(node, ast.NamedExpr):
             return self._of(node.value, scope, line, depth, nested + 1)
-        elif called in _REDUCED:
-            return ast.Name(ast.unparse(node).replace("(", "["), ast.Load())  # as a size, and as no call
+        elif called in _COUNTED | _NUMBERED:
+            size = ast.Name(ast.unparse(node).replace("(", "["), ast.Load())  # as a size, and as no call
+            return size if called in _COUNTED else ast.BinOp(size, ast.Sub(), ast.Constant(1))
         elif not isinstance(node, (*_ARITHMETIC, ast.Constant)):
             return ast.Name(ast.unparse(node), ast.Load())
         elif isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value.is_integer():
@@ -188,7 +192,7 @@ def _unknown(tested: ast.expr) -> list[str]:
     text = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
     unknown = {part.id for part in parts if isinstance(part, ast.Name)} - _CALLED.keys()
     long = raised > 1 or (text and any(isinstance(part, ast.BinOp) for part in parts))
-    calls = any("(" in name for name in unknown - _COUNTS)
+    calls = any("(" in name for name in unknown)
     return [] if long or calls or not all(map(_is_plain, parts)) else sorted(unknown)
 
 

@@ -1,6 +1,6 @@
 """Does the time model choose what the hardware chose? Published settings, ranked by the model in their sets.
 
-    python -m experiments.studies.tpu.choices FOLDER [--chip CHIP] [--seed N] [--each N] [--minutes M] [--turn NS]
+    python -m experiments.studies.tpu.choices FOLDER [--chip CHIP] [--seed N] [--each N] [--minutes M]
 
 FOLDER holds ``vllm-project/tpu-inference`` at ``b8692ff0`` as ``tpu-inference`` and, for v7x, at ``0786c01d`` as
 ``tpu-inference-0786c01d``; what was compiled is kept in FOLDER/choices. Of every row count as many rows are drawn by
@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from operator import mod
 from pathlib import Path
@@ -160,14 +160,19 @@ def simulated(path: Path, grid: Blocks) -> tuple[Mapping[tuple[bool, int], float
     return {k: float(sum(median(part) for part in zip(*v, strict=True))) for k, v in found.items()}, ends
 
 
-def seconds(chip: str, shape: Blocks, blocks: Blocks, paths: Mapping[Blocks, Path], rules: Rules) -> float:
-    """Of the whole: beyond a few blocks of an axis each takes as long as the last two differ. Raises ValueError."""
+def seconds(
+    chip: str, shape: Blocks, blocks: Blocks, paths: Mapping[Blocks, Path], rules: Rules, least: int
+) -> float:
+    """Of the whole: beyond a few blocks of an axis each takes as long as the last two differ. Raises ValueError.
+
+    ``least``: bytes that the smallest setting of the set asks for.
+    """
     grid, table = grid_of(shape, blocks), TABLES[chip]
     of = [simulated(path, small(grid)) for path in paths.values()]
     shares = np.linalg.solve(np.array([terms(each, len(of)) for each in paths]).T, terms(blocks, len(of)))
     cycles = {kind: float(shares @ [each[0][kind] for each in of]) for kind in of[0][0]}
-    free = CHIPS[chip].vmem_bytes - table.left - min(table.limit, held(shape, blocks, (2, 3)))
-    # in VMEM before the kernel is x if it fits beside it, else w if that does
+    free = CHIPS[chip].vmem_bytes - table.left - min(table.limit, least)
+    # x, else w, is in VMEM before the kernel if it fits beside some setting: XLA's matter, not the setting's
     sizes = {"x": 2 * shape[0] * shape[2], "w": shape[1] * shape[2]}
     there = next((name for name in sizes if shape[0] >= table.early and sizes[name] <= free), "")
     tall, wide, deep = 1 if shape[0] == 1 else blocks[0], *blocks[1:]
@@ -251,11 +256,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=38)
     parser.add_argument("--each", type=int, default=6, help="rows for every count of rows of x")
     parser.add_argument("--minutes", type=float, default=0.0, help="of compiling")
-    parser.add_argument(
-        "--turn", type=float, default=0.0, help="ns of the memory for a copy beside its bytes"
-    )
     options = parser.parse_args()
-    rules = replace(CALIBRATIONS[options.chip].rules, turn=options.turn * 1e-9)
+    rules = CALIBRATIONS[options.chip].rules
     lot, every = random.Random(options.seed), rows(options.folder, options.chip)
     of = []
     for count in sorted({shape[0] for shape, _ in every if shape[0] <= 1 << 14}):
@@ -282,9 +284,10 @@ def main() -> None:
         times: dict[Blocks, float] = {}
         if not all(path.exists() for paths in sets_of.values() for path in paths.values()):
             continue  # not compiled to the end
+        least = min(held(shape, blocks, (2, 3)) for blocks in sets_of)
         for blocks, paths in sets_of.items():
             with contextlib.suppress(ValueError):
-                times[blocks] = seconds(options.chip, shape, blocks, paths, rules)
+                times[blocks] = seconds(options.chip, shape, blocks, paths, rules, least)
         if won in times:
             best = min(times.values())
             ranked.append((shape[0], 1 + sum(s < times[won] for s in times.values()), times[won] / best - 1))

@@ -63,6 +63,8 @@ def _request(operator, source="", seed=1):
         ("def f(r):\n  return r == 5\ndef g(x):\n  f[1](x.shape[1] - 9)", [14], [13, 14, 15]),
         ("def f(k):\n  k = min(cdiv(k, 8), 9)\n  return str(k) == '3'", [17, 24, 21], [16, 17, 24, 25]),
         ("x = tl.num_programs(0) == 3 + tl.program_id(0)", [], []),
+        ("def f():\n  row = tl.program_id(0)\n  x = row == 77", [78], [77, 78, 79]),
+        ("x = tl.sqrt(k.to(tl.float32)).to(tl.int32) == 3", [9, 15, 12], [8, 9, 15, 16]),
         *((text, [], []) for text in ("x = k - 5", "if k: pass", "x = k == r", "x = k == 1.5", "x = 'k' == 5",
                                       "x = 1 == 1", "x = k == 2**3**4", "x = k == 1 << 99", "x = k // (k - k) == 1",
                                       "x = k == L", "x = k == P.n", "x = f(k) == 2")),

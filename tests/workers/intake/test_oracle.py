@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from tilewright.seeds.sampled import kind_tables, sampling
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.oracle import DeviceOracle, _sample
 from tilewright.workers.device.timing import Samples
+from tilewright.workers.device.warm_device import WarmDevice
 from tilewright.workers.intake.judge import reference_process as oracle
+from tilewright.workers.intake.judge.ahead import PROCESSORS
 from tilewright.workers.intake.judge.oracles import OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import ModuleProcess
@@ -165,3 +168,12 @@ def test_a_kernel_whose_sums_begin_in_float32_judges_itself_in_that_on_a_device(
         assert found is (torch.float32 if dtype.itemsize == 8 else dtype)
     with pytest.raises(KeyError):
         launched(z=torch.zeros(8, 64))
+
+
+def test_what_runs_a_reference_begins_where_processors_are_idle(monkeypatch):
+    begun = []
+    device = WarmDevice(SimpleNamespace(warm_oracle=lambda: begun.append(count)), None)
+    for count in (PROCESSORS - 1, PROCESSORS):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, count=count: set(range(count)))
+        device.expect_reference()
+    assert begun == [PROCESSORS]

@@ -76,8 +76,8 @@ class _Interpreted:
     def prepare(self) -> None:
         """Leave bytes drawn by lot where the allocator will put the next outputs."""
         fill = poison()
-        spoilt = [_filled(spec, fill) for spec in self._outputs]
-        del spoilt
+        for made in [torch.empty(s["shape"], dtype=torch_dtype(s["dtype"])) for s in self._outputs]:
+            made.view(-1).view(torch.uint8).fill_(fill)
 
     def inspect(self) -> None:
         return
@@ -87,13 +87,6 @@ class _Interpreted:
 
     def results(self, made: Any) -> Tensors:
         return checked_results(made, self._outputs)
-
-
-def _filled(spec: Mapping[str, Any], fill: int) -> torch.Tensor:
-    """An output's memory, every byte ``fill``."""
-    tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
-    tensor.view(-1).view(torch.uint8).fill_(fill)
-    return tensor
 
 
 def prepare() -> None:

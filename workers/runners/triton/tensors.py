@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -145,7 +145,7 @@ class Operands:
         self._device = device
         self._checksums = Checksums(device)
         self._kept: OrderedDict[Key, tuple[Tensors, list[int]]] = OrderedDict()
-        self._used: set[Key] = set()
+        self._changed: set[Key] = set()
 
     def of(self, job: Frame, workload: Mapping[str, Any], kind: str = "") -> Tensors:
         """Made from a table the job brings (see ``seeds.sampled``), or sent. ``kind``: one beside the first."""
@@ -154,25 +154,27 @@ class Operands:
             tables = operand_tables(job, kind)
             made = {spec["name"]: self._made(job, key, spec, tables) for spec in workload["inputs"]}
             self._kept[key] = made, self._checksums.of(made)
-            # the first kind of a seed in use is never made again: every evaluation needs it
-            others = [old for old in self._kept if old not in self._used and (old[2] or old[0] != key[0])]
-            while others and sum(_size(tensors) for tensors, _ in self._kept.values()) > KEPT_BYTES:
+            # those of a workload under way are needed, and the first kind of a seed in use by every evaluation
+            others = [old for old in self._kept if old[:2] != key[:2] and (old[2] or old[0] != key[0])]
+            while (
+                others
+                and sum(t.nbytes for some, _ in self._kept.values() for t in some.values()) > KEPT_BYTES
+            ):
+                self._changed |= self._written(others[:1])
                 del self._kept[others.pop(0)]
         self._kept.move_to_end(key)
-        self._used.add(key)
         return self._kept[key][0]
 
-    def changed(self, *, every: bool = False) -> bool:
-        """Whether a kernel wrote to those used since this was asked last, or to any; then none kept are used again."""
-        kept = [one for key, one in self._kept.items() if every or key in self._used]
-        found = self._checksums.of(
-            {f"{n}/{name}": t for n, (some, _) in enumerate(kept) for name, t in some.items()}
-        )
-        self._used = set()
-        if found == [total for _, sums in kept for total in sums]:
-            return False
-        self._kept.clear()
-        return True
+    def changed(self) -> set[Key]:
+        """Those that a kernel wrote to since this was asked last; then none kept are used again."""
+        found, self._changed = self._changed | self._written(self._kept), set()
+        if found:
+            self._kept.clear()
+        return found
+
+    def _written(self, keys: Collection[Key]) -> set[Key]:
+        sums = iter(self._checksums.of({f"{k}/{n}": t for k in keys for n, t in self._kept[k][0].items()}))
+        return {key for key in keys if [next(sums) for _ in self._kept[key][0]] != self._kept[key][1]}
 
     def _made(
         self, job: Frame, key: Key, spec: Mapping[str, Any], tables: Mapping[str, np.ndarray]
@@ -187,10 +189,6 @@ class Operands:
             index = torch.arange(start, min(start + PIECE, flat.numel()), device=self._device)
             flat.view(bits)[start : start + PIECE] = values.view(bits)[places(index, salt)]
         return tensor
-
-
-def _size(tensors: Tensors) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 class DeviceElements:

@@ -4,12 +4,13 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from testkit.compile_ahead import compiled_ahead
 from testkit.rewriting import Trial, load_cases, refusal, rewritten, run_checks
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
-from tilewright.evolve.proposers.rewrite.proposer import offers
+from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.dialect import check
 from tilewright.seeds.catalogue import load_operator
@@ -92,6 +93,21 @@ def test_products_of_8_bits_are_added_as_the_source_adds_them():
     ]
     run_checks([replace(case, source=source, inputs=inputs)], trials)
     assert [t.reason for t in trials if not t.ok] == []
+
+
+@pytest.mark.parametrize(
+    ("added", "widths", "tile"),
+    [("acc += tl.dot(a, b)", "128, 256", (64, 128, 3, 1)), ("acc = tl.dot(a, b, acc)", "128, 256", (64, 256, 2, 1)),
+     ("acc = tl.dot(a, b, acc)", "128", (None, None, 2, 2))],
+)  # fmt: skip
+def test_a_product_opens_with_the_tile_that_registers_hold_where_the_source_may_have_it(added, widths, tile):
+    source = CASES["matmul_masked.py"].source.replace(
+        '"BLOCK_N": (32, 64, 128)', f'"BLOCK_N": (32, 64, {widths})'
+    )
+    source = source.replace("accumulator = tl.dot(a, b, accumulator)", added.replace("acc", "accumulator"))
+    (found,) = [(rule, site) for rule, site in offers(source) if rule.name == LowerProduct.name]
+    child = rewrite(source, {}, *found, np.random.default_rng(0))
+    assert tuple(child.params.get(n) for n in ("BLOCK_M", "BLOCK_N", "consumers", "pieces")) == tile
 
 
 def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path):
