@@ -107,15 +107,14 @@ def linear_trained(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, kept_x
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """y [M, N]; nothing is kept for a gradient. A weight in ``KEPT`` is quantised once."""
-    kept = KEPT.get(w.data_ptr())
-    copies = kept.copies() if kept is not None and kept.holds(w) else None
-    if kept is not None and copies is not None:
-        if x.is_cuda and x.shape not in kept.calls:
-            kept.calls[x.shape] = served_call(x, kept.weight, kept)
+    kept, copies = KEPT.get(w.data_ptr()), None
+    if kept is not None and kept.holds(w):
         call = kept.calls.get(x.shape)
-        found = call(x, kept.weight, None) if call is not None else None
-        if found is not None:
-            return found
+        if call is not None and (y := call(x, kept.weight, None)) is not None:
+            return y
+        copies = kept.copies()
+        if copies is not None and x.is_cuda and x.shape not in kept.calls:
+            kept.calls[x.shape] = served_call(x, kept.weight, kept)
     return linear_infer(x, w, copies)
 
 
