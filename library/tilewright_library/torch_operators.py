@@ -66,11 +66,6 @@ def _filled(x: torch.Tensor, trains: bool = True) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, short)) if short else x
 
 
-def _served(x: torch.Tensor) -> torch.Tensor:
-    """x as a layer without a gradient takes it: any rows up to those of one operator, filled up beyond."""
-    return x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
-
-
 def quantised(x: torch.Tensor) -> Tensors:
     """Codes and scales of x, and what is kept of it, for all layers that read it: compilers do it once."""
     layer = _entry(x.device, x.shape[0], 0, x.shape[1])
@@ -121,7 +116,7 @@ def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def linear_infer(x: torch.Tensor, w: torch.Tensor, copies: torch.Tensor | None) -> torch.Tensor:
     """y [M, N] alone; ``copies``: both of w, quantised before."""
     n, k = w.shape
-    rows = _served(x)
+    rows = x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
     layer = _entry(x.device, rows.shape[0], n, k, False)
     if layer is not None:
         chain, given = ("infer", w) if copies is None else ("infer_kept", copies)
@@ -364,7 +359,7 @@ class SharedInput(threading.local):
 INPUT = SharedInput()
 
 
-class _LinearKept(torch.autograd.Function):
+class LinearKept(torch.autograd.Function):
     """The layer for autograd, with w quantised before; the gradient is w's all the same."""
 
     @staticmethod
@@ -420,13 +415,6 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
         rows = aligned(rows)
         y = _apply(rows, aligned(w), INPUT.quantised(x, rows, layer), layer)
     return y if flat else y.view(*shape[:-1], n)
-
-
-def multiply_kept(x: torch.Tensor, w: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
-    """y [..., N] of x [..., K], with both copies of w quantised before; differentiable in x and w."""
-    rows = aligned(x.reshape(-1, x.shape[-1]))
-    y: torch.Tensor = _LinearKept.apply(rows, w, kept_w)
-    return y.view(*x.shape[:-1], w.shape[0])
 
 
 class ServedCall:
@@ -505,15 +493,11 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     _require_operands(x, w)
     rows = x.reshape(-1, x.shape[-1])
     trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
-    if _unfit(rows, w, trains):
+    if w.shape[0] % BLOCK or w.shape[1] % BLOCK or not takes_rows(rows.shape[0], trains):
         _note_unfit()
         return torch.nn.functional.linear(x, w)
     y = OPS.linear_trained(rows, w, *OPS.quantised(rows))[0] if trains else OPS.linear_forward_only(rows, w)
     return y.reshape(*x.shape[:-1], w.shape[0])
-
-
-def _unfit(rows: torch.Tensor, w: torch.Tensor, trains: bool) -> bool:
-    return bool(w.shape[0] % BLOCK or w.shape[1] % BLOCK) or not takes_rows(rows.shape[0], trains)
 
 
 def _require_operands(x: torch.Tensor, w: torch.Tensor) -> None:
