@@ -24,14 +24,14 @@ from torch import nn
 
 from .layer_rows import gains, is_faster, takes_rows
 from .torch_contract import BLOCK
-from .torch_launch import device_key
+from .torch_launch import aligned, device_key
 from .torch_operators import (
     KEPT,
     KeptWeight,
+    LinearKept,
     ServedCall,
     gemm_fp8_blockwise,
     linear_infer,
-    multiply_kept,
     served_call,
     unwatched,
 )
@@ -153,10 +153,12 @@ def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> 
     if keeper is not None and not torch.compiler.is_compiling():
         kept, trains = keeper.quantised_weight(), torch.is_grad_enabled()
         if kept is not None and takes_rows(x.numel() // x.shape[-1], trains):
+            rows, shape = x.reshape(-1, x.shape[-1]), (*x.shape[:-1], w.shape[0])
             if trains:
-                return multiply_kept(x, w, kept)
+                y: torch.Tensor = LinearKept.apply(aligned(rows), w, kept)
+                return y.view(shape)
             if unwatched(x, w):
-                return linear_infer(x.reshape(-1, x.shape[-1]), w, kept).view(*x.shape[:-1], w.shape[0])
+                return linear_infer(rows, w, kept).view(shape)
     return gemm_fp8_blockwise(x, w)
 
 
