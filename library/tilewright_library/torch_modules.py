@@ -238,13 +238,15 @@ class RMSNorm(nn.Module):
 
     _eps: float
     _plain: type[nn.Module]
-    """The class that the module was of: it serves compiled code, other dtypes than the weight's, and CPUs."""
+    """The class that the module was of: it serves compiled code, autocast, other dtypes than the weight's, CPUs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., K]."""
         weight = self.weight
-        if torch.compiler.is_compiling() or not (
-            x.is_cuda and x.dtype is weight.dtype and unwatched(x, weight)
+        if (
+            torch.compiler.is_compiling()
+            or torch.is_autocast_enabled("cuda")
+            or not (x.is_cuda and x.dtype is weight.dtype and unwatched(x, weight))
         ):
             plain: torch.Tensor = self._plain.forward(self, x)
             return plain
