@@ -243,11 +243,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., K]."""
         weight = self.weight
-        if (
-            torch.compiler.is_compiling()
-            or torch.is_autocast_enabled("cuda")
-            or not (x.is_cuda and x.dtype is weight.dtype and unwatched(x, weight))
-        ):
+        own = not x.is_cuda or x.dtype is not weight.dtype or torch.is_autocast_enabled("cuda")
+        if own or torch.compiler.is_compiling() or not unwatched(x, weight):
             plain: torch.Tensor = self._plain.forward(self, x)
             return plain
         return torch.nn.functional.rms_norm(x, weight.shape, weight, self._eps)
