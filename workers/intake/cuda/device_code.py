@@ -115,8 +115,7 @@ class DeviceCode:
     def expression(self, text: str) -> Any:
         """An expression in C++ as a syntax tree."""
         made = self._parser.parse(f"int v = {text};".encode()).root_node
-        declared = next(within(made, "init_declarator"), None)  # none of `do { ... } while (0)`
-        return declared.child_by_field_name("value") if declared else made
+        return next((n.child_by_field_name("value") for n in within(made, "init_declarator")), made)
 
     def places(self) -> tuple[list[int], list[int]]:
         """In the text's bytes: where innermost loops begin that are unrolled by nobody, and before which names
