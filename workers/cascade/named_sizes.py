@@ -41,7 +41,7 @@ _COUNTED: Mapping[str, int] = {
     **dict.fromkeys(("sum()", "max()", "min()", "reduce()", "count_nonzero()", "num_programs()"), 0),
     **dict.fromkeys(("program_id()", "arange()", "broadcasted_iota()"), 1),
 }
-"""Calls that make one number of many, of a mask a size, or count or number what there is: how far they stay below it."""
+"""Calls that make one number of many, of a mask a size, or count or number what there is: how far they stay below."""
 
 
 class NamedSizes(NamedTuple):
