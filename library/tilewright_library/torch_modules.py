@@ -238,14 +238,13 @@ class RMSNorm(nn.Module):
 
     _eps: float
     _plain: type[nn.Module]
-    """The class that the module was of: it serves compiled code, other dtypes than the weight's, and CPUs."""
+    """The class that the module was of: it serves compiled code, autocast, other dtypes than the weight's, CPUs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., K]."""
         weight = self.weight
-        if torch.compiler.is_compiling() or not (
-            x.is_cuda and x.dtype is weight.dtype and unwatched(x, weight)
-        ):
+        own = not x.is_cuda or x.dtype is not weight.dtype or torch.is_autocast_enabled("cuda")
+        if own or torch.compiler.is_compiling() or not unwatched(x, weight):
             plain: torch.Tensor = self._plain.forward(self, x)
             return plain
         return torch.nn.functional.rms_norm(x, weight.shape, weight, self._eps)
