@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit code of a command that the user interrupted: 128 + SIGINT."""
 
+AT_WORK = ("in the background", "operator's dry run")  # threads that end with the process
+
 EXAMPLES = {
     "run": "run quickstart --evaluations 8 --set search.lag=8",
     "resume": "resume quickstart-001",
@@ -100,10 +102,11 @@ def _refused(text: str) -> int:
 def command() -> NoReturn:
     """The console script: ``main`` in a process of its own. An interrupted process ends at once, with its children.
 
-    ``os._exit`` skips Ray's clean-up at exit, which takes seconds: the pool has ended its own.
+    So does one with a thread at work, perhaps in torch: where the interpreter ends under it, C++ aborts. ``os._exit``
+    skips Ray's clean-up at exit, which takes seconds: the pool has ended its own.
     """
     code = main()
-    if code == INTERRUPTED:
+    if code == INTERRUPTED or any(thread.name in AT_WORK for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -43,13 +43,14 @@ def write_campaign(
     target: str = "tpu7x",
     family: Path = FAMILY,
     genomes: Sequence[Genome] = GENOMES,
+    seeds: Sequence[str] = (),
 ) -> Path:
     """A campaign of ``genomes``, the seed first, in ``home``; its folder."""
     folder = home / "campaigns" / "tiny-001"
     folder.mkdir(parents=True)
     common = {"target": target, "suite": "tiny"}
     budget = {"seed": 3, "budget": {"evaluations": 3}, "workers": {"count": 2}}
-    config = {"name": "tiny", "operator": f"{family}/good", **common, **budget}
+    config = {"name": "tiny", "operator": f"{family}/good", "seeds": list(seeds), **common, **budget}
     kind = "modelled" if target == "tpu7x" else "measured"
     with Journal(folder / JOURNAL, write=True, create=True) as journal:
         facts = {"id": "tiny-001", "operator": "small_gemm/good", "target_kind": kind, "seeds": ["tiled"]}
@@ -62,7 +63,7 @@ def write_campaign(
         for index, genome in enumerate(genomes[1:], 1):
             step = {"detail": "block_k 128 -> 512\n# evil\x1b[31m", "generation": 1}
             journal.add_candidate(candidate(index, genome, parents=(genomes[0].id,), **step))
-        pool = FormulaPool(resolve(parse_config(config)), quick_child)
+        pool = FormulaPool(resolve(parse_config(config), ended=True), quick_child)
         for index, genome in enumerate(genomes):
             pool.submit(Job(index, genome, 1))
         for index, evaluation in pool.wait(0):

@@ -3,6 +3,7 @@
 Each is the module's text, the name of its function, a maker of the recorded call's arguments, and facts.
 """
 
+import functools
 import tempfile
 from dataclasses import asdict
 from unittest import mock
@@ -23,7 +24,6 @@ def triton_winner(path, name, call):
     """Raises Refusal, and what reading the function in raises."""
     from tilewright.workers.intake.calls.dimensions import argument_at
     from tilewright.workers.intake.triton import program
-    from tilewright.workers.runners.triton.tensors import to_torch
 
     asked = {"path": str(path), "function": name, "reference": SELF, "calls": [call]}
     asked["part"] = part_of(load_target("interpreter"))
@@ -50,14 +50,13 @@ def triton_winner(path, name, call):
     own = [o for o in site.operands if o.name not in gradients]
     facts = {"knobs": sorted(defaults), "left_out": text.left_out, "pair": paired}
     facts |= {"operands": site.operands, "dims": site.dims[0]}
-    to = lambda array: to_torch(array, "cpu")  # noqa: E731
-    return _winner(path, name, call, text.with_space({}, {}), defaults, answer, own, site.dims[0], to, facts)
+    return _winner(
+        path, name, call, text.with_space({}, {}), defaults, answer, own, site.dims[0], _in_torch, facts
+    )
 
 
 def pallas_winner(path, name, call, sizes=None):
     """``sizes``: of blocks, in place of the function's own. Raises as ``triton_winner`` does."""
-    import jax
-
     from tilewright.workers.intake.pallas import program
 
     kept = []
@@ -71,13 +70,27 @@ def pallas_winner(path, name, call, sizes=None):
     params = {**{knob.name: knob.default for knob in knobs}, **(sizes or {})}
     answer = {"operands": [operand_row(o) for o in own]}
     facts = {"knobs": params, "module": type(module).__name__}
-    return _winner(path, name, call, module.source(""), params, answer, own, {}, jax.numpy.asarray, facts)
+    return _winner(path, name, call, module.source(""), params, answer, own, {}, _in_jax, facts)
 
 
 def _winner(path, name, call, source, params, answer, operands, dims, to, facts):
-    def made():
-        arrays = [draw(o, dims, "randn", 1, np.random.default_rng(1)) for o in operands]
-        return _arguments(parse(call), [to(array) for array in arrays])
-
     request = tune.Request(path, name, SELF, (call,))
+    made = functools.partial(_made, call, list(operands), dict(dims), to)
     return winner.winner_module(source, params, request, answer, "A winner."), request.name, made, facts
+
+
+def _made(call, operands, dims, to):
+    arrays = [draw(o, dims, "randn", 1, np.random.default_rng(1)) for o in operands]
+    return _arguments(parse(call), [to(array) for array in arrays])
+
+
+def _in_torch(array):
+    from tilewright.workers.runners.triton.tensors import to_torch
+
+    return to_torch(array, "cpu")
+
+
+def _in_jax(array):
+    import jax
+
+    return jax.numpy.asarray(array)

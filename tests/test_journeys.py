@@ -128,7 +128,6 @@ library gc --keep 0                               | --keep
 library warm --library nowhere                    | nothing is promoted
 tune                                              | FILE:FUNCTION
 tune nofile.py:f                                  | nofile.py does not exist
-tune mine.py                                      | names no function
 tune 'mine.py:a b' --args f32[8]                  | names no function
 tune broken.py:f --args f32[8]                    | broken.py is not Python: line 1
 {TUNE}                                            | --args is missing

@@ -85,8 +85,8 @@ def target_of(config: CampaignConfig) -> Target:
         raise UserError(f"{error}.") from error
 
 
-def resolve(config: CampaignConfig) -> Resolved:
-    """Look up everything the configuration names. Raises UserError."""
+def resolve(config: CampaignConfig, ended: bool = False) -> Resolved:
+    """Look up everything the configuration names. Seeds of an ``ended`` campaign may be gone. Raises UserError."""
     try:
         operator = load_operator(config.operator)
     except UnknownOperator as error:
@@ -104,6 +104,8 @@ def resolve(config: CampaignConfig) -> Resolved:
         pays = len(suite.workloads) >= RACING_PAYS.get(target.kind, len(suite.workloads) + 1)
         config = config.model_copy(update={"search": config.search.model_copy(update={"racing": pays})})
     seeds = [name for name, kernel in operator.kernels.items() if not kernel.baseline]
+    if ended:
+        config = config.model_copy(update={"seeds": tuple(name for name in config.seeds if name in seeds)})
     for name in config.seeds:
         if name in seeds and (obstacle := language_obstacle(operator.kernels[name].source, target)):
             raise UserError(f"seeds: {name!r} {obstacle}.")

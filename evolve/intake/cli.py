@@ -142,7 +142,6 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
     import tilewright
     from tilewright.evolve.intake import child, table
     from tilewright.evolve.intake.problems import write_files
-    from tilewright.evolve.intake.seed_verdict import run_settled
     from tilewright.evolve.intake.tune import config_of, export, output_folder, prepare
     from tilewright.evolve.record.home import home_folder, require_writable
     from tilewright.workers.device.warm_device import device_for
@@ -170,6 +169,8 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
                 device.expect_reference()
             answer = prepare(request, target, where, _say, intake, overrides)
             write_files(plan, where)
+            from tilewright.evolve.intake.seed_verdict import run_settled  # imported while the intake works
+
             if arguments.table is not None:
                 from tilewright.evolve.run import run
                 from tilewright.evolve.show.display import make_display

@@ -53,18 +53,21 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"overflows: \S+ holds up to", "give smaller operands, as in --args 'f32[4096] * 0.01'"),
     (r"agrees with the reference on no small shape.* of its integers", "make sure both compute the same; of equal "
      "values an index may name another one: float32 operands have fewer"),
+    (r"agrees with the reference on no small shape.*Revisited block", "come back to a block of a result in the next "
+     "step alone, or give sizes at which the kernel does"),
     (r"agrees with the reference on no small shape", "make sure both compute the same and the kernel masks tails"),
     (r"own answer is not the reference's", "correct the kernel or the reference, or give the precision you mean"),
     (r"dimension of the arguments", "let the sizes of the results follow from those of the arguments"),
     (r"cannot be made without arguments", "name a function, or give the file get_init_inputs"),
-    (r"worked out from a tensor's values|takes a size from a tensor's values",
+    (r"(worked out|computed) from a tensor's values|takes a size from a tensor's values",
      "give the number to the function as a plain argument"),
     (r"the constant \w+ is a", "write its value into the kernel, or pass it as an argument"),
     (r"defines no", "name a function at the file's module level, or Class.method"),
     (r"ModuleNotFoundError|is not there", "install what it imports, or move the function to a file of its own"),
     (r"the call raises .*TPU ?v?\d", "it does not know this TPU: give the --target that it is written for, or its "
      "block sizes in the call"),
-    (r"the call raises", "try the same call by itself; every argument of the function must be given in --args"),
+    (r"the call raises", "try the same call by itself, with every argument that has no default; a dictionary at the "
+     "end of a call of --call holds its keywords"),
     (r"functions called (build|launch)", "a kernel module needs one {1}; else give FILE:function and --reference"),
     (r"\*\* in a call", "spell the keyword arguments out"),
     (r"default argument", "use a number, a string or None as the default"),

@@ -125,21 +125,15 @@ def resolve_reference(text: str) -> str:
 
 
 def ask_intake(
-    request: Request,
-    target: Target,
-    intake: child.Intake | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
+    request: Request, target: Target, intake: child.Intake | None = None, meanwhile: Callable[[], None] = lambda: None
+) -> dict[str, Any]:  # fmt: skip
     """What the child makes of it (see ``child.ask``); of a part alone, with the request ``asked`` for that. Raises
     IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
     if holds_cuda(request.path):
         program = child.CUDA
-        if (
-            target.entry == "build"
-            or target.gpu_interpreter
-            or getattr(target.part, "backend", "cuda") == "hip"
-        ):
+        backend = getattr(target.part, "backend", "cuda")
+        if target.entry == "build" or target.gpu_interpreter or backend == "hip":
             raise UserError(f"target: {target.name} runs no CUDA C++; use cuda with an NVIDIA GPU, or sm_90.")
     if program == child.PALLAS:
         tpu.silence_libtpu()
@@ -309,11 +303,8 @@ def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, A
 
     gain = gain_of(campaign)
     kind = "modelled" if isinstance(target.part, Chip) else "measured"
-    figure = (
-        f"{gain:.2f} times the rate of the original configuration ({target.name}, {kind})"
-        if gain
-        else "unknown"
-    )
+    rate = f"times the rate of the original configuration ({target.name}, {kind})"
+    figure = f"{gain:.2f} {rate}" if gain else "unknown"
     if target.interpreted or target.compile_only:
         figure = f"unknown: {target.name} gives no times"
     versions = [f"Python {platform.python_version()}"]

@@ -19,8 +19,10 @@ from tilewright.evolve.intake.signature import signature_of
 from tilewright.fitness.dialect_names import DEVICE_CODE
 from tilewright.fitness.original import data_of
 from tilewright.workers.intake.calls.call_text import parse
+from tilewright.workers.intake.calls.call_values import order_of
 from tilewright.workers.intake.calls.sizes import size_code, size_of
 from tilewright.workers.intake.child_program import loaded_module
+from tilewright.workers.intake.source.load import import_place
 
 if TYPE_CHECKING:
     from tilewright.api import RecordedCampaign
@@ -89,7 +91,9 @@ def winner_module(
     wrapper = answer.get("wrapper") or {}
     pair = wrapper.get("pair")
     own = [row for row in answer["operands"] if not (pair and row[0] in pair["given"])]
-    root, module = _import_place(request.path)
+    python, path = request.path.suffix == ".py", request.path.resolve()
+    root, parts = import_place(path) if python else (path.parent, [path.stem])
+    module = ".".join(parts)
     served = {
         "settled": [texts for texts, _ in settled],
         "operands": [
@@ -104,7 +108,7 @@ def winner_module(
         ),
         "globals": _modules_values(request.path, module, answer.get("settings") or {}),
         "jax": entry not in ("launch", "cuda"),
-        "original": (str(request.path.resolve()), root, module, request.function),
+        "original": (str(path), str(root), module, request.function),
         "winner": request.name,
     }
     turned = [
@@ -311,15 +315,6 @@ def _sizes(operands: Sequence[Any]) -> list[str]:
     return found
 
 
-def _import_place(path: Path) -> tuple[str, str]:
-    """The folder from which a file's package is imported, and the module's name there."""
-    parts, root = [path.stem], path.resolve().parent
-    while (root / "__init__.py").is_file():
-        parts.insert(0, root.name)
-        root = root.parent
-    return str(root), ".".join(parts)
-
-
 class _OnDevice(ast.NodeTransformer):
     """Tensors are made where the first operand lies, and a grid is divided by Python, which is quicker."""
 
@@ -430,10 +425,7 @@ def reference_text(reference: Any) -> str:
 
 def gaps_of(name: str, value: Any) -> str:
     """What is said of a tensor that does not fill its memory; empty where it does."""
-    if not hasattr(value, "is_contiguous") or value.is_contiguous():
-        return ""
-    order = sorted(range(len(value.shape)), key=lambda n: -value.stride(n))
-    if value.permute(order).is_contiguous():
+    if not hasattr(value, "is_contiguous") or value.permute(order_of(value)).is_contiguous():
         return ""
     return (
         f"argument {name} has gaps (shape {list(value.shape)}, strides {list(value.stride())}): tuned as contiguous; "

@@ -49,11 +49,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if not (arguments.seconds > 0 and arguments.prove_seconds > 0):
         raise UserError("--seconds and --prove-seconds must be above 0.")
-    if arguments.faster is not None and not arguments.faster.is_file():
-        raise UserError(f"--faster: {arguments.faster} does not exist.")
-    for path in arguments.winner:
-        if not path.is_file():
-            raise UserError(f"--winner: {path} does not exist.")
+    for option, path in (("--faster", arguments.faster), *(("--winner", path) for path in arguments.winner)):
+        if path is not None and not path.is_file():
+            raise UserError(f"{option}: {path} does not exist.")
     found = program(arguments.place, arguments.setup, arguments.out, arguments.home)
     proof = None
     if arguments.part == "tune":

@@ -20,7 +20,6 @@ from tilewright.workers.child.launch import own_environment
 if TYPE_CHECKING:
     from tilewright.evolve.intake.winner import Tuned
 
-CHILD = "tilewright.workers.program.main"
 LEAST_WALL = 900.0
 """Seconds that the process may take beside its budgets."""
 
@@ -145,7 +144,7 @@ class Program:
             given = {"path": str(self.path.resolve()), "step": self.step, "setup": self.setup, **request}
             given["kept"] = str((self.folder / files.KEPT).resolve())
             asked.write_text(json.dumps(given), encoding="utf-8")
-            command = [sys.executable, "-m", CHILD, str(asked), str(answered)]
+            command = [sys.executable, "-m", "tilewright.workers.program.main", str(asked), str(answered)]
             try:
                 done = subprocess.run(
                     command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,

@@ -123,7 +123,7 @@ def figure_lines(judgement: Judgement, target: Target) -> list[str]:
     where = f"{target.name}, {target.kind.value}"
     lines = [
         f"{shape.figures.workload}: {shape.seconds * 1e6:.2f} us against {shape.incumbent_seconds * 1e6:.2f} us of "
-        f"{shape.incumbent}, {f'{shape.gain:.3f} x' if not shape.kept else 'which stays'} ({where})"
+        f"{shape.incumbent}, {shape.gain:.3f} x{' by library ' + shape.genome if shape.kept else ''} ({where})"
         for shape in judgement.shapes
     ]
     low, high = judgement.interval

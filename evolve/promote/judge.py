@@ -21,7 +21,7 @@ FLOOR = 0.95
 class Shape:
     """One workload's figures. ``seconds`` a call; ``gain``: the incumbent's seconds over ours.
 
-    Intervals are as ``Judgement.share`` says. ``kept``: what serves it now is surely faster and stays, as ``genome``.
+    Intervals are as ``Judgement.share`` says. ``kept``: ``genome`` is of a kernel that the library has, surely faster.
     """
 
     figures: WorkloadFigures
@@ -98,7 +98,7 @@ def judge(
 ) -> Judgement:
     """Compare. ``names``: genome id to contender's name; ``serving``: workload id to the incumbent's name.
 
-    ``held``: genome ids of incumbents that may stay where they are surely faster.
+    ``held``: genome ids of what the library has, which serves where it is surely faster.
     """
     suite, target = nomination.resolved.suite, nomination.resolved.target
     comparison = verification.comparison
@@ -108,9 +108,12 @@ def judge(
         genome = nomination.genome_for(workload.id)
         ours, theirs = verification.found[names[genome]], verification.found[serving[workload.id]]
         shape = _shape(workload, genome, ours, theirs, comparison)
-        if shape.gain_interval[1] < 1.0 and shape.incumbent_genome in held:
-            stays = _shape(workload, shape.incumbent_genome, theirs, theirs, comparison)
-            shape = replace(stays, kept=True)
+        for other in verification.found.values() if comparison else (theirs,):
+            there = other.contender.genome.id
+            if there not in held or there not in (comparison.rounds[workload.id] if comparison else held):
+                continue
+            if _shape(workload, shape.genome, ours, other, comparison).gain_interval[1] < 1.0:
+                ours, shape = other, replace(_shape(workload, there, other, theirs, comparison), kept=True)
         shapes.append(shape)
     gain = geometric_mean(shape.gain for shape in shapes)
     return Judgement(tuple(shapes), gain, _overall(shapes, comparison, gain), target.kind)

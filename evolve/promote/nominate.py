@@ -92,7 +92,7 @@ def nominate(
             f"campaign {folder.name} was judged {Reached.INTERPRETER} (target {target.name}); what no device has run "
             f"cannot be promoted."
         )
-    resolved = resolve(config if suite is None else config.model_copy(update={"suite": suite}))
+    resolved = resolve(config.model_copy(update={"suite": suite or config.suite}), ended=True)
     if table is not None:
         chosen, assigned = _from_table(table, known, resolved)
     else:

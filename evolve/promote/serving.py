@@ -2,8 +2,8 @@
 
 A kernel serves a workload that it is legal for: its space, with the workload's sizes and the constants of operator
 and target, allows its parameters. What the library holds serves a workload only if the library's own dispatch would
-choose it there today. Nobody is evaluated on, or compared on, a workload it does not serve, and a nominated kernel has
-to serve everything it is to be promoted for.
+choose it there today; it is compared wherever it is legal. Nobody is evaluated on, or compared on, a workload it does
+not serve, and a nominated kernel has to serve everything it is to be promoted for.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -58,12 +58,15 @@ def incumbents(
     resolved = nomination.resolved
     serving: dict[str, str] = {}
     found: dict[str, tuple[Contender, set[str]]] = {}
+    held = {f"library's {r.kernel.name}": r.legality for r in (table.regions if table else ())}
     for workload in timed_workloads(resolved):
         contender = _dispatch_choice(resolved, table, workload) or _baseline(resolved, against)
         name = names.get(contender.genome.id, contender.name)
         serving[workload.id] = name
         if name == contender.name:
             found.setdefault(name, (contender, set()))[1].add(workload.id)
+    for name in found.keys() & held.keys():  # perhaps it is the fastest elsewhere too
+        found[name][1].update(w.id for w in timed_workloads(resolved) if held[name].holds(w.dims))
     return serving, [
         replace(c, only=checked_shapes(resolved, c.genome, served)) for c, served in found.values()
     ]

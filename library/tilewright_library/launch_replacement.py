@@ -262,10 +262,8 @@ class Launcher:
 
     def _reads_what_it_read(self) -> bool:
         """Whether the values that the kernel's text reads of its module are those it was compiled with."""
-        for (name, _), (value, where) in self._kernel.used_global_vals.items():
-            if not where.get(name, self) == value:  # noqa: SIM201 - Triton's constants have a comparison of their own
-                return False
-        return True
+        used = self._kernel.used_global_vals.items()
+        return all(where.get(name, self) == value for (name, _), (value, where) in used)
 
     def _same(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         """Of two launches for which it is equal, the signatures are; None where that takes a closer look."""

@@ -7,16 +7,13 @@ import torch
 
 from .torch_modules import multiply
 
-Shape = tuple[int, int, int]
-"""Rows, output features, input features."""
-
 
 class LinearLayers:
-    """While installed, bf16 linear layers of the listed shapes multiply in FP8; all others as before."""
+    """While installed, bf16 linear layers of the listed shapes (M, N, K) multiply in FP8; all others as before."""
 
     label = "torch.nn.functional.linear"
 
-    def __init__(self, shapes: Collection[Shape]) -> None:
+    def __init__(self, shapes: Collection[tuple[int, int, int]]) -> None:
         self._shapes = frozenset(tuple(shape) for shape in shapes)
         self._original: Any = None
         self.calls = self.others = 0

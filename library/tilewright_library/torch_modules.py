@@ -24,14 +24,14 @@ from torch import nn
 
 from .layer_rows import gains, is_faster, takes_rows
 from .torch_contract import BLOCK
-from .torch_launch import device_key
+from .torch_launch import aligned, device_key
 from .torch_operators import (
     KEPT,
     KeptWeight,
+    LinearKept,
     ServedCall,
     gemm_fp8_blockwise,
     linear_infer,
-    multiply_kept,
     served_call,
     unwatched,
 )
@@ -153,10 +153,12 @@ def multiply(x: torch.Tensor, w: torch.Tensor, keeper: Linear | None = None) -> 
     if keeper is not None and not torch.compiler.is_compiling():
         kept, trains = keeper.quantised_weight(), torch.is_grad_enabled()
         if kept is not None and takes_rows(x.numel() // x.shape[-1], trains):
+            rows, shape = x.reshape(-1, x.shape[-1]), (*x.shape[:-1], w.shape[0])
             if trains:
-                return multiply_kept(x, w, kept)
+                y: torch.Tensor = LinearKept.apply(aligned(rows), w, kept)
+                return y.view(shape)
             if unwatched(x, w):
-                return linear_infer(x.reshape(-1, x.shape[-1]), w, kept).view(*x.shape[:-1], w.shape[0])
+                return linear_infer(rows, w, kept).view(shape)
     return gemm_fp8_blockwise(x, w)
 
 
@@ -236,14 +238,13 @@ class RMSNorm(nn.Module):
 
     _eps: float
     _plain: type[nn.Module]
-    """The class that the module was of: it serves compiled code, other dtypes than the weight's, and CPUs."""
+    """The class that the module was of: it serves compiled code, autocast, other dtypes than the weight's, CPUs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., K]."""
         weight = self.weight
-        if torch.compiler.is_compiling() or not (
-            x.is_cuda and x.dtype is weight.dtype and unwatched(x, weight)
-        ):
+        own = not x.is_cuda or x.dtype is not weight.dtype or torch.is_autocast_enabled("cuda")
+        if own or torch.compiler.is_compiling() or not unwatched(x, weight):
             plain: torch.Tensor = self._plain.forward(self, x)
             return plain
         return torch.nn.functional.rms_norm(x, weight.shape, weight, self._eps)

@@ -8,6 +8,7 @@ can hold them. Eager code that nothing watches (no torch.compile, no dispatch mo
 subclass) skips torch's dispatcher and queues a ``Layer``'s plans.
 """
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -65,11 +66,6 @@ def _filled(x: torch.Tensor, trains: bool = True) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, short)) if short else x
 
 
-def _served(x: torch.Tensor) -> torch.Tensor:
-    """x as a layer without a gradient takes it: any rows up to those of one operator, filled up beyond."""
-    return x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
-
-
 def quantised(x: torch.Tensor) -> Tensors:
     """Codes and scales of x, and what is kept of it, for all layers that read it: compilers do it once."""
     layer = _entry(x.device, x.shape[0], 0, x.shape[1])
@@ -106,22 +102,21 @@ def linear_trained(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, kept_x
 
 def linear_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """y [M, N]; nothing is kept for a gradient. A weight in ``KEPT`` is quantised once."""
-    kept = KEPT.get(w.data_ptr())
-    copies = kept.copies() if kept is not None and kept.holds(w) else None
-    if kept is not None and copies is not None:
-        if x.is_cuda and x.shape not in kept.calls:
-            kept.calls[x.shape] = served_call(x, kept.weight, kept)
+    kept, copies = KEPT.get(w.data_ptr()), None
+    if kept is not None and kept.holds(w):
         call = kept.calls.get(x.shape)
-        found = call(x, kept.weight, None) if call is not None else None
-        if found is not None:
-            return found
+        if call is not None and (y := call(x, kept.weight, None)) is not None:
+            return y
+        copies = kept.copies()
+        if copies is not None and x.is_cuda and x.shape not in kept.calls:
+            kept.calls[x.shape] = served_call(x, kept.weight, kept)
     return linear_infer(x, w, copies)
 
 
 def linear_infer(x: torch.Tensor, w: torch.Tensor, copies: torch.Tensor | None) -> torch.Tensor:
     """y [M, N] alone; ``copies``: both of w, quantised before."""
     n, k = w.shape
-    rows = _served(x)
+    rows = x if x.shape[0] <= serving_rows(x.device) else _filled(x, False)
     layer = _entry(x.device, rows.shape[0], n, k, False)
     if layer is not None:
         chain, given = ("infer", w) if copies is None else ("infer_kept", copies)
@@ -250,6 +245,31 @@ def _fake_trained(x: torch.Tensor, w: torch.Tensor, plain: torch.Tensor, kept_x:
     return y, kept_w if x.shape[0] < AGAIN_ROWS else _bytes(x, 0)
 
 
+def _fake_forward_only(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is not None and OPS.linear_forward_only.default not in lowering.lowerings:
+        lowering.register_lowering(OPS.linear_forward_only.default, type_promotion_kind=None)(_lowered)
+    return x.new_empty((x.shape[0], w.shape[0]))
+
+
+def _lowered(x: Any, w: Any) -> Any:
+    """Inductor's node for ``linear_forward_only``: its code calls the function itself, past torch's dispatcher, which
+    would cost a call of few rows ten microseconds of the host."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import fallback_handler
+    from torch._inductor.virtualized import V
+
+    op = OPS.linear_forward_only
+    if V.graph.cpp_wrapper:
+        return fallback_handler(op.default, add_to_fallback_set=False)(x, w)
+    x, w = (ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(t)) for t in (x, w))
+    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [x.get_size()[0], w.get_size()[0]])
+    name = f"torch.ops.{NAMESPACE}.linear_forward_only.direct"
+    return ir.TensorBox.create(
+        ir.ExternKernelAlloc(layout, [x, w], python_kernel_name=name, op_overload=op.default)
+    )
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     x, w, _, kept_x = inputs
     ctx.k = x.shape[1]
@@ -270,13 +290,14 @@ _IMPLEMENTATIONS: tuple[tuple[str, Any, Any], ...] = (
     ("linear", linear, _fake_linear),
     ("quantised", quantised, _fake_quantised),
     ("linear_trained", linear_trained, _fake_trained),
-    ("linear_forward_only", linear_forward_only, lambda x, w: x.new_empty((x.shape[0], w.shape[0]))),
+    ("linear_forward_only", linear_forward_only, _fake_forward_only),
     ("linear_backward", linear_backward, _fake_backward),
 )
 for _name, _real, _fake in _IMPLEMENTATIONS:
     _LIBRARY.impl(_name, _real, "CPU")
     _LIBRARY.impl(_name, _real, "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
+OPS.linear_forward_only.direct = linear_forward_only  # by which compiled code finds it
 torch.library.register_autograd(
     f"{NAMESPACE}::linear_trained", _differentiate, setup_context=_save, lib=_LIBRARY
 )
@@ -338,7 +359,7 @@ class SharedInput(threading.local):
 INPUT = SharedInput()
 
 
-class _LinearKept(torch.autograd.Function):
+class LinearKept(torch.autograd.Function):
     """The layer for autograd, with w quantised before; the gradient is w's all the same."""
 
     @staticmethod
@@ -394,13 +415,6 @@ def straight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
         rows = aligned(rows)
         y = _apply(rows, aligned(w), INPUT.quantised(x, rows, layer), layer)
     return y if flat else y.view(*shape[:-1], n)
-
-
-def multiply_kept(x: torch.Tensor, w: torch.Tensor, kept_w: torch.Tensor) -> torch.Tensor:
-    """y [..., N] of x [..., K], with both copies of w quantised before; differentiable in x and w."""
-    rows = aligned(x.reshape(-1, x.shape[-1]))
-    y: torch.Tensor = _LinearKept.apply(rows, w, kept_w)
-    return y.view(*x.shape[:-1], w.shape[0])
 
 
 class ServedCall:
@@ -479,15 +493,11 @@ def gemm_fp8_blockwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     _require_operands(x, w)
     rows = x.reshape(-1, x.shape[-1])
     trains = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
-    if _unfit(rows, w, trains):
+    if w.shape[0] % BLOCK or w.shape[1] % BLOCK or not takes_rows(rows.shape[0], trains):
         _note_unfit()
         return torch.nn.functional.linear(x, w)
     y = OPS.linear_trained(rows, w, *OPS.quantised(rows))[0] if trains else OPS.linear_forward_only(rows, w)
     return y.reshape(*x.shape[:-1], w.shape[0])
-
-
-def _unfit(rows: torch.Tensor, w: torch.Tensor, trains: bool) -> bool:
-    return bool(w.shape[0] % BLOCK or w.shape[1] % BLOCK) or not takes_rows(rows.shape[0], trains)
 
 
 def _require_operands(x: torch.Tensor, w: torch.Tensor) -> None:

@@ -173,20 +173,9 @@ def _tile(wgs: int, wn: int, stages: int, share: str = "none") -> Mapping[str, o
 FP8_SMALL: tuple[Mapping[str, object], ...] = (
     _tile(1, 128, 8),
     _tile(1, 160, 7),
-    _tile(2, 96, 7),
     _tile(2, 128, 6),
     _tile(2, 160, 5),
     _tile(2, 192, 5),
-    {**_tile(2, 128, 4, "b"), "WAVES": "across"},
-    _tile(1, 32, 16, "a"),
-    _tile(1, 32, 16, "b"),
-    _tile(1, 48, 13),
     _tile(1, 64, 13),
-    _tile(1, 64, 13, "b"),
-    _tile(1, 80, 10),
-    _tile(1, 112, 8),
-    _tile(2, 32, 10, "a"),
-    _tile(2, 48, 8),
-    _tile(2, 80, 7),
 )
 """Of ``fp8_block``: tiles for each multiprocessor, however few rows and columns there are."""

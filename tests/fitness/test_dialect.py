@@ -22,6 +22,13 @@ def test_an_honest_kernel_is_of_the_dialect():
     assert said(HONEST) == ""
 
 
+def test_cuda_is_for_targets_that_launch():
+    assert [("is not compiled for" in said(BUILD + "CUDA = 'x'\n", of)) for of in ("build", "launch")] == [
+        True,
+        False,
+    ]
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -136,7 +136,7 @@ def test_a_faint_tile_is_held_to_a_part_of_the_whole():
 
 
 def test_what_a_gate_leaves_to_one_element():
-    assert allowance(GATE) == Allowance(2.0**-12, 2.0**-16, rounded=True)
+    assert allowance(GATE) == Allowance(2.0**-12, 2.0**-16, rounded=True) == allowance(GATE, ROUNDED)
     assert allowance(GATE, 2.0**-8) == Allowance(2.0**-8, 2.0**-8, rounded=True, inexact=True)
     assert allowance(SnrGate("a", "a", 40.0)).rounded and not allowance(SnrGate("a", "a", 39.9)).rounded
     loose = allowance(SnrGate("a", "a", 20.0))
@@ -151,6 +151,7 @@ def test_integers_empty_outputs_and_values_beyond_the_range():
     wanted = np.array([[1.4, -3.0, 9.0]])
     assert objection(np.array([[1, -3, 9]], np.int8), wanted, Allowance(0.0, 0.0, rounded=False)) is None
     assert objection(np.array([[3, -3, 9]], np.int8), wanted, ALLOWED) is not None
+    assert objection(np.array([[9, -3, 9]], np.int8), wanted, Allowance(0.0, 0.0, rounded=False)) is not None
     for shape in ((0, 4), (4, 0)):
         assert objection(np.zeros(shape, np.float32), np.zeros(shape), ALLOWED) is None
         assert turned_too_far(np.zeros(shape, E4M3), np.zeros(shape, E4M3), 0.0) is None
@@ -409,6 +410,11 @@ def test_codes_that_turn_one_way_are_seen(ways, shape):
     for own, passes in ((gate, False), (dataclasses.replace(gate, leans=True), True)):
         (reading,) = read_gates((own,), {"q": codes}, {"codes": {"q": wanted}}, "randn")
         assert reading.passed is passes
+    codes, wanted = _turned(16, 640, 0.05, 3, ONE_WAY[ways])
+    assert elements.turned_one_way(codes.reshape(2, 8, 640), wanted.reshape(2, 8, 640)) is not None
+    if "zero" in ways:  # which has no side
+        codes[0], wanted[0] = np.where(np.arange(640) % 2, 1, -1), 0
+        assert elements.turned_one_way(codes, wanted) is not None
 
 
 @pytest.mark.parametrize("ways", TWO_WAYS)
@@ -460,7 +466,8 @@ def test_where_a_rounding_within_turns_few_elements_are_off(off, seen):
 
 
 @pytest.mark.parametrize(
-    ("off", "passes"), [(0.0, True), (2.0**-17, True), (2.0**-13, False), (2.0**-11, False)]
+    ("off", "passes"),
+    [(0.0, True), (2.0**-17, True), (2.0**-13, False), (-(2.0**-13), False), (2.0**-11, False)],
 )
 def test_where_nothing_is_left_an_answer_is_one_rounding(off, passes):
     exact = np.random.default_rng(4).uniform(1.0, 2.0, (64, 96)) * 1000.0
@@ -510,6 +517,28 @@ def test_16_bit_answers_that_are_cut_lie_one_way():
     cut = (wanted.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(ml_dtypes.bfloat16)
     assert "one way" in elements._one_way(cut, wanted.astype(np.float64), 0.01)
     assert elements._one_way(wanted.astype(ml_dtypes.bfloat16), wanted.astype(np.float64), 0.01) is None
+    half = (wanted.view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float16)
+    assert "one way" in elements._one_way(half, wanted.astype(np.float64), 0.01)
+
+
+def test_where_slack_is_known_what_tiles_explain_is_looked_at_all_the_same():
+    wanted = np.random.default_rng(5).uniform(1.0, 2.0, (64, 64))
+    found, none = (wanted * (1 + ROUNDED / 2)).astype(np.float32), np.zeros(wanted.shape)
+    allowed = Allowance(ROUNDED, ROUNDED, rounded=False)
+    assert objection(found, wanted, allowed) is None and objection(found, wanted, allowed, slack=none)
+    exact = wanted.astype(np.float32)
+    assert objection(2 * exact, exact, allowed) is not None, "no remainder is left of twice an answer"
+
+
+def test_what_is_usual_is_that_of_an_element_s_own_tile():
+    wanted = np.ones((32, 64), np.float32)
+    wanted[:, :32] *= 100
+    codes = wanted.copy()
+    codes[3, 50] += 20 * INEXACT
+    assert turned_too_far(codes, wanted, INEXACT) is not None
+    assert not elements._outlying(np.full((40, 40), 0.01)).any(), (
+        "where none is outlying, nothing more is left"
+    )
 
 
 def test_what_is_usual_where_outliers_cross_grows_with_all_values():

@@ -69,7 +69,7 @@ def in_background(task: Callable[..., object], *given: object) -> Future[object]
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, daemon=True, name="in the background").start()
     return future
 
 

@@ -160,7 +160,7 @@ class RayPool(QueuedPool):
                 self._folder = PoolFolder()
             except OSError as error:
                 raise PoolUnavailable(f"Ray cannot start: {error}") from error
-        keep_lines(self.on_note)
+        keep_lines(target, self.on_note)
         start_ray(settings.address, settings.count, settings.gpus, self._folder)
         if settings.address:
             self._head = Head.joined()

@@ -190,17 +190,18 @@ LOST_NODE = re.compile(r"The node with node id.* address: (\S+) .*marked dead")
 """Ray's own line on a node that it gives up."""
 
 
-def keep_lines(on_note: Callable[[str], None] | None) -> None:
+def keep_lines(target: Target, on_note: Callable[[str], None] | None) -> None:
     """Have Ray's own lines logged: it prints the end of a lost node's log, whatever ``log_to_driver`` says.
 
-    ``on_note`` is called with a sentence on each lost node.
+    ``on_note`` is called with a sentence on each lost node, and on what the cluster then lacks for the target.
     """
 
     def take(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         _log(data["lines"])
         for lost in filter(None, map(LOST_NODE.search, data["lines"])):
             if on_note is not None:
-                on_note(f"warning: the cluster lost its node {lost[1]}; its evaluations run again elsewhere")
+                then = missing_resource(target) or "its evaluations run again elsewhere"
+                on_note(f"warning: the cluster lost its node {lost[1]}; {then}")
 
     worker.print_to_stdstream = take
 

@@ -72,7 +72,6 @@ def answer_request(answer_to: Callable[[Request], Answer], own_folder: bool = Fa
     out.close()
     for process in multiprocessing.active_children():
         process.kill()
-    sys.stderr.flush()
     os._exit(0)  # torch takes most of a second to end
 
 

@@ -26,7 +26,7 @@ from tilewright.workers.program.launches import is_wrapped, tuner_of
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
-from tilewright.workers.program.turns import ratio
+from tilewright.workers.program.turns import Rounds, ratio
 
 STARTS = 3
 FIXED_SHARE = 0.01
@@ -159,6 +159,8 @@ class Proof:
         self.fp8 = "" if layers is None else str(layers.label)
         if layers is not None:
             self.parts[self.fp8] = [layers]
+        self.rounds: dict[str, Rounds] = {}
+        """Seconds of a step, of the parts alone and of the last proof."""
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
 
@@ -178,6 +180,7 @@ class Proof:
         while self.parts:
             without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
             rounds = self.recorded.turns.rounds({"": None, "*": self._installation(), **without}, seconds)
+            self.rounds["proof"] = rounds
             parts, whole = {label: ratio(rounds, label, "*") for label in without}, ratio(rounds, "", "*")
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
@@ -203,7 +206,7 @@ class Proof:
         elif self.pins:
             names = ", ".join(r.name for r in self.pins)
             self.notes.append(f"launched as they are, without their tuners, which need not run: {names}")
-        return {**result, "left_out": self.left_out, "notes": self.notes}
+        return {**result, "left_out": self.left_out, "notes": self.notes, "rounds": self.rounds}
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -368,6 +371,7 @@ class Proof:
             if label == PINNED or not isinstance(of[0], Replacement)
         }  # fmt: skip
         rounds = self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
+        self.rounds["alone"] = rounds
         return saved | {label: 1 - 1 / ratio(rounds, "", label).value for label in arms}
 
     def _installation(self, *but: str) -> Installation:

@@ -37,10 +37,9 @@ def burst_seconds(step: Callable[[], Any], count: int) -> float:
     return (now() - begun) / count
 
 
-Arms = Mapping[str, Callable[[], list[float]]]
-
-
-def take_turns(arms: Arms, seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
+def take_turns(
+    arms: Mapping[str, Callable[[], list[float]]], seconds: float = 0.0, least: int = LEAST_ROUNDS
+) -> Rounds:
     """Times of every arm once a round, in an order that reverses each round and starts at another arm after two, so
     that drift cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time, and ``least`` whatever they take."""
     found: Rounds = {name: [] for name in arms}

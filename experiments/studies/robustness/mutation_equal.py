@@ -10,13 +10,13 @@ INTERNED = "names of this file are one object each"
 ENUM = "members of an enumeration are single"
 DIGITS = "a factor of a message: the digits that are printed stay the same"
 NO_WORSE = "the larger of it and a positive number is taken"
-LAST_BIT = "a fitness that equals its bound to the last bit"
 CACHE = "how many answers are kept changes no answer"
 
 EQUAL: dict[str, dict[str, str]] = {
     "fitness/gates.py": {
         "least: float = -1.0,": NO_WORSE,
         "if noise <= 0.0:": "a sum of squares is not negative",
+        "if gate.turned is None or signal <= 0.0:": "a sum of squares is not negative",
         "return GateReading(gate=gate.name, inputs=kind, value=float(wrong), passed=wrong <= 0)": "a count",
         "passed = bool(values) and all(db >= least for db, least in zip(values, bars, strict=False))": (
             "there is a bar for each"
@@ -29,7 +29,6 @@ EQUAL: dict[str, dict[str, str]] = {
             "of truths the same: by zero, numpy divides to zero"
         ),
         "if (place := _first(excess >= 0)) is not None:": "an error that equals its bound to the last bit",
-        "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "return np.where(outlying * (middle > 0), rows * columns / middle, 0.0) / MEDIAN": "of truths the same",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
         "return np.where(outlying & (middle != 0), rows * columns / middle, 0.0) / MEDIAN": "no size is negative",
@@ -41,6 +40,8 @@ EQUAL: dict[str, dict[str, str]] = {
             "a size that equals its bound to the last bit"
         ),
         "zeros = (found == 0) ^ (wanted != 0)": "what is not surely explained is looked at as a whole",
+        "some = (size < most) & (wanted != 0)": "a size that equals its bound to the last bit",
+        "over = np.isfinite(wide) * (np.sign(found) == np.sign(wide)) & (np.abs(found) >= top)": "of truths the same",
         "return np.where(tiles > OUTLYING * middle, tiles, -1.0)": "the larger of it and a size is taken",
     },
     "fitness/tpu/structure.py": {
@@ -58,7 +59,6 @@ EQUAL: dict[str, dict[str, str]] = {
         ),
     },
     "fitness/tpu/time_model.py": {
-        '"memory": (-0.082, 0.05, 2),': "how many rows a class rests on decides nothing",
         "seconds, core, memory, waited, longest = calibration.call, 0.0, 0.0, 0.0, ( -1.0, math.inf)": (
             "less than any operation's time, as 0 is"
         ),
@@ -93,12 +93,6 @@ EQUAL: dict[str, dict[str, str]] = {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",
     },
-    "workers/cascade/measured.py": {
-        "if champion is not None and (champion.entry.id == entry.id or fitness <= NEAR * champion.fitness):": LAST_BIT,
-        "if champion is not None and fitness > NEAR * champion.fitness:": LAST_BIT,
-        "continue": "edges ascend: what is under one is under the next",
-        "if host != 0:": "a time is not negative",
-    },
     "workers/cascade/drawn_shapes.py": {
         'return dataclasses.replace(failure, reason=f"{shapes[ -1].id}: {failure.reason}")': "there is one shape"
     },
@@ -126,8 +120,6 @@ EQUAL: dict[str, dict[str, str]] = {
         ),
         "if not 0.0 < seconds != math.inf and not (or_none and seconds == 0.0):": "nothing is over infinity",
         "if not len(rounds) == len(host) is len(wall) == entries:": "small numbers are one object each",
-        "def __init__(self, operator: Operator, most: int = 257) -> None:": CACHE,
-        "def __init__(self, operator: Operator, most: int = 255) -> None:": CACHE,
         "verdict = Verdict.TIMEOUT if outcome.ending == Ending.TIMEOUT else Verdict.CRASHED": ENUM,
     },
 }

@@ -8,10 +8,12 @@ compared, how many the winner served, and those that differ. A call at which the
 
 import contextlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -77,24 +79,20 @@ def one(place, call, pallas, left_out):
     """Write the rows of a function."""
     from testkit import odd_calls, winners
     from tilewright.workers.intake.child_program import loaded_module
-    from tilewright.workers.intake.source.load import PackageLoader, package_of
+    from tilewright.workers.intake.source.load import package_of
 
     def tell(**row):
         sys.stdout.write(json.dumps(row, default=repr) + "\n")
         sys.stdout.flush()
 
     path, name = Path(place.rpartition(":")[0]), place.rpartition(":")[2]
-    text, own_name, made, facts = (winners.pallas_winner if pallas else winners.triton_winner)(
-        path, name, call
-    )
+    taken = winners.pallas_winner if pallas else winners.triton_winner
+    fork = multiprocessing.get_context("fork")  # torch registers little where a function was read in
+    with ProcessPoolExecutor(1, fork) as reader:
+        text, own_name, made, facts = reader.submit(taken, path, name, call).result()
     tell(**facts)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         (Path(folder) / "winner.py").write_text(text, encoding="utf-8")
-        for loaded, part in list(sys.modules.items()):  # the numbers in them are traced
-            own = getattr(part, "__file__", None) == str(path)
-            if own or isinstance(getattr(part, "__loader__", None), PackageLoader):
-                del sys.modules[loaded]
-        sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, PackageLoader)]
         sys.meta_path[:0] = filter(None, [package_of(path)])
         if pallas:
             from jax.experimental.pallas import tpu

@@ -49,7 +49,7 @@ MOST_TENSORS, MOST_STEPS, MOST_CODES, MOST_DIMS = 256, 1024, 256, 16
 MOST_GRID = (2**31 - 1, 65535, 65535)
 MOST_THREADS = 1024
 MOST_SHARED = 256 << 10
-CLUSTERS = (1, 2, 4, 8, 16)
+CLUSTERS = (1, 2, 3, 4, 6, 8, 16)
 MAP_BYTES = 128
 ALIGNMENT = 16
 """Of the first byte of every tensor: kernels are compiled for addresses that are multiples of it."""

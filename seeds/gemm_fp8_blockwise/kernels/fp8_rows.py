@@ -44,7 +44,7 @@ EXPECTED = (
     " + waves * (steps * (8.45e-4 * rows + WGS * (0.0516 + 7.12e-4 * rows)) + 0.0111 * WGS * rows)"
     " + 1.345e-7 * N * K + 1.09 * (d > 1))(cdiv(tiles * d, 132 - 4 * (d * CN > 2)), K / 128 / d))"
     "(max(d * (d == 1 or d <= SPLIT and tiles * d * 100 <= (132 - 4 * (d * CN > 2)) * CTAS * FILL"
-    " and K >= 256 * KB * d) for d in (1, 2, 4, 8))))"
+    " and K >= 256 * KB * d) for d in (1, 2, 3, 4, 8))))"
     "(cdiv(M, MOST) * cdiv(N, 64 * WGS * CN) * CN, cdiv(M, cdiv(M, MOST)))"
 )
 
@@ -58,12 +58,12 @@ def schedule(m, n, k, params):
     wave = rows if rows <= 128 else rows // 2
     units = -(-m // rows) * -(-n // (64 * wgs * cn)) * cn
     split = params["SPLIT"]
-    # a cluster of four or eight lies in one GPC, of 16 or 18 multiprocessors
+    # a cluster of more than two lies in one GPC, of 16 or 18 multiprocessors
     while split > 1 and (
         units * split * 100 > (132 - 4 * (split * cn > 2)) * ctas * params["FILL"]
         or k // 128 < 2 * kb * split
     ):
-        split //= 2
+        split = 4 if split == 8 else split - 1
     registers = min(255, 65536 // ctas // (wgs * 128 + 64) // 8 * 8)
     creg = 240 if wgs == 2 and (rows + wave) // 2 > 120 else 0
     free = (creg or registers) - 48 - rows // 2

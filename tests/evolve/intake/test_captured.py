@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -81,3 +82,24 @@ def test_calls_are_noted_and_what_was_watched_is_as_before(noted):
     (note,) = noted["notes"]
     assert "argument 0 has gaps (shape [10, 7], strides [20, 1])" in note and "go to the original" in note
     assert noted["restored"]
+
+
+@pytest.mark.slow
+def test_a_step_of_three_liger_functions_is_captured_and_tuned_as_the_page_says(tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("liger_kernel")
+    (page,) = re.findall(r"```python\n(def step\(.*?)```", (ROOT / "docs" / "tune.md").read_text(), re.S)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    head = f"import torch, tilewright as tw\nfrom liger_kernel import ops\n\ndevice = {device!r}\n"
+    (tmp_path / "page.py").write_text(head + page)
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths} | (
+        {} if device == "cuda" else {"TRITON_INTERPRET": "1"}
+    )
+    done = subprocess.run(
+        [sys.executable, "page.py"], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    *_, last = done.stdout.splitlines()
+    names = ("LigerRMSNormFunction", "LigerSiLUMulFunction", "LigerCrossEntropyFunction")
+    assert all(f"'{name}.apply': " in last for name in names) and last.endswith(" {}"), last

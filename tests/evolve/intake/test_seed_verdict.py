@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +17,8 @@ from tilewright.evolve.intake.seed_verdict import NOISE, _settled, run_settled, 
 from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.elements import INEXACT
-from tilewright.fitness.evaluation import GateReading
-from tilewright.fitness.gates import read_gates
+from tilewright.fitness.evaluation import GateReading, Verdict
+from tilewright.fitness.gates import failure, read_gates
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.sampled import kind_tables, normal_table
 from tilewright.workers.device.warm_device import device_for
@@ -67,16 +68,27 @@ def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path):
     except UserError as error:
         message = str(error)
     assert bool(message) == bool(why)
-    assert why in message and str(tmp_path) not in why
+    what = why.partition(" on randn")[
+        0
+    ]  # a campaign tells the first kind that fails, ``check`` the one that bars
+    assert what in message and str(tmp_path) not in why
 
 
-def test_all_kinds_that_a_seed_fails_on_are_told_at_once_by_a_device_that_stays(taken, tmp_path):
+def test_all_kinds_that_a_seed_fails_on_are_told_at_once_by_a_device_that_stays(taken, tmp_path, monkeypatch):
     request, answer = taken
     with device_for(TARGET) as device:
         for _ in range(2):
-            found = seed_verdict._evaluation(request, _stricter(answer), TARGET, device.lent(), tmp_path, 0)
+            found, gates = seed_verdict._evaluation(
+                request, _stricter(answer), TARGET, device.lent(), tmp_path, 0
+            )
             assert {r.inputs for r in found.gates if not r.passed} == {*answer["kinds"]}
         assert device.station.hello() and device.station.replaced == 0
+    turned = found.gates[::-1]  # of which the first could be left out, and the last bars
+    turned = found.model_copy(update={"gates": turned, "reason": failure(turned, gates)})
+    monkeypatch.setattr(seed_verdict, "_evaluation", lambda *_: (turned, gates))
+    assert " on randn: " not in turned.reason and " on randn: " in seed_failure(
+        request, _stricter(answer), TARGET, None
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,10 +160,12 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
             raise SeedFailed("it fails")
 
     monkeypatch.setattr(seed_verdict, "device_for", lambda _: contextlib.nullcontext())
-    gpu = SimpleNamespace(interpreted=interpreted, part=None)
+    gpu = SimpleNamespace(interpreted=interpreted, part=None, measured=True)
     monkeypatch.setattr("tilewright.evolve.run.run", campaign)
+    if not interpreted:  # a device's draws are judged before
+        seen.append(2)
     run_settled(config, tmp_path, request, answer, gpu, where, None, print)
-    assert seen[0] > seen[1] == 1
+    assert len(seen) == 2 and seen[0] > seen[1] == 1
 
 
 def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, tmp_path):
@@ -162,9 +176,22 @@ def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, t
 
     monkeypatch.setattr(seed_verdict, "device_for", lambda _: contextlib.nullcontext())
     monkeypatch.setattr("tilewright.evolve.run.run", campaign)
-    gpu, answer = SimpleNamespace(interpreted=False, part=None), {"notes": []}
-    with pytest.raises(SeedFailed, match=r"at o0; judged .*, it fails its own gate: at o1\.$"):
-        run_settled(SimpleNamespace(seed=0), tmp_path, None, answer, gpu, tmp_path, None, print)
+    for interpreted, message in (
+        (True, r"at o0; judged .*, it fails .*: at o1\.$"),
+        (False, r"^seeds: it fails .*: at o1\.$"),
+    ):
+        target = SimpleNamespace(interpreted=interpreted, part=None, measured=True)
+        with pytest.raises(SeedFailed, match=message):
+            run_settled(SimpleNamespace(seed=0), tmp_path, None, {"notes": []}, target, tmp_path, None, print)
+
+
+def test_every_draw_judges_a_seed_and_all_their_readings_count(taken, tmp_path, monkeypatch):
+    request, answer = taken
+    monkeypatch.setattr(seed_verdict, "_draws", lambda _: 2)
+    with device_for(TARGET) as device:
+        found, _ = seed_verdict._evaluation(request, answer, TARGET, device.lent(), tmp_path, 0)
+    assert found.verdict is Verdict.OK
+    assert max(Counter((r.gate, r.inputs, r.workload) for r in found.gates).values()) == 2
 
 
 def _in_14_bits(a, b):

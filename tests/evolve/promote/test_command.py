@@ -82,6 +82,10 @@ def test_the_next_winner_is_compared_with_the_incumbent(campaign, writer):
         run(campaign, writer, Options(candidate=OTHER.id[:8]))
 
 
+def test_a_campaign_whose_seed_is_gone_is_promoted(tmp_path, writer):
+    assert run(write_campaign(tmp_path / "old", seeds=["gone"]), writer).version
+
+
 def test_a_table_gives_each_shape_its_kernel(campaign, writer, tmp_path):
     def seconds(genome, workload):
         fast = CHILD if workload == "256x256x512" else OTHER

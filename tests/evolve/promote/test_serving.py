@@ -48,6 +48,27 @@ def promoted(family, home, writer, target="tpu7x"):
     return folder, winner, other
 
 
+def test_a_kernel_of_the_library_serves_where_it_is_surely_the_fastest(family, tmp_path):
+    """Also where another one serves so far, and where none of the nominated is faster."""
+    writer = LibraryWriter(tmp_path / "library")
+    first, second = genome(family, block_k=128), genome(family, block_k=256)
+    third = genome(family, block_k=256, block_m=128)
+    genomes = (first, second, third)
+    folder = write_campaign(tmp_path / "home", family=family, genomes=genomes, winner=first, target="h200")
+
+    def served(number, seconds):
+        judgement = run(folder, writer, Options(candidate=number, suite="mixed"), seconds).judgement
+        regions = writer.version(OPERATOR)[2]["targets"]["h200"]["regions"]
+        return [r["kernel"] for r in regions], [shape.gain for shape in judgement.shapes]
+
+    assert served("0", lambda g, _: 5e-5 if g == first else 1e-4)[0] == [first.id, first.id]
+    times = {(second.id, ODD): 3e-5, (first.id, ODD): 5e-5, (first.id, SHORT): 5e-5}
+    assert served("1", lambda g, w: times.get((g.id, w), 1e-4))[0] == [first.id, second.id]
+    times = {first.id: 2e-5, second.id: 4e-5}
+    kernels, gains = served("2", lambda g, _: times.get(g.id, 5e-5))
+    assert kernels == [first.id, first.id] and gains == pytest.approx([1.0, 2.0], rel=0.01)
+
+
 def test_on_a_device_everyone_is_compared_where_it_serves(family, tmp_path):
     writer = LibraryWriter(tmp_path / "library")
     folder, winner, other = promoted(family, tmp_path / "home", writer, "h200")

@@ -6,12 +6,13 @@ from ray._private import worker
 from testkit.pool import drain, genome, pool_settings
 from tilewright.evolve.record.home import LOGBOOK, logbook
 from tilewright.fitness.evaluation import Verdict
+from tilewright.fitness.targets import load_target
+from tilewright.workers.cluster import ray_start
 from tilewright.workers.cluster.evaluator import Evaluator
 from tilewright.workers.cluster.jobs import RETRIES, Job
 from tilewright.workers.cluster.local_pool import LocalPool
 from tilewright.workers.cluster.pool import MEASURING_THREADS, MODELLING_THREADS, make_pool
 from tilewright.workers.cluster.ray_pool import RayPool
-from tilewright.workers.cluster.ray_start import keep_lines
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable
 
 
@@ -63,15 +64,16 @@ def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(fault, monkey
     assert len(set(calls)) == (1 if fault == "raises" else RETRIES + 1), "a thread that hangs is replaced"
 
 
-def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(tmp_path, capsys):
+def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(tmp_path, capsys, monkeypatch):
     """What Ray's listener does with the news of a lost node."""
     lines: list[str] = []
-    keep_lines(lines.append)
+    monkeypatch.setattr(ray_start, "missing_resource", lambda target: f"none is left for {target.name}")
+    ray_start.keep_lines(load_target("tpu7x"), lines.append)
     lost = "The node with node id: ed80d5 and address: 10.0.0.7 and node name: a has been marked dead because"
     with logbook(tmp_path):
         worker.print_to_stdstream(
             {"lines": ["[state-dump] x", lost], "pid": "raylet", "is_err": False}, False
         )
     assert "[state-dump] x" in (tmp_path / LOGBOOK).read_text()
-    assert lines == ["warning: the cluster lost its node 10.0.0.7; its evaluations run again elsewhere"]
+    assert lines == ["warning: the cluster lost its node 10.0.0.7; none is left for tpu7x"]
     assert not "".join(capsys.readouterr())

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tilewright.workers.intake.source.load import load
-from tilewright.workers.intake.triton.kernel_text import definition
+from tilewright.workers.intake.triton.kernel_text import Kernels, definition
 
 triton = pytest.importorskip("triton")
 
@@ -107,6 +107,19 @@ for _ in range(2):
 import torch._inductor.inductor_prims
 print(torch.ops.prims.inductor_seed.default._schema)
 """
+
+
+def test_a_name_that_is_not_there_is_refused_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    head = "import triton\nimport triton.language as tl\nfrom nobody_has_this import twice\n"
+    (tmp_path / "mine.py").write_text(
+        f"{head}\n@triton.jit\ndef own(x):\n    tl.store(x, twice(tl.load(x)))\n"
+    )
+    kernels = Kernels()
+    kernels.add(load(tmp_path / "mine.py", None)[0].own)
+    assert [why for _, why in kernels.refusals] == [
+        "twice is not there: ModuleNotFoundError: No module named 'nobody_has_this'"
+    ]
 
 
 def test_torch_registers_its_own_operations_after_several_files_were_read():

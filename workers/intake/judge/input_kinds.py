@@ -159,9 +159,9 @@ class InputKinds:
         apart = (SET_APART,) if floats else ()  # integers are the same of every such kind
         if effort.ahead:
             later: list[str] = []
-            if floats:  # further kinds are for kernels that fail on these
+            if floats:  # further kinds are for kernels that fail on these; products bear 54 and 60
                 later = [SET_APART[1], *(kind for kinds in ROWS.values() for kind in kinds)]
-                later += [f"{name}-{power}" for name in EXTREME for power in EXTREME[name][:2]]
+                later += [f"{n}-{p}" for n, some in EXTREME.items() for p in some if p in (some[0], 54, 60)]
             firsts = [kinds[0] for kinds in (*own, *apart, tuple(FEW_VALUES))]
             self._tried.begin((kind, USUAL_SPREAD) for kind in dict.fromkeys([*firsts, *later]))
         for kinds in (*own, *apart, tuple(FEW_VALUES)):

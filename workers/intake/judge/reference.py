@@ -194,21 +194,16 @@ def _run_jax(
 ) -> list[np.ndarray]:
     import jax
 
-    def given(array: np.ndarray) -> Any:
-        floats = array.dtype.kind == "f" or array.dtype.name in EXTENDED
-        return jax.numpy.asarray(array.astype(precision) if floats and precision else array)
-
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         scope = {
             **scope_of(call),
             "jax": jax,
             "jnp": jax.numpy,
             "reference": function,
-            **{n: given(a) for n, a in inputs.items()},
+            **{n: jax.numpy.asarray(a) for n, a in widened(inputs, precision).items()},
         }
         result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
-        leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(result)]
-    return [a.astype(np.float64) if a.dtype.name == "bfloat16" or a.dtype.kind == "f" else a for a in leaves]
+        return [wide(np.asarray(leaf)) for leaf in jax.tree_util.tree_leaves(result)]
 
 
 def widened(inputs: Mapping[str, np.ndarray], precision: str) -> dict[str, np.ndarray]:
@@ -240,9 +235,7 @@ def to_tensor(array: Any, precision: str) -> Any:
     array = np.asarray(array)  # an element that was picked of an operand without dimensions is a scalar
     if not (array.dtype.kind == "f" or array.dtype.name in EXTENDED):
         return torch.from_numpy(np.ascontiguousarray(array).copy())
-    if precision:
-        return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, precision))
-    return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array.astype(np.float64)).to(getattr(torch, precision or array.dtype.name))
 
 
 def to_array(tensor: Any) -> np.ndarray:

@@ -88,12 +88,9 @@ def values_taken(
 
 
 def tiling_knobs(
-    knobs: Sequence[Knob],
-    defaults: Mapping[str, int],
-    shape: CheckedShape,
-    results: Sequence[Result],
+    knobs: Sequence[Knob], defaults: Mapping[str, int], shape: CheckedShape, results: Sequence[Result],
     outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
-) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:
+) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:  # fmt: skip
     """Which knobs only tile, which keep their value and why, which may not be above which, and which are equal to
     another one: both are one size, and only work as such. ``outputs_of``: of parameters and inputs."""
     began = time.process_time()

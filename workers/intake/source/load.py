@@ -36,20 +36,20 @@ class MissingName:
     """Stands for a name whose statement failed. Whatever is done with it says why; a logger takes all, silently."""
 
     def __init__(self, name: str, why: str) -> None:
-        self._said = f"{name} is not there: {why}"
+        self.why = f"{name} is not there: {why}"
         self._quiet = name.strip("_").lower() in ("logger", "log", "logging")
 
     def __getattr__(self, name: str) -> Any:
         if self._quiet and name not in ("fn", "rewriter") and not name.startswith("__"):
             return self  # no kernel, and nothing that holds one
-        raise AttributeError(self._said)
+        raise AttributeError(self.why)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._quiet:
             return None
         if len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType | type):
             return args[0]  # a decorator that is not here decorates nothing
-        raise ModuleNotFoundError(self._said)
+        raise ModuleNotFoundError(self.why)
 
     def __getitem__(self, item: Any) -> MissingName:
         return self  # of an annotation
@@ -334,7 +334,7 @@ def _needed(tree: ast.Module, wanted: str) -> set[str]:
     return seen
 
 
-def _home(path: Path) -> tuple[Path, list[str]]:
+def import_place(path: Path) -> tuple[Path, list[str]]:
     """The folder from which a file's package is imported, and the file's place below it.
 
     A package's folders have an ``__init__.py``, or the file imports from so many folders above it, or one of them has
@@ -380,7 +380,7 @@ def _installed(name: str) -> bool:
 
 def package_of(path: Path) -> PackageLoader | None:
     """What finds the modules of the package that a file lies in; None where the package is installed."""
-    root, parts = _home(path.resolve())
+    root, parts = import_place(path.resolve())
     if len(parts) > 1 and _installed(parts[0]):
         return None
     return PackageLoader(root, parts[0] if len(parts) > 1 else "", False)
@@ -389,7 +389,7 @@ def package_of(path: Path) -> PackageLoader | None:
 def load(path: Path, function: str | None, *, traced: bool = True) -> tuple[types.ModuleType, PackageLoader]:
     """The module of a file, as part of the package it lies in. Raises OSError, SyntaxError."""
     path = path.resolve()
-    root, parts = _home(path)
+    root, parts = import_place(path)
     loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced)
     if traced:
         from tilewright.workers.intake.source.torch_library import register_nothing

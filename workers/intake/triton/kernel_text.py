@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS, VALUE_ATTRIBUTES
+from tilewright.workers.intake.source.load import MissingName
 from tilewright.workers.intake.source.names import closure_of, line_map, located, object_of, public
 from tilewright.workers.intake.source.traced_numbers import number_text, plain
 from tilewright.workers.intake.triton import dead_branches, inline_assembly
@@ -274,6 +275,9 @@ class _Transform(ast.NodeTransformer):
             return self._constant(name, value.value, line)
         if isinstance(value, bool | int | float | str | tl.dtype) or value is None:
             return self._constant(name, value, line)
+        if isinstance(value, MissingName):
+            self._owner.refusals.append((line, value.why))
+            return "tl.abs"  # one reason is enough
         return None
 
     def _constant(self, name: str, value: Any, line: int) -> str | None:

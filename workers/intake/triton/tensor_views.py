@@ -108,14 +108,8 @@ class ViewRecorder:
         return self.note(value, var, f"{var.name}.{name}({', '.join(rest)})")
 
     def _gathered(
-        self,
-        name: str,
-        func: Any,
-        args: Sequence[Any],
-        options: dict[str, Any],
-        var: Var,
-        value: torch.Tensor,
-    ) -> torch.Tensor:
+        self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any], var: Var, value: torch.Tensor
+    ) -> torch.Tensor:  # fmt: skip
         """A reshape that torch can only make by a copy: a copy of ours, and a view of that."""
         known = name == "reshape" and not var.is_foreign
         packed = self._work.copied(var, args[0].contiguous(), user_line()) if known else None

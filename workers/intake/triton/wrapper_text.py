@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tilewright.workers.intake.calls.call_values import order_of
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton.autograd_pair import GRADIENT
@@ -130,12 +131,8 @@ def _view(var: Var, plain: Callable[[str], str]) -> str:
 
 
 def _tensor(
-    tensor: torch.Tensor,
-    trace: Trace,
-    results: Results,
-    writes: Mapping[str, int],
-    plain: Callable[[str], str],
-) -> str:
+    tensor: torch.Tensor, trace: Trace, results: Results, writes: Mapping[str, int], plain: Callable[[str], str]
+) -> str:  # fmt: skip
     var, chosen, replaced = trace.find(tensor), results.chosen, results.replaced
     if var is None:
         raise _Unknown("a tensor that no kernel makes")
@@ -147,8 +144,8 @@ def _tensor(
     number = next((n for n, known in enumerate(chosen) if known is var), None)
     if number is None or root.kind == "input":
         raise _Unknown("a tensor that is not judged")
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    if tensor.is_contiguous() or not tensor.permute(order).is_contiguous():
+    order = order_of(tensor)
+    if order == sorted(order):
         return f"{RESULTS}[{number}]"
     back = [order.index(n) for n in range(tensor.dim())]
     return f"{RESULTS}[{number}].permute({order}).contiguous().permute({back})"

@@ -77,7 +77,7 @@ class _Writer(DeviceText, HostText):
 
     def _space(self) -> dict[str, tuple[tuple[Any, ...], Any]]:
         space = dict(SPACE)
-        opened = self._added_apart and bool(self.edit.added)
+        opened = self._added_apart and bool(self.edit.added) and self._at_first(self.product.depth) >= 128
         space["pieces"] = (space["pieces"][0], 1 if opened else self._pieces_at_first())
         if self.product.shared:
             space["consumers"] = ((1, 2), 1)

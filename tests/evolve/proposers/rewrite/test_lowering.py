@@ -96,15 +96,22 @@ def test_products_of_8_bits_are_added_as_the_source_adds_them():
 
 
 @pytest.mark.parametrize(
-    ("added", "widths", "tile"),
-    [("acc += tl.dot(a, b)", "128, 256", (64, 128, 3, 1)), ("acc = tl.dot(a, b, acc)", "128, 256", (64, 256, 2, 1)),
-     ("acc = tl.dot(a, b, acc)", "128", (None, None, 2, 2))],
+    ("added", "widths", "depth", "tile"),
+    [("acc += tl.dot(a, b)", "128, 256", 128, (64, 128, 3, 1)),
+     ("acc += tl.dot(a, b)", "128, 256", 64, (64, 128, 2, 2)),
+     ("acc = tl.dot(a, b, acc)", "128, 256", 64, (64, 256, 2, 1)),
+     ("acc = tl.dot(a, b, acc)", "128", 64, (None, None, 2, 2))],
 )  # fmt: skip
-def test_a_product_opens_with_the_tile_that_registers_hold_where_the_source_may_have_it(added, widths, tile):
+def test_a_product_opens_with_the_tile_that_registers_hold_where_the_source_may_have_it(
+    added, widths, depth, tile
+):
     source = CASES["matmul_masked.py"].source.replace(
         '"BLOCK_N": (32, 64, 128)', f'"BLOCK_N": (32, 64, {widths})'
     )
     source = source.replace("accumulator = tl.dot(a, b, accumulator)", added.replace("acc", "accumulator"))
+    source = source.replace('"BLOCK_K": (32, 64)', f'"BLOCK_K": (32, {depth})').replace(
+        '_K": 32', f'_K": {depth}'
+    )
     (found,) = [(rule, site) for rule, site in offers(source) if rule.name == LowerProduct.name]
     child = rewrite(source, {}, *found, np.random.default_rng(0))
     assert tuple(child.params.get(n) for n in ("BLOCK_M", "BLOCK_N", "consumers", "pieces")) == tile
