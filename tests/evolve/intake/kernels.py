@@ -34,6 +34,8 @@ def _group_norm(x_ptr, y_ptr, rows, cols, stride, eps, GROUP_SIZE: tl.constexpr,
     y = x / _root(tl.sum(x * x, axis=1) / GROUP_SIZE, eps)[:, None]
     tl.store(y_ptr + offs, y.to(y_ptr.type.element_ty), mask=inside[:, None])
 
+Waited = torch.cuda.Stream | torch.cuda.Event | None  # what packages annotate with while they are imported
+
 
 def group_norm(x: torch.Tensor, eps: float = 1e-6, out: Optional[torch.Tensor] = None) -> torch.Tensor:
     assert x.is_cuda and x.shape[1] % GROUP == 0, "whole groups"

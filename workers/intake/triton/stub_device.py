@@ -159,9 +159,6 @@ def _tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
 def stub_device(part: Mapping[str, int]) -> Iterator[None]:
     """While open, torch and Triton speak of the target's device, and no kernel runs."""
     properties = lambda *a, **k: device_properties(part)  # noqa: E731
-    null = lambda *a, **k: contextlib.nullcontext()  # noqa: E731
-    waits = ("wait_stream", "wait_event", "record_event", "synchronize", "record")
-    stream = types.SimpleNamespace(cuda_stream=0, **dict.fromkeys(waits, lambda *a: None))
     changes: list[tuple[Any, str, Any]] = [
         (interpreter.InterpretedFunction, "run", _run),
         (jit.JITFunction, "run", _run),
@@ -176,9 +173,9 @@ def stub_device(part: Mapping[str, int]) -> Iterator[None]:
         (torch.cuda, "is_available", lambda: True),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "device_count", lambda: 1),
-        *[(torch.cuda, name, null) for name in ("device", "device_of", "stream")],
+        *[(torch.cuda, name, _Context) for name in ("device", "device_of", "stream")],
         *[(torch.cuda, name, lambda *a: None) for name in ("set_device", "synchronize", "_lazy_init")],
-        *[(torch.cuda, name, lambda *a, **k: stream) for name in ("current_stream", "Stream", "Event")],
+        *[(torch.cuda, name, _Stream) for name in ("current_stream", "Stream", "Event")],
         (torch, "compile", _uncompiled),
         (torch, "_check", _checked),
         (subprocess, "run", _asked(str(part.get("product", "GPU")))),
@@ -199,6 +196,30 @@ def stub_device(part: Mapping[str, int]) -> Iterator[None]:
             setattr(owner, name, value)
         if active is not None:
             triton.runtime.driver.set_active(active)
+
+
+class _Context:
+    """A context that does nothing; a class, since packages annotate with ``torch.cuda.device | None``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class _Stream(_Context):
+    """A stream or an event, which nothing waits for."""
+
+    cuda_stream = 0
+
+    def synchronize(self, *other: Any) -> None:
+        pass
+
+    wait_stream = wait_event = record_event = record = synchronize
 
 
 def _uncompiled(model: Any = None, **options: Any) -> Any:
