@@ -34,6 +34,7 @@ ORIGINAL = "tilewright_tuned"
 _DECLARED = ("SPACE", "DEFAULTS", "CONSTRAINTS")
 _CALLED = "\n\nfrom tilewright.library.cuda_call import called\n\n"
 _MADE = ("empty", "zeros")
+_NO_MEMORY = ("shape", "stride", "device", "dtype", "size", "numel", "dim")
 _REFERENCES = (
     "torch", "torch.nn.functional", "torch.linalg", "torch.special", "jax.numpy", "jax.nn", "jax.lax",
 )  # fmt: skip
@@ -244,9 +245,7 @@ def _halves_text(kernels: str, start: str, pair: Mapping[str, Any], operands: Se
     below = [n for s in (*rest[:-1], *back) for n in ast.walk(s)]
     used = {n.id for n in below if isinstance(n, ast.Name)}
     kept = sorted(used & bound)
-    asked = {
-        id(n.value) for n in below if isinstance(n, ast.Attribute)
-    }  # of its shape, and not for its memory
+    asked = {id(n.value) for n in below if isinstance(n, ast.Attribute) and n.attr in _NO_MEMORY}
     read = {n.id for n in below if isinstance(n, ast.Name) and id(n) not in asked}
     forward = "\n".join(map(ast.unparse, first))
     backward = "\n".join(ast.unparse(_OnDevice(given[0]).visit(s)) for s in (*rest[:-1], *back))

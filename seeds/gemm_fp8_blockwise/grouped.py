@@ -69,7 +69,7 @@ class RowGroups(Product):
     @property
     def constants(self) -> Mapping[str, int]:
         """The number of groups, and whether each has a room of its own."""
-        return {"block": BLOCK, "groups": self.groups, "masked": int(self.masked)}
+        return {"block": BLOCK, "columns": 0, "ahead": 0, "groups": self.groups, "masked": int(self.masked)}
 
     multiples = MappingProxyType({"K": BLOCK})
 

@@ -60,7 +60,7 @@ class ServingLinear(Product):
         timed = [gemm(m, n, k) for n, k in LAYERS for m in ROWS]
         return suites_of({"serving": [*timed, gemm(*MOST)]}, check)
 
-    constants = MappingProxyType({"block": BLOCK, "columns": 0, "ahead": 1})
+    constants = MappingProxyType({"block": BLOCK, "columns": 0, "ahead": 1, "groups": 0})
     multiples = MappingProxyType({"K": BLOCK})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:

@@ -38,6 +38,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
 from tilewright.seeds.gemm_fp8_blockwise.grouped import DepthGroups, RowGroups, groups
 from tilewright.seeds.gemm_fp8_blockwise.linear import ServingLinear, serving
 from tilewright.seeds.gemm_fp8_blockwise.shapes import (
+    FP8_GROUPED,
     FP8_ROWS,
     FP8_SMALL,
     gemm_suites,
@@ -72,7 +73,7 @@ class BlockwiseGemm(Product):
     @property
     def constants(self) -> Mapping[str, int]:
         """``columns`` is 1 when B's scales are per row of B (per column of C); ``ahead`` where A is quantised here."""
-        return {"block": BLOCK, "columns": self.columns, "ahead": 0}
+        return {"block": BLOCK, "columns": self.columns, "ahead": 0, "groups": 0}
 
     multiples = MappingProxyType({"K": BLOCK})
 
@@ -234,7 +235,8 @@ def operators() -> dict[str, Operators]:
             ("quant_128x128_dual", "blocks_dual", ("quant_blocks_dual",)),
         )
     }
-    experts = groups(family, _seeds("grouped"), _seeds("k_grouped"))
+    many = replace(block, name="fp8_grouped", overrides=FP8_GROUPED[0], points=FP8_GROUPED[1:])
+    experts = groups(family, {"fp8_grouped": many}, _seeds("k_grouped"))
     layers = serving(family, few)
     return {**products, **quantisers, **layers, **experts}
 

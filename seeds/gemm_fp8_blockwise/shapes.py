@@ -179,3 +179,11 @@ FP8_SMALL: tuple[Mapping[str, object], ...] = (
     _tile(1, 64, 13),
 )
 """Of ``fp8_block``: tiles for each multiprocessor, however few rows and columns there are."""
+
+FP8_GROUPED: tuple[Mapping[str, object], ...] = (
+    {**_tile(2, 128, 3), "WAVES": "across", "UNR": 1, "GROUP": 16, "OUTCS": 1},
+    {**_tile(2, 192, 5), "UNR": 2, "GROUP": 4},
+    _tile(1, 128, 8),
+    _tile(1, 160, 7),
+)
+"""Of ``fp8_block``, for groups of many rows and of few."""

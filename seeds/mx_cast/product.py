@@ -107,9 +107,8 @@ class MxGemm(Product):
         return tuple(found)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
-        """Fresh operands, cast as the definitions say. ``far``: by 2^40 or 2^-50, and half of the blocks of one operand
-        by 2^60 more, those of the other that they meet by as much less, where an exponent holds that; of MXFP8 with
-        ``shaped.peaks``, and a NaN in a row of several."""
+        """Fresh operands, cast as the definitions say. ``far``: by 2^40 or 2^-50; but for NVFP4, half of one operand's
+        blocks by 2^60 more, what they meet by as much less; of MXFP8 ``shaped.peaks``, and NaN in a row of several."""
         m, n, k = self.dims(workload)
         rng = np.random.default_rng([seed, INPUT_KINDS.index(kind)])
         powers = np.zeros((2, k))

@@ -136,7 +136,7 @@ def test_a_faint_tile_is_held_to_a_part_of_the_whole():
 
 
 def test_what_a_gate_leaves_to_one_element():
-    assert allowance(GATE) == Allowance(2.0**-12, 2.0**-16, rounded=True)
+    assert allowance(GATE) == Allowance(2.0**-12, 2.0**-16, rounded=True) == allowance(GATE, ROUNDED)
     assert allowance(GATE, 2.0**-8) == Allowance(2.0**-8, 2.0**-8, rounded=True, inexact=True)
     assert allowance(SnrGate("a", "a", 40.0)).rounded and not allowance(SnrGate("a", "a", 39.9)).rounded
     loose = allowance(SnrGate("a", "a", 20.0))
@@ -526,6 +526,8 @@ def test_where_slack_is_known_what_tiles_explain_is_looked_at_all_the_same():
     found, none = (wanted * (1 + ROUNDED / 2)).astype(np.float32), np.zeros(wanted.shape)
     allowed = Allowance(ROUNDED, ROUNDED, rounded=False)
     assert objection(found, wanted, allowed) is None and objection(found, wanted, allowed, slack=none)
+    exact = wanted.astype(np.float32)
+    assert objection(2 * exact, exact, allowed) is not None, "no remainder is left of twice an answer"
 
 
 def test_what_is_usual_is_that_of_an_element_s_own_tile():

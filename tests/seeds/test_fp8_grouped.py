@@ -1,4 +1,4 @@
-"""Blockwise FP8 products in groups of rows: inputs, oracle and gates; the Gluon seed emulated and on a GPU."""
+"""Blockwise FP8 products in groups of rows: inputs, oracle and gates."""
 
 import numpy as np
 import pytest

@@ -11,16 +11,16 @@ from tilewright.seeds.operator import Workload
 
 WIDE = Workload("check/whole", {"M": 512, "N": 512, "K": 1024})
 
-SMALL_TILES = {"block_m": 64, "block_n": 128, "stages": 8, "slots": 1}
+SMALL_TILES = {"WGS": 1, "WAVES": "one", "WN": 192, "STAGES": 6, "CREG": 232, "PREG": 40}
 
 GROUPED: list[tuple[str, dict[str, Any]]] = [
     ("grouped4x8192", {}),
-    ("grouped4x8192", {"block_m": 64, "stages": 5, "slots": 1}),
+    ("grouped4x8192", {"WAVES": "down"}),
     ("grouped4x8192", SMALL_TILES),
     ("grouped128x512", {}),  # more groups than a warp has lanes
     ("masked6x1024", {}),
     ("masked6x1024", SMALL_TILES),
-    ("masked32x48", {"block_m": 64, "stages": 5, "slots": 1}),
+    ("masked32x48", {**SMALL_TILES, "WN": 160, "STAGES": 7}),
 ]
 
 MX: list[tuple[str, str, dict[str, Any]]] = [
@@ -63,7 +63,7 @@ def cases():
         found.append(Case(f"gemm_fp8_blockwise/{recipe}", "k_grouped", shapes))
     for recipe, params in GROUPED:
         shapes = load_operator(f"gemm_fp8_blockwise/{recipe}").suites["experts"].check
-        found.append(Case(f"gemm_fp8_blockwise/{recipe}", "grouped", shapes, params))
+        found.append(Case(f"gemm_fp8_blockwise/{recipe}", "fp8_grouped", shapes, params))
     for name, kernel, params in MX:
         suite = next(iter(load_operator(name).suites.values()))
         found.append(Case(name, kernel, (*suite.check, WIDE), params))

@@ -37,11 +37,11 @@ _CALLED = {
 }  # fmt: skip
 """What a module may call of numbers, by its last name and in a way that no name is written."""
 
-_COUNTED = frozenset(["sum()", "max()", "min()", "reduce()", "count_nonzero()", "num_programs()"])
-"""Calls that make one number of many, of a mask a size, or count what there is."""
-
-_NUMBERED = frozenset(["program_id()", "arange()", "broadcasted_iota()"])
-"""Calls that number what there is, from 0: the largest such number is one below a size."""
+_COUNTED: Mapping[str, int] = {
+    **dict.fromkeys(("sum()", "max()", "min()", "reduce()", "count_nonzero()", "num_programs()"), 0),
+    **dict.fromkeys(("program_id()", "arange()", "broadcasted_iota()"), 1),
+}
+"""Calls that make one number of many, of a mask a size, or count or number what there is: how far they stay below."""
 
 
 class NamedSizes(NamedTuple):
@@ -147,9 +147,9 @@ class _Origins:
             node = ast.Call(ast.Name(called, ast.Load()), node.args, [])
         elif isinstance(node, ast.NamedExpr):
             return self._of(node.value, scope, line, depth, nested + 1)
-        elif called in _COUNTED | _NUMBERED:
+        elif called in _COUNTED:
             size = ast.Name(ast.unparse(node).replace("(", "["), ast.Load())  # as a size, and as no call
-            return size if called in _COUNTED else ast.BinOp(size, ast.Sub(), ast.Constant(1))
+            return ast.BinOp(size, ast.Sub(), ast.Constant(_COUNTED[called]))
         elif not isinstance(node, (*_ARITHMETIC, ast.Constant)):
             return ast.Name(ast.unparse(node), ast.Load())
         elif isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value.is_integer():

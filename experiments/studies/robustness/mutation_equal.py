@@ -29,7 +29,6 @@ EQUAL: dict[str, dict[str, str]] = {
             "of truths the same: by zero, numpy divides to zero"
         ),
         "if (place := _first(excess >= 0)) is not None:": "an error that equals its bound to the last bit",
-        "same = (found == wanted) ^ (np.isnan(found) & np.isnan(wanted))": "what is equal is no NaN",
         "return np.where(outlying * (middle > 0), rows * columns / middle, 0.0) / MEDIAN": "of truths the same",
         "if output.size == 0 or allowed.worst >= math.inf:": "nothing is over infinity",
         "return np.where(outlying & (middle != 0), rows * columns / middle, 0.0) / MEDIAN": "no size is negative",
@@ -93,10 +92,6 @@ EQUAL: dict[str, dict[str, str]] = {
     "workers/cascade/common_stages.py": {
         "def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:": CACHE,
         'more = f" (and {len(violations) - 1} more)" if len(violations) != 1 else ""': "there is one at least",
-    },
-    "workers/cascade/measured.py": {
-        "continue": "edges ascend: what is under one is under the next",
-        "if host != 0:": "a time is not negative",
     },
     "workers/cascade/drawn_shapes.py": {
         'return dataclasses.replace(failure, reason=f"{shapes[ -1].id}: {failure.reason}")': "there is one shape"

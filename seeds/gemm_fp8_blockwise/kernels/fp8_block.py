@@ -37,11 +37,14 @@ DEFAULTS = {
 }
 CONSTRAINTS = {
     "STAGES * (WGS * (64 + 64 * (WAVES == 'down')) * 132 + WN * (1 + (WAVES == 'across')) * (128 + 4 * columns) + 32)"
-    " + WGS * 64 * (ECW * 2 + 16) + 128 <= 232448": "the ring and the stores' pieces share 227 KB of shared memory",
+    " + WGS * 64 * (ECW * 2 + 16) + 128 + (8 * groups + 128 * (STAGES // 8 + 1)) * (groups > 0) <= 232448": (
+        "the ring and the stores' pieces share 227 KB of shared memory"
+    ),
     "WAVES != 'down' or WN <= 128": "a copy brings 256 rows of A, a thread keeps 256 numbers",
     "WAVES != 'across' or WN <= 128 and (WN % 128 == 0 or 64 % WN == 0)": (
         "a copy brings 256 rows of B, and waves keep to granules of B's scales"
     ),
+    "groups == 0 or SHARE == 'none'": "of groups one CTA has a tile",
     "WGS > 1 or CREG < 240": "registers of two warpgroups",
     "PREG == 24 or CREG <= 232": "registers of all warpgroups together",
     "columns == 0 or WN * (1 + (WAVES == 'across')) % 32 == 0": "a copy of B's scales begins at 128 bytes",
@@ -112,7 +115,28 @@ def launch(inputs, params):
             "scratch": {"q": ("float8_e4m3fn", (whole, k)), "s": ("float32", (k // 128, whole))},
             "steps": (ahead, {**step, "programmatic": True}),
         }
+    if "count" in inputs:
+        return grouped(inputs, params)
     (m, k), n = inputs["a_q"].shape, inputs["b_q"].shape[0]
     by_rows = tuple(inputs["b_s"].shape) == (k // 128, n)  # else by blocks of 128 rows
     defines, step, _ = product(m, n, k, params, "a_q", "a_s", "b_q", "b_s", "c", by_rows)
     return {"options": options, "defines": {**defines, "SB": int(by_rows)}, "steps": (step,)}
+
+
+def grouped(inputs, params):
+    """Products of groups of rows, sorted or with room for M rows each: one launch over the tiles of all groups."""
+    g, n, k = inputs["b_q"].shape
+    m, masked = inputs["a_q"].shape[-2], len(inputs["a_q"].shape) == 3
+    every = g * m if masked else m
+    defines, step, _ = product(every, n, k, params, "a_q", "a_s", "b_q", "b_s", "c")
+    a, b, scales, *others = step["arguments"]
+    a, b = {**a, "shape": (every, k)}, {**b, "shape": (g * n, k)}
+    scales = {**scales, "shape": (every * k // 128 // m, m)}
+    step = {
+        **step,
+        "grid": min(132, (every // a["box"][0] + 2 * g) * -(-n // b["box"][0])),
+        "shared": step["shared"] + 8 * g + 128 * (params["STAGES"] // 8 + 1),
+        "arguments": (a, b, scales, *others[:2], {"i32": m}, *others[3:], "count"),
+    }
+    defines = {**defines, "SB": 0, "GROUPS": g, "MASKED": int(masked)}
+    return {"options": {"default_device": True}, "defines": defines, "steps": (step,)}

@@ -173,7 +173,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy, _):
         a, b = ctx.saved_tensors
-        a, b = a.clone(), b.clone()
+        a, b = a.view(a.shape).clone(), b.clone()  # a view is read, too
         product_back_kernel[_parts(a.numel())](dy.contiguous(), a, b, a.numel(), BLOCK=256)
         return a, b
 

@@ -115,7 +115,7 @@ class DeviceCode:
     def expression(self, text: str) -> Any:
         """An expression in C++ as a syntax tree."""
         made = self._parser.parse(f"int v = {text};".encode()).root_node
-        return next(within(made, "init_declarator")).child_by_field_name("value")
+        return next((n.child_by_field_name("value") for n in within(made, "init_declarator")), made)
 
     def places(self) -> tuple[list[int], list[int]]:
         """In the text's bytes: where innermost loops begin that are unrolled by nobody, and before which names
