@@ -90,7 +90,7 @@ def nominate(
     if target.reached is Reached.INTERPRETER:
         raise UserError(
             f"campaign {folder.name} was judged {Reached.INTERPRETER} (target {target.name}); what no device has run "
-            f"cannot be promoted."
+            "cannot be promoted: run it on a GPU first (--target cuda)."
         )
     resolved = resolve(config.model_copy(update={"suite": suite or config.suite}), ended=True)
     if table is not None:

@@ -55,7 +55,7 @@ def write_report(journal: Journal, path: Path) -> Path:
 def campaign_files(data: CampaignData) -> dict[str, str]:
     """What MLflow keeps of a campaign, text by file name: both pages, two pictures, the winner's kernel."""
     files = {"report.html": render(data), PAGE: render_lineage(data)}
-    if data.points:
+    if data.points and data.timed:
         files["convergence.svg"] = convergence_svg(data, standalone=True)
     if data.winner is not None:
         files["lineage.svg"] = lineage_svg(data, data.winner, standalone=True)

@@ -42,6 +42,8 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data):
     ):
         assert "GB/s" in text and "TFLOP/s" not in text
     assert roofline(in_bytes) is None, "no figure says its bytes"
+    interpreted = replace(data, facts={**data.facts, "target": "interpreter"})
+    assert "convergence.svg" not in campaign_files(interpreted), "without times there is nothing to plot"
 
 
 def test_every_ancestor_has_a_row_and_every_failure_a_tick(data):
