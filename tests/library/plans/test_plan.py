@@ -278,7 +278,7 @@ def test_a_plan_changed_anywhere_is_sound_or_refused(two, data):
         ({"code": 1}, "names no code"),
         ({"warps": 8}, "compiled for blocks of 128 threads"),
         ({"shared": 1 << 20}, "shared memory"),
-        ({"cluster": 3}, "cluster"),
+        ({"cluster": 5}, "cluster"),
         ({"cooperative": 1}, "flags"),
         ({"arguments": ()}, "takes 6 arguments, the plan has 0"),
         ({"argument": (0, Pointer(2, 0))}, "no input and no buffer"),
