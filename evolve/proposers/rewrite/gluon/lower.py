@@ -81,11 +81,8 @@ class _Writer(DeviceText, HostText):
         space["pieces"] = (space["pieces"][0], 1 if opened else self._pieces_at_first())
         if self.product.shared:
             space["consumers"] = ((1, 2), 1)
-        elif opened:
-            space["consumers"] = (
-                space["consumers"][0],
-                3,
-            )  # of whose threads 128 registers hold sums and partials
+        elif opened:  # registers of three groups' threads hold both sums and partials
+            space["consumers"] = (space["consumers"][0], 3)
         if self.product.accumulates is None:
             del space["in_flight"]
         else:
