@@ -337,10 +337,8 @@ def storm() -> dict[str, Any]:
         for thread in pool:
             thread.join()
         torch.cuda.synchronize()
-        held = []
-        for _ in range(
-            20
-        ):  # autograd's thread holds the gradients of its last call a moment after it has given them
+        held = []  # autograd's thread holds the gradients of its last call a moment after it has given them
+        for _ in range(20):
             time.sleep(0.01)
             held.append(torch.cuda.memory_allocated())
         with open("/proc/self/statm", encoding="utf-8") as file:

@@ -304,9 +304,8 @@ class SampledOperator(TakenOperator):
         elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
         share = math.prod(kept[n] / dims[n] for n in dims)
         light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
-        if self.rest or (
-            light and not self.reference.startswith("itself:")
-        ):  # an interpreter is never soon done
+        interpreted = self.reference.startswith("itself:")  # and never soon done
+        if self.rest or (light and not interpreted):
             return None
         plain = pickle.dumps(dataclasses.replace(self, kernels={}))
         return {"operator": base64.b64encode(plain).decode(), "workload": workload.id}

@@ -68,9 +68,8 @@ def test_check_and_campaign_say_the_same_of_a_seed(taken, changed, tmp_path):
     except UserError as error:
         message = str(error)
     assert bool(message) == bool(why)
-    what = why.partition(" on randn")[
-        0
-    ]  # a campaign tells the first kind that fails, ``check`` the one that bars
+    # a campaign tells the first kind that fails, ``check`` the one that bars
+    what, *_ = why.partition(" on randn")
     assert what in message and str(tmp_path) not in why
 
 
