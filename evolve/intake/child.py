@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAIN, PALLAS, CUDA = "triton.program", "pallas.program", "cuda.program"
 """The programs: for functions that launch Triton kernels, for Pallas ones, for kernels in CUDA C++."""
 
-MODELLED, COMPILED, SUFFIX = "tpu7x", "sm_90", ".cu"
+MODELLED, COMPILED, CUDA_SUFFIX = "tpu7x", "sm_90", ".cu"
 _LOADED, _OTHERS = (
     re.compile(r"\bload_inline\b|\bcpp_extension\b"),
     re.compile(r"\btriton\.jit\b|\bpallas_call\b"),
@@ -41,7 +41,7 @@ _TPU = re.compile(r"tpu.*|v\d+[a-z]*")
 def holds_cuda(path: Path) -> bool:
     """Whether a file's kernels are CUDA C++: a ``.cu`` file, or Python that loads such sources."""
     if path.suffix != ".py" or not path.is_file():
-        return path.suffix == SUFFIX
+        return path.suffix == CUDA_SUFFIX
     text = path.read_text(encoding="utf-8", errors="replace")
     return _LOADED.search(text) is not None and _OTHERS.search(text) is None
 

@@ -19,7 +19,7 @@ from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, folder, preflight
-from tilewright.evolve.intake.child import SUFFIX, holds_cuda, languages
+from tilewright.evolve.intake.child import CUDA_SUFFIX, holds_cuda, languages
 from tilewright.evolve.intake.remedies import Refused, refused
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
@@ -91,7 +91,7 @@ def parse_place(text: str) -> tuple[Path, str | None]:
         return path, None
     if other := language_of(path):
         raise UserError(f"{path.name} is {other}.")
-    if path.suffix == SUFFIX and path.is_file():
+    if path.suffix == CUDA_SUFFIX and path.is_file():
         if not function:
             raise UserError(f"which function of {path}? Write {path}:FUNCTION.")
         return path, function
