@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tilewright.library.launch_replacement import Counted, Signature, call_signature, untraced
+from tilewright.workers.intake.calls.call_text import SHORT
 from tilewright.workers.program.step import LAST_BIT, SEED
 
 MOST_CALLS, MOST_CALL_BYTES = 4, 2 << 30
@@ -46,6 +47,17 @@ def _copied(value: Any) -> Any:
     if not torch.is_tensor(value):
         return value
     return value.detach().clone().requires_grad_(value.requires_grad and torch.is_grad_enabled())
+
+
+def call_text(values: list[Any], tree: Any) -> str:
+    """A call as ``tilewright tune --args`` takes it."""
+
+    def shown(value: Any) -> str:
+        dtype = str(getattr(value, "dtype", "")).rpartition(".")[2]
+        return f"{SHORT.get(dtype, dtype)}{list(value.shape)}" if torch.is_tensor(value) else repr(value)
+
+    args, kwargs = tree_unflatten(values, tree)
+    return ", ".join([*map(shown, args), *(f"{name}={shown(value)}" for name, value in kwargs.items())])
 
 
 def answers(call: Callable[..., Any], values: list[Any], tree: Any, nudged: bool = False) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tilewright.fitness.original import data_of
-from tilewright.library.launch_replacement import Option, Replacement, Winner
+from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
 from tilewright.workers.program.launches import Launch, is_wrapped, tuner_of
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
@@ -55,7 +55,7 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
 def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     part = request.get("part", "record")
     recorded = record(program, ahead, keep_values=part != "record")
-    answer: dict[str, Any] = {"record": recorded.data, "fp8_shapes": []}
+    answer: dict[str, Any] = {"record": recorded.data, "layers": ""}
     _say(f"  recorded: {1e3 * recorded.data['wall_seconds']:.2f} ms a step")
     if part == "record":
         return answer
@@ -68,18 +68,19 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
     else:
         kept = Outcomes(Path(request["kept"]))
         seconds = float(request.get("seconds", 60.0))
-        found = search(_worth_it(recorded), seconds, _say, kept)
+        options = search_options(recorded, seconds, kept, _say)
+        # with larger pieces, a kernel is launched on another shape than before
+        rows = recorded.rows_under(Installation(options)) if options else recorded.data["rows"]
+        found = search(_worth_it(recorded, rows), seconds, _say, kept)
         answer["found"] = [outcome.row() for outcome in found]
-        worth = _worth(recorded, found)
-        replacements = [
-            *search_options(recorded, seconds, kept, _say),
-            *_replacements(found, recorded.launches, host_bound(recorded.data)),
-        ]
-    layers, shapes = None, recorded.data["fp8"]["shapes"] if request.get("fp8") else []
-    if shapes:
+        worth = _worth(rows, found)
+        replacements = [*options, *_replacements(found, recorded.launches, host_bound(recorded.data))]
+    layers, fp8 = None, recorded.data["fp8"]
+    once = request.get("fp8") == "kept" and bool(fp8["kept"])
+    if request.get("fp8") and (shapes := fp8["kept" if once else "shapes"]):
         from tilewright.library.torch_linear_replacement import LinearLayers
 
-        layers = LinearLayers(shapes)
+        layers = LinearLayers(shapes, once)
     replacements += map(_winner_of, map(Path, request.get("winners", ())))
     proof = Proof(program, recorded, replacements, layers)
     if part == "tune":
@@ -88,11 +89,11 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
     else:
         answer["proof"] = outcome = proof.run(float(request.get("prove_seconds", 40.0)), worth)
         if proof.fp8 in proof.parts:
-            answer["fp8_shapes"] = shapes
+            answer["layers"] = repr(layers)
         own = [r.label for r in proof.kept if isinstance(r, Replacement) and r.winner is not None]
         if own:  # faster.py holds no source, and would install the step's own kernels instead
             outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
-            return {**answer, "replacements": [], "fp8_shapes": []}
+            return {**answer, "replacements": [], "layers": ""}
     # not by the name of the user's own module, which would then be found beside faster.py
     files = {r.file: f"winner_{Path(r.file).name}" for r in proof.kept if isinstance(r, Winner)}
     answer["winners"] = files
@@ -105,7 +106,7 @@ def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-def _worth_it(recorded: Recorded) -> list[Job]:
+def _worth_it(recorded: Recorded, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
     """Launches that a configuration could improve, with the seconds of the step above their floors; the most first."""
     device, wall = recorded.data["device"]["product"], recorded.data["wall_seconds"]
     host, busy = recorded.data["host_seconds"], recorded.data["busy_seconds"]
@@ -115,7 +116,7 @@ def _worth_it(recorded: Recorded) -> list[Job]:
         )
         return []
     found = []
-    for row in recorded.data["rows"]:
+    for row in rows:
         if row["kind"] != "triton" or row["launch"] is None:
             continue
         launch = recorded.launches[row["launch"]]
@@ -172,9 +173,9 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
     ]  # fmt: skip
 
 
-def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:
+def _worth(rows: Sequence[Mapping[str, Any]], found: Sequence[Found]) -> dict[str, float]:
     """Seconds of the step that the launches of a function save by their searches, by the function's label."""
-    seconds = {row["launch"]: row["seconds"] for row in recorded.data["rows"]}
+    seconds = {row["launch"]: row["seconds"] for row in rows}
     worth: dict[str, float] = defaultdict(float)
     for outcome in found:
         saved = seconds.get(outcome.launch.number, 0.0) * (1 - 1 / outcome.gain)

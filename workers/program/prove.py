@@ -10,6 +10,7 @@ changed: how far that throws it, start by start, says by how much a mean differs
 """
 
 import contextlib
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import torch
 
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
-from tilewright.workers.program.calls import Watch, answers
+from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, call_text
 from tilewright.workers.program.launches import is_wrapped, tuner_of
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
@@ -161,6 +162,8 @@ class Proof:
             self.parts[self.fp8] = [layers]
         self.rounds: dict[str, Rounds] = {}
         """Seconds of a step, of the parts alone and of the last proof."""
+        self.shares: dict[str, float] = {}
+        """Of the step that the search says kernels save, by label."""
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
 
@@ -175,7 +178,9 @@ class Proof:
         self.check_answers()
         if self.parts:
             self._check_program()
-        alone = self._alone(worth, seconds / 2)
+        self._time_alone(seconds)
+        wall = self.recorded.data["wall_seconds"]
+        self.shares = {label: saved / wall for label, saved in worth.items()}
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
@@ -185,13 +190,14 @@ class Proof:
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
                 before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
+                predicted = self._alone(*parts)
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
                     "kept": [{
                         "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-                        "alone": 1 / (1 - alone.get(label, 0.0)), "calls": sum(r.calls for r in self.parts[label]),
+                        "alone": self._alone(label).value, "calls": sum(r.calls for r in self.parts[label]),
                     } for label, gained in parts.items()],
-                    "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
+                    "predicted": predicted.value, "predicted_interval": (predicted.low, predicted.high),
                 }  # fmt: skip
                 break
             self.notes.append(f"the step with {len(parts)} part(s): {_range(whole)}")
@@ -247,15 +253,20 @@ class Proof:
             self.program.started()()
         if not watch.kept:
             return "the step never calls it, or with tensors that are too large to keep"
+        served = 0
         for function, values, tree in watch.kept.values():
             original, nudged = (answers(function, values, tree, bits) for bits in (False, True))
             changed, option.installed = option.stand_in(function), True
             try:
                 why = gradient_fault(original, nudged, answers(changed, values, tree))
             finally:
+                served += option.calls
                 option.installed, option.calls, option.others = False, 0, 0
             if why:
                 return why
+        if not served and len(watch.kept) < MOST_CALLS:
+            calls = " ".join(f'--args "{call_text(values, tree)}"' for _, values, tree in watch.kept.values())
+            return f"it serves none of the step's calls, which tilewright tune takes as {calls}"
         return ""
 
     def _refuse(self, why: str, layers: bool = True) -> None:
@@ -362,17 +373,29 @@ class Proof:
 
     # -- what stays ------------------------------------------------------------------------------
 
-    def _alone(self, worth: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """Share of the step that each part saves alone, by label: the prediction adds them. Kernels are too little to
-        be seen one by one: theirs is what the search says."""
-        saved = {label: seconds / self.recorded.data["wall_seconds"] for label, seconds in worth.items()}
+    def _time_alone(self, seconds: float) -> None:
+        """Rounds of the step with each part alone, before the proof. Kernels are too little to be seen one by one."""
         arms = {
             label: self._installation(*(self.parts.keys() - {label})) for label, of in self.parts.items()
             if label == PINNED or not isinstance(of[0], Replacement)
         }  # fmt: skip
-        rounds = self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
-        self.rounds["alone"] = rounds
-        return saved | {label: 1 - 1 / ratio(rounds, "", label).value for label in arms}
+        self.rounds["alone"] = self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
+
+    def _alone(self, *labels: str) -> Ratio:
+        """How many times faster the step is by what parts save alone, added: round by round, in the middle of all means
+        of two rounds, which one that was interrupted hardly moves. Of kernels, what their search says."""
+        rounds = self.rounds["alone"]
+        searched = sum(self.shares.get(label, 0.0) for label in labels if label not in rounds)
+        saved = [
+            searched + sum(1 - statistics.median(rounds[label][n]) / statistics.median(base)
+                           for label in labels if label in rounds)
+            for n, base in enumerate(rounds.get("", [[1.0]]))
+        ]  # fmt: skip
+        middle = statistics.median(map(statistics.fmean, itertools.combinations_with_replacement(saved, 2)))
+        half = 0.0
+        if len(saved) > 1:
+            half = student_95(len(saved) - 1) * statistics.stdev(saved) / len(saved) ** 0.5
+        return Ratio(*(1 / max(1 - share, 0.01) for share in (middle, middle - half, middle + half)))
 
     def _installation(self, *but: str) -> Installation:
         """Of all parts ``but`` these."""

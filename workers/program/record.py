@@ -58,11 +58,24 @@ class Recorded:
     """The record as data, and what only this process can hold: the launches with values, and a started step."""
 
     data: dict[str, Any]
-    launches: list[Launch]
+    recorder: LaunchRecorder
     step: Callable[[], Any]
-    codes: Mapping[Any, str]
-    """Code of the functions that stood above launches of their own package."""
     turns: Turns
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The distinct launches, those with options installed (``rows_under``) last."""
+        return self.recorder.launches
+
+    def rows_under(self, options: Installation) -> list[dict[str, Any]]:
+        """The rows of the step with options installed: its launches may be on other shapes."""
+        with options.installed(), limited([], trials=False):  # tuners take what they chose before
+            with self.recorder:
+                self.step()
+            self.recorder.events = []
+            kernels, _ = _profiled(self.step, self.recorder, burst_steps(self.data["wall_seconds"]))
+        copy = self.data["device"]["copy"]
+        return _rows(kernels, self.recorder.events, self.launches, self.recorder.generated, copy)
 
 
 def device_facts() -> dict[str, Any]:
@@ -122,25 +135,30 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
         faults.append(STREAMS)
     if graph and ALLOCATES in faults:  # what the replay reads and writes stays where it is
         faults.remove(ALLOCATES)
-    return Recorded(data, launches, step, recorder.codes, turns)
+    return Recorded(data, recorder, step, turns)
 
 
 def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> dict[str, Any]:
-    """Linear layers that the library serves faster in FP8, as ``shapes``, and the ``gain`` of the step with them."""
+    """Linear layers that the library serves faster in FP8, as ``shapes``; of a step that differentiates nothing those
+    with weights that are quantised once, too (``kept``). And the ``gain`` of the step with the most of them."""
     if not linears or not torch.cuda.is_available():
-        return {"shapes": [], "gain": 1.0}
+        return {"shapes": [], "kept": [], "gain": 1.0}
     from tilewright.library.layer_rows import BLOCK, is_faster, takes_rows
     from tilewright.library.torch_launch import device_key
     from tilewright.library.torch_linear_replacement import LinearLayers
 
     device, way = device_key(torch.device("cuda")), "graph" if graph else "eager"
-    shapes = [
-        (m, n, k) for m, n, k, trains in linears if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
-        and is_faster("train" if trains else "infer", way, m, n, k, device)
-    ]  # fmt: skip
-    gain = turns.gain(Installation([], layers=LinearLayers(shapes)), FP8_ROUNDS).value if shapes else 1.0
+    shapes, kept = (
+        [
+            (m, n, k) for m, n, k, trains in linears if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
+            and not (trains and mode == "kept") and is_faster("train" if trains else mode, way, m, n, k, device)
+        ]
+        for mode in ("infer", "kept")
+    )  # fmt: skip
+    layers = LinearLayers(kept or shapes, bool(kept))
+    gain = turns.gain(Installation([], layers=layers), FP8_ROUNDS).value if kept or shapes else 1.0
     # where the host bounds the step, they may pay beside what launches less: the proof decides
-    return {"shapes": shapes if gain else [], "gain": max(gain, 1.0)}
+    return {"shapes": shapes if gain else [], "kept": kept if gain else [], "gain": max(gain, 1.0)}
 
 
 @dataclass(frozen=True)
