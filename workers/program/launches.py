@@ -286,10 +286,16 @@ def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(outer: Any, inner: Any) -> tuple[str, str]:
-    """The module-level name of a kernel, of its own module if it has one there; empty for none."""
+    """The module-level name of a kernel, of its own module if it has one there, or that in a class of it; empty for
+    none."""
     found = [(module.__name__, name) for module, name in names_of(outer)]
     own = [place for place in found if place[0] == inner.fn.__module__]
-    return (own or found or [("", "")])[0]
+    classes = [v for v in vars(sys.modules.get(inner.fn.__module__, sys)).values() if isinstance(v, type)]
+    within = (
+        (of.__module__, f"{of.__qualname__}.{name}") for of in classes for name, value in vars(of).items()
+        if getattr(value, "__func__", value) is outer and "<" not in of.__qualname__
+    )  # fmt: skip
+    return (own or found or [*within] or [("", "")])[0]
 
 
 def _capturing() -> bool:
