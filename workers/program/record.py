@@ -30,7 +30,11 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """Parts of names of kernels that are not Triton's."""
 
-RANDOM, STREAMS, ALLOCATES = "draws random numbers (in dropout, for example)", "uses several streams", "allocates differently each time"
+RANDOM, STREAMS, ALLOCATES = (
+    "draws random numbers (in dropout, for example)",
+    "uses several streams",
+    "allocates differently each time",
+)
 DIFFERS = "launches other kernels, or on other shapes or integers, each time"
 SILENT = "returns nothing that can be compared: no number, no tensor, no list of them"
 UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS, SILENT)
