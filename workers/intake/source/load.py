@@ -388,10 +388,17 @@ def package_of(path: Path) -> PackageLoader | None:
     return PackageLoader(root, parts[0] if len(parts) > 1 else "", False)
 
 
-def load(path: Path, function: str | None, *, traced: bool = True) -> tuple[types.ModuleType, PackageLoader]:
-    """The module of a file, as part of the package it lies in. Raises OSError, SyntaxError."""
+def load(
+    path: Path, function: str | None, *, traced: bool = True, root: Path | None = None
+) -> tuple[types.ModuleType, PackageLoader]:
+    """The module of a file, as part of the package it lies in. ``root``: the folder that holds that package, where it
+    is known. Raises OSError, SyntaxError."""
     path = path.resolve()
-    root, parts = import_place(path)
+    if root is None:
+        root, parts = import_place(path)
+    else:
+        root = root.resolve()
+        parts = [*path.with_suffix("").relative_to(root).parts]
     loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced)
     if traced:
         from tilewright.workers.intake.source.torch_library import register_nothing
