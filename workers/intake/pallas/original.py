@@ -17,7 +17,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -174,14 +174,34 @@ def _jit_of(jit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _alone(shard_map: Callable[..., Any]) -> Callable[..., Any]:
-    """``jax.shard_map``, which does nothing on a mesh of one device: there is one here."""
+    """``jax.shard_map``, which on a mesh of one device calls the function: there is one here."""
 
     def made(*functions: Any, mesh: Any = None, **options: Any) -> Any:
         if getattr(mesh, "size", 1) != 1:
             return shard_map(*functions, mesh=mesh, **options)
-        return functions[0] if functions else lambda function: function
+        names = getattr(mesh, "axis_names", ())
+        if functions:
+            return functools.partial(_on_one_device, names, functions[0])
+        return functools.partial(functools.partial, _on_one_device, names)
 
     return made
+
+
+def _on_one_device(names: Sequence[str], function: Callable[..., Any], *operands: Any) -> Any:
+    """The function's result where each axis of these names has one device: a sum over them is its operand."""
+
+    def reduced_by(reduce: Callable[..., Any]) -> Callable[..., Any]:
+        def reduced(x: Any, axis_name: Any, **options: Any) -> Any:
+            axes = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
+            counted = any(jnp.result_type(leaf) == bool for leaf in jax.tree.leaves(x))  # a sum of them is int32
+            return x if set(axes) <= set(names) and not counted else reduce(x, axis_name, **options)
+
+        return reduced
+
+    with contextlib.ExitStack() as stack:
+        for name in ("psum", "pmax", "pmin"):
+            stack.enter_context(mock.patch.object(jax.lax, name, reduced_by(getattr(jax.lax, name))))
+        return function(*operands)
 
 
 def _load(ref: Any, idx: Any, mask: Any = None, other: Any = None) -> Any:
