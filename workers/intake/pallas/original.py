@@ -149,7 +149,7 @@ def on_chip(chip: Mapping[str, Any]) -> Iterator[None]:
         "devices": [device], "local_devices": [device], "device_count": 1, "local_device_count": 1,
         "default_backend": "tpu",
     }  # fmt: skip
-    _add_old_names()
+    add_old_names()
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(jax, "jit", _jit_of(jax.jit)))
         stack.enter_context(mock.patch.object(jax, "shard_map", _alone(jax.shard_map)))
@@ -193,7 +193,7 @@ def _on_one_device(names: Sequence[str], function: Callable[..., Any], *operands
     def reduced_by(reduce: Callable[..., Any]) -> Callable[..., Any]:
         def reduced(x: Any, axis_name: Any, **options: Any) -> Any:
             axes = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
-            counted = any(jnp.result_type(leaf) == bool for leaf in jax.tree.leaves(x))  # a sum of them is int32
+            counted = "bool" in map(str, map(jnp.result_type, jax.tree.leaves(x)))  # their sum is int32
             return x if set(axes) <= set(names) and not counted else reduce(x, axis_name, **options)
 
         return reduced
@@ -209,7 +209,7 @@ def _load(ref: Any, idx: Any, mask: Any = None, other: Any = None) -> Any:
     return ref[idx] if other is None else jnp.where(mask, ref[idx], other)
 
 
-def _add_old_names() -> None:
+def add_old_names() -> None:
     """Give JAX the names that public code uses from its older versions."""
     for module, name, now in (
         (pltpu, "TPUCompilerParams", pltpu.CompilerParams),
