@@ -190,17 +190,15 @@ def _alone(shard_map: Callable[..., Any]) -> Callable[..., Any]:
 def _on_one_device(names: Sequence[str], function: Callable[..., Any], *operands: Any) -> Any:
     """The function's result where each axis of these names has one device: a sum over them is its operand."""
 
-    def reduced_by(reduce: Callable[..., Any]) -> Callable[..., Any]:
-        def reduced(x: Any, axis_name: Any, **options: Any) -> Any:
-            axes = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
-            counted = "bool" in map(str, map(jnp.result_type, jax.tree.leaves(x)))  # their sum is int32
-            return x if set(axes) <= set(names) and not counted else reduce(x, axis_name, **options)
-
-        return reduced
+    def reduced(reduce: Callable[..., Any], x: Any, axis_name: Any, **options: Any) -> Any:
+        axes = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
+        counted = "bool" in map(str, map(jnp.result_type, jax.tree.leaves(x)))  # their sum is int32
+        return x if set(axes) <= set(names) and not counted else reduce(x, axis_name, **options)
 
     with contextlib.ExitStack() as stack:
         for name in ("psum", "pmax", "pmin"):
-            stack.enter_context(mock.patch.object(jax.lax, name, reduced_by(getattr(jax.lax, name))))
+            within = functools.partial(reduced, getattr(jax.lax, name))
+            stack.enter_context(mock.patch.object(jax.lax, name, within))
         return function(*operands)
 
 
