@@ -219,7 +219,7 @@ class _Watcher:
 def resume(
     campaign: str | None = None, *, home: str | Path | None = None, address: str | None = None
 ) -> RecordedCampaign:
-    """Continue a campaign that was stopped or killed, as if it had never stopped.
+    """Continue a campaign that was stopped or killed, as if it had never stopped; one of ``tune`` writes its module.
 
     Parameters:
         campaign: its id or folder; the newest campaign by default.
@@ -235,13 +235,16 @@ def resume(
     Example:
         campaign = tw.resume("quickstart-001")
     """
+    from tilewright.evolve.intake.tune import export_resumed
     from tilewright.evolve.record.home import find_campaign, home_folder
     from tilewright.evolve.run import resume as resume_campaign
     from tilewright.evolve.show.display import make_display
 
     folder = home_folder(None if home is None else str(home))
     outcome = resume_campaign(find_campaign(folder, campaign), folder, make_display(), address)
-    return open_campaign(outcome.campaign, home=home)
+    found = open_campaign(outcome.campaign, home=home)
+    export_resumed(found, again=True)
+    return found
 
 
 def open_campaign(campaign: str | None = None, *, home: str | Path | None = None) -> RecordedCampaign:

@@ -16,6 +16,7 @@ from tilewright.evolve.report.text import printable
 if TYPE_CHECKING:
     from tilewright.evolve.intake.child import Intake
     from tilewright.evolve.intake.problems import Options, Plan
+    from tilewright.evolve.intake.tune import Request
     from tilewright.fitness.targets import Target
 
 Tell = Callable[[Any, argparse.Namespace], int]
@@ -187,15 +188,21 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
         if code == 0:
             campaign = tilewright.open_campaign(outcome.campaign, home=home)
             module = export(campaign, request, answer, where, target, trial)
-            _say(f"winner: {module} (a plain module: {answer.get('asked', request).name})")
-            if target.entry == "build":
-                _say("without a TPU, call it within jax.experimental.pallas.tpu.force_tpu_interpret_mode()")
-            if target.gpu_interpreter:
-                _say("a program without a GPU that calls it, or your function, needs TRITON_INTERPRET=1")
-                _say(
-                    f"next, with an NVIDIA GPU: tilewright run {where}/campaign.yaml --target cuda --set suite=calls"
-                )
+            tell_module(module, answer.get("asked", request), target)
     return code
+
+
+def tell_module(module: Path, request: Request, target: Target) -> None:
+    """The module that ``tune`` wrote, how to call it, and what comes next."""
+    _say(f"winner: {module} (a plain module: {request.name})")
+    if target.entry == "build":
+        _say("without a TPU, call it within jax.experimental.pallas.tpu.force_tpu_interpret_mode()")
+    if target.gpu_interpreter:
+        _say("a program without a GPU that calls it, or your function, needs TRITON_INTERPRET=1")
+        campaign = module.parent / "campaign.yaml"
+        _say(
+            f"next, with an NVIDIA GPU: tilewright run {campaign} --target cuda --set suite=calls; tilewright promote"
+        )
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import json
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -204,8 +204,8 @@ class Mirror:
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             self._progress_metrics = self._progress.add(evaluation, is_seed)
         written = self._write_child(self._by_index[index], evaluation, at)
-        if written and is_seed and evaluation.fitness and evaluation.fitness == self._progress.seed:
-            self._write_early_gains(arrival)
+        if written and is_seed:
+            self._write_early(self._by_index[index], evaluation, arrival)
         self._curve += [
             Metric(k, v, int(at * 1000), arrival) for k, v in self._progress.campaign_metrics().items()
         ]
@@ -225,7 +225,7 @@ class Mirror:
         ended = state != "running"
         files = view.run_page(self._experiment, self._parent, "{}")
         data = load(self._journal)
-        note = run_content.campaign_note(data, state, files, ended=ended)
+        note = run_content.campaign_note(data, state, files, self._link, ended=ended)
         self._write_view(data)
         tags = {"tilewright.state": state, NOTE: note, **run_content.model_tags(data)}
         self._client.log_batch(self._parent, tags=[RunTag(k, v) for k, v in tags.items()], synchronous=True)
@@ -241,13 +241,27 @@ class Mirror:
             self._client.update_run(self._parent, status="RUNNING")
         self._shown_state = state
 
+    def delete(self) -> list[str]:
+        """Delete the campaign's runs, which MLflow keeps in its trash until its ``gc``; their ids."""
+        found = self._client.get_experiment_by_name(self._experiment_name)
+        if found is None:
+            return []
+        self._experiment = str(found.experiment_id)
+        runs = [run.info.run_id for run in self._find_runs()]
+        for run in runs:
+            self._client.delete_run(run)
+        return runs
+
     # -- runs in MLflow ----------------------------------------------------------------------------
+
+    @property
+    def _experiment_name(self) -> str:
+        return f"tilewright/{self._facts.get('operator')}/{target_text(self._facts.get('target'))}"
 
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
         note = {NOTE: run_content.experiment_note(self._facts)}
-        name = f"tilewright/{self._facts.get('operator')}/{target_text(self._facts.get('target'))}"
-        self._experiment = experiment_of(self._client, name, self._artifacts, note)
+        self._experiment = experiment_of(self._client, self._experiment_name, self._artifacts, note)
         parents: list[Run] = []
         children: dict[int, KnownRun] = {}
         extra: list[Run] = []
@@ -283,11 +297,20 @@ class Mirror:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def _write_early_gains(self, seed_arrival: int) -> None:
-        """Gains of the candidates whose evaluations ended before the first seed's."""
-        for _, index, evaluation, at in itertools.islice(self._journal.evaluations(), seed_arrival):
-            rows = [Metric(k, v, int(at * 1000), index) for k, v in self._progress.gain(evaluation).items()]
-            self._log(self._children[index].run_id, {}, rows)
+    def _write_early(self, seed: Candidate, evaluated: Evaluation, arrival: int) -> None:
+        """Gains of the candidates whose evaluations ended before a seed's, and their links to it and back."""
+        first = bool(evaluated.fitness) and evaluated.fitness == self._progress.seed
+        for _, index, evaluation, at in itertools.islice(self._journal.evaluations(), arrival):
+            run = self._children[index].run_id
+            gain = self._progress.gain(evaluation).items() if first else ()
+            if rows := [Metric(k, v, int(at * 1000), index) for k, v in gain]:
+                self._log(run, {}, rows)
+            if index in self._offspring.get(seed.index, ()):
+                runs = self._runs_of(self._note(self._by_index[index], ranked(evaluation)))
+                self._client.set_tag(run, "parents.run_ids", ", ".join(runs))
+                self._link_children(index)
+        if seed.index in self._offspring:
+            self._link_children(seed.index)
 
     def _open_parent(self, run_id: str | None) -> str:
         """Create the campaign's run if it has no ``run_id`` yet, and write its parameters and suite."""
@@ -312,14 +335,12 @@ class Mirror:
     def _write_child(self, candidate: Candidate, evaluation: Evaluation, at: float) -> bool:
         """Make one child run complete, and link its parents to it; False when it already was."""
         known = self._children.get(candidate.index)
-        parents = [self._by_genome[p] for p in candidate.parents if p in self._by_genome]
+        parents = self._note(candidate, evaluation)
         for parent in parents:
             self._offspring.setdefault(parent.index, {})[candidate.index] = None
-        note = run_content.candidate_note(self._facts, candidate, evaluation, parents, self._link)
-        self._notes[candidate.index] = note
         if known is not None and known.closed:
             return False
-        runs = [self._children[p.index].run_id for p in parents if p.index in self._children]
+        runs, note = self._runs_of(parents), self._notes[candidate.index]
         content = run_content.candidate_run(
             self._facts, candidate, evaluation, parents, runs, self._progress_metrics, note
         )
@@ -335,6 +356,17 @@ class Mirror:
                 self._refusals[candidate.index] += 1
             raise
         return True
+
+    def _note(self, candidate: Candidate, evaluation: Evaluation) -> list[Candidate]:
+        """Make a candidate's description, with links to the parents that have runs; its parents."""
+        parents = [self._by_genome[p] for p in candidate.parents if p in self._by_genome]
+        self._notes[candidate.index] = run_content.candidate_note(
+            self._facts, candidate, evaluation, parents, self._link
+        )
+        return parents
+
+    def _runs_of(self, candidates: Iterable[Candidate]) -> list[str]:
+        return [self._children[c.index].run_id for c in candidates if c.index in self._children]
 
     def _complete_child(
         self, index: int, content: RunContent, at: float, took: float, known: KnownRun | None
@@ -353,7 +385,8 @@ class Mirror:
     def _link_children(self, index: int) -> None:
         """Write the links to the children that a candidate has so far into its description."""
         if index in self._notes and index in self._children:
-            text = run_content.with_children(self._notes[index], list(self._offspring[index]), self._link)
+            children = list(self._offspring.get(index, ()))
+            text = run_content.with_children(self._notes[index], children, self._link)
             self._client.set_tag(self._children[index].run_id, NOTE, text)
 
     def _link(self, index: int) -> str:

@@ -55,6 +55,12 @@ _MOST_TEXTS = 512
 TOKENS_SPENT = "tokens_spent"
 """The event that a language model's token budget does not cover another question; ``said`` holds the error."""
 
+WORKERS = "workers"
+"""The event that says on how many nodes of which cluster the workers are."""
+
+TUNED = "tuned"
+"""The entry of what a tuned function's module needs beside the campaign: one that is resumed ends with it, too."""
+
 VOLATILE = ("wall_seconds", "spent", "worker", "log")
 """Fields of an evaluation that differ between runs of the same campaign."""
 

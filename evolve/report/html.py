@@ -101,7 +101,8 @@ def _header(data: CampaignData) -> str:
         "seed": facts.get("seed", "?"),
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)) if started else "?",
     }
-    judges = "".join(note(f"{line}.") for line in judge_lines(p.evaluation for p in data.points))
+    lines = [*data.origins(), *judge_lines(p.evaluation for p in data.points)]
+    judges = "".join(note(f"{line}.") for line in lines)
     heading = tag("p", "tilewright campaign", class_="quiet over") + tag(
         "h1", clean(facts.get("id", "campaign"))
     )

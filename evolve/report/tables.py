@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tilewright.evolve.proposers.rule_credit import rules_of
 from tilewright.evolve.record.history import MutationKind
-from tilewright.evolve.report.data import CampaignData, Named, Point
+from tilewright.evolve.report.data import SEED_PREFIX, CampaignData, Named, Point, kernel_text
 from tilewright.evolve.report.lineage import gain_over_parents
 from tilewright.evolve.report.page import clean, note, tag
 from tilewright.evolve.report.text import bytes_text, number_text, percent_text, rate_text, shorten, time_text
@@ -131,13 +131,17 @@ _HIDDEN = {"floors", "artefact", "timeline"}
 def figures_section(data: CampaignData) -> str:
     """Times, rates and speed of winner, seeds and baselines: the final check first, then the suite."""
     final, suite = _scope_tables(data, Scope.FINAL), _scope_tables(data, Scope.SUITE)
+    final = final if len(data.ranking(Scope.FINAL)) > 1 else ""
+    checked = (
+        "The winner passed the final check, every gate on all kinds of inputs. " if data.checked_alone else ""
+    )
     parts = [tag("h3", "Final check"), final] if final else []
     if suite:
         parts += [tag("h3", f"Suite {clean(data.facts.get('suite'))}, which decides fitness"), suite]
     if parts:
         caption = (
-            f"Times are {data.kind}, for one call on {data.target_text}. A floor is the least time that the named "
-            "unit needs for this operator under any schedule."
+            f"{checked}Times are {data.kind}, for one call on {data.target_text}. A floor is the least time that the "
+            "named unit needs for this operator under any schedule."
         )
         parts.append(note(caption))
     return "".join(parts)
@@ -185,7 +189,8 @@ def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) ->
 
 def speedup_section(data: CampaignData) -> str:
     """By shape, the time of each seed and baseline over the winner's."""
-    compared = [(scope, *found) for scope in (Scope.FINAL, Scope.SUITE) if (found := _times(data, scope))]
+    both = Scope.FINAL, Scope.SUITE
+    compared = [(scope, *found) for scope in both if (found := _times(data, scope)) and found[1]]
     names = list(dict.fromkeys(name for _, _, others in compared for name in others))
     body: list[str] = []
     for scope, ours, others in compared:
@@ -287,6 +292,9 @@ def diagnosis_section(data: CampaignData) -> str:
         return ""
     workload, seed, winner = pair
     columns = [(seed[0], flatten(seed[1].diagnosis)), ("winner", flatten(winner.diagnosis))]
+    other = kernel_text(f"{SEED_PREFIX}{seed[0]}")
+    spent = [_spent(name, figures) for name, figures in (("The winner", winner), (other, seed[1]))]
+    sentence = tag("p", clean(f"{'; '.join(spent)}.")) if all(spent) else ""
     keys = list(dict.fromkeys(key for _, values in columns for key in values))
     if not keys:
         return ""
@@ -295,7 +303,19 @@ def diagnosis_section(data: CampaignData) -> str:
         for key in keys
     ]
     head = head_row("figure", *(clean(name) for name, _ in columns))
-    return table(f"Diagnosis of {workload} on {data.target_text}, {data.kind}", head, body, "wrapped")
+    caption = (
+        f"Diagnosis of {workload} on {data.target_text}, {data.kind}; docs/time_model.md explains its rows"
+    )
+    return sentence + table(caption if sentence else caption.partition(";")[0], head, body, "wrapped")
+
+
+def _spent(name: str, figures: WorkloadFigures) -> str:
+    """How long a modelled kernel's core works and waits; empty where the target does not say."""
+    works, waits = (figures.diagnosis.get(f"{part}_seconds") for part in ("core", "waited"))
+    if not (isinstance(works, float) and isinstance(waits, float)):
+        return ""
+    took = time_text(figures.seconds)
+    return f"{name} takes {took}: its core works {time_text(works)} and waits {time_text(waits)} for copies"
 
 
 def _seed_and_winner(data: CampaignData) -> tuple[str, tuple[str, WorkloadFigures], WorkloadFigures] | None:

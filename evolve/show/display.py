@@ -30,6 +30,8 @@ PLAIN_SECONDS = 30.0
 RECENT_SECONDS = 60.0
 """The evaluation rate is the mean over so many seconds."""
 WORKER_LINES = 8
+LASTING = ("warning: ", "workers: ", "starts from: ")
+"""Beginnings of notes that stay on the screen."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Display(Protocol):
     def update(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
-        """Show one line about the current step; an empty text removes it, one that begins with ``warning:`` stays."""
+        """Show one line about the current step; an empty text removes it, one that begins as in ``LASTING`` stays."""
         ...
 
     def stop(self) -> None:
@@ -150,7 +152,7 @@ class LiveDisplay:
         self._redraw()
 
     def note(self, text: str) -> None:
-        if text.startswith("warning: ") and self._live is not None:  # stays above the panel
+        if text.startswith(LASTING) and self._live is not None:  # stays above the panel
             self._live.console.print(Text(printable(text)))
             return
         self._note = printable(text)

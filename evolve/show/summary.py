@@ -35,6 +35,7 @@ def status_lines(path: Path, verbose: bool = False) -> list[str]:
         lines = [
             _line(path, data),
             f"suite {data.facts.get('suite')}, seed {data.facts.get('seed')}, budget {budget}",
+            *data.origins(),
             "verdicts: " + (", ".join(f"{n} {v}" for v, n in verdicts.most_common()) or "none yet"),
             *judge_lines(evaluations),
         ]
@@ -53,7 +54,7 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
         data = load(journal)
         finals = journal.references(Scope.FINAL.value)
         rows = {name: e for name, e in finals.items() if not name.startswith(FINALIST_PREFIX)}
-        lines = [f"campaign {campaign} {data.state_text}"]
+        lines = [f"campaign {campaign} {data.state_text}", *(f"  {line}" for line in data.origins())]
         for name, evaluation in sorted(rows.items(), key=lambda row: -(row[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
         lines += _refused(data)
