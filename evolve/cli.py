@@ -442,10 +442,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
         usable += [finding.part.removeprefix("target ")] * (
             finding.good and finding.part.startswith("target ")
         )
-        _say(f"{'ok  ' if finding.good else 'no  '} {finding.part}: {finding.sentence}")
+        mark = "ok  " if finding.good else "no  " if finding.needed else "–   "
+        _say(f"{mark} {finding.part}: {finding.sentence}")
     if target is None:
+        _say("–: not here, and only what it names needs it; no: every campaign needs it")
         _say(f"targets that work here: {', '.join(usable) or 'none yet; install an extra'}")
-    return 0 if healthy else 2
+    return 0 if healthy and (target is not None or usable) else 2
 
 
 def _ui(arguments: argparse.Namespace) -> int:

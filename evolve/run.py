@@ -156,7 +156,8 @@ class _Run:
     def go(self) -> CampaignOutcome:
         pool = self._pool = make_pool(pool_settings(self.resolved), self.device, self._pool_note)
         config = self.resolved.config
-        self.display.start(self.journal.meta("campaign"))
+        recorded = sum(1 for _ in self.journal.evaluations())
+        self.display.start({**self.journal.meta("campaign"), "evaluations": recorded})
         references = self._references = References(pool, self.journal, config.seed)
         campaign = self._campaign(references)
         gc.freeze()  # imported modules stay, so collections need not scan them

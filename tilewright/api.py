@@ -14,6 +14,7 @@ import queue
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from tilewright.evolve.show.display import Snapshot
 
 LIBRARY = "tilewright_library"
+
+HEARTBEAT_SECONDS = 10.0
+"""Most that passes between two events of a watched campaign."""
 
 
 def run(
@@ -120,9 +124,9 @@ def _config(campaign: str | Path | Mapping[str, Any], overrides: Mapping[str, An
 class RunningCampaign:
     """A campaign in a thread of this process.
 
-    Iterating yields a dictionary for each change of the progress, until the campaign ends: ``evaluations``, ``budget``
-    (of evaluations, or None), ``seconds``, ``verdicts`` by name, ``best`` (the best rate so far, or None), ``unit``,
-    ``target``, ``kind`` and ``note`` (the current step).
+    Iterating yields a dictionary for each change of the progress, at least every ten seconds, until the campaign ends:
+    ``evaluations``, ``budget`` (of evaluations, or None), ``seconds``, ``verdicts`` by name, ``best`` (the best rate so
+    far, or None), ``unit``, ``target``, ``kind``, ``note`` (the current step) and ``running`` (what each worker does).
 
     Example:
         for event in tw.start("quickstart"):
@@ -186,13 +190,14 @@ class _Watcher:
 
     def __init__(self, running: RunningCampaign) -> None:
         self._running = running
+        self._at = 0.0
         self._last: dict[str, Any] = {}
 
     def start(self, facts: Mapping[str, Any]) -> None:
         self._running._campaign = str(facts["id"])
         self._last = {
-            "evaluations": 0, "budget": None, "seconds": 0.0, "verdicts": {}, "best": None, "unit": facts.get("unit"),
-            "target": facts.get("target"), "kind": facts.get("target_kind"), "note": "",
+            "evaluations": facts.get("evaluations", 0), "budget": (facts.get("budget") or {}).get("evaluations"), "seconds": 0.0, "verdicts": {}, "best": None, "unit": facts.get("unit"),
+            "target": facts.get("target"), "kind": facts.get("target_kind"), "note": "", "running": [],
         }  # fmt: skip
 
     def update(self, snapshot: Snapshot) -> None:
@@ -202,6 +207,7 @@ class _Watcher:
             seconds=snapshot.elapsed_seconds,
             verdicts=dict(snapshot.verdicts),
             best=snapshot.best.fitness if snapshot.best else None,
+            running=list(snapshot.activity),
         )
 
     def note(self, text: str) -> None:
@@ -212,7 +218,10 @@ class _Watcher:
 
     def _tell(self, **changes: Any) -> None:
         before, self._last = self._last, {**self._last, **changes}
-        if {**before, "seconds": 0.0} != {**self._last, "seconds": 0.0}:
+        same = {"seconds": 0.0, "running": []}
+        now = time.monotonic()
+        if {**before, **same} != {**self._last, **same} or now - self._at >= HEARTBEAT_SECONDS:
+            self._at = now
             self._running._events.put(dict(self._last))
 
 

@@ -100,7 +100,7 @@ def parse_place(text: str) -> tuple[Path, str | None]:
     if path.suffix != ".py":
         raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
     if not path.is_file():
-        raise UserError(f"{path} does not exist; write FILE.py:function.")
+        raise UserError(f"{path} does not exist in {Path.cwd()}; name a file that does, as FILE.py:function.")
     try:
         ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError) as error:

@@ -125,7 +125,9 @@ def _model_lines(journal: Journal, data: CampaignData) -> list[str]:
     budget = [f"llm.total_tokens: tilewright asks the model no more, since {reason}" for reason in spent[-1:]]
     exchanges = [json.loads(text) for _, text in journal.exchanges()]
     if not exchanges:
-        return budget
+        model = (data.config.get("llm") or {}).get("model")
+        asked = f"model {model}: not asked; the portfolio asked other proposers"
+        return [*budget, *([asked] if model and len(data.points) > len(data.seeds()) else [])]
     failed = [str(exchange["error"]) for exchange in exchanges if exchange.get("error")]
     line = f"model {exchanges[-1].get('model', '?')}: {counted(len(exchanges), 'question')}"
     line += f", {len(failed)} unanswered (last: {failed[-1]})" if failed else ""
