@@ -196,8 +196,9 @@ class _Watcher:
     def start(self, facts: Mapping[str, Any]) -> None:
         self._running._campaign = str(facts["id"])
         self._last = {
-            "evaluations": facts.get("evaluations", 0), "budget": (facts.get("budget") or {}).get("evaluations"), "seconds": 0.0, "verdicts": {}, "best": None, "unit": facts.get("unit"),
-            "target": facts.get("target"), "kind": facts.get("target_kind"), "note": "", "running": [],
+            "evaluations": facts.get("evaluations", 0), "budget": (facts.get("budget") or {}).get("evaluations"),
+            "seconds": 0.0, "verdicts": {}, "best": None, "unit": facts.get("unit"), "target": facts.get("target"),
+            "kind": facts.get("target_kind"), "note": "", "running": [],
         }  # fmt: skip
 
     def update(self, snapshot: Snapshot) -> None:

@@ -306,20 +306,9 @@ def module_path(request: Request, answer: Mapping[str, Any], where: Path) -> Pat
 
 def tuned_entry(request: Request, answer: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """What ``export`` needs beside the campaign, for its journal."""
-    known = {"request": request, "asked": answer.get("asked")}
-    rows = {name: {**asdict(row), "path": str(row.path.resolve())} for name, row in known.items() if row}
-    plain = {key: value for key, value in answer.items() if key != "asked"}
-    return {**rows, "answer": plain, "where": str(where.resolve())}
-
-
-def read_tuned(entry: Mapping[str, Any]) -> tuple[Request, dict[str, Any], Path]:
-    """What ``tuned_entry`` was made of."""
-    rows = {
-        name: Request(**{**entry[name], "path": Path(entry[name]["path"]), "calls": tuple(entry[name]["calls"])})
-        for name in ("request", "asked") if name in entry
-    }  # fmt: skip
-    request = rows.pop("request")
-    return request, {**entry["answer"], **rows}, Path(entry["where"])
+    asked = answer.get("asked", request)
+    row = {**asdict(asked), "path": str(asked.path.resolve())}
+    return {"request": row, "answer": {**answer, "asked": "asked" in answer}, "where": str(where.resolve())}
 
 
 def export_resumed(campaign: RecordedCampaign, *, again: bool) -> tuple[Path, Request, Target] | None:
@@ -329,13 +318,15 @@ def export_resumed(campaign: RecordedCampaign, *, again: bool) -> tuple[Path, Re
         entry, config = journal.meta(TUNED), journal.meta("config")
     if entry is None or campaign.state != "finished":
         return None
-    request, answer, where = read_tuned(entry)
-    asked = answer.get("asked", request)
-    if module_path(asked, answer, where).exists() and not again:
+    row, where = entry["request"], Path(entry["where"])
+    request = Request(**{**row, "path": Path(row["path"]), "calls": tuple(row["calls"])})
+    answer = {key: value for key, value in entry["answer"].items() if key != "asked"}
+    answer |= {"asked": request} if entry["answer"]["asked"] else {}
+    if module_path(request, answer, where).exists() and not again:
         return None
     target = target_named(config["target"])
     with child.started_trial(target) as trial:
-        return export(campaign, request, answer, where, target, trial), asked, target
+        return export(campaign, request, answer, where, target, trial), request, target
 
 
 def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], target: Target) -> str:

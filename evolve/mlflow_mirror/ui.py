@@ -159,9 +159,10 @@ def closing_link(campaign: Path, home: Path) -> str | None:
     page = _page(campaign, uri)
     if not page:
         return None
-    if uri.startswith(("http:", "https:")):
-        return f"MLflow: {link(uri, page)}"
-    return f"MLflow: 'tilewright ui {campaign.name}' serves {link(f'http://{OWN_NAME}:5000', page)}"
+    served = uri.startswith(("http:", "https:"))
+    return (
+        f"MLflow: {link(uri, page)}" if served else f"MLflow: 'tilewright ui {campaign.name}' prints its link"
+    )
 
 
 def link(address: str, page: str) -> str:

@@ -1,16 +1,14 @@
-"""Writes a campaign's journal into MLflow: runs, and exchanges with a language model as traces.
+"""Writes a campaign's journal into MLflow.
 
 Everything written is a function of the journal, timestamps included, so that writing it twice changes nothing: a mirror
 may be killed at any instant and started again. A child run carries its candidate number as a tag from the moment it
-exists, and is closed only after all its content is written; the mirror writes an open run again. A trace's id is a hash
-of the campaign and the exchange.
+exists, and is closed only after all its content is written; the mirror writes an open run again.
 """
 
 import getpass
 import hashlib
 import itertools
 import json
-import logging
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -26,14 +24,8 @@ from mlflow.entities import (
     Param,
     Run,
     RunTag,
-    Span,
-    TraceInfo,
-    TraceLocation,
-    TraceState,
 )
 from mlflow.exceptions import MlflowException
-from mlflow.tracing.client import TracingClient
-from mlflow.tracing.constant import SpanAttributeKey, TraceMetadataKey, TraceTagKey
 
 from tilewright.evolve.mlflow_mirror import content as run_content
 from tilewright.evolve.mlflow_mirror import view
@@ -46,86 +38,6 @@ from tilewright.evolve.report.html import campaign_files
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
-
-log = logging.getLogger("tilewright.mirror")
-
-PREVIEW = 500
-
-
-class TraceWriter:
-    """Writes exchanges into one experiment. Raises the store's errors; calling again is safe."""
-
-    def __init__(self, uri: str) -> None:
-        self._client = TracingClient(uri)
-        self._supported = True
-
-    def write(
-        self, campaign: str, experiment: str, run: str, key: str, exchange: dict[str, Any], at: float
-    ) -> None:
-        """One exchange that was answered ``at`` (Unix seconds), linked to MLflow run ``run``."""
-        if not self._supported:
-            return
-        digest = hashlib.sha256(f"{campaign}/{key}".encode()).hexdigest()
-        trace, span = f"tr-{digest[:32]}", digest[32:48]
-        took = float(exchange.get("seconds", 0.0))
-        info = _info(trace, experiment, run, exchange, at - took, took)
-        try:
-            self._client.start_trace(info)
-            self._client.log_spans(experiment, [_span(trace, span, exchange, at - took, at)])
-        except NotImplementedError as error:
-            log.warning("this MLflow store keeps no traces of exchanges with the model: %s", error)
-            self._supported = False
-
-
-def _usage(exchange: dict[str, Any]) -> str:
-    asked, answered = exchange.get("prompt_tokens", 0), exchange.get("completion_tokens", 0)
-    return json.dumps({"input_tokens": asked, "output_tokens": answered, "total_tokens": asked + answered})
-
-
-def _info(
-    trace: str, experiment: str, run: str, exchange: dict[str, Any], began: float, took: float
-) -> TraceInfo:
-    proposal, _, attempt = str(exchange.get("salt", "")).partition(".")
-    return TraceInfo(
-        trace_id=trace,
-        trace_location=TraceLocation.from_experiment_id(experiment),
-        request_time=int(began * 1000),
-        execution_duration=int(took * 1000),
-        state=TraceState.ERROR if exchange.get("error") else TraceState.OK,
-        request_preview=exchange["messages"][-1]["content"][-PREVIEW:],
-        response_preview=(exchange.get("error") or exchange.get("reply", ""))[:PREVIEW],
-        trace_metadata={TraceMetadataKey.SOURCE_RUN: run, TraceMetadataKey.TOKEN_USAGE: _usage(exchange)},
-        tags={
-            TraceTagKey.TRACE_NAME: "llm proposal",
-            "model": str(exchange.get("model", "")),
-            "tilewright.candidate": proposal,
-            "tilewright.attempt": attempt,
-        },
-    )
-
-
-def _span(trace: str, span: str, exchange: dict[str, Any], began: float, ended: float) -> Span:
-    error = str(exchange.get("error", ""))
-    attributes = {
-        SpanAttributeKey.REQUEST_ID: trace,
-        SpanAttributeKey.SPAN_TYPE: "CHAT_MODEL",
-        SpanAttributeKey.INPUTS: {"model": exchange.get("model"), "messages": list(exchange["messages"])},
-        SpanAttributeKey.OUTPUTS: {"role": "assistant", "content": exchange.get("reply", "")},
-    }
-    texts = {name: json.dumps(value) for name, value in attributes.items()}
-    return Span.from_dict(
-        {
-            "trace_id": trace,
-            "span_id": span,
-            "parent_span_id": "",
-            "name": "llm proposal",
-            "start_time_unix_nano": int(began * 1e9),
-            "end_time_unix_nano": int(ended * 1e9),
-            "status": {"code": "ERROR" if error else "OK", "message": error},
-            "attributes": {**texts, SpanAttributeKey.CHAT_USAGE: _usage(exchange)},
-        }
-    )
-
 
 METRICS_A_BATCH, OTHERS_A_BATCH = 1000, 90
 PAGE = 1000
@@ -169,8 +81,6 @@ class Mirror:
         self._offspring: dict[int, dict[int, None]] = {}
         """Numbers of evaluated children by number of the parent, in the order in which they were evaluated."""
         self._arrival = 0
-        self._exchange = 0
-        self._traces = TraceWriter(uri)
         self._curve: list[Metric] = []
         self._refusals: Counter[int] = Counter()
         self._shown_state = ""
@@ -196,7 +106,6 @@ class Mirror:
         row = next(self._journal.evaluations(self._arrival), None)
         if row is None:
             self._flush()
-            self._write_exchanges()
             return False
         arrival, index, evaluation, at = row[0], row[1], ranked(row[2]), row[3]
         self._read_candidates()
@@ -231,7 +140,9 @@ class Mirror:
         self._client.log_batch(self._parent, tags=[RunTag(k, v) for k, v in tags.items()], synchronous=True)
         if ended:
             self._write_references(data)
-            self._upload(self._parent, campaign_files(data))
+            asked = [json.loads(text) for _, text in self._journal.exchanges()]
+            questions = {"questions.json": json.dumps(asked, indent=1)} if asked else {}
+            self._upload(self._parent, {**campaign_files(data), **questions})
             last = int(max(event.at for event in data.events) * 1000)
             costs = run_content.cost_metrics(data)
             self._log(self._parent, {}, [Metric(k, v, last, 0) for k, v in costs.items()])
@@ -406,13 +317,6 @@ class Mirror:
         if self._curve:
             self._log(self._parent, {}, self._curve)
             self._curve = []
-
-    def _write_exchanges(self) -> None:
-        """Write traces of the questions to a language model since the last call."""
-        assert self._parent is not None and self._experiment is not None
-        for row, key, text, at in self._journal.exchange_rows(self._exchange):
-            self._traces.write(self._uid, self._experiment, self._parent, key, json.loads(text), at)
-            self._exchange = row
 
     def _write_view(self, data: CampaignData) -> None:
         """Write the campaign's view, with the parameters that have been varied so far."""

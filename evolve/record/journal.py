@@ -283,13 +283,6 @@ class Journal:
         with self._reading():
             yield from self._db.execute("SELECT key, exchange FROM exchanges ORDER BY rowid")
 
-    def exchange_rows(self, after: int = 0) -> Iterator[tuple[int, str, str, float]]:
-        """(row, key, exchange, answered at) of exchanges after row ``after``, in the order they were made."""
-        with self._reading():
-            yield from self._db.execute(
-                "SELECT rowid, key, exchange, at FROM exchanges WHERE rowid > ? ORDER BY rowid", (after,)
-            )
-
     def events(self) -> list[Event]:
         with self._reading():
             rows = self._db.execute("SELECT seq, kind, detail, at FROM events ORDER BY seq")
