@@ -134,7 +134,8 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
     }  # fmt: skip
     assert expected.items() <= parent.data.tags.items()
     note = parent.data.tags["mlflow.note.content"]
-    assert note.startswith("The winner takes **") and "at 4096x4096x4096 (tpu7x, modelled). It is " in note
+    assert note.startswith("Winner: [candidate ") and "It takes **" in note.partition("\n")[0]
+    assert "at 4096x4096x4096 (tpu7x, modelled). It is " in note
     assert "× faster than bf16" in note and "[Report](#/experiments/" in note and "Bill: " in note
     assert "/artifacts/lineage.html?workflowType=machine_learning)" in note
     assert "| winner, 4096x4096x4096&emsp; |" in note
@@ -267,6 +268,7 @@ def test_questions_to_a_model_are_an_artifact(journal_path, uri):
     for salt, reply, error in (("1.0", "no code", ""), ("2.0", "", "no answer")):
         exchange = Exchange(salt, "m", ({"role": "user", "content": "?"},), reply, error, salt=salt)
         sample.journal.add_exchange(salt, exchange.to_json())
+    sample.finish()
     sample.close()
     assert catch_up(journal_path, uri)
     parent, _ = runs_of(uri, journal_path.parent.name)
