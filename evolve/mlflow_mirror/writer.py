@@ -18,8 +18,6 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import (
-    Dataset,
-    DatasetInput,
     Metric,
     Param,
     Run,
@@ -224,7 +222,7 @@ class Mirror:
             self._link_children(seed.index)
 
     def _open_parent(self, run_id: str | None) -> str:
-        """Create the campaign's run if it has no ``run_id`` yet, and write its parameters and suite."""
+        """Create the campaign's run if it has no ``run_id`` yet, and write its parameters."""
         assert self._experiment is not None
         toolchain, system, config = (self._journal.meta(key, {}) for key in ("toolchain", "system", "config"))
         content = run_content.campaign_run(self._facts, toolchain, system, config, self._uid)
@@ -232,16 +230,7 @@ class Mirror:
             tags, began = {**content.tags, **_source_tags()}, int(self._started * 1000)
             run_id = str(self._client.create_run(self._experiment, began, tags, content.name).info.run_id)
         self._log(run_id, content.params, [])
-        self._client.log_inputs(run_id, [DatasetInput(self._dataset())])
         return run_id
-
-    def _dataset(self) -> Dataset:
-        """The suite as MLflow's data set: its workloads and their dimensions where the operator is installed."""
-        suite, operator = str(self._facts.get("suite")), str(self._facts.get("operator"))
-        profile = json.dumps(_workloads(operator, suite))
-        digest = hashlib.sha256(f"{operator}/{suite}/{profile}".encode()).hexdigest()[:8]
-        source = json.dumps({"operator": operator, "suite": suite})
-        return Dataset(name=suite, digest=digest, source_type="code", source=source, profile=profile)
 
     def _write_child(self, candidate: Candidate, evaluation: Evaluation, at: float) -> bool:
         """Make one child run complete, and link its parents to it; False when it already was."""
@@ -385,13 +374,3 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return "unknown"
-
-
-def _workloads(operator: str, suite: str) -> Mapping[str, Mapping[str, int]]:
-    from tilewright.seeds.catalogue import UnknownOperator, load_operator
-
-    try:
-        found = load_operator(operator).suites.get(suite)
-    except UnknownOperator:
-        return {}
-    return {shape.id: dict(shape.dims) for shape in (*found.workloads, *found.final)} if found else {}

@@ -9,7 +9,7 @@ import yaml
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report import tables
 from tilewright.evolve.report.change import winner_change
-from tilewright.evolve.report.charts import Axis, convergence_svg, switched_charts
+from tilewright.evolve.report.charts import convergence_svg
 from tilewright.evolve.report.data import SEED_PREFIX, CampaignData, judge_lines, kernel_text, load
 from tilewright.evolve.report.lineage import (
     PAGE,
@@ -177,15 +177,14 @@ def _convergence(data: CampaignData) -> str:
         "A grey dot is a candidate that passed every gate, the line is the best rate so far, a tick below the axis is "
         f"a candidate that failed. {certainty}. Point at a step to see its mutation."
     )
-    return switched_charts({axis: convergence_svg(data, axis) for axis in Axis}) + note(caption)
+    return chart(convergence_svg(data), "Convergence") + note(caption)
 
 
 def _roofline(data: CampaignData) -> str:
     found = roofline(data)
     if found is None:
         return ""
-    roofs = "the public peaks" if found.slanted else "the public bandwidth and a copy's"
-    caption = f"Rates are {data.kind}; roofs are {roofs} of one {data.target_text} device."
+    caption = f"Rates are {data.kind}; roofs are the public peaks of one {data.target_text} device."
     if found.moved:
         caption += " A kernel that moves more bytes than it must lies further left."
     return chart(roofline_svg(data, found), "Roofline") + note(f"{caption} Point at a mark to see its shape.")

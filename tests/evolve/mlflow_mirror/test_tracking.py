@@ -144,7 +144,6 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
         "report.html", "lineage.html", "convergence.svg", "lineage.svg", "winner.py", "winner.params.json",
     }  # fmt: skip
     assert files == pages
-    assert parent.inputs.dataset_inputs[0].dataset.name == "quickstart"
     assert "ref_us_modelled/final.4096x4096x4096.winner" in parent.data.metrics
     assert "ref_tflops_modelled/suite.bf16" in parent.data.metrics
     report = text_of(uri, parent.info.run_id, "report.html", tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from testkit.evaluations import candidate
 from testkit.sample_campaign import SampleCampaign
 from tilewright.evolve.record.history import MutationKind
-from tilewright.evolve.report.charts import Axis, convergence_svg
+from tilewright.evolve.report.charts import convergence_svg
 from tilewright.evolve.report.data import ancestry, load
 from tilewright.evolve.report.html import campaign_files
 from tilewright.evolve.report.lineage import lineage_svg
@@ -30,7 +30,7 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data):
     roofs = roofline(data)
     assert roofs is not None
     pictures = [text for name, text in files.items() if name.endswith(".svg")]
-    pictures += [roofline_svg(data, roofs), convergence_svg(data, Axis.TIME, standalone=True)]
+    pictures += [roofline_svg(data, roofs), convergence_svg(data, standalone=True)]
     for text in pictures:
         root = ET.fromstring(text)
         assert root.tag.endswith("svg") and float(root.attrib["viewBox"].split()[3]) > 50
@@ -41,7 +41,7 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data):
         lineage_svg(in_bytes, data.winner or next(iter(data.candidates.values()))),
     ):
         assert "GB/s" in text and "TFLOP/s" not in text
-    assert roofline(in_bytes) is None, "no figure says its bytes"
+    assert roofline(in_bytes) is None, "memory is the only roof"
     interpreted = replace(data, facts={**data.facts, "target": "interpreter"})
     assert "convergence.svg" not in campaign_files(interpreted), "without times there is nothing to plot"
 
