@@ -340,6 +340,9 @@ class _Run:
         began = time.monotonic()
         try:
             return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
+        except UserError as error:
+            self.journal.add_event("interrupted", reason=str(error))
+            raise
         finally:
             self._compared_seconds = time.monotonic() - began
 

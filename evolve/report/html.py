@@ -32,7 +32,6 @@ from tilewright.evolve.report.page import (
     write_atomically,
 )
 from tilewright.evolve.report.roofline import roofline, roofline_svg
-from tilewright.evolve.report.tables import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.text import duration_text, percent_text, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
@@ -77,7 +76,7 @@ def render(data: CampaignData) -> str:
         section("Headroom", tables.headroom_section(data)),
         section("Roofline", _roofline(data)),
         section("Verdicts", tables.verdicts_section(data) if data.points else ""),
-        section("Credit of proposers and rules", _credit(data)),
+        section("Proposers and rules", tables.outcomes_section(data)),
         section("Lineage of the winner", _lineage(data)),
         section("Where the kernel's time goes", tables.diagnosis_section(data)),
         section("Winner", _winner(data)),
@@ -188,18 +187,6 @@ def _roofline(data: CampaignData) -> str:
     if found.moved:
         caption += " A kernel that moves more bytes than it must lies further left."
     return chart(roofline_svg(data, found), "Roofline") + note(f"{caption} Point at a mark to see its shape.")
-
-
-def _credit(data: CampaignData) -> str:
-    named = (("proposer", by_proposer(data)), ("rule", by_rule(data)))
-    parts = [credit_table(data, rows, what) for what, rows in named if rows]
-    if not parts:
-        return ""
-    caption = (
-        "A record is a candidate faster than all candidates before it. Its share of the gain is the share of the "
-        "logarithm, so that all shares add up to the step from the best seed to the best candidate."
-    )
-    return "".join(parts) + note(caption)
 
 
 def _lineage(data: CampaignData) -> str:
