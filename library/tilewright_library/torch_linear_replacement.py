@@ -60,7 +60,8 @@ class LinearLayers:
         if found is None or found[0] != seen:
             if torch.cuda.is_current_stream_capturing():
                 return None
-            made = quantise_weight(w.detach().contiguous())
+            with torch.inference_mode(False), torch.no_grad():  # they may change outside of it
+                made = quantise_weight(w.detach().contiguous())
             found = self._kept[w] = seen, made if found is None else found[1].copy_(made)
         copies: torch.Tensor = found[1]
         return copies

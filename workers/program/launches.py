@@ -177,7 +177,8 @@ class LaunchRecorder:
             return None
         given: dict[int | str, Any] = dict(enumerate(args)) | dict(kwargs)
         tensors = {at: v for at, v in given.items() if torch.is_tensor(v)}
-        if any(_addresses(t) for t in tensors.values()):
+        wide = [t.view(torch.int64) for t in tensors.values() if t.dtype in (torch.int64, torch.uint64)]
+        if any(bool((t.abs() >= served.LEAST_ADDRESS).any()) for t in wide):  # addresses
             return None  # what lies there would be the program's own when the launch is run again
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
         size = sum(s.nbytes() for s in storages.values())
@@ -263,13 +264,6 @@ def tuner_of(kernel: Any) -> Any:
 def is_wrapped(kernel: Any) -> bool:
     """Whether a tuner or heuristics look at each launch, which costs the host more than a replacement does."""
     return served.innermost(kernel) is not kernel
-
-
-def _addresses(t: torch.Tensor) -> bool:
-    """Whether a tensor may hold addresses."""
-    return t.dtype in (torch.int64, torch.uint64) and bool(
-        (t.view(torch.int64).abs() >= served.LEAST_ADDRESS).any()
-    )
 
 
 def _is_called(kernel: Any) -> bool:

@@ -13,10 +13,10 @@ import torch
 
 from tilewright.fitness.original import data_of
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
-from tilewright.workers.program.launches import Launch, is_wrapped, tuner_of
+from tilewright.workers.program.launches import Launch, is_wrapped
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
-from tilewright.workers.program.record import UNLIKE, Recorded, host_bound, record
+from tilewright.workers.program.record import UNLIKE, Recorded, record
 from tilewright.workers.program.scout import limited, scouted
 from tilewright.workers.program.search import Found, Job, Outcomes, search
 from tilewright.workers.program.step import BadStep, Program, loaded, program_of, reason
@@ -74,7 +74,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         found = search(_worth_it(recorded, rows), seconds, _say, kept)
         answer["found"] = [outcome.row() for outcome in found]
         worth = _worth(rows, found)
-        replacements = [*options, *_replacements(found, recorded.launches, host_bound(recorded.data))]
+        replacements = [*options, *_replacements(found, recorded.launches)]
     layers, fp8 = None, recorded.data["fp8"]
     once = request.get("fp8") == "kept" and bool(fp8["kept"])
     if request.get("fp8") and (shapes := fp8["kept" if once else "shapes"]):
@@ -129,16 +129,15 @@ def _worth_it(recorded: Recorded, rows: Sequence[Mapping[str, Any]]) -> list[Job
     return sorted(found, key=lambda job: -job.weight)
 
 
-def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: bool) -> list[Replacement]:
-    """Those of the configurations found; of kernels with a tuner of their own, all launches: it need not run then.
-    ``every``: of those with heuristics, too, for what these cost the host. Triton itself looks at a launch's arguments
-    in less time than a replacement does."""
+def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list[Replacement]:
+    """Those of the configurations found; of kernels with a tuner or heuristics, all launches: these need not run then.
+    Triton itself looks at a launch's arguments in less time than a replacement does."""
     found = {outcome.launch.number: outcome.configuration for outcome in outcomes}
     chosen: dict[tuple[str, str], dict[Any, Any]] = {}
     better = set()
     for launch in launches:
         configuration, place = found.get(launch.number), (launch.module, launch.name)
-        direct = launch.values is not None and (is_wrapped if every else tuner_of)(launch.outer)
+        direct = launch.values is not None and is_wrapped(launch.outer)
         if launch.left or not (configuration or direct):
             continue
         chosen.setdefault(place, {})[launch.key] = {**launch.chosen, **(configuration or {})}

@@ -23,7 +23,7 @@ import torch
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
 from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, call_text
-from tilewright.workers.program.launches import is_wrapped, tuner_of
+from tilewright.workers.program.launches import is_wrapped
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
@@ -405,11 +405,7 @@ class Proof:
 
     def _leave_out(self, label: str, why: str) -> None:
         self.left_out.append({"label": label, "why": why})
-        gone = self.parts.pop(label, [])
-        if label == PINNED:
-            tuned = {f"{of.module}.{of.name}" for of in self.recorded.launches if tuner_of(of.outer)}
-            self.pins += [pin for pin in gone if pin.label in tuned]
-        elif not gone:
+        if self.parts.pop(label, None) is None:
             for pins in (self.pins, self.parts.get(PINNED, [])):
                 pins[:] = [pin for pin in pins if pin.label != label]
 
@@ -417,8 +413,7 @@ class Proof:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label
-            and (is_wrapped if PINNED in self.parts else tuner_of)(launch.outer)
+            if f"{launch.module}.{launch.name}" == label and is_wrapped(launch.outer)
         }  # fmt: skip
         found = self.parts[label][0]
         if chosen and isinstance(found, Replacement) and label != PINNED:

@@ -62,14 +62,11 @@ class Recorded:
     """The record as data, and what only this process can hold: the launches with values, and a started step."""
 
     data: dict[str, Any]
+    launches: list[Launch]
+    """The distinct launches, those with options installed (``rows_under``) last."""
     recorder: LaunchRecorder
     step: Callable[[], Any]
     turns: Turns
-
-    @property
-    def launches(self) -> list[Launch]:
-        """The distinct launches, those with options installed (``rows_under``) last."""
-        return self.recorder.launches
 
     def rows_under(self, options: Installation) -> list[dict[str, Any]]:
         """The rows of the step with options installed: its launches may be on other shapes."""
@@ -139,7 +136,7 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
         faults.append(STREAMS)
     if graph and ALLOCATES in faults:  # what the replay reads and writes stays where it is
         faults.remove(ALLOCATES)
-    return Recorded(data, recorder, step, turns)
+    return Recorded(data, launches, recorder, step, turns)
 
 
 def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> dict[str, Any]:
@@ -152,13 +149,10 @@ def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> d
     from tilewright.library.torch_linear_replacement import LinearLayers
 
     device, way = device_key(torch.device("cuda")), "graph" if graph else "eager"
-    shapes, kept = (
-        [
-            (m, n, k) for m, n, k, trains in linears if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
-            and not (trains and mode == "kept") and is_faster("train" if trains else mode, way, m, n, k, device)
-        ]
-        for mode in ("infer", "kept")
-    )  # fmt: skip
+    trains = any(row[-1] for row in linears)
+    taken = [(m, n, k) for m, n, k, _ in linears if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK]
+    modes = ("train", "") if trains else ("infer", "kept")
+    shapes, kept = ([s for s in taken if mode and is_faster(mode, way, *s, device)] for mode in modes)
     layers = LinearLayers(kept or shapes, bool(kept))
     gain = turns.gain(Installation([], layers=layers), FP8_ROUNDS).value if kept or shapes else 1.0
     # where the host bounds the step, they may pay beside what launches less: the proof decides

@@ -122,7 +122,7 @@ def test_only_what_a_tuner_or_heuristics_look_at_is_launched_directly() -> None:
     launches: Any = [
         SimpleNamespace(outer=k, number=0, **facts) for k in (kernel, SimpleNamespace(fn=kernel))
     ]
-    assert [len(_replacements([], [of], every=True)) for of in launches] == [0, 1]
+    assert [len(_replacements([], [of])) for of in launches] == [0, 1]
 
 
 def test_every_name_is_restored_whatever_came_between(module: Any) -> None:
