@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tilewright.library.launch_replacement import Counted, Signature, call_signature, untraced
-from tilewright.workers.intake.calls.call_text import SHORT
+from tilewright.workers.program.launches import short
 from tilewright.workers.program.step import LAST_BIT, SEED
 
 MOST_CALLS, MOST_CALL_BYTES = 4, 2 << 30
@@ -51,13 +51,8 @@ def _copied(value: Any) -> Any:
 
 def call_text(values: list[Any], tree: Any) -> str:
     """A call as ``tilewright tune --args`` takes it."""
-
-    def shown(value: Any) -> str:
-        dtype = str(getattr(value, "dtype", "")).rpartition(".")[2]
-        return f"{SHORT.get(dtype, dtype)}{list(value.shape)}" if torch.is_tensor(value) else repr(value)
-
     args, kwargs = tree_unflatten(values, tree)
-    return ", ".join([*map(shown, args), *(f"{name}={shown(value)}" for name, value in kwargs.items())])
+    return ", ".join([*map(short, args), *(f"{name}={short(value)}" for name, value in kwargs.items())])
 
 
 def answers(call: Callable[..., Any], values: list[Any], tree: Any, nudged: bool = False) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class LaunchRecorder:
         if name not in self.generated:
             tensors = [a for a in args if torch.is_tensor(a)]
             config = this.launchers[0].config if this.launchers else ""
-            text = " ".join(_short(t) for t in tensors)
+            text = " ".join(short(t) for t in tensors)
             self.generated[name] = Generated(str(this.filename), text, str(config), _bytes(tensors))
         self.events.append(Event(name, None, _capturing()))
         return result
@@ -309,10 +309,10 @@ def _bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 def _text(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     named = {**dict(zip(names, args, strict=False)), **kwargs}
-    return " ".join(f"{k}={_short(v)}" for k, v in named.items() if v is not None and not callable(v))
+    return " ".join(f"{k}={short(v)}" for k, v in named.items() if v is not None and not callable(v))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     if torch.is_tensor(value):
         return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)}"
     return repr(value)

@@ -178,7 +178,11 @@ class Proof:
         self.check_answers()
         if self.parts:
             self._check_program()
-        self._time_alone(seconds)
+        arms = {  # kernels are too little to be seen one by one
+            label: self._installation(*(self.parts.keys() - {label})) for label, of in self.parts.items()
+            if label == PINNED or not isinstance(of[0], Replacement)
+        }  # fmt: skip
+        self.rounds["alone"] = self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
         wall = self.recorded.data["wall_seconds"]
         self.shares = {label: saved / wall for label, saved in worth.items()}
         result: dict[str, Any] = {"gain": None, "kept": []}
@@ -372,14 +376,6 @@ class Proof:
         return {"losses": losses, "noted": noted, "trains": trains, "peak": peak}
 
     # -- what stays ------------------------------------------------------------------------------
-
-    def _time_alone(self, seconds: float) -> None:
-        """Rounds of the step with each part alone, before the proof. Kernels are too little to be seen one by one."""
-        arms = {
-            label: self._installation(*(self.parts.keys() - {label})) for label, of in self.parts.items()
-            if label == PINNED or not isinstance(of[0], Replacement)
-        }  # fmt: skip
-        self.rounds["alone"] = self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
 
     def _alone(self, *labels: str) -> Ratio:
         """How many times faster the step is by what parts save alone, added: round by round, in the middle of all means
