@@ -1,7 +1,7 @@
 """A user's day at the command line, as tables: what is typed, and what must and must not come back.
 
-Wrong input (``wrong_inputs.txt``), help, the toolchains of every way to install; ``journeys.txt``, typed at a terminal. Pages in a browser:
-``tests/evolve/mlflow_mirror/test_ui.py``. Lost nodes: ``tests/faults``, in virtual time.
+``wrong_inputs.txt``, help, the toolchains of every way to install; ``journeys.txt``, typed at a terminal. Pages in a
+browser: ``tests/evolve/mlflow_mirror/test_ui.py``. Lost nodes: ``tests/faults``, in virtual time.
 """
 
 import contextlib
