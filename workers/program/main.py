@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +61,6 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
     for fault in UNLIKE:
         if fault in recorded.data["faults"]:
             raise BadStep(f"{program.name} {fault}; a proof needs steps that are alike, and results")
-    worth: dict[str, float] = {}
     if request.get("faster"):
         replacements = _of_file(Path(request["faster"]))
     else:
@@ -73,7 +71,6 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         rows = recorded.rows_under(Installation(options)) if options else recorded.data["rows"]
         found = search(_worth_it(recorded, rows), seconds, _say, kept)
         answer["found"] = [outcome.row() for outcome in found]
-        worth = _worth(rows, found)
         replacements = [*options, *_replacements(found, recorded.launches)]
     layers, fp8 = None, recorded.data["fp8"]
     once = request.get("fp8") == "kept" and bool(fp8["kept"])
@@ -87,7 +84,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         proof.check_answers()
         answer["left_out"] = proof.left_out
     else:
-        answer["proof"] = outcome = proof.run(float(request.get("prove_seconds", 40.0)), worth)
+        answer["proof"] = outcome = proof.run(float(request.get("prove_seconds", 40.0)))
         if proof.fp8 in proof.parts:
             answer["layers"] = repr(layers)
         own = [r.label for r in proof.kept if isinstance(r, Replacement) and r.winner is not None]
@@ -170,16 +167,6 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
         else Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
         for r in found["REPLACEMENTS"]  # of the file's own copy of the run time
     ]  # fmt: skip
-
-
-def _worth(rows: Sequence[Mapping[str, Any]], found: Sequence[Found]) -> dict[str, float]:
-    """Seconds of the step that the launches of a function save by their searches, by the function's label."""
-    seconds = {row["launch"]: row["seconds"] for row in rows}
-    worth: dict[str, float] = defaultdict(float)
-    for outcome in found:
-        saved = seconds.get(outcome.launch.number, 0.0) * (1 - 1 / outcome.gain)
-        worth[f"{outcome.launch.module}.{outcome.launch.name}"] += saved
-    return worth
 
 
 def main() -> None:

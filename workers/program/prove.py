@@ -162,8 +162,8 @@ class Proof:
             self.parts[self.fp8] = [layers]
         self.rounds: dict[str, Rounds] = {}
         """Seconds of a step, of the parts alone and of the last proof."""
-        self.shares: dict[str, float] = {}
-        """Of the step that the search says kernels save, by label."""
+        self.arms: dict[str, str] = {}
+        """In which arm of the rounds of parts alone each part is: kernels are too little to be seen one by one."""
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
 
@@ -172,19 +172,18 @@ class Proof:
         """What is installed, but for FP8 layers."""
         return [r for label, of in self.parts.items() if label != self.fp8 for r in of] + self.pins
 
-    def run(self, seconds: float, worth: Mapping[str, float]) -> dict[str, Any]:
-        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds. ``worth``: what the
-        search says that each function's launches save of the step, by label."""
+    def run(self, seconds: float) -> dict[str, Any]:
+        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds."""
         self.check_answers()
         if self.parts:
             self._check_program()
-        arms = {  # kernels are too little to be seen one by one
-            label: self._installation(*(self.parts.keys() - {label})) for label, of in self.parts.items()
-            if label == PINNED or not isinstance(of[0], Replacement)
-        }  # fmt: skip
-        self.rounds["alone"] = self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
-        wall = self.recorded.data["wall_seconds"]
-        self.shares = {label: saved / wall for label, saved in worth.items()}
+        for label, (first, *_) in self.parts.items():
+            self.arms[label] = "kernels" if isinstance(first, Replacement) and label != PINNED else label
+        alone = {
+            arm: self._installation(*(label for label, of in self.arms.items() if of != arm))
+            for arm in self.arms.values()
+        }
+        self.rounds["alone"] = self.recorded.turns.rounds({"": None, **alone}, seconds) if alone else {}
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
@@ -379,18 +378,14 @@ class Proof:
 
     def _alone(self, *labels: str) -> Ratio:
         """How many times faster the step is by what parts save alone, added: round by round, in the middle of all means
-        of two rounds, which one that was interrupted hardly moves. Of kernels, what their search says."""
-        rounds = self.rounds["alone"]
-        searched = sum(self.shares.get(label, 0.0) for label in labels if label not in rounds)
+        of two rounds, which one that was interrupted hardly moves."""
+        rounds, arms = self.rounds["alone"], {self.arms[label] for label in labels}
         saved = [
-            searched + sum(1 - statistics.median(rounds[label][n]) / statistics.median(base)
-                           for label in labels if label in rounds)
-            for n, base in enumerate(rounds.get("", [[1.0]]))
-        ]  # fmt: skip
+            sum(1 - statistics.median(rounds[arm][n]) / statistics.median(base) for arm in arms)
+            for n, base in enumerate(rounds[""])
+        ]
         middle = statistics.median(map(statistics.fmean, itertools.combinations_with_replacement(saved, 2)))
-        half = 0.0
-        if len(saved) > 1:
-            half = student_95(len(saved) - 1) * statistics.stdev(saved) / len(saved) ** 0.5
+        half = student_95(len(saved) - 1) * statistics.stdev(saved) / len(saved) ** 0.5
         return Ratio(*(1 / max(1 - share, 0.01) for share in (middle, middle - half, middle + half)))
 
     def _installation(self, *but: str) -> Installation:
