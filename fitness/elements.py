@@ -45,6 +45,9 @@ DISTINCT = 512
 CHANCE = 5.0
 """Standard deviations of a count of two ways that are taken as chance."""
 
+ALIKE = 22
+"""Lines that all have one sign by as little chance as that."""
+
 LEAN = 2.0**-4
 """Share of the answers by which errors may lean."""
 
@@ -298,7 +301,7 @@ def _turned(codes: np.ndarray, wanted: np.ndarray) -> Iterator[tuple[str, float,
 def _agree(sums: np.ndarray) -> bool:
     """Whether these have one sign by more than chance."""
     signs = np.sign(sums[sums != 0])
-    return len(signs) >= FEW and abs(float(signs.sum())) > CHANCE * math.sqrt(len(signs))
+    return len(signs) >= ALIKE and abs(float(signs.sum())) > min(CHANCE * math.sqrt(len(signs)), len(signs) - 1)
 
 
 def turned_too_far(

@@ -19,6 +19,7 @@ from tilewright.workers.intake.judge.input_kinds import (
     InputKinds,
     inputs_of,
     negative_numbers,
+    with_bounds,
     with_edges,
 )
 from tilewright.workers.intake.judge.inputs import draw, draws
@@ -92,6 +93,14 @@ def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear():
     def loss(logits, labels, ignored=-100): ...
 
     assert negative_numbers([loss, len], [1, -1, -2.0, True]) == [-1, -100]
+
+
+@pytest.mark.parametrize(("rows", "bound"), [(90, "V"), (72, "D"), (math.inf, "M"), (2, 0)])
+def test_an_index_without_a_bound_is_below_the_rows_that_it_reads(rows, bound):
+    dims = {"M": 50, "V": 90, "D": 72}
+    operands = [ROWS, Operand("i", "int64", ("M",)), Operand("t", "int64", ("M",), "D")]
+    tried = with_bounds(operands, dims, lambda some: dims.get(some[1].below, some[1].below) <= rows)
+    assert [o.below for o in tried] == [0, bound, "D"]
 
 
 def test_a_recipe_that_rounds_within_may_give_a_zero():

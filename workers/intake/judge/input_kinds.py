@@ -53,6 +53,9 @@ class Pair:
 EDGE_DRAWS = 8
 """Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
 
+BEYOND = 4
+"""Times the largest dimension no index is."""
+
 SPECIAL_DRAWS = 8
 """Draws of what is no number that the kernel runs: where it differs from the reference, it does so in few of them."""
 
@@ -150,10 +153,14 @@ class InputKinds:
         self._pairs = {"randn": [Pair(shape.outputs, shape.answers) for shape in shapes]}
         self.spread = 4
         self.notes: list[str] = []
-        self.operands = list(operands)
         more = self._bears(operands, [(self._ordered[-1].dims, 1)], "randn", 4, MOST_ANSWER, [0])
         self._pairs["randn"] += more or []
-        self.operands = with_edges(operands, numbers, self._bears_edges)
+        self.operands = list(operands)
+        if not hasattr(answers, "to_all"):  # a kernel that answers itself says nothing of what it reads outside
+            self.operands = with_bounds(operands, self._probe, self._bears_bounds)
+        if small := [o.name for o in self.operands if _unbounded(o)]:
+            self.notes.append(f"integers of {', '.join(small)} are drawn below 2: the call names no bound")
+        self.operands = with_edges(self.operands, numbers, self._bears_edges)
         own = ((GIVEN,),) if any(o.values for o in self.operands) else ()
         floats = sum(is_float(operand.dtype) for operand in operands)
         apart = (SET_APART,) if floats else ()  # integers are the same of every such kind
@@ -296,6 +303,11 @@ class InputKinds:
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
         return self._bears(self.operands, asked, kind, spread, most, own)
 
+    def _bears_bounds(self, operands: Sequence[Operand]) -> bool:
+        """Whether reference and kernel bear the operands' bounds on every shape."""
+        every = [(shape.dims, SEED) for shape in self._ordered]
+        return self._bears(operands, every, "randn", 4, math.inf, range(len(every))) is not None
+
     def _bears_edges(self, operands: Sequence[Operand]) -> bool:
         """Whether the reference bears the operands' edges on every shape, and the kernel on the smallest."""
         count = min(EDGE_DRAWS, self._effort.draws)
@@ -334,6 +346,30 @@ def _finite(answers: Sequence[np.ndarray], most: float = math.inf) -> bool:
 
 
 # -- edges -----------------------------------------------------------------------------------------------
+
+
+def with_bounds(
+    operands: Sequence[Operand], dims: Dims, bears: Callable[[Sequence[Operand]], bool]
+) -> list[Operand]:
+    """Integers whose call names no bound below the largest dimension that is borne where larger numbers are not: an
+    index meets more than the first two rows. Where any number is borne, below the smallest."""
+    found = list(operands)
+    for place, operand in enumerate(operands):
+
+        def below(bound: int | str, place: int = place) -> list[Operand]:
+            return [*found[:place], replace(found[place], below=bound), *found[place + 1 :]]
+
+        if _unbounded(operand):
+            names = sorted((n for n in dims if dims[n] > 2), key=lambda n: (dims[n], n not in operand.shape))
+            if not bears(below(BEYOND * max(dims.values()))):
+                names.reverse()
+            found = next((made for made in map(below, names) if bears(made)), found)
+    return found
+
+
+def _unbounded(operand: Operand) -> bool:
+    known = operand.below or operand.total or operand.form or operand.values or operand.least is not None
+    return operand.dtype in ("int32", "int64") and not known
 
 
 def with_edges(
