@@ -301,7 +301,9 @@ def _turned(codes: np.ndarray, wanted: np.ndarray) -> Iterator[tuple[str, float,
 def _agree(sums: np.ndarray) -> bool:
     """Whether these have one sign by more than chance."""
     signs = np.sign(sums[sums != 0])
-    return len(signs) >= ALIKE and abs(float(signs.sum())) > min(CHANCE * math.sqrt(len(signs)), len(signs) - 1)
+    return len(signs) >= ALIKE and abs(float(signs.sum())) > min(
+        CHANCE * math.sqrt(len(signs)), len(signs) - 1
+    )
 
 
 def turned_too_far(

@@ -1,5 +1,5 @@
-"""Operators as ``tune`` writes them, of functions in Triton (``exploits/taken.toml``): a softmax over rows, an attention
-of few queries over many keys, norms and an autograd pair among them."""
+"""Operators as ``tune`` writes them, of functions in Triton (``exploits/taken.toml``): a softmax over rows, an
+attention of few queries over many keys, a norm and its gradients, indices, integer codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def operator(name: str) -> TakenOperator:
     """A fresh one; its reference is torch's or a function of ``exploits/plain.py``."""
     row = rows()[name]
     shapes = tuple(
-        Workload("x".join(map(str, sizes)), dict(zip(row["dims"], sizes, strict=True))) for sizes in row["shapes"]
+        Workload("x".join(map(str, sizes)), dict(zip(row["dims"], sizes, strict=True)))
+        for sizes in row["shapes"]
     )
     operands, results = (
         tuple(kind(**{**one, "shape": tuple(one["shape"])}) for one in row[key])

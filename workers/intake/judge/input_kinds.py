@@ -70,7 +70,7 @@ STEADY_DRAWS, RARE, LAST_PLACE = 12, 16.0, 2.0**-23
 LARGEST = 3e38
 """Largest answer to inputs at the edge of a type."""
 
-QUIET = ("far", "shifted", "sided")
+QUIET = ("far", "usual", "shifted", "sided")
 """Kinds whose absence gets no note: the next kind of the family says nearly as much."""
 
 
@@ -156,7 +156,9 @@ class InputKinds:
         more = self._bears(operands, [(self._ordered[-1].dims, 1)], "randn", 4, MOST_ANSWER, [0])
         self._pairs["randn"] += more or []
         self.operands = list(operands)
-        if not hasattr(answers, "to_all"):  # a kernel that answers itself says nothing of what it reads outside
+        if not hasattr(
+            answers, "to_all"
+        ):  # a kernel that answers itself says nothing of what it reads outside
             self.operands = with_bounds(operands, self._probe, self._bears_bounds)
         if small := [o.name for o in self.operands if _unbounded(o)]:
             self.notes.append(f"integers of {', '.join(small)} are drawn below 2: the call names no bound")
@@ -354,17 +356,20 @@ def with_bounds(
     """Integers whose call names no bound below the largest dimension that is borne where larger numbers are not: an
     index meets more than the first two rows. Where any number is borne, below the smallest."""
     found = list(operands)
-    for place, operand in enumerate(operands):
-
-        def below(bound: int | str, place: int = place) -> list[Operand]:
-            return [*found[:place], replace(found[place], below=bound), *found[place + 1 :]]
-
-        if _unbounded(operand):
-            names = sorted((n for n in dims if dims[n] > 2), key=lambda n: (dims[n], n not in operand.shape))
-            if not bears(below(BEYOND * max(dims.values()))):
-                names.reverse()
-            found = next((made for made in map(below, names) if bears(made)), found)
+    for place in (n for n, operand in enumerate(operands) if _unbounded(operand)):
+        own = operands[place].shape
+        names: list[int | str] = sorted(
+            (n for n in dims if dims[n] > 2), key=lambda n: (dims[n], n not in own)
+        )
+        if not bears(_below(found, place, BEYOND * max(dims.values()))):
+            names.reverse()
+        tried = (_below(found, place, name) for name in names)
+        found = next(filter(bears, tried), found)
     return found
+
+
+def _below(operands: Sequence[Operand], place: int, bound: int | str) -> list[Operand]:
+    return [*operands[:place], replace(operands[place], below=bound), *operands[place + 1 :]]
 
 
 def _unbounded(operand: Operand) -> bool:
