@@ -59,6 +59,9 @@ BEYOND = 4
 SPECIAL_DRAWS = 8
 """Draws of what is no number that the kernel runs: where it differs from the reference, it does so in few of them."""
 
+LONE_DRAWS = 12
+"""Draws in which each of three operands is the huge one but for one chance in a hundred."""
+
 SEED = 17
 
 AT_ONCE = 8
@@ -300,8 +303,10 @@ class InputKinds:
         """Further draws, None where reference or kernel does not bear them: some overflow. The more draws, the nearer
         is the largest error to what a campaign sees."""
         most = LARGEST if family(kind) in EXTREME else MOST_ANSWER
-        asked = [(self._probe, seed) for seed in range(self._effort.draws)]
-        runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else self._effort.kernel_draws
+        lone = family(kind) == "lone"
+        asked = [(self._probe, seed) for seed in range(LONE_DRAWS if lone else self._effort.draws)]
+        runs = range(LONE_DRAWS) if lone else self._effort.kernel_draws
+        runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else runs
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
         return self._bears(self.operands, asked, kind, spread, most, own)
 

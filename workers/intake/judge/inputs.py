@@ -307,34 +307,40 @@ def _one_sided(
 
 
 def _usual(operand: Operand, values: np.ndarray, at: int, rng: np.random.Generator) -> None:
-    """Rows in order, rows at or below zero with zeros of both signs, and rows of ones or of zeros, the same ones of
-    every operand, as a first position is encoded; weights of ones as they are before any training."""
+    """Rows in order, rows at or below zero with zeros of both signs, rows with one value far above the others, and rows
+    of ones or of zeros, the same ones of every operand, as a first position is encoded; weights of ones as they are
+    before any training."""
     if values.ndim < 2:
         values[...] = 1.0 if rng.random() < 1 / 4 else values
         return
     rows = values.reshape(-1, values.shape[-1])
     few, same = _few(len(rows)), np.random.default_rng(at)
     order = same.permutation(len(rows))
-    plain, sorted_, low = (order[n * few : n * few + few] for n in same.permutation(3))
+    plain, sorted_, low, sure = (order[n * few : n * few + few] for n in same.permutation(4))
     rows[plain] = rng.choice((0.0, 1.0))
     rows[sorted_] = np.sort(rows[sorted_], axis=1)[:, :: rng.choice((-1, 1))]
     below = -np.abs(np.round(2 * rng.standard_normal(rows[low].shape)) / 2)
     rows[low] = np.where((below == 0) & (rng.random(below.shape) < 1 / 2), 0.0, below)
+    rows[sure, rng.integers(rows.shape[1], size=len(sure))] = rows[sure].max(axis=1) + rng.uniform(
+        2.0, 16.0, len(sure)
+    )
 
 
 def _pointed(operands: Sequence[Operand], made: dict[str, np.ndarray], rng: np.random.Generator) -> None:
     """Indices as calls have them: a third at the largest of a row that they go with, then some in order and alike."""
     for index in (o for o in operands if isinstance(o.below, str) and not (o.total or o.form)):
         flat = made[index.name].reshape(-1)
-        if flat.size < 4:
+        if flat.size < 3:
             continue
         rows = [o for o in operands if o.shape == (*index.shape, index.below) and is_float(o.dtype)]
         for operand in rows[:1]:
             flat[::3] = np.argmax(made[operand.name], axis=-1).reshape(-1)[::3]
-        few, at = flat.size // 4, int(rng.integers(flat.size // 2))
+        few = max(3, flat.size // 4)
+        at, alike = rng.integers(flat.size - few + 1, size=2)
         least, span = least_of(index), max(1, int(flat.max(initial=1)) - least_of(index))
         flat[at : at + few] = least + (flat[at] - least + np.arange(few)) % span
-        flat[at + few : at + 2 * few] = flat[at]
+        if flat.size > few or rng.random() < 1 / 2:
+            flat[alike : alike + few] = flat[alike]
 
 
 @dataclass
