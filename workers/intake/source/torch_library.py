@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ def register_nothing() -> None:
             setattr(library, name, _unless_torch(getattr(library, name), stand_in))
     _Library.torchs = library.Library
     library.Library = _Library
+    decompositions: Any = torch._decomp
+    add = decompositions._add_op_to_registry
+    decompositions._add_op_to_registry = lambda table, operation, *how: (
+        None if isinstance(operation, FunctionType) else add(table, operation, *how)
+    )
 
 
 def _unless_torch(original: Any, stand_in: Any) -> Any:
