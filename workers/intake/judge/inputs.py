@@ -140,9 +140,9 @@ def draws(
             _one_sided(operand, values, FEW_VALUES[kind], rng)
             if kind == USUAL:
                 _usual(operand, values, usual_at, rng)
-                alike = [o for o in operands if o.name in floats and replace(o, name=operand.name) == operand]
-                if len(alike) > 1 and rng.random() < 1 / 2:
-                    values[...] = floats[alike[0].name]
+                same = [o for o in operands if o.name in floats and replace(o, name=operand.name) == operand]
+                if len(same) > 1 and rng.random() < 1 / 2:
+                    values[...] = floats[same[0].name]
         if family(kind) in EXTREME and lone in ("", operand.name):
             values *= _factor(operand, kind, spread, values.shape, rng)
             if family(kind) == "huge" and values.ndim > 1:
