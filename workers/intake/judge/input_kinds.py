@@ -363,9 +363,7 @@ def with_bounds(
     found = list(operands)
     for place in (n for n, operand in enumerate(operands) if _unbounded(operand)):
         own = operands[place].shape
-        names: list[int | str] = sorted(
-            (n for n in dims if dims[n] > 2), key=lambda n: (dims[n], n not in own)
-        )
+        names = sorted((n for n in dims if dims[n] > 2), key=lambda n: (dims[n], n not in own))
         if not bears(_below(found, place, BEYOND * max(dims.values()))):
             names.reverse()
         tried = (_below(found, place, name) for name in names)
