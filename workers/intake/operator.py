@@ -35,22 +35,13 @@ from tilewright.seeds.operator import (
 from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
-from tilewright.workers.intake.judge.inputs import (
-    EXTREME,
-    FEW_VALUES,
-    ROWS,
-    SPECIAL,
-    bound_of,
-    draws,
-    least_of,
-    within,
-)
+from tilewright.workers.intake.judge.inputs import EXTREME, ROWS, SPECIAL, bound_of, draws, least_of, within
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
     "signed": frozenset(["sided", "shifted", "usual", *ROWS["signed"]]),
-    "repeated": frozenset(FEW_VALUES),
+    "repeated": frozenset(["repeated", "sided", "shifted", "usual"]),
     "outliers": frozenset(["far", "spread", "apart"]),
     "zeros": frozenset(["far", "spread"]),
     **{name: frozenset(f"{name}-{power}" for power in powers) for name, powers in EXTREME.items()},

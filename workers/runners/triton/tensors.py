@@ -81,11 +81,6 @@ def bits_of(tensor: torch.Tensor) -> torch.dtype:
     return _RAW[tensor.element_size()][1]
 
 
-def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays are of one dtype and shape, and alike to the bit."""
-    return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
-
-
 def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
     """The same bits on ``device``, in memory of its own."""
     raw, bits = _RAW[array.dtype.itemsize]

@@ -29,7 +29,6 @@ from tilewright.workers.runners.triton.tensors import (
     Operands,
     Sampler,
     Tensors,
-    same_bits,
     to_arrays,
     to_torch,
 )
@@ -114,14 +113,11 @@ class TorchDevice(DeviceRunner):
                 given = {s["name"]: job.arrays[prefix + s["name"]] for s in workload["inputs"]}
                 canaries = Canaries(fill, self._kept)
                 tensors: Tensors = {}
-                for (
-                    name,
-                    array,
-                ) in given.items():  # what is equal lies in the same memory, as it may in a call
-                    alike = [n for n in tensors if same_bits(given[n], array)]
-                    tensors[name] = (
-                        tensors[alike[0]] if alike else canaries.copy(to_torch(array, self._device))
-                    )
+                alike: dict[Any, str] = {}  # what is equal lies in the same memory, as it may in a call
+                for name, array in given.items():
+                    first = alike.setdefault((array.dtype.name, array.shape, array.tobytes()), name)
+                    own = first == name
+                    tensors[name] = canaries.copy(to_torch(array, self._device)) if own else tensors[first]
                 call = self._call(job, job.data["entries"][0], workload, tensors)
                 state["phase"] = "launch"
                 before = self._checksums.of(tensors)
