@@ -167,12 +167,7 @@ def operators() -> dict[str, FusedQuant]:
     """The family's operators by recipe name."""
     found = {}
     for kind in ("rmsnorm", "swiglu"):
-        kernels = (_seed(kind), _seed(f"{kind}_unfused", baseline=True))
-        seeds = MappingProxyType({kernel.name: kernel for kernel in kernels})
+        seeds = MappingProxyType({kind: SeedKernel(kind, inlined(_KERNELS / f"{kind}.py"))})
         recipe = f"{kind}_1x128"
         found[recipe] = FusedQuant(f"fused_quant/{recipe}", kind == "swiglu", _suites(kind), seeds)
     return found
-
-
-def _seed(name: str, *, baseline: bool = False) -> SeedKernel:
-    return SeedKernel(name, inlined(_KERNELS / f"{name}.py"), baseline=baseline)
