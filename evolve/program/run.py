@@ -20,9 +20,6 @@ from tilewright.workers.child.launch import own_environment
 if TYPE_CHECKING:
     from tilewright.evolve.intake.winner import Tuned
 
-MOST_ENDS = 4
-"""Processes that a search may end, one after another."""
-
 LEAST_WALL = 900.0
 """Seconds that the process may take beside its budgets."""
 
@@ -151,16 +148,10 @@ class Program:
             asked.write_text(json.dumps(given), encoding="utf-8")
             command = [sys.executable, "-m", "tilewright.workers.program.main", str(asked), str(answered)]
             try:
-                for _ in range(MOST_ENDS):
-                    known = files.ended_searches(Path(given["kept"]))
-                    done = subprocess.run(
-                        command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
-                        env=own_environment(), timeout=LEAST_WALL + 4 * budget, check=False,
-                    )  # fmt: skip
-                    new = files.ended_searches(Path(given["kept"])) - known
-                    if answered.is_file() or not new:
-                        break
-                    sys.stderr.write(f"  to search {', '.join(new)} ended the process: without it, again\n")
+                done = subprocess.run(
+                    command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
+                    env=own_environment(), timeout=LEAST_WALL + 4 * budget, check=False,
+                )  # fmt: skip
             except KeyboardInterrupt:  # the process has ended, wherever it was
                 if files.forget_unfinished(self.folder / files.KEPT):
                     self._note("stopped; the same command goes on")

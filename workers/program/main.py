@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tilewright.fitness.original import data_of
-from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
+from tilewright.library.launch_replacement import Option, Replacement, Winner
 from tilewright.workers.program.launches import Launch, is_wrapped
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
@@ -66,11 +66,9 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
     else:
         kept = Outcomes(Path(request["kept"]))
         seconds = float(request.get("seconds", 60.0))
-        options = search_options(recorded, seconds, kept, _say)
-        # with larger pieces, a kernel is launched on another shape than before
-        rows = recorded.rows_under(Installation(options)) if options else recorded.data["rows"]
-        found = search(_worth_it(recorded, rows), seconds, _say, kept)
+        found = search(_worth_it(recorded), seconds, _say, kept)
         answer["found"] = [outcome.row() for outcome in found]
+        options = search_options(recorded, seconds, kept, _say)
         replacements = [*options, *_replacements(found, recorded.launches)]
     layers, fp8 = None, recorded.data["fp8"]
     once = request.get("fp8") == "kept" and bool(fp8["kept"])
@@ -103,7 +101,7 @@ def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-def _worth_it(recorded: Recorded, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
+def _worth_it(recorded: Recorded) -> list[Job]:
     """Launches that a configuration could improve, with the seconds of the step above their floors; the most first."""
     device, wall = recorded.data["device"]["product"], recorded.data["wall_seconds"]
     host, busy = recorded.data["host_seconds"], recorded.data["busy_seconds"]
@@ -113,7 +111,7 @@ def _worth_it(recorded: Recorded, rows: Sequence[Mapping[str, Any]]) -> list[Job
         )
         return []
     found = []
-    for row in rows:
+    for row in recorded.data["rows"]:
         if row["kind"] != "triton" or row["launch"] is None:
             continue
         launch = recorded.launches[row["launch"]]

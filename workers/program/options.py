@@ -74,7 +74,7 @@ def candidates(recorded: Recorded) -> list[Option]:
     one step that left them out."""
     watches = {
         Watch(module, name, keep=False): options
-        for module, name, function in _functions(recorded.recorder.codes) if (options := _options(function))
+        for module, name, function in _functions(recorded.codes) if (options := _options(function))
     }  # fmt: skip
     with Installation([*watches]).installed():
         recorded.step()

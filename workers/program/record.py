@@ -30,11 +30,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """Parts of names of kernels that are not Triton's."""
 
-RANDOM, STREAMS, ALLOCATES = (
-    "draws random numbers (in dropout, for example)",
-    "uses several streams",
-    "allocates differently each time",
-)
+RANDOM, STREAMS = "draws random numbers (in dropout, for example)", "uses several streams"
+ALLOCATES = "allocates differently each time"
 DIFFERS = "launches other kernels, or on other shapes or integers, each time"
 SILENT = "returns nothing that can be compared: no number, no tensor, no list of them"
 UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS, SILENT)
@@ -63,20 +60,10 @@ class Recorded:
 
     data: dict[str, Any]
     launches: list[Launch]
-    """The distinct launches, those with options installed (``rows_under``) last."""
-    recorder: LaunchRecorder
     step: Callable[[], Any]
+    codes: Mapping[Any, str]
+    """Code of the functions that stood above launches of their own package."""
     turns: Turns
-
-    def rows_under(self, options: Installation) -> list[dict[str, Any]]:
-        """The rows of the step with options installed: its launches may be on other shapes."""
-        with options.installed(), limited([], trials=False):  # tuners take what they chose before
-            with self.recorder:
-                self.step()
-            self.recorder.events = []
-            kernels, _ = _profiled(self.step, self.recorder, burst_steps(self.data["wall_seconds"]))
-        copy = self.data["device"]["copy"]
-        return _rows(kernels, self.recorder.events, self.launches, self.recorder.generated, copy)
 
 
 def device_facts() -> dict[str, Any]:
@@ -136,7 +123,7 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
         faults.append(STREAMS)
     if graph and ALLOCATES in faults:  # what the replay reads and writes stays where it is
         faults.remove(ALLOCATES)
-    return Recorded(data, launches, recorder, step, turns)
+    return Recorded(data, launches, step, recorder.codes, turns)
 
 
 def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> dict[str, Any]:
