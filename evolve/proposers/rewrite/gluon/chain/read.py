@@ -102,6 +102,8 @@ class Chains:
 
     bound: Mapping[str, ast.expr]
     sums: SumReader
+    absent: str
+    """Where it holds, a program does nothing; "" where all do something."""
 
     @property
     def rows(self) -> str:
@@ -166,6 +168,7 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
     function = _Programs(kernel.tl).visit(function)
     body = [Statement(s) for s in ast.parse(ast.unparse(ast.Module(function.body, []))).body]
     body = [s for s in body if not is_idle(s, kernel.tl)]
+    body, absent = _without_returns(body, kernel.tl)
     _refuse(body, kernel.tl)
     parameters = [p.arg for p in function.args.args]
     body, grid, found = _axes(body, kernel, _bound(body, parameters), whole)
@@ -213,7 +216,26 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
         axis,
         bound,
         sums,
+        absent,
     )
+
+
+def _without_returns(body: Sequence[Statement], tl: str) -> tuple[list[Statement], str]:
+    """The statements without returns of programs that have nothing to do, and where one returns. What a program loads
+    only where it goes on must be tiles of the chain, which copies bring from inside of their tensors."""
+    ends = [
+        i for i, s in enumerate(body)
+        if isinstance(s.node, ast.If) and [ast.unparse(n) for n in s.node.body] == ["return"] and not s.node.orelse
+    ]  # fmt: skip
+    loops = [i for i, s in enumerate(body) if isinstance(s.node, ast.For)]
+    if not ends or not loops:
+        return list(body), ""
+    dots = {n for i in loops for call in calls(body[i].node, tl, "dot") for n in names_in(ast.unparse(call))}
+    behind = [s for s in body[ends[0] : loops[0]] if calls(s.node, tl, "load", "store") and not s.writes & dots]
+    if ends[-1] > loops[0] or behind:
+        raise Unsupported("a program that returns early, between what it loads")
+    tests = [body[i].node.test for i in ends]  # type: ignore[attr-defined]
+    return [s for i, s in enumerate(body) if i not in ends], " | ".join(f"({ast.unparse(t)})" for t in tests)
 
 
 def _refuse(body: Sequence[Statement], tl: str) -> None:
