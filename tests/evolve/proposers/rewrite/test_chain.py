@@ -225,7 +225,8 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
 PACKED = changed(
     ("head = tl.program_id(1)\n", "head = tl.program_id(1)\n    seq = tl.program_id(2)\n    begin = tl.load(Cu + seq)\n    size = tl.load(Cu + seq + 1) - begin\n    if start_m * BLOCK_M >= size:\n        return\n"),  # noqa: E501
     ("N_Q, N_K, BLOCK_M", "Cu, BLOCK_M"), ("q.shape[0], keys,", 'inputs["cu"],'), ("N_K", "size"), ("N_Q", "size"),
-    ("offs_m[:, None] * stride", "(begin + offs_m)[:, None] * stride"), ("offs_n[None, :] * s", "(begin + offs_n)[None, :] * s"),
+    ("offs_m[:, None] * stride", "(begin + offs_m)[:, None] * stride"),
+    ("offs_n[None, :] * s", "(begin + offs_n)[None, :] * s"),
     ("offs_n[:, None] * s", "(begin + offs_n)[:, None] * s"), ("empty_like", "zeros_like"),
     ('["BLOCK_M"]), q.shape[1])', '["BLOCK_M"]), q.shape[1], inputs["cu"].shape[0] - 1)'),
 )  # fmt: skip
@@ -242,7 +243,10 @@ def packed(name, source, **point):
 
 
 def test_sequences_end_where_the_device_says():
-    trials = [packed(str(point), CUT, **point) for point in ({}, {"consumers": 3, "columns": 32}, {"overlap": False})]
+    trials = [
+        packed(str(point), CUT, **point)
+        for point in ({}, {"consumers": 3, "columns": 32}, {"overlap": False})
+    ]
     run_checks([SEQUENCES], trials)
     assert check(CUT, entry="launch") == [] and [(t.rule, t.reason) for t in trials if not t.ok] == []
 
@@ -305,7 +309,10 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def faults():
-    found = {name: (packed if "cleared" in source else trial)(name, source) for name, (source, _) in PLANTED.items()}
+    found = {
+        name: (packed if "cleared" in source else trial)(name, source)
+        for name, (source, _) in PLANTED.items()
+    }
     run_checks([CASE, SEQUENCES], list(found.values()))
     return found
 

@@ -55,7 +55,11 @@ class Box:
     @property
     def reads(self) -> set[str]:
         """Names of the kernel that its coordinates need."""
-        texts = (self.start, self.there.text() if self.there is not None else "0", *(index for index, _ in self.outer))
+        texts = (
+            self.start,
+            self.there.text() if self.there is not None else "0",
+            *(index for index, _ in self.outer),
+        )
         return set[str]().union(*map(names_in, texts))
 
 
@@ -175,9 +179,7 @@ class BoxReader:
             found[sides[0]] = (low.scalar, high)
         return found
 
-    def _start(
-        self, scalar: Sum, stride: Sum, limit: tuple[Sum, Sum] | None, here: bool, rows: str
-    ) -> Sum:
+    def _start(self, scalar: Sum, stride: Sum, limit: tuple[Sum, Sum] | None, here: bool, rows: str) -> Sum:
         """The first row. ``here``: whether the host knows a limit; rows of a tensor that only the device knows the
         ends of begin where it says."""
         among = scalar.over(stride)

@@ -58,7 +58,7 @@ def {cleared}(tile, rows, ROWS: gl.constexpr, WIDTH: gl.constexpr):
 '''
 
 PARTIAL = "{bar} = gl.where({rows}{moving} < {ROWS}, STAGES, {stage})"
-"""A tile whose last rows are another's lands on a barrier of its own, one more than the ring has, before it is ready."""
+"""A tile whose last rows are another's lands on a barrier of its own, behind the ring's, before it is ready."""
 
 LANDED = """
 if {bar} == STAGES:

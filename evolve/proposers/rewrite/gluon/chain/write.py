@@ -310,7 +310,10 @@ class ChainText:
         own = self._reads((), there.text()) if there is not None else set()
         scalars = self._scalars(own | self._reads(chains.prepared) - chains.query_names)
         made_of = dict.fromkeys(chains.query_names, names["query"])
-        parts = [f"{program(chains.axis)} = min({names['row']} * CONSUMERS + GROUP, {names['last']})", self._lines(scalars)]
+        parts = [
+            f"{program(chains.axis)} = min({names['row']} * CONSUMERS + GROUP, {names['last']})",
+            self._lines(scalars),
+        ]
         if there is not None:
             parts.append(filled(texts.CUT, {**table, "rows": self._plain(there.text())}))
         if chains.prepared:
@@ -354,9 +357,13 @@ class ChainText:
         slots = {name: names[f"{which}_{name}"] for name in ("rows", "bar", "landed")}
         table = {
             **names, **slots, "which": which, "ROWS": box.rows, "WIDTH": box.columns,
-            "view": self._stage(which, box, "stage", False), "moving": f" + {self._plain(moving.text())}" if moving.parts else "",
+            "view": self._stage(which, box, "stage", False),
+            "moving": f" + {self._plain(moving.text())}" if moving.parts else "",
         }  # fmt: skip
-        made = {f"{which}_{n}": filled(t, table) for n, t in (("partial", texts.PARTIAL), ("landed", texts.LANDED))}
+        made = {
+            f"{which}_{n}": filled(t, table)
+            for n, t in (("partial", texts.PARTIAL), ("landed", texts.LANDED))
+        }
         fixed = f"{slots['rows']} = {self._plain((box.there - moving).text())}"
         return fixed, {f"{which}_bar": slots["bar"], **made}
 
@@ -368,7 +375,9 @@ class ChainText:
 
     def _steps(self, number: int) -> dict[str, str]:
         loop = self.chains.loops[number]
-        stop = f"gl.where({self.chains.absent}, {loop.start}, {loop.stop})" if self.chains.absent else loop.stop
+        stop = (
+            f"gl.where({self.chains.absent}, {loop.start}, {loop.stop})" if self.chains.absent else loop.stop
+        )
         bounds = (loop.start, stop, loop.step)
         declared, passed = self._parameters(self._step_names(number))
         start, stop, step = (self._plain(t) for t in bounds)
@@ -384,7 +393,9 @@ class ChainText:
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
         scalars = "".join(s.text for s in self._scalars(box.reads))
-        wide = box.there is not None or "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
+        wide = (
+            box.there is not None or "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
+        )
         carrier = self._carrier(renamed)
         places = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
         return ", ".join(
@@ -605,7 +616,11 @@ class ChainText:
         if absent := self.chains.absent:
             scalars = self._scalars(names_in(absent))
             wanted |= self._reads(scalars, absent)
-            lines = [self._lines(scalars), f"if {self._plain(absent)}:\n    pass\nelse:", *map(_indented, lines)]
+            lines = [
+                self._lines(scalars),
+                f"if {self._plain(absent)}:\n    pass\nelse:",
+                *map(_indented, lines),
+            ]
         return wanted, "\n".join(lines)
 
     def _stored(self) -> tuple[Statement, str, Box]:
