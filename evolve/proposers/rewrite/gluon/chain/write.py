@@ -310,15 +310,15 @@ class ChainText:
         own = self._reads((), there.text()) if there is not None else set()
         scalars = self._scalars(own | self._reads(chains.prepared) - chains.query_names)
         made_of = dict.fromkeys(chains.query_names, names["query"])
-        parts = [
+        begun = [
             f"{program(chains.axis)} = min({names['row']} * CONSUMERS + GROUP, {names['last']})",
             self._lines(scalars),
         ]
         if there is not None:
-            parts.append(filled(texts.CUT, {**table, "rows": self._plain(there.text())}))
+            begun.append(filled(texts.CUT, {**table, "rows": self._plain(there.text())}))
         if chains.prepared:
-            parts.append(filled(texts.PREPARED, {**table, "prepare": self._lines(chains.prepared, made_of)}))
-        prepared = "\n".join(parts) if len(parts) > 2 else ""
+            begun.append(filled(texts.PREPARED, {**table, "prepare": self._lines(chains.prepared, made_of)}))
+        prepared = "\n".join(begun) if len(begun) > 2 else ""
         consuming |= (
             own
             | self._reads([*scalars, *chains.prepared])
