@@ -228,7 +228,7 @@ PACKED = changed(
     ("offs_m[:, None] * stride", "(begin + offs_m)[:, None] * stride"),
     ("offs_n[None, :] * s", "(begin + offs_n)[None, :] * s"),
     ("offs_n[:, None] * s", "(begin + offs_n)[:, None] * s"), ("empty_like", "zeros_like"),
-    ('["BLOCK_M"]), q.shape[1])', '["BLOCK_M"]), q.shape[1], inputs["cu"].shape[0] - 1)'),
+    ('triton.cdiv(q.shape[0], params["BLOCK_M"]), q.shape[1])', '(q.shape[0] + 63) >> 6, q.shape[1], inputs["cu"].shape[0] - 1)'),  # noqa: E501
 )  # fmt: skip
 """Sequences one behind the other, their beginnings on the device."""
 BEHIND = [[*e[:3], "nan-from:120"] for e in CASE.inputs] + [["cu", [4], "int32", "values:0,70,75,120"]]
@@ -361,7 +361,6 @@ def test_the_grid_counts_the_new_tiles_however_it_is_quoted():
         ),
         ("tl.dot(q, k)", "tl.dot(q, k * 2)", "an operand computed by k \\* 2"),
         ("tl.dot(q, k)", "tl.dot(q, k) + tl.sum(acc)", "needs the second's sums"),
-        ('triton.cdiv(q.shape[0], params["BLOCK_M"])', "(q.shape[0] + 63) >> 6", "how many rows"),
         ("K + (head // shared) * stride_kh", "K + start_m * stride_kh", "no axis of the grid"),
         ("        m_i = m_ij\n", "        m_i = m_ij + tl.sum(acc, 1)\n", "sums of the step before"),
     ],

@@ -60,6 +60,8 @@ class LowerChain(NodeRule[Chains]):
             extent = getattr(payload, key)
             if extent.isdigit() or (key == "columns" and extent == payload.rows):
                 del space[key]
+        if payload.query.there is not None:  # tiles that cost nobody knows what even out over more of them
+            space["laps"] = (space["laps"][0], 2)
         given = [kernel.given(n) for n in (payload.rows, payload.columns)]
         own = [read_parameter(kernel.source, g) if g is not None else "" for g in given]
         several = len(payload.loops) > 1 and "columns" in space and all(own)
@@ -714,7 +716,12 @@ class ChainText:
                 put = self._param(key).replace("\\", "")
                 text = re.sub(rf"(?<![\w.\"']){re.escape(one)}(?![\w\"'])", put, text)
             if tiled and key == "rows" and text == first:
-                raise Unsupported("a grid that does not say how many rows a program has")
+                known_as = read_parameter(self.source, given) if given is not None else ""
+                if known_as not in self.source.defaults:
+                    raise Unsupported("a grid that does not say how many rows a program has")
+                text = (
+                    f"-(-({text}) * {self.source.defaults[known_as]} // {self._param(key)})"  # as many rows
+                )
         return text
 
     def _given(self, name: str) -> str:
