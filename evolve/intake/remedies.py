@@ -64,6 +64,7 @@ _REMEDIES: Sequence[tuple[str, str]] = (
     (r"the constant \w+ is a", "write its value into the kernel, or pass it as an argument"),
     (r"defines no", "name a function at the file's module level, or Class.method"),
     (r"ModuleNotFoundError|is not there", "install what it imports, or move the function to a file of its own"),
+    (r"the call raises SyntaxError", "run tilewright with the version of Python that it is written for"),
     (r"the call raises .*TPU ?v?\d", "it does not know this TPU: give the --target that it is written for, or its "
      "block sizes in the call"),
     (r"the call raises", "try the same call by itself, with every argument that has no default; a dictionary at the "
