@@ -179,6 +179,11 @@ class TakenOperator:
         return self.kinds
 
     @property
+    def answered_apart(self) -> bool:
+        """See ``seeds.operator.AnsweredApart``: a kernel that is its own reference has a process."""
+        return self.reference.startswith("itself:")
+
+    @property
     def contract(self) -> str:
         """See ``seeds.operator.HasContract``."""
         return contract_of(self)
@@ -304,8 +309,7 @@ class SampledOperator(TakenOperator):
         elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
         share = math.prod(kept[n] / dims[n] for n in dims)
         light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
-        interpreted = self.reference.startswith("itself:")  # and never soon done
-        if self.rest or (light and not interpreted):
+        if self.rest or (light and not self.answered_apart):  # what is interpreted is never soon done
             return None
         plain = pickle.dumps(dataclasses.replace(self, kernels={}))
         return {"operator": base64.b64encode(plain).decode(), "workload": workload.id}
