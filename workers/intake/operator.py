@@ -36,7 +36,7 @@ from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sampl
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
 from tilewright.workers.intake.judge.inputs import EXTREME, ROWS, SPECIAL, bound_of, draws, least_of, within
-from tilewright.workers.intake.judge.reference import function_of, run_reference
+from tilewright.workers.intake.judge.reference import NOWHERE, function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
@@ -229,12 +229,13 @@ class TakenOperator:
         found = self.answers(inputs)
         return {result.name: {result.name: found[result.name]} for result in self.results}
 
-    def answers(self, inputs: Arrays) -> Arrays:
-        """What the reference says, each as float64 or in the result's own bits."""
-        values = run_reference(function_of(self.reference), self.call, inputs, self.precision)
+    def answers(self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
+        """What the reference says, each as float64 or in the result's own bits; ``at``: at these indices alone."""
+        places = {r.place: at[r.name] for r in self.results} if at else NOWHERE
+        values = run_reference(function_of(self.reference), self.call, inputs, self.precision, places)
         if self.rest:
             own, call, precision = self.rest
-            values += run_reference(function_of(own), call, inputs, precision)[len(values) :]
+            values += run_reference(function_of(own), call, inputs, precision, places)[len(values) :]
         return {r.name: as_result(values[r.place], r.dtype) for r in self.results}
 
     def flops(self, workload: Workload) -> int:
@@ -287,15 +288,13 @@ class SampledOperator(TakenOperator):
         def axes(shape: Sequence[int | str]) -> list[np.ndarray]:
             return [picks[n] if n in picks else np.arange(size_of(n, dims)) for n in shape]
 
-        answers = self.answers({o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands})
-        where, references = {}, {}
+        where, at = {}, {}
         for result in self.results:
             given = axes(result.shape)
-            thin = thinned([len(a) for a in given], [n in picks for n in result.shape], rng)
-            where[result.name] = [axis[kept] for axis, kept in zip(given, thin, strict=True)]
-            found = answers[result.name]
-            references[result.name] = {result.name: found[np.ix_(*thin)] if found.ndim else found}
-        return Sample(where, references)
+            at[result.name] = thinned([len(a) for a in given], [n in picks for n in result.shape], rng)
+            where[result.name] = [axis[kept] for axis, kept in zip(given, at[result.name], strict=True)]
+        answers = self.answers({o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}, at)
+        return Sample(where, {name: {name: found} for name, found in answers.items()})
 
     def _picks(self, workload: Workload, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Places along the axes that the reference treats by themselves, the first and the last among them."""
