@@ -1,6 +1,8 @@
 """Functions that are registered as operations of torch stay functions, so that their launches are seen."""
 
+import importlib
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,12 @@ def register_nothing() -> None:
             setattr(library, name, _unless_torch(getattr(library, name), stand_in))
     _Library.torchs = library.Library
     library.Library = _Library
+    decompositions: Any = importlib.import_module("torch._decomp")
+    add = decompositions._add_op_to_registry
+    # torchao has its operations taken apart by torch's compiler
+    decompositions._add_op_to_registry = lambda registry, op, function: (
+        None if isinstance(op, types.FunctionType) else add(registry, op, function)
+    )
 
 
 def _unless_torch(original: Any, stand_in: Any) -> Any:
