@@ -73,12 +73,14 @@ class _Package(types.ModuleType):
 
 
 class PackageLoader(MetaPathFinder, Loader):
-    """Finds and runs the modules below ``root`` (the folder that holds the user's top package)."""
+    """Finds and runs the modules below ``root`` (the folder that holds the user's top package). ``whole``: packages'
+    own ``__init__`` runs at once."""
 
-    def __init__(self, root: Path, package: str, traced: bool = True) -> None:
+    def __init__(self, root: Path, package: str, traced: bool = True, whole: bool = False) -> None:
         self._root = root
         self._package = package
         self._traced = traced
+        self._whole = whole
         self.user = ""
         """The name of the user's own module."""
 
@@ -124,8 +126,8 @@ class PackageLoader(MetaPathFinder, Loader):
         path = str(module.__file__)
         if Path(path).name == "__init__.py":
             module.__dict__["__getattr__"] = self._lazily(module, path)
-            return
-        self.run(module, path)
+        if self._whole or Path(path).name != "__init__.py":
+            self.run(module, path)
 
     def _lazily(self, module: types.ModuleType, path: str) -> Any:
         """What a package's ``__init__`` imports, once asked for; for what it defines itself all of it runs."""
@@ -386,11 +388,21 @@ def package_of(path: Path) -> PackageLoader | None:
     return PackageLoader(root, parts[0] if len(parts) > 1 else "", False)
 
 
-def load(path: Path, function: str | None, *, traced: bool = True) -> tuple[types.ModuleType, PackageLoader]:
-    """The module of a file, as part of the package it lies in. Raises OSError, SyntaxError."""
+def load(
+    path: Path, function: str | None, *, traced: bool = True, whole: bool = False
+) -> tuple[types.ModuleType, PackageLoader]:
+    """The module of a file, as part of the package it lies in. ``whole``: anew, with all that its packages do as they
+    are imported, such as to fill a registry. Raises OSError, SyntaxError."""
     path = path.resolve()
     root, parts = import_place(path)
-    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced)
+    if whole:
+        loaded = [
+            n for n, m in sys.modules.items() if isinstance(getattr(m, "__loader__", None), PackageLoader)
+        ]
+        for name in loaded:
+            del sys.modules[name]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, PackageLoader)]
+    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced, whole)
     if traced:
         from tilewright.workers.intake.source.torch_library import register_nothing
 
