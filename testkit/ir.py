@@ -62,7 +62,7 @@ def scalars_followed(source, **options):
     return counts
 
 
-def _count(module, name):
+def _count(module, name, text=""):
     from jax._src.interpreters import mlir
 
     from tilewright.workers.runners.mosaic import ir as read
@@ -71,7 +71,8 @@ def _count(module, name):
     with mlir.make_ir_context():
         calls = [op for op in read.walk(read.parse(module)) if read.is_kernel(op)]
         kernels = [body_of(call)[1] for call in calls]
-        return sum(read.name_of(op) == name for kernel in kernels for op in read.walk(kernel.module))
+        ops = [op for kernel in kernels for op in read.walk(kernel.module) if read.name_of(op) == name]
+        return sum(text in str(op.operation.operands[0].type) for op in ops)
 
 
 def side_by_side(shape, block):
@@ -142,3 +143,47 @@ def walked(lengths, *, by_data=False):
     module = exported.mlir_module_serialized
     (kernel,) = module_facts(module, bind(module, {0: lengths, 1: [1]}))["kernels"]
     return kernel
+
+
+def copied(lengths, *, begun=True):
+    """Facts of a kernel that copies as many rows as a known table says, at every other point of its grid; the copies
+    in what is simulated, and whether one there is of a size that nobody knows.
+
+    Scratch turns between 0 and 1 from one point to the next, where it is ``begun``.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax import export
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    from tilewright.workers.runners.mosaic.facts import module_facts
+    from tilewright.workers.runners.mosaic.known_operands import bind
+
+    def copy(lengths_ref, x_ref, o_ref, turn_ref, flag):
+        point = pl.program_id(0)
+        if begun:
+            pl.when(point == 0)(lambda: turn_ref.__setitem__(0, 0))
+
+        @pl.when(turn_ref[0] == 0)
+        def _():
+            rows = pl.ds(0, lengths_ref[point])
+            made = pltpu.make_async_copy(x_ref.at[rows], o_ref.at[rows], flag)
+            made.start()
+            made.wait()
+
+        turn_ref[0] = 1 - turn_ref[0]
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    scratch = [pltpu.SMEM((1,), jnp.int32), pltpu.SemaphoreType.DMA]
+    grid = pltpu.PrefetchScalarGridSpec(1, (len(lengths),), [anywhere], anywhere, scratch)
+    out = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    unchecked = [export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
+    exported = export.export(
+        jax.jit(lambda lengths, x: pl.pallas_call(copy, grid_spec=grid, out_shape=out)(lengths, x)),
+        platforms=["tpu"],
+        disabled_checks=unchecked,
+    )(jax.ShapeDtypeStruct((len(lengths),), jnp.int32), out)
+    bound = bind(exported.mlir_module_serialized, {0: lengths})
+    (kernel,) = module_facts(exported.mlir_module_serialized, bound)["kernels"]
+    return kernel, _count(bound.costed, "tpu.enqueue_dma"), _count(bound.costed, "tpu.enqueue_dma", "?") > 0

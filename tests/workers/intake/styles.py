@@ -72,6 +72,7 @@ def _halved(x: torch.Tensor) -> torch.Tensor:
 
 library.define("halved(Tensor x) -> Tensor")
 library.impl("halved", _halved, "CUDA")
+torch._decomp.register_decomposition([torch.ops.tilewright_styles.halved])(_halved)
 
 
 def halved(x):

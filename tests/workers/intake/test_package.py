@@ -105,11 +105,6 @@ from tilewright.workers.intake.source.torch_library import register_nothing
 for _ in range(2):
     register_nothing()
 import torch._inductor.inductor_prims
-from torch._inductor.decomposition import register_decomposition
-library = torch.library.Library("mine", "FRAGMENT")
-library.define("twice(Tensor x) -> Tensor")
-library.impl("twice", lambda x: 2 * x, "CUDA")
-register_decomposition([torch.ops.mine.twice])(lambda x: x + x)
 print(torch.ops.prims.inductor_seed.default._schema)
 """
 

@@ -109,6 +109,15 @@ def test_a_loop_goes_on_while_known_tables_say_so(away):
     assert found["data_loops"] == 1 and found["matmul_flops"] is None
 
 
+def test_copies_are_of_the_sizes_that_known_tables_say(away):
+    found, copies, unknown = away(ir.copied, [8, 40, 0, 24, 16, 40, 8])  # of which every other one is copied
+    assert found["data_branches"] == 0 and (copies, unknown) == (2, False)
+    found, copies, unknown = away(
+        ir.copied, [8, 40, 0, 24], begun=False
+    )  # whatever scratch holds would decide
+    assert found["data_branches"] == 1 and (copies, unknown) == (1, True)
+
+
 def test_blocks_that_stride_twice_lie_side_by_side_where_a_kernel_is_alone(away):
     assert away(ir.side_by_side, (4, 64, 128), (2, 32, 128)) == ([(8, 32, 128)], 2)
     assert away(ir.side_by_side, (2, 4, 16, 128), (2, 2, 16, 128)) == ([(4, 2, 16, 128)], 2)

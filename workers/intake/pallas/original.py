@@ -78,7 +78,7 @@ class Original:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, encoding="utf-8")
         _forget(root)
-        module, _ = load(root / self.path, self.function, traced=False)
+        module, _ = load(root / self.path, self.function, traced=False, root=root)
         return function_in(module, self.function, Path(self.path).name)
 
     def settled(self, texts: Mapping[str, str]) -> Original:

@@ -141,6 +141,10 @@ def judge(
         return seed.traced(dims, params)
 
     checked, labels = ([label_of(dims) for dims in of] for of in ([s.dims for s in shapes], all_dims))
+    if own and _copies_by_values(seed.closed(all_dims[0], defaults).jaxpr):
+        for knob in knobs:  # a smaller one may be a buffer that is too small for other values
+            knob.values = tuple(v for v in knob.values if v >= knob.default)
+            knob.parts = tuple(v for v in knob.parts if v >= knob.default)
     legal, idle = legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
     knobs = [values_taken(k, legal, labels, checked) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
@@ -343,6 +347,19 @@ def _accesses(jaxpr: Any) -> int:
         count += times * sum(map(_accesses, jaxprs_in_params(params)))
         count += name in ("get", "swap") or name.startswith("dma_")
     return count
+
+
+def _copies_by_values(jaxpr: Any) -> bool:
+    """Whether values say how much a copy moves."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name.startswith("dma_"):
+            refs = jax.tree.unflatten(equation.params["tree"], equation.invars)
+            parts = (i for r in refs for t in getattr(r, "transforms", ()) for i in getattr(t, "indices", ()))
+            if any(getattr(part, "is_dynamic_size", False) for part in parts):
+                return True
+        elif any(map(_copies_by_values, jaxprs_in_params(equation.params))):
+            return True
+    return False
 
 
 def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int]) -> dict[str, int]:

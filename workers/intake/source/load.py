@@ -354,7 +354,7 @@ def import_place(path: Path) -> tuple[Path, list[str]]:
         parts.insert(0, root.name)
         root = root.parent
     for folder in (root, *root.parents) if parts[0] not in imported else ():
-        if folder.name in imported and not _installed(folder.name):
+        if folder.name in imported and not _installed(folder.name, elsewhere=folder):
             return folder.parent, [*path.parent.relative_to(folder.parent).parts, path.stem]
     return root, parts
 
@@ -374,10 +374,12 @@ def _stand_ins() -> None:
         sys.modules.update({"helion": package, "helion.runtime": runtime})
 
 
-def _installed(name: str) -> bool:
-    """Whether a package can be imported; a folder of that name without a module, such as its clone's, is none."""
+def _installed(name: str, elsewhere: Path | None = None) -> bool:
+    """Whether a package can be imported, also from another folder than ``elsewhere``, which PYTHONPATH may name; a
+    folder of that name without a module, such as its clone's, is none."""
     found = importlib.util.find_spec(name)
-    return found is not None and found.origin is not None
+    places = [Path(place) for place in (found and found.submodule_search_locations) or ()]
+    return found is not None and found.origin is not None and elsewhere not in places
 
 
 def package_of(path: Path) -> PackageLoader | None:
@@ -389,18 +391,21 @@ def package_of(path: Path) -> PackageLoader | None:
 
 
 def load(
-    path: Path, function: str | None, *, traced: bool = True, whole: bool = False
+    path: Path, function: str | None, *, traced: bool = True, root: Path | None = None, whole: bool = False
 ) -> tuple[types.ModuleType, PackageLoader]:
-    """The module of a file, as part of the package it lies in. ``whole``: anew, with all that its packages do as they
-    are imported, such as to fill a registry. Raises OSError, SyntaxError."""
+    """The module of a file, as part of the package it lies in. ``root``: the folder that holds that package, where it
+    is known. ``whole``: anew, with all that its packages do as they are imported, such as to fill a registry. Raises
+    OSError, SyntaxError."""
     path = path.resolve()
-    root, parts = import_place(path)
-    if whole:
-        loaded = [
-            n for n, m in sys.modules.items() if isinstance(getattr(m, "__loader__", None), PackageLoader)
-        ]
-        for name in loaded:
+    if root is None:
+        root, parts = import_place(path)
+    else:
+        root = root.resolve()
+        parts = [*path.with_suffix("").relative_to(root).parts]
+    for name, old in list(sys.modules.items()) if whole else ():
+        if isinstance(getattr(old, "__loader__", None), PackageLoader):
             del sys.modules[name]
+    if whole:
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, PackageLoader)]
     loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced, whole)
     if traced:

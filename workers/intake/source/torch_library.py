@@ -1,9 +1,8 @@
 """Functions that are registered as operations of torch stay functions, so that their launches are seen."""
 
-import importlib
 import sys
-import types
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -33,11 +32,10 @@ def register_nothing() -> None:
             setattr(library, name, _unless_torch(getattr(library, name), stand_in))
     _Library.torchs = library.Library
     library.Library = _Library
-    decompositions: Any = importlib.import_module("torch._decomp")
+    decompositions: Any = torch._decomp
     add = decompositions._add_op_to_registry
-    # torchao has its operations taken apart by torch's compiler
-    decompositions._add_op_to_registry = lambda registry, op, function: (
-        None if isinstance(op, types.FunctionType) else add(registry, op, function)
+    decompositions._add_op_to_registry = lambda table, operation, *how: (
+        None if isinstance(operation, FunctionType) else add(table, operation, *how)
     )
 
 

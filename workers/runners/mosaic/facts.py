@@ -130,8 +130,12 @@ def _kernel_facts(config: dict[str, Any], tables: Tables) -> dict[str, Any]:
     with read.kernel_context():
         kernel = read.MosaicKernel.of(read.parse_body(base64.b64decode(config["custom_call_config"]["body"])))
         main = kernel.function
-        taint = _Taint()
+        taint, flops = _Taint(), _matmul_flops(kernel, tables)
         taint.function(main, _arguments(kernel, main, tables))
+        if flops is not None and taint.data_branches + taint.data_loops:
+            # its course was followed to the end: what it stores in scalar memory decides it, and nothing else
+            taint = _Taint()
+            taint.function(main, set(kernel.followed(tables)))
         return {
             "grid": list(kernel.grid),
             "signature": sorted({_signature(op) for op in read.walk(main)}),
@@ -143,7 +147,7 @@ def _kernel_facts(config: dict[str, Any], tables: Tables) -> dict[str, Any]:
                 _unknown_loads(other, _arguments(kernel, other, tables)) for other in kernel.index_maps
             ),
             "constant_bytes": sum(_constant_bytes(op) for op in read.walk(main)),
-            "matmul_flops": _matmul_flops(kernel, tables),
+            "matmul_flops": flops,
         }
 
 
@@ -165,9 +169,8 @@ def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
 def _matmul_flops(kernel: read.MosaicKernel, tables: Tables) -> int | None:
     if min(kernel.grid, default=1) < 0:
         return None
-    known = {kernel.argument(kernel.function, number): values for number, values in tables.items()}
     try:
-        return matmul_flops(kernel.function, kernel.grid, known)
+        return matmul_flops(kernel.function, kernel.grid, kernel.followed(tables))
     except Unresolved:
         return None
 

@@ -5,10 +5,11 @@ import io
 import json
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mosaic.python import tpu
@@ -147,6 +148,20 @@ class MosaicKernel:
     def argument(self, function: Any, number: int) -> Any:
         """Operand ``number`` as ``function`` sees it; functions that place blocks see prefetched operands only."""
         return function.operation.regions[0].blocks[0].arguments[len(self.grid) + number]
+
+    def followed(self, known: Mapping[int, np.ndarray]) -> dict[Any, np.ndarray]:
+        """The body's arguments that are tables, scratch too, and what each holds first, empty where that is not known.
+
+        ``known``: by number of an operand.
+        """
+        block = self.function.operation.regions[0].blocks[0]
+        numbers = range(len(block.arguments) - len(self.grid))
+        unknown = np.zeros(0, np.int32)
+        return {
+            self.argument(self.function, n): known.get(n, unknown)
+            for n in numbers
+            if n in known or self.is_table(n)
+        }
 
     def readers(self, number: int) -> tuple[Any, ...]:
         """The functions that see operand ``number``."""

@@ -27,6 +27,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 from tilewright.workers.runners.mosaic import ir as read
 from tilewright.workers.runners.mosaic.ir import body_of, replace_body, serialized_module
+from tilewright.workers.runners.mosaic.known_copies import with_known_sizes
 from tilewright.workers.runners.mosaic.scalar_division import without_divisions
 
 MAX_VALUES = 1 << 14
@@ -78,7 +79,7 @@ def _simplify_scalars(serialized: bytes) -> bytes:
 def _simplify_kernel(call: Any) -> bool:
     config, kernel = body_of(call)
     with kernel.module.context, ir.Location.unknown():
-        changed = without_divisions(kernel) > 0
+        changed = with_known_sizes(kernel, {}) + without_divisions(kernel) > 0
     if changed:
         replace_body(call, config, kernel.module)
     return changed
@@ -242,6 +243,7 @@ def _write_tables(call: Any, known: Known) -> Tables:
     if sum(values.size for values in tables.values()) > MAX_VALUES:
         raise read.ModuleError(f"a kernel with more than {MAX_VALUES} known values")
     with kernel.module.context, ir.Location.unknown():
+        with_known_sizes(kernel, tables)
         for early in (True, False):
             # blocks may be placed by prefetched tables before the body runs, others are copied in by then
             written = {n: values for n, values in tables.items() if (n < kernel.prefetched) is early}

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
+from tilewright.workers.runners.mosaic import ir as read
+
 MAX_STEPS = 2_000_000
 """Scalar steps after which a kernel's control flow is given up on."""
 
@@ -95,6 +97,7 @@ class _Run:
     values: dict[int, int | None] = field(default_factory=dict)
     steps: int = 0
     tables: dict[int, Table] = field(default_factory=dict)
+    sizes: dict[int, set[tuple[int | None, ...]]] = field(default_factory=dict)
 
 
 def matmul_flops(function: Any, grid: Sequence[int], tables: Mapping[Any, np.ndarray]) -> int:
@@ -102,8 +105,45 @@ def matmul_flops(function: Any, grid: Sequence[int], tables: Mapping[Any, np.nda
 
     ``tables`` are arguments in scalar memory whose values are known.
     """
+    return _followed(function, grid, tables, _Numbers(), _Run())
+
+
+def copied_sizes(
+    function: Any, grid: Sequence[int], tables: Mapping[Any, np.ndarray]
+) -> list[tuple[Any, list[Any], set[tuple[int | None, ...]]]]:
+    """Copies, and waits for one, of a size that is computed: the operation, the values that say its size, and what
+    these are wherever it is reached on the grid. Raises Unresolved."""
+    if not any(_sizes_of(op) for op in read.walk(function)):
+        return []
+    numbers, run = _Numbers(), _Run()
+    numbers.copies = []
+    _followed(function, grid, tables, numbers, run)
+    return [(op, _sizes_of(op), run.sizes.get(place, set())) for place, op in enumerate(numbers.copies)]
+
+
+def _sizes_of(op: Any) -> list[Any]:
+    """The values that say the size of what a copy reads and writes; none where its types do."""
+    found: list[Any] = []
+    if read.name_of(op) not in ("tpu.enqueue_dma", "tpu.wait_dma2"):
+        return found
+    for value in op.operation.operands:
+        while "?" in str(value.type):
+            if isinstance(value.owner, ir.Block) or read.name_of(value.owner) not in _VIEWS:
+                return []
+            if read.name_of(value.owner) == "tpu.memref_slice":
+                _, places, count = ir.DenseI32ArrayAttr(value.owner.attributes["operandSegmentSizes"])
+                found += list(value.owner.operands)[1 + places :][:count]
+            value = value.owner.operands[0]
+    return list(dict.fromkeys(found))
+
+
+_VIEWS = ("tpu.memref_slice", "tpu.memref_squeeze")
+
+
+def _followed(
+    function: Any, grid: Sequence[int], tables: Mapping[Any, np.ndarray], numbers: _Numbers, run: _Run
+) -> int:
     block = function.operation.regions[0].blocks[0]
-    numbers = _Numbers()
     numbers.tables.update(numbers[argument] for argument in tables)
     arguments = [numbers[argument] for argument in block.arguments][: len(grid)]
     program = _translate(block, numbers)
@@ -112,7 +152,7 @@ def matmul_flops(function: Any, grid: Sequence[int], tables: Mapping[Any, np.nda
     used = set(arguments) if _holds(program, "store") else _used(program)
     axes = [range(size) if argument in used else (0,) for argument, size in zip(arguments, grid, strict=True)]
     repeats = math.prod(size for argument, size in zip(arguments, grid, strict=True) if argument not in used)
-    run = _Run(tables={numbers[argument]: _table(values) for argument, values in tables.items()})
+    run.tables = {numbers[argument]: _table(values) for argument, values in tables.items()}
     total = 0
     for point in itertools.product(*axes):
         run.values = dict(zip(arguments, point, strict=True))
@@ -126,6 +166,8 @@ class _Numbers(dict[Any, int]):
     def __init__(self) -> None:
         super().__init__()
         self.tables: set[int] = set()
+        self.copies: list[Any] | None = None
+        """Copies of a size that is computed, where these are wanted."""
 
     def __missing__(self, value: Any) -> int:
         self[value] = len(self)
@@ -137,7 +179,7 @@ def _table(values: np.ndarray) -> Table:
 
 
 def _interesting(program: list[_Node]) -> bool:
-    return any(node.kind in _CONTROL or node.kind == "store" for node in program)
+    return any(node.kind in _CONTROL or node.kind in ("store", "copy") for node in program)
 
 
 def _holds(program: list[_Node], kind: str) -> bool:
@@ -161,7 +203,7 @@ def _collect(program: list[_Node], wanted: set[int]) -> None:
             for inner, yields in zip(node.programs, node.yields, strict=True):
                 wanted.update(yields)
                 _collect(inner, wanted)
-        elif wanted.intersection(node.result):
+        elif node.kind == "copy" or wanted.intersection(node.result):
             wanted.update(node.operands)
 
 
@@ -183,6 +225,8 @@ def _execute(program: list[_Node], run: _Run) -> int:
             values[node.result[0]] = run.tables[node.value].get(_place(node.operands, run))
         elif node.kind == "store":
             _store(node, run)
+        elif node.kind == "copy":
+            run.sizes.setdefault(node.value, set()).add(_place(node.operands, run))
         elif node.kind in _CONTROL:
             total += _CONTROL[node.kind](node, run)
     return total
@@ -195,10 +239,10 @@ def _place(numbers: Sequence[int], run: _Run) -> tuple[int | None, ...]:
 def _store(node: _Node, run: _Run) -> None:
     """Write a table; one that is written nobody knows where is not known any more."""
     table, place = run.tables[node.value], _place(node.operands[1:], run)
-    if place in table:
-        table[place] = run.values.get(node.operands[0])
-    else:
+    if None in place:
         table.clear()
+    else:
+        table[place] = run.values.get(node.operands[0])
 
 
 def _branch(node: _Node, run: _Run) -> int:
@@ -285,6 +329,9 @@ def _node(op: Any, numbers: _Numbers) -> _Node | None:
     if name == "memref.store" and numbers[operation.operands[1]] in numbers.tables:
         value, table, *place = (numbers[v] for v in operation.operands)
         return _Node("store", (), (value, *place), value=table)
+    if numbers.copies is not None and (sizes := _sizes_of(op)):
+        numbers.copies.append(op)
+        return _Node("copy", (), tuple(numbers[size] for size in sizes), value=len(numbers.copies) - 1)
     if len(results) != 1 or str(operation.results[0].type) not in ("i1", "i32", "i64", "index"):
         return None
     if name == "memref.load":

@@ -141,6 +141,11 @@ WRITTEN = {
         ("tl.exp(m_i - m_ij)", "weight(last - m_i)"), ("tl.exp(qk - m_ij[:, None])", "weight(qk - m_i[:, None]) * one"),
         ("        m_i = m_ij\n", ""), ("head * stride_oh", "(part + head) * stride_oh"),
     ],
+    "heads in two dimensions, a row beside a tile, scores that are cast": [
+        ('inputs["q"], inputs["k"]', 'inputs["q"].reshape(136, 2, 2, 64), inputs["k"]'),
+        ("q.stride(1)", "q.stride(2)"), ("out.stride(1), ", "out.stride(2), "), ("q.shape[2]", "q.shape[3]"),
+        ("q.shape[1]", "4"), ("stride_qm + offs_d[None, :]", "stride_qm + offs_d"), ("qk += tl.dot(q, k)", "qk = tl.dot(q, k).to(tl.float32)"),  # noqa: E501
+    ],
     "a helper that holds the loop, called twice": [
         (LOOP, "".join(
             f"    acc, l_i, m_i = walk(acc, l_i, m_i, q, k_ptrs, v_ptrs, offs_m, offs_n, sm_scale, {low}, {high}, stride_kn, stride_vn, N_K, BLOCK_M, BLOCK_N, {stage})\n"  # noqa: E501
@@ -168,7 +173,8 @@ POINTS = [
 
 
 QUICK = (
-    "full", "a program's numbers and weights by helpers", "no weights, as of linear attention",
+    "full", "heads in two dimensions, a row beside a tile, scores that are cast",
+    "a program's numbers and weights by helpers", "no weights, as of linear attention",
     "scores that are copied, bound anew and read a step later",
     "a row's largest score that is read behind the loop", "two loops, of whole tiles and of those on the diagonal",
 )  # fmt: skip

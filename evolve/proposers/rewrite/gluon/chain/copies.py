@@ -233,12 +233,17 @@ def described(box: Box, extents: Sequence[str], layout: str) -> str:
 
 
 def _extent(box: Box, stride: str) -> str:
-    """Of the dimension that has a stride, as the host says it. Of several with one stride, one alone has more than one
-    element: the rows', where it is theirs, else ``apart`` does not hold."""
-    if found := _dimension(box, stride):
-        return f"{box.tensor}.shape[{found}]"
-    longest = f"max(n for n, s in zip({box.tensor}.shape, {box.tensor}.stride()) if s == {stride})"
-    return longest if stride == box.stride else f"({longest} if ({stride}) != ({box.stride}) else 1)"
+    """Of the dimension that has a stride, as the host says it, with those that an index of it runs on into: all that
+    lie below the next stride of the box. Of several with one stride, one alone has more than one element: the rows',
+    where it is theirs, else ``apart`` does not hold."""
+    others = [t for t in (box.stride, *(t for _, t in box.outer)) if t != stride]
+    within = "".join(f" and not {stride} < {other} <= s" for other in others)
+    sides = f"zip({box.tensor}.shape, {box.tensor}.stride())"
+    reach = f"1 + sum((n - 1) * s for n, s in {sides} if s >= {stride}{within}) // max({stride}, 1)"
+    if stride == box.stride:
+        return reach
+    own = _dimension(box, stride)
+    return f"({reach} if ({stride}) != ({box.stride}) else {f'{box.tensor}.shape[{own}]' if own else 1})"
 
 
 def _dimension(box: Box, stride: str) -> str:

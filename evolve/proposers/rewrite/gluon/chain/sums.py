@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.statements import device_call
@@ -13,6 +15,9 @@ Product = tuple[str, ...]
 """Factors, sorted. ``@0:BM`` is what the elements of a tile of BM rows add along axis 0, ``@:BM`` along no axis yet."""
 
 _DEEPEST = 40
+_SIGNS: Mapping[type, Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,12 +146,11 @@ class SumReader:
                 return self.running[node.id]
             value = self.bound.get(node.id)
             return self.read(value, again) if value is not None and self.follows(value) else _number(node.id)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return self.read(node.left, again) + self.read(node.right, again)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-            return self.read(node.left, again) - self.read(node.right, again)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            return self.read(node.left, again) * self.read(node.right, again)
+        if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+            sides = [self.read(n, again) for n in (node.left, node.right)]
+            if any(f.startswith(("@0:", "@1:")) for s in sides for f in s.factors):
+                sides = [s.along(1) for s in sides]  # a row beside a tile
+            return _SIGNS[type(node.op)](*sides)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return self.read(node.operand, again) * constant(-1)
         if isinstance(node, ast.Subscript):

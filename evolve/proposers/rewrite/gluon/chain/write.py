@@ -440,7 +440,7 @@ class ChainText:
         }
         written = {n for s in loop.body for n in s.writes}
         roots = self._reads((), loop.operand) | {loop.sums} | loop.carried | (written & later)
-        bare = Statement(with_product(loop.first, "0", tl).node)
+        bare = Statement(with_product(loop.first, "True", tl).node)
         body = [*loop.early, bare, *loop.middle, *loop.late]
         needed = {body[i] for i in sliced(body, roots, ())}
         open_: dict[Statement, tuple[tuple[Sum, ...], Statement]] = {}
@@ -600,7 +600,9 @@ class ChainText:
         access = {key: self._param(key) for key in self.tunables}
         chosen = ""
         if "columns" in self.tunables:
-            chosen = f"{names['keys']} = {self._given_to('columns')} or (64 if several > 1 else 128)"
+            wide = f"({host['depth']} + {host['width']})"  # two stages beside the groups' own tiles
+            fitting = f"128 if {wide} <= 256 else 64 if {wide} <= 384 else 32"
+            chosen = f"{names['keys']} = {self._given_to('columns')} or (64 if several > 1 else {fitting})"
         table = {
             **names,
             **access,
