@@ -236,14 +236,6 @@ class KnownOperands(Protocol):
 
 
 @runtime_checkable
-class AnsweredApart(Protocol):
-    """An operator's addition when processes beside the one that asks make its answers, several at once."""
-
-    @property
-    def answered_apart(self) -> bool: ...
-
-
-@runtime_checkable
 class BesideKernels(Protocol):
     """An operator's addition when the function it was taken from computes something beside its kernels, as a wrapper
     that scales or sums its operands does. Candidates may do such work there, too; its time counts."""

@@ -19,15 +19,7 @@ from tilewright.fitness.evaluation import GateReading, Stage, Verdict, WorkloadF
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target
 from tilewright.fitness.tpu.structure import ModuleFacts
-from tilewright.seeds.operator import (
-    AnsweredApart,
-    Arrays,
-    KnownOperands,
-    Operator,
-    SeedKernel,
-    TensorSpec,
-    Workload,
-)
+from tilewright.seeds.operator import Arrays, KnownOperands, Operator, SeedKernel, TensorSpec, Workload
 from tilewright.seeds.sampled import OracleAt, crossing
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.child.launch import Launcher, Spawn
@@ -86,8 +78,8 @@ class Truth:
         )
 
     def prepare(self, wanted: Sequence[tuple[Workload, int, str]]) -> None:
-        """Make references, at once where processes beside this one do."""
-        apart = isinstance(self._operator, AnsweredApart) and self._operator.answered_apart
+        """Make references, at once where processes beside this one do (``TakenOperator.answered_apart``)."""
+        apart = getattr(self._operator, "answered_apart", False)
         with ThreadPoolExecutor(max(1, len(wanted)) if apart else 1) as threads:
             list(threads.map(self.references, *zip(*wanted, strict=True)))
 

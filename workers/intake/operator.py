@@ -180,7 +180,7 @@ class TakenOperator:
 
     @property
     def answered_apart(self) -> bool:
-        """See ``seeds.operator.AnsweredApart``: a kernel that is its own reference has a process."""
+        """Whether processes beside the one that asks make its answers: of a kernel that is its own reference."""
         return self.reference.startswith("itself:")
 
     @property

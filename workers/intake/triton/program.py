@@ -92,7 +92,12 @@ def answer_to(request: Request) -> Answer:
 def _answer(request: Request, paired: bool) -> Answer:
     """The answer, with both halves of an autograd Function (``pair``) or with its forward alone."""
     try:
-        site, text = _recorded(request, paired)
+        try:
+            site, text = recorded(request, paired)
+        except (Refusal, Unpaired, TooSlow):
+            raise
+        except Exception:  # noqa: BLE001 - whatever the user's call raises, as of a registry that is empty
+            site, text = recorded(request, paired, whole=True)
         notes = list(dict.fromkeys(text.notes))
         answer: Answer = {"notes": notes, "dims": site.dims, "refusals": violations(text, site.path)}
         answer["pair"] = site.pair is not None
@@ -111,21 +116,6 @@ def _answer(request: Request, paired: bool) -> Answer:
             f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
         )
     return answer
-
-
-def _recorded(request: Request, paired: bool) -> tuple[CallSite, KernelModule]:
-    """``recorded``; of a call that raises once more, after all that the function's packages do as they are imported."""
-    try:
-        return recorded(request, paired)
-    except (Refusal, Unpaired, TooSlow):
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the user's call raises
-        try:
-            return recorded(request, paired, whole=True)
-        except (Refusal, Unpaired, TooSlow):
-            raise
-        except Exception:  # noqa: BLE001 - it was not that
-            raise error from None
 
 
 def recorded(request: Request, paired: bool = True, *, whole: bool = False) -> tuple[CallSite, KernelModule]:
