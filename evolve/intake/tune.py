@@ -274,7 +274,7 @@ def export(
     campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], where: Path, target: Target,
     trial: child.Intake,
 ) -> Path:  # fmt: skip
-    """Write the winner (where nothing is faster, the seed) as a plain module beside the operator, import it and make the
+    """Write the winner (where none is faster, the seed) as a plain module beside the operator, import it and make the
     recorded calls in the process ``trial``; its path. Raises UserError where a call fails."""
     from tilewright.evolve.intake.winner import gain_of, winner_module
 
