@@ -25,15 +25,16 @@ $(BIN)/uv:
 
 $(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/uv
 	$(INSTALL) -e '.[tpu,ui]'
-	-$(COMPILE)
-	touch $@
+	-@$(COMPILE)
+	@touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/uv
 	$(INSTALL) -e '.[tpu,cuda,llm,dev]'
-	-$(COMPILE)
-	touch $@ $(VENV)/.run-installed
+	-@$(COMPILE)
+	@touch $@ $(VENV)/.run-installed
 
 setup: $(VENV)/.run-installed
+	@echo "installed; next: source $(BIN)/activate; tilewright doctor"
 
 quickstart: setup
 	$(BIN)/tilewright run quickstart

@@ -105,6 +105,8 @@ def command() -> NoReturn:
     So does one with a thread at work, perhaps in torch: where the interpreter ends under it, C++ aborts. ``os._exit``
     skips Ray's clean-up at exit, which takes seconds: the pool has ended its own.
     """
+    # this process asks JAX for references alone; libtpu, which would answer signals itself, is for its children
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     code = main()
     if code == INTERRUPTED or any(thread.name in AT_WORK for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
@@ -121,21 +123,20 @@ def _stopped() -> int:
 
 @contextlib.contextmanager
 def _noted(interrupted: list[int]) -> Iterator[None]:
-    """Append each interrupt to the list and raise KeyboardInterrupt. Only the main thread may handle signals."""
+    """Append each SIGINT or SIGTERM to the list and raise KeyboardInterrupt. Only the main thread handles signals."""
 
     def note(number: int, frame: object) -> None:
         interrupted.append(number)
         raise KeyboardInterrupt
 
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if ignored or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, note)
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, note) for number in heard if main}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     watch = add("watch", _watch, "follow a campaign that runs in another process")
     remove = add("rm", _remove, "delete a campaign: journal, report and logs")
     remove.add_argument("campaigns", nargs="+", metavar="CAMPAIGN", help="id or folder of the campaign")
+    remove.add_argument("--mlflow", action="store_true", help="delete its runs and files in MLflow, too")
     add("du", _sizes, "list the disk space that campaigns and MLflow take")
     for command in (run, resume, status):
         command.add_argument("--verbose", action="store_true", help="show the whole bill")
@@ -301,8 +303,25 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     home = home_folder(arguments.home)
     folder = find_campaign(home, arguments.campaign)
+    if _tell_module(folder, again=False):  # it ended before it wrote the module
+        return 0
     outcome = resume(folder, home, make_display(), arguments.address)
-    return _tell(outcome, arguments)
+    code = _tell(outcome, arguments)
+    if code == 0:
+        _tell_module(folder, again=True)
+    return code
+
+
+def _tell_module(folder: Path, *, again: bool) -> bool:
+    """Write and name the module of a finished campaign of ``tune``, where it is not there, or ``again``."""
+    import tilewright
+    from tilewright.evolve.intake.cli import tell_module
+    from tilewright.evolve.intake.tune import export_resumed
+
+    found = export_resumed(tilewright.open_campaign(str(folder)), again=again)
+    if found is not None:
+        tell_module(*found)
+    return found is not None
 
 
 def _tell(outcome: CampaignOutcome, arguments: argparse.Namespace) -> int:
@@ -357,12 +376,18 @@ def _remove(arguments: argparse.Namespace) -> int:
         if is_running(folder / JOURNAL):
             raise UserError(f"campaign {folder.name} is running; stop it first.")
     for folder in folders:
+        if arguments.mlflow:
+            from tilewright.evolve.mlflow_mirror.ui import delete_runs
+
+            _say(f"asking MLflow for the runs of {folder.name}")
+            _say(delete_runs(folder, home))
         size = bytes_text(bytes_of(folder))
         discard(folder)
         if folder.exists():
             raise UserError(f"campaign {folder.name}: {folder} cannot be deleted; delete it by hand.")
         _say(f"deleted {folder.name} ({size})")
-    _say("MLflow keeps its own copy of runs, figures and sources; docs/campaign.md says how to delete it")
+    if not arguments.mlflow:
+        _say("MLflow keeps its own copy of runs, figures and sources; with --mlflow, rm deletes that, too")
     return 0
 
 
@@ -417,10 +442,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
         usable += [finding.part.removeprefix("target ")] * (
             finding.good and finding.part.startswith("target ")
         )
-        _say(f"{'ok  ' if finding.good else 'no  '} {finding.part}: {finding.sentence}")
+        mark = "ok  " if finding.good else "no  " if finding.needed else "–   "
+        _say(f"{mark} {finding.part}: {finding.sentence}")
     if target is None:
+        _say("–: not here, and only what it names needs it; no: every campaign needs it")
         _say(f"targets that work here: {', '.join(usable) or 'none yet; install an extra'}")
-    return 0 if healthy else 2
+    return 0 if healthy and (target is not None or usable) else 2
 
 
 def _ui(arguments: argparse.Namespace) -> int:

@@ -81,14 +81,17 @@ def _package(name: str) -> Diagnosis:
         return Diagnosis(name, False, f"not installed; pip install {name}")
 
 
-EXTRAS = {"ui": "mlflow", "tpu": "jax", "triton": "triton", "cuda": "nvidia-cuda-nvrtc", "llm": "openai",
-          "pandas": "pandas"}  # fmt: skip
-"""The packages whose presence shows that an extra is installed."""
+EXTRAS = {
+    "ui": ("mlflow", "serves MLflow's pages"), "tpu": ("jax", "Pallas kernels, on a modelled or a real TPU"),
+    "triton": ("triton", "Triton and Gluon kernels"), "cuda": ("nvidia-cuda-nvrtc", "CUDA C++, if torch brings none"),
+    "llm": ("openai", "a language model that proposes"), "pandas": ("pandas", "campaigns as data frames"),
+}  # fmt: skip
+"""The package whose presence shows that an extra is installed, and what the extra is for."""
 
 
 def _extra(name: str) -> Diagnosis:
-    """Whether an extra is installed, and whether its pinned versions are."""
-    part, wanted = f"extra {name}", []
+    """Whether an extra is installed, and which versions it was verified with where others are."""
+    part, wanted, (shows, purpose) = f"extra {name}", [], EXTRAS[name]
     try:
         for line in metadata.requires("tilewright") or ():
             requirement, _, condition = line.partition(";")
@@ -98,15 +101,14 @@ def _extra(name: str) -> Diagnosis:
     except metadata.PackageNotFoundError:
         pass
     try:
-        found = {package: metadata.version(package) for package, _ in wanted or [(EXTRAS[name], "")]}
+        found = {package: metadata.version(package) for package, _ in wanted or [(shows, "")]}
     except metadata.PackageNotFoundError as error:
-        return Diagnosis(
-            part, False, f"{error.name} is not installed; pip install 'tilewright[{name}]'", needed=False
-        )
+        way = f"{error.name} is not installed; pip install 'tilewright[{name}]'"
+        return Diagnosis(part, False, f"for {purpose}: {way}", needed=False)
     listed = ", ".join(f"{package} {version}" for package, version in found.items())
     other = [f"{p} {pin}" for p, pin in wanted if found[p].split("+")[0] != pin]
-    advice = f"; verified with {', '.join(other)}: pip install 'tilewright[{name}]'" if other else ""
-    return Diagnosis(part, not other, f"{listed}{advice}", needed=False)
+    advice = f" (verified with {', '.join(other)}; the targets below say what works here)" if other else ""
+    return Diagnosis(part, True, f"{listed}{advice}", needed=False)
 
 
 def _cuda() -> Diagnosis:
@@ -170,7 +172,8 @@ def _target(target: Target) -> Diagnosis:
         return Diagnosis(part, fault is None, fault or "compiles a kernel and reads its code", needed=False)
     if not target.measured:
         fault = recipe_fault(target.chip)
-        return Diagnosis(part, fault is None, fault or f"compiles and times a kernel ({target.kind.value})")
+        works = f"compiles and times a kernel ({target.kind.value})"
+        return Diagnosis(part, fault is None, fault or works, needed=False)
     fault = triton_toolchain.missing_parts(target.gpu) or station_fault(target.gpu)
     purpose = "for tests of the measuring path" if target.gpu.interpreted else "measured"
     return Diagnosis(part, fault is None, fault or f"runs and times a kernel ({purpose})", needed=False)

@@ -3,10 +3,11 @@
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tilewright.evolve.campaign.conclusion import Finals, References, conclude_measured
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
@@ -27,7 +28,7 @@ from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.home import JOURNAL, REPORT, discard, logbook, new_campaign
-from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.record.journal import TUNED, WORKERS, Journal
 from tilewright.evolve.report.bill import SPENT
 from tilewright.evolve.report.data import CampaignClock
 from tilewright.evolve.show.display import Display, Snapshot
@@ -66,11 +67,12 @@ def run(
     device: WarmDevice | None = None,
     *,
     stop: threading.Event | None = None,
+    tuned: Mapping[str, Any] | None = None,
 ) -> CampaignOutcome:
     """Run a campaign from its start. Raises UserError before anything is written when it cannot work.
 
     ``device``: the target's, already starting; the caller closes it. ``stop``: once set, the campaign ends as after
-    Ctrl-C.
+    Ctrl-C. ``tuned``: what the journal keeps for a tuned function's module.
     """
     resolved = with_earlier(resolve(config), home)
     require_usable(resolved.target, remote=config.workers.address is not None)
@@ -78,6 +80,8 @@ def run(
     try:
         with Journal(folder / JOURNAL, write=True, create=True) as journal:
             write_meta(journal, folder.name, resolved)
+            if tuned is not None:
+                journal.set_meta(TUNED, tuned)
             journal.add_event("started")
             with logbook(folder):
                 return _Run(resolved, journal, folder, home, display, device, stop).go()
@@ -150,9 +154,10 @@ class _Run:
     _compared_seconds: float = 0.0
 
     def go(self) -> CampaignOutcome:
-        pool = self._pool = make_pool(pool_settings(self.resolved), self.device, self.display.note)
+        pool = self._pool = make_pool(pool_settings(self.resolved), self.device, self._pool_note)
         config = self.resolved.config
-        self.display.start(self.journal.meta("campaign"))
+        recorded = sum(1 for _ in self.journal.evaluations())
+        self.display.start({**self.journal.meta("campaign"), "evaluations": recorded})
         references = self._references = References(pool, self.journal, config.seed)
         campaign = self._campaign(references)
         gc.freeze()  # imported modules stay, so collections need not scan them
@@ -175,6 +180,8 @@ class _Run:
     def _search(self, campaign: Campaign, references: References, pool: Pool) -> CampaignOutcome:
         for line in self.resolved.moved_starts():
             self.display.note(line)
+        if earlier := self.resolved.config.search.transfer:
+            self.display.note(f"starts from: {', '.join(earlier)} (search.transfer)")
         self.display.note("starting workers")
         with _workers_errors():
             pool.start()
@@ -189,6 +196,12 @@ class _Run:
             self.journal.add_event("interrupted", reason=str(error))
             name = self.folder.name
             raise InfrastructureFault(f"workers: {error}; resume with 'tilewright resume {name}'.") from error
+
+    def _pool_note(self, text: str) -> None:
+        """What a cluster has or lacks; its workers are a fact of the campaign."""
+        if text.startswith("workers: "):
+            self.journal.add_event(WORKERS, said=text)
+        self.display.note(text)
 
     @property
     def _interrupted(self) -> bool:
@@ -327,6 +340,9 @@ class _Run:
         began = time.monotonic()
         try:
             return conclude_measured(self.resolved, campaign.history, pool, self.journal, self.folder)
+        except UserError as error:
+            self.journal.add_event("interrupted", reason=str(error))
+            raise
         finally:
             self._compared_seconds = time.monotonic() - began
 

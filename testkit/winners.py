@@ -76,7 +76,12 @@ def pallas_winner(path, name, call, sizes=None):
 def _winner(path, name, call, source, params, answer, operands, dims, to, facts):
     request = tune.Request(path, name, SELF, (call,))
     made = functools.partial(_made, call, list(operands), dict(dims), to)
-    return winner.winner_module(source, params, request, answer, "A winner."), request.name, made, facts
+    return (
+        winner.winner_module(source, params, request, answer, "A winner.", path.parent),
+        request.name,
+        made,
+        facts,
+    )
 
 
 def _made(call, operands, dims, to):

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from itertools import takewhile
 from pathlib import Path
 
@@ -25,12 +24,14 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.timeout(1800)  # of a busy machine
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-DELETION = re.findall(
-    r"^   ```python\n(.*?)^   ```$", (ROOT / "docs" / "campaign.md").read_text(), re.M | re.S
+DELETION = re.findall(r"`(tilewright rm .*?)`", (ROOT / "docs" / "campaign.md").read_text())
+LEFT = (
+    "import mlflow\nmlflow.set_tracking_uri('sqlite:///.tilewright/mlflow.db')\n"
+    "print('left:', len(mlflow.search_runs(search_all_experiments=True, output_format='list')))\n"
 )
-LEFT = "import mlflow\nprint('left:', len(mlflow.search_runs(search_all_experiments=True, output_format='list')))\n"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = {
+    "python3 -m venv .venv && source .venv/bin/activate": "the test's environment is one",
     "pip install '.[tpu,ui]'": "the test's environment has it",
     "tilewright ui": "serves until it is stopped; tests/evolve/mlflow_mirror/test_ui.py",
     'tilewright tune examples/softmax.py:softmax --reference torch.softmax --args "f32[4096, 12672], dim=1"': (
@@ -205,7 +206,7 @@ def test_from_python_it_writes_its_report_and_refuses_in_one_sentence(session, c
 
 def test_it_is_deleted_as_its_page_says(session):
     """The last of this file: nothing of the campaign is left."""
-    (deletion,) = map(textwrap.dedent, DELETION)
-    for text in (deletion, deletion.partition("for run")[0] + LEFT):
-        session.follow("python", text)
+    (deletion,) = DELETION
+    session.follow("sh", deletion)
+    session.follow("python", LEFT)
     assert session.printed.endswith("left: 0\n")

@@ -14,6 +14,7 @@ import queue
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from tilewright.evolve.show.display import Snapshot
 
 LIBRARY = "tilewright_library"
+
+HEARTBEAT_SECONDS = 10.0
+"""Most that passes between two events of a watched campaign."""
 
 
 def run(
@@ -120,9 +124,9 @@ def _config(campaign: str | Path | Mapping[str, Any], overrides: Mapping[str, An
 class RunningCampaign:
     """A campaign in a thread of this process.
 
-    Iterating yields a dictionary for each change of the progress, until the campaign ends: ``evaluations``, ``budget``
-    (of evaluations, or None), ``seconds``, ``verdicts`` by name, ``best`` (the best rate so far, or None), ``unit``,
-    ``target``, ``kind`` and ``note`` (the current step).
+    Iterating yields a dictionary for each change of the progress, at least every ten seconds, until the campaign ends:
+    ``evaluations``, ``budget`` (of evaluations, or None), ``seconds``, ``verdicts`` by name, ``best`` (the best rate so
+    far, or None), ``unit``, ``target``, ``kind``, ``note`` (the current step) and ``running`` (what each worker does).
 
     Example:
         for event in tw.start("quickstart"):
@@ -186,13 +190,15 @@ class _Watcher:
 
     def __init__(self, running: RunningCampaign) -> None:
         self._running = running
+        self._at = 0.0
         self._last: dict[str, Any] = {}
 
     def start(self, facts: Mapping[str, Any]) -> None:
         self._running._campaign = str(facts["id"])
         self._last = {
-            "evaluations": 0, "budget": None, "seconds": 0.0, "verdicts": {}, "best": None, "unit": facts.get("unit"),
-            "target": facts.get("target"), "kind": facts.get("target_kind"), "note": "",
+            "evaluations": facts.get("evaluations", 0), "budget": (facts.get("budget") or {}).get("evaluations"),
+            "seconds": 0.0, "verdicts": {}, "best": None, "unit": facts.get("unit"), "target": facts.get("target"),
+            "kind": facts.get("target_kind"), "note": "", "running": [],
         }  # fmt: skip
 
     def update(self, snapshot: Snapshot) -> None:
@@ -202,6 +208,7 @@ class _Watcher:
             seconds=snapshot.elapsed_seconds,
             verdicts=dict(snapshot.verdicts),
             best=snapshot.best.fitness if snapshot.best else None,
+            running=list(snapshot.activity),
         )
 
     def note(self, text: str) -> None:
@@ -212,14 +219,17 @@ class _Watcher:
 
     def _tell(self, **changes: Any) -> None:
         before, self._last = self._last, {**self._last, **changes}
-        if {**before, "seconds": 0.0} != {**self._last, "seconds": 0.0}:
+        same = {"seconds": 0.0, "running": []}
+        now = time.monotonic()
+        if {**before, **same} != {**self._last, **same} or now - self._at >= HEARTBEAT_SECONDS:
+            self._at = now
             self._running._events.put(dict(self._last))
 
 
 def resume(
     campaign: str | None = None, *, home: str | Path | None = None, address: str | None = None
 ) -> RecordedCampaign:
-    """Continue a campaign that was stopped or killed, as if it had never stopped.
+    """Continue a campaign that was stopped or killed, as if it had never stopped; one of ``tune`` writes its module.
 
     Parameters:
         campaign: its id or folder; the newest campaign by default.
@@ -235,13 +245,16 @@ def resume(
     Example:
         campaign = tw.resume("quickstart-001")
     """
+    from tilewright.evolve.intake.tune import export_resumed
     from tilewright.evolve.record.home import find_campaign, home_folder
     from tilewright.evolve.run import resume as resume_campaign
     from tilewright.evolve.show.display import make_display
 
     folder = home_folder(None if home is None else str(home))
     outcome = resume_campaign(find_campaign(folder, campaign), folder, make_display(), address)
-    return open_campaign(outcome.campaign, home=home)
+    found = open_campaign(outcome.campaign, home=home)
+    export_resumed(found, again=True)
+    return found
 
 
 def open_campaign(campaign: str | None = None, *, home: str | Path | None = None) -> RecordedCampaign:

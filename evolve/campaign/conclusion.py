@@ -194,7 +194,8 @@ class Finals:
         ranked = [candidate.genome for candidate, _ in history.fittest(count + RESERVES)]
         if not ranked:
             return None
-        self.note("final check: finalists, the best seed and baselines")
+        beside = ", the best seed and baselines on the final shapes" if self.resolved.suite.final else ""
+        self.note(f"final check: the finalists once more, with all kinds of inputs{beside}")
         together = count if self.resolved.suite.final else 1
         groups = [ranked[:together], *([genome] for genome in ranked[together:])]
         for turn, group in enumerate(groups):

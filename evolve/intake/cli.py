@@ -6,17 +6,19 @@ import argparse
 import ast
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.report.text import printable
+from tilewright.evolve.report.text import duration_text, printable
 
 if TYPE_CHECKING:
     from tilewright.evolve.intake.child import Intake
     from tilewright.evolve.intake.problems import Options, Plan
+    from tilewright.evolve.intake.tune import Request
     from tilewright.fitness.targets import Target
 
 Tell = Callable[[Any, argparse.Namespace], int]
@@ -125,6 +127,7 @@ def _plan(
 def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     from tilewright.evolve.intake import child
 
+    began = time.monotonic()
     name = arguments.target or child.default_target(arguments.place)
     with (
         child.started_intake(name) as intake,
@@ -135,8 +138,20 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
         from tilewright.evolve.intake.tune import target_named
 
         target = target_named(name)
-        require_usable(target, remote=False)
-        return _run(arguments, tell, intake, target, _plan(arguments, target, Path(folder)))
+        try:
+            require_usable(target, remote=False)
+        except UserError as error:
+            if arguments.target or not target.gpu_interpreter:
+                raise
+            lacks = str(error).partition(" here: ")[2]
+            raise UserError(
+                f"no GPU is in sight, and to check Triton kernels without one: {lacks}"
+            ) from error
+        code = _run(arguments, tell, intake, target, _plan(arguments, target, Path(folder)))
+    if code == 0:
+        took = duration_text(time.monotonic() - began)
+        _say(f"tune took {took}; the bill holds the campaign's part of that")
+    return code
 
 
 def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Target, plan: Plan) -> int:
@@ -188,15 +203,22 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
         if code == 0:
             campaign = tilewright.open_campaign(outcome.campaign, home=home)
             module = export(campaign, request, answer, where, target, trial)
-            _say(f"winner: {module} (a plain module: {answer.get('asked', request).name})")
-            if target.entry == "build":
-                _say("without a TPU, call it within jax.experimental.pallas.tpu.force_tpu_interpret_mode()")
-            if target.gpu_interpreter:
-                _say("a program without a GPU that calls it, or your function, needs TRITON_INTERPRET=1")
-                _say(
-                    f"next, with an NVIDIA GPU: tilewright run {where}/campaign.yaml --target cuda --set suite=calls"
-                )
+            tell_module(module, answer.get("asked", request), target)
     return code
+
+
+def tell_module(module: Path, request: Request, target: Target) -> None:
+    """The module that ``tune`` wrote, how to call it, and what comes next."""
+    near = module.relative_to(Path.cwd()) if module.is_relative_to(Path.cwd()) else module
+    _say(f"winner: {near} (a plain module: {request.name})")
+    if target.entry == "build":
+        _say("without a TPU, call it within jax.experimental.pallas.tpu.force_tpu_interpret_mode()")
+    if target.gpu_interpreter:
+        _say("a program without a GPU that calls it, or your function, needs TRITON_INTERPRET=1")
+        campaign = near.parent / "campaign.yaml"
+        _say(
+            f"next, with an NVIDIA GPU: tilewright run {campaign} --target cuda --set suite=calls; tilewright promote"
+        )
 
 
 def _check(arguments: argparse.Namespace) -> int:

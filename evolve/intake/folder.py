@@ -53,7 +53,7 @@ def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any], v
         reference = f"{SELF}:{own}"
     elif answer.get("rest"):
         answer = {**answer, "rest": (f"{SELF}:{own}", *answer["rest"])}
-    put(folder / "operator.py", operator_text(folder.name, title, reference, answer))
+    put(folder / "operator.py", operator_text(folder, title, reference, answer))
 
 
 def put(path: Path, text: str) -> None:
@@ -63,7 +63,7 @@ def put(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def operator_text(name: str, title: str, reference: str, answer: Mapping[str, Any]) -> str:
+def operator_text(folder: Path, title: str, reference: str, answer: Mapping[str, Any]) -> str:
     """The text of ``operator.py``."""
     sampled = _can_be_sampled(answer) and any(_elements(answer, dims) > LARGE for dims in answer["dims"])
     kind = "SampledOperator" if sampled else "TakenOperator"
@@ -75,12 +75,14 @@ def operator_text(name: str, title: str, reference: str, answer: Mapping[str, An
     calls = "".join(f"    {_workload(dims)},\n" for dims in answer["dims"])
     beside = f"    beside=frozenset({sorted(answer['beside'])!r}),\n" if answer.get("beside") else ""
     beside += f"    moved={answer['moved']!r},\n" if answer.get("moved") else ""
-    beside += f"    rest={tuple(answer['rest'])!r},\n" if answer.get("rest") else ""
+    if answer.get("rest"):
+        own, *others = answer["rest"]
+        beside += f"    rest=({_place(folder, own)}, {', '.join(map(repr, others))}),\n"
     for key in ("left_out", "lost_tables"):
         beside += f"    {key}={tuple(answer[key])!r},\n" if answer.get(key) else ""
     each = "**{call.id: Suite(call.id, workloads=(call,), check=CHECK) for call in CALLS},\n    "
     points = ", points=POINTS" if answer.get("points") else ""
-    kept = f'VALUES = str(Path(__file__).with_name("{FILE}"))\n' if ", values=VALUES" in operands else ""
+    kept = f'VALUES = str(HERE / "{FILE}")\n' if ", values=VALUES" in operands else ""
     return f'''"""{title}, compared with {reference}. Written by `tilewright tune`; edit it as you like.
 
 The reference computes floats in {answer["precision"] or "their own dtype"}. Tolerances follow from the data types
@@ -92,15 +94,16 @@ from pathlib import Path
 from tilewright.seeds.operator import SeedKernel, Suite, Workload
 from tilewright.workers.intake.operator import Operand, Result, {kind}
 
-KERNELS = Path(__file__).parent / "kernels"
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE / "kernels"
 {kept}CHECK = (
 {check})
 CALLS = (
 {calls})
 {_points(answer)}
 OPERATOR = {kind}(
-    name="{name}/{RECIPE}",
-    reference={_text(reference)},
+    name="{folder.name}/{RECIPE}",
+    reference={_place(folder, reference)},
     call={_text(answer["call"])},
     precision={_text(answer["precision"])},
     operands=(
@@ -122,6 +125,16 @@ OPERATOR = {kind}(
 def operators():
     return {{"{RECIPE}": OPERATOR}}
 '''
+
+
+def _place(folder: Path, reference: str) -> str:
+    """The text of a reference; a file below the folder's own parent is named from ``HERE``: both may be copied."""
+    kind, slash, place = reference.partition("/")
+    file, colon, name = place.partition(":")
+    root = folder.resolve().parent
+    if not slash or not (path := Path(f"/{file}")).is_relative_to(root) or {"'", "\\", "{"} & {*file}:
+        return _text(reference)
+    return f'''f"{kind}{{(HERE / {os.path.relpath(path, folder.resolve())!r}).resolve()}}{colon}{name}"'''
 
 
 def _points(answer: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from tilewright.evolve.campaign.preparation import pool_settings
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.intake import folder
-from tilewright.evolve.intake.tune import Request, config_of, write_operator
+from tilewright.evolve.intake.tune import Request, config_of, tuned_entry, write_operator
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.evaluation import Evaluation, GateReading, Verdict
 from tilewright.fitness.gates import failure
@@ -106,6 +106,9 @@ def run_settled(
 
     known = len(answer["notes"])
 
+    def started(lent: WarmDevice | None) -> CampaignOutcome:
+        return run(config, home, make_display(), lent, tuned=tuned_entry(request, answer, where))
+
     def settle(lent: WarmDevice | None, first: str) -> None:
         if why := seed_failure(request, answer, target, lent, config.seed):
             raise SeedFailed(f"{first} it {why}.")
@@ -116,13 +119,14 @@ def run_settled(
 
     if _draws(target) > 1:
         settle(device, "seeds:")
-        return run(config, home, make_display(), device)
+        return started(device)
     try:
-        return run(config, home, make_display(), device)
+        return started(device)
     except SeedFailed as first:
         with device_for(target) as other:  # the campaign closed its own
             settle(other, f"{str(first).removesuffix('.')}; judged by its own error and without such inputs,")
-            return run(config, home, make_display(), other)
+            say("the campaign starts again, judged as the notes say")
+            return started(other)
 
 
 def _draws(target: Target) -> int:

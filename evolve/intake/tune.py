@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, folder, preflight
 from tilewright.evolve.intake.child import CUDA_SUFFIX, holds_cuda, languages
 from tilewright.evolve.intake.remedies import Refused, refused
+from tilewright.evolve.record.home import JOURNAL
+from tilewright.evolve.record.journal import TUNED, Journal
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target, UnknownTarget, load_target
 from tilewright.workers.intake.calls.kept_values import FILE
@@ -98,7 +100,7 @@ def parse_place(text: str) -> tuple[Path, str | None]:
     if path.suffix != ".py":
         raise UserError(f"{text!r} names no Python file; write FILE.py:function.")
     if not path.is_file():
-        raise UserError(f"{path} does not exist; write FILE.py:function.")
+        raise UserError(f"{path} does not exist in {Path.cwd()}; name a file that does, as FILE.py:function.")
     try:
         ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError) as error:
@@ -284,9 +286,9 @@ def export(
         winner = None  # nothing has judged what another configuration of such a file computes
     source = winner["source"] if winner else answer["source"]
     params = winner["params"] if winner else answer["defaults"]
-    path = where / f"{request.name}{'_tuned' * ('asked' in answer)}.py"
+    path = module_path(request, answer, where)
     part = path.with_suffix(".part.py")
-    text = winner_module(source, params, request, answer, note_of(campaign, request, answer, target))
+    text = winner_module(source, params, request, answer, note_of(campaign, request, answer, target), where)
     try:
         part.write_text(text, encoding="utf-8")
         why = child.try_winner(part, request, answer, target, trial)
@@ -296,6 +298,36 @@ def export(
     except OSError as error:
         raise UserError(f"--out: cannot write {path}: {error.strerror}.") from error
     return path
+
+
+def module_path(request: Request, answer: Mapping[str, Any], where: Path) -> Path:
+    """Where the winner of a tuned function lies, beside its operator."""
+    return where / f"{request.name}{'_tuned' * ('asked' in answer)}.py"
+
+
+def tuned_entry(request: Request, answer: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """What ``export`` needs beside the campaign, for its journal."""
+    asked = answer.get("asked", request)
+    row = {**asdict(asked), "path": str(asked.path.resolve())}
+    return {"request": row, "answer": {**answer, "asked": "asked" in answer}, "where": str(where.resolve())}
+
+
+def export_resumed(campaign: RecordedCampaign, *, again: bool) -> tuple[Path, Request, Target] | None:
+    """Write the module of a finished campaign that tuned a function, where it is not there, or ``again``; with whose it
+    is and its target. None where there was nothing to write. Raises UserError."""
+    with Journal(campaign.folder / JOURNAL) as journal:
+        entry, config = journal.meta(TUNED), journal.meta("config")
+    if entry is None or campaign.state != "finished":
+        return None
+    row, where = entry["request"], Path(entry["where"])
+    request = Request(**{**row, "path": Path(row["path"]), "calls": tuple(row["calls"])})
+    answer = {key: value for key, value in entry["answer"].items() if key != "asked"}
+    answer |= {"asked": request} if entry["answer"]["asked"] else {}
+    if module_path(request, answer, where).exists() and not again:
+        return None
+    target = target_named(config["target"])
+    with child.started_trial(target) as trial:
+        return export(campaign, request, answer, where, target, trial), request, target
 
 
 def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], target: Target) -> str:

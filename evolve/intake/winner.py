@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import pprint
 import re
 import sys
@@ -78,10 +79,10 @@ def _start(entry: str, function: str) -> str:
 
 
 def winner_module(
-    source: str, params: Mapping[str, Any], request: Any, answer: Mapping[str, Any], note: str
+    source: str, params: Mapping[str, Any], request: Any, answer: Mapping[str, Any], note: str, folder: Path
 ) -> str:
-    """The winner as a module of its own, with the original's signature: it serves the calls that were tuned, and gives
-    every other one to the original."""
+    """The winner as a module of its own in ``folder``, with the original's signature: it serves the calls that were
+    tuned, and gives every other one to the original."""
     names = [row[0] for row in answer["operands"]]
     kernels, entry = _kernels(source, params, request.name, names)
     calls = [parse(text) for text in answer.get("calls", request.calls)]
@@ -110,6 +111,7 @@ def winner_module(
         "globals": _modules_values(request.path, module, answer.get("settings") or {}),
         "jax": entry not in ("launch", "cuda"),
         "original": (str(path), str(root), module, request.function),
+        "beside": [os.path.relpath(place, folder.resolve()) for place in (path, root)],
         "winner": request.name,
     }
     turned = [
@@ -189,11 +191,11 @@ def {request.name}({signature.text}){signature.returns}:
 
 
 def _modules_values(path: Path, module: str, settings: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Names by which a module may be loaded, its file, and what the function read of its values. The function's own
-    file may be a program, or what ``tilewright_imported`` loads."""
+    """Names by which a module may be loaded, the end of its file's path, and what the function read of its values. The
+    function's own file may be a program, or what ``tilewright_imported`` loads; files may lie elsewhere by then."""
     own, names = str(path.resolve()), (module, "__main__", f"{module}_original")
     return [
-        (names if file == own else (name,), file, tuple(values), tuple(values.values()))
+        (names if file == own else (name,), f"/{Path(file).name}", tuple(values), tuple(values.values()))
         for name, file, values in settings.get("globals", ())
     ]
 

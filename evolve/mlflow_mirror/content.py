@@ -239,9 +239,11 @@ def cost_line(data: CampaignData) -> str:
     return "Bill: " + "; ".join(_plain(part) for part in parts) + "."
 
 
-def campaign_note(data: CampaignData, state: str, artifacts: str, *, ended: bool) -> str:
+def campaign_note(
+    data: CampaignData, state: str, artifacts: str, link: Callable[[int], str], *, ended: bool
+) -> str:
     """Description of a campaign in Markdown. ``artifacts``: page of the run's files, with ``{}`` for a file's name;
-    ``ended``: whether to add links to these files and the bill.
+    ``link`` as for ``candidate_note``; ``ended``: whether to add links to these files and the bill.
     """
     facts, unit = data.facts, f"{data.target_text}, {data.kind}"
     counts = Counter(point.evaluation.verdict.value for point in data.points)
@@ -249,7 +251,7 @@ def campaign_note(data: CampaignData, state: str, artifacts: str, *, ended: bool
     best = (data.best and data.best.fitness) or 0.0
     rows = [row for row in data.ranking(Scope.FINAL) if row.evaluation.fitness is not None]
     paragraphs = [
-        " ".join(filter(None, (_headline(data), _report_links(artifacts) if ended else ""))),
+        " ".join(filter(None, (_headline(data, link), _report_links(artifacts) if ended else ""))),
         f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{data.target_text}`, suite "
         f"`{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         f"Verdicts: {verdicts}.",
@@ -269,12 +271,14 @@ def _report_links(artifacts: str) -> str:
     return " · ".join(f"[{name}]({artifacts.format(page)})" for name, page in pages)
 
 
-def _headline(data: CampaignData) -> str:
-    """The result in one sentence, first: the UI folds a description after a few lines."""
+def _headline(data: CampaignData, link: Callable[[int], str]) -> str:
+    """The result in two sentences, first: the UI folds a description after a few lines."""
     finals = data.references[Scope.FINAL.value]
     winner = finals.get("winner")
-    if winner is None or winner.fitness is None:
+    if winner is None or winner.fitness is None or data.winner is None:
         return ""
+    number = data.winner.index
+    won = f"Winner: {_linked(f'candidate {number}', link(number))}, {_plain(data.winner.mutation.detail)}."
     first = winner.workloads[0]
     low, high = first.seconds_interval
     interval = "" if low == high else f" ({time_text(low)} to {time_text(high)})"
@@ -284,7 +288,7 @@ def _headline(data: CampaignData) -> str:
     if data.bill.gain is not None and not any(name.startswith(SEED_PREFIX) for name in finals):
         speed += f" It is {speed_text(data.bill.gain, 'the best seed')}."
     return (
-        f"The winner takes **{time_text(first.seconds)}**{interval} at {_plain(first.workload)} "
+        f"{won} It takes **{time_text(first.seconds)}**{interval} at {_plain(first.workload)} "
         f"({data.target_text}, {data.kind}).{speed}"
     )
 
@@ -326,6 +330,8 @@ def candidate_note(
 
 def with_children(note: str, children: Sequence[int], link: Callable[[int], str]) -> str:
     """A candidate's description with links to what was made of the candidate."""
+    if not children:
+        return note
     shown = ", ".join(_linked(str(n), link(n)) for n in children[:MOST_LINKS])
     more = f" and {len(children) - MOST_LINKS} more" if len(children) > MOST_LINKS else ""
     first, gap, rest = note.partition("\n\n")

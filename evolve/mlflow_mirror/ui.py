@@ -18,6 +18,8 @@ from tilewright.evolve.errors import JournalError, UserError
 from tilewright.evolve.mlflow_mirror.classic_pages import APP_NAME
 from tilewright.evolve.mlflow_mirror.process import (
     ARTIFACTS,
+    SETTINGS,
+    URI_VARIABLE,
     behind,
     being_mirrored,
     mirror_command,
@@ -34,6 +36,8 @@ FIRST_PAGE_SECONDS = 20.0
 POLL_SECONDS = 0.25
 PORTS_TRIED = 50
 LAST_PORT = 65535
+MOST_RUNS = 2000
+"""Most runs that one command line names."""
 SERVER_LOG = "mlflow-server.log"
 NO_CAMPAIGN = "start a campaign with 'tilewright run quickstart'"
 
@@ -122,15 +126,43 @@ def _newest(home: Path) -> Path | None:
     return next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
 
 
+def delete_runs(campaign: Path, home: Path) -> str:
+    """Delete a campaign's runs from MLflow, of a store in a file for good; what was deleted, in a sentence. Raises
+    UserError where MLflow does not answer."""
+    from mlflow.exceptions import MlflowException
+
+    from tilewright.evolve.mlflow_mirror.writer import Mirror
+
+    uri, runs = store_uri(home), list[str]()
+    os.environ.update({**SETTINGS, **os.environ})
+    with Journal(campaign / JOURNAL) as journal:
+        if _exists(uri) and journal.events():
+            try:
+                runs = Mirror(journal, uri, home / ARTIFACTS).delete()
+            except (MlflowException, OSError) as error:
+                raise UserError(f"MLflow at {uri} cannot delete {campaign.name}: {error}.") from error
+    left = f"; 'mlflow gc' removes them from the trash of {uri}" if runs else ""
+    if uri.startswith("sqlite:"):
+        environment = {**mirror_environment(os.environ), URI_VARIABLE: uri}
+        command = [sys.executable, "-m", "mlflow", "gc", "--backend-store-uri", uri, "--run-ids"]
+        cleared = (
+            subprocess.run([*command, ",".join(lot)], env=environment, capture_output=True, check=False)
+            for lot in (runs[first : first + MOST_RUNS] for first in range(0, len(runs), MOST_RUNS))
+        )
+        left = "" if all(done.returncode == 0 for done in cleared) else left
+    return f"deleted {len(runs)} runs of {campaign.name} from MLflow{left}"
+
+
 def closing_link(campaign: Path, home: Path) -> str | None:
     """The last line of a run: a link to the campaign in MLflow, after the command that serves it."""
     uri = store_uri(home)
     page = _page(campaign, uri)
     if not page:
         return None
-    if uri.startswith(("http:", "https:")):
-        return f"MLflow: {link(uri, page)}"
-    return f"MLflow: 'tilewright ui {campaign.name}' serves {link(f'http://{OWN_NAME}:5000', page)}"
+    served = uri.startswith(("http:", "https:"))
+    return (
+        f"MLflow: {link(uri, page)}" if served else f"MLflow: 'tilewright ui {campaign.name}' prints its link"
+    )
 
 
 def link(address: str, page: str) -> str:

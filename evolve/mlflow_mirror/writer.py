@@ -1,39 +1,29 @@
-"""Writes a campaign's journal into MLflow: runs, and exchanges with a language model as traces.
+"""Writes a campaign's journal into MLflow.
 
 Everything written is a function of the journal, timestamps included, so that writing it twice changes nothing: a mirror
 may be killed at any instant and started again. A child run carries its candidate number as a tag from the moment it
-exists, and is closed only after all its content is written; the mirror writes an open run again. A trace's id is a hash
-of the campaign and the exchange.
+exists, and is closed only after all its content is written; the mirror writes an open run again.
 """
 
 import getpass
 import hashlib
 import itertools
 import json
-import logging
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import (
-    Dataset,
-    DatasetInput,
     Metric,
     Param,
     Run,
     RunTag,
-    Span,
-    TraceInfo,
-    TraceLocation,
-    TraceState,
 )
 from mlflow.exceptions import MlflowException
-from mlflow.tracing.client import TracingClient
-from mlflow.tracing.constant import SpanAttributeKey, TraceMetadataKey, TraceTagKey
 
 from tilewright.evolve.mlflow_mirror import content as run_content
 from tilewright.evolve.mlflow_mirror import view
@@ -46,86 +36,6 @@ from tilewright.evolve.report.html import campaign_files
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
-
-log = logging.getLogger("tilewright.mirror")
-
-PREVIEW = 500
-
-
-class TraceWriter:
-    """Writes exchanges into one experiment. Raises the store's errors; calling again is safe."""
-
-    def __init__(self, uri: str) -> None:
-        self._client = TracingClient(uri)
-        self._supported = True
-
-    def write(
-        self, campaign: str, experiment: str, run: str, key: str, exchange: dict[str, Any], at: float
-    ) -> None:
-        """One exchange that was answered ``at`` (Unix seconds), linked to MLflow run ``run``."""
-        if not self._supported:
-            return
-        digest = hashlib.sha256(f"{campaign}/{key}".encode()).hexdigest()
-        trace, span = f"tr-{digest[:32]}", digest[32:48]
-        took = float(exchange.get("seconds", 0.0))
-        info = _info(trace, experiment, run, exchange, at - took, took)
-        try:
-            self._client.start_trace(info)
-            self._client.log_spans(experiment, [_span(trace, span, exchange, at - took, at)])
-        except NotImplementedError as error:
-            log.warning("this MLflow store keeps no traces of exchanges with the model: %s", error)
-            self._supported = False
-
-
-def _usage(exchange: dict[str, Any]) -> str:
-    asked, answered = exchange.get("prompt_tokens", 0), exchange.get("completion_tokens", 0)
-    return json.dumps({"input_tokens": asked, "output_tokens": answered, "total_tokens": asked + answered})
-
-
-def _info(
-    trace: str, experiment: str, run: str, exchange: dict[str, Any], began: float, took: float
-) -> TraceInfo:
-    proposal, _, attempt = str(exchange.get("salt", "")).partition(".")
-    return TraceInfo(
-        trace_id=trace,
-        trace_location=TraceLocation.from_experiment_id(experiment),
-        request_time=int(began * 1000),
-        execution_duration=int(took * 1000),
-        state=TraceState.ERROR if exchange.get("error") else TraceState.OK,
-        request_preview=exchange["messages"][-1]["content"][-PREVIEW:],
-        response_preview=(exchange.get("error") or exchange.get("reply", ""))[:PREVIEW],
-        trace_metadata={TraceMetadataKey.SOURCE_RUN: run, TraceMetadataKey.TOKEN_USAGE: _usage(exchange)},
-        tags={
-            TraceTagKey.TRACE_NAME: "llm proposal",
-            "model": str(exchange.get("model", "")),
-            "tilewright.candidate": proposal,
-            "tilewright.attempt": attempt,
-        },
-    )
-
-
-def _span(trace: str, span: str, exchange: dict[str, Any], began: float, ended: float) -> Span:
-    error = str(exchange.get("error", ""))
-    attributes = {
-        SpanAttributeKey.REQUEST_ID: trace,
-        SpanAttributeKey.SPAN_TYPE: "CHAT_MODEL",
-        SpanAttributeKey.INPUTS: {"model": exchange.get("model"), "messages": list(exchange["messages"])},
-        SpanAttributeKey.OUTPUTS: {"role": "assistant", "content": exchange.get("reply", "")},
-    }
-    texts = {name: json.dumps(value) for name, value in attributes.items()}
-    return Span.from_dict(
-        {
-            "trace_id": trace,
-            "span_id": span,
-            "parent_span_id": "",
-            "name": "llm proposal",
-            "start_time_unix_nano": int(began * 1e9),
-            "end_time_unix_nano": int(ended * 1e9),
-            "status": {"code": "ERROR" if error else "OK", "message": error},
-            "attributes": {**texts, SpanAttributeKey.CHAT_USAGE: _usage(exchange)},
-        }
-    )
-
 
 METRICS_A_BATCH, OTHERS_A_BATCH = 1000, 90
 PAGE = 1000
@@ -169,8 +79,6 @@ class Mirror:
         self._offspring: dict[int, dict[int, None]] = {}
         """Numbers of evaluated children by number of the parent, in the order in which they were evaluated."""
         self._arrival = 0
-        self._exchange = 0
-        self._traces = TraceWriter(uri)
         self._curve: list[Metric] = []
         self._refusals: Counter[int] = Counter()
         self._shown_state = ""
@@ -196,7 +104,6 @@ class Mirror:
         row = next(self._journal.evaluations(self._arrival), None)
         if row is None:
             self._flush()
-            self._write_exchanges()
             return False
         arrival, index, evaluation, at = row[0], row[1], ranked(row[2]), row[3]
         self._read_candidates()
@@ -204,8 +111,8 @@ class Mirror:
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             self._progress_metrics = self._progress.add(evaluation, is_seed)
         written = self._write_child(self._by_index[index], evaluation, at)
-        if written and is_seed and evaluation.fitness and evaluation.fitness == self._progress.seed:
-            self._write_early_gains(arrival)
+        if written and is_seed:
+            self._write_early(self._by_index[index], evaluation, arrival)
         self._curve += [
             Metric(k, v, int(at * 1000), arrival) for k, v in self._progress.campaign_metrics().items()
         ]
@@ -225,13 +132,15 @@ class Mirror:
         ended = state != "running"
         files = view.run_page(self._experiment, self._parent, "{}")
         data = load(self._journal)
-        note = run_content.campaign_note(data, state, files, ended=ended)
+        note = run_content.campaign_note(data, state, files, self._link, ended=ended)
         self._write_view(data)
         tags = {"tilewright.state": state, NOTE: note, **run_content.model_tags(data)}
         self._client.log_batch(self._parent, tags=[RunTag(k, v) for k, v in tags.items()], synchronous=True)
         if ended:
             self._write_references(data)
-            self._upload(self._parent, campaign_files(data))
+            asked = [json.loads(text) for _, text in self._journal.exchanges()]
+            questions = {"questions.json": json.dumps(asked, indent=1)} if asked else {}
+            self._upload(self._parent, {**campaign_files(data), **questions})
             last = int(max(event.at for event in data.events) * 1000)
             costs = run_content.cost_metrics(data)
             self._log(self._parent, {}, [Metric(k, v, last, 0) for k, v in costs.items()])
@@ -241,13 +150,27 @@ class Mirror:
             self._client.update_run(self._parent, status="RUNNING")
         self._shown_state = state
 
+    def delete(self) -> list[str]:
+        """Delete the campaign's runs, which MLflow keeps in its trash until its ``gc``; their ids."""
+        found = self._client.get_experiment_by_name(self._experiment_name)
+        if found is None:
+            return []
+        self._experiment = str(found.experiment_id)
+        runs = [run.info.run_id for run in self._find_runs()]
+        for run in runs:
+            self._client.delete_run(run)
+        return runs
+
     # -- runs in MLflow ----------------------------------------------------------------------------
+
+    @property
+    def _experiment_name(self) -> str:
+        return f"tilewright/{self._facts.get('operator')}/{target_text(self._facts.get('target'))}"
 
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
         note = {NOTE: run_content.experiment_note(self._facts)}
-        name = f"tilewright/{self._facts.get('operator')}/{target_text(self._facts.get('target'))}"
-        self._experiment = experiment_of(self._client, name, self._artifacts, note)
+        self._experiment = experiment_of(self._client, self._experiment_name, self._artifacts, note)
         parents: list[Run] = []
         children: dict[int, KnownRun] = {}
         extra: list[Run] = []
@@ -283,14 +206,23 @@ class Mirror:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def _write_early_gains(self, seed_arrival: int) -> None:
-        """Gains of the candidates whose evaluations ended before the first seed's."""
-        for _, index, evaluation, at in itertools.islice(self._journal.evaluations(), seed_arrival):
-            rows = [Metric(k, v, int(at * 1000), index) for k, v in self._progress.gain(evaluation).items()]
-            self._log(self._children[index].run_id, {}, rows)
+    def _write_early(self, seed: Candidate, evaluated: Evaluation, arrival: int) -> None:
+        """Gains of the candidates whose evaluations ended before a seed's, and their links to it and back."""
+        first = bool(evaluated.fitness) and evaluated.fitness == self._progress.seed
+        for _, index, evaluation, at in itertools.islice(self._journal.evaluations(), arrival):
+            run = self._children[index].run_id
+            gain = self._progress.gain(evaluation).items() if first else ()
+            if rows := [Metric(k, v, int(at * 1000), index) for k, v in gain]:
+                self._log(run, {}, rows)
+            if index in self._offspring.get(seed.index, ()):
+                runs = self._runs_of(self._note(self._by_index[index], ranked(evaluation)))
+                self._client.set_tag(run, "parents.run_ids", ", ".join(runs))
+                self._link_children(index)
+        if seed.index in self._offspring:
+            self._link_children(seed.index)
 
     def _open_parent(self, run_id: str | None) -> str:
-        """Create the campaign's run if it has no ``run_id`` yet, and write its parameters and suite."""
+        """Create the campaign's run if it has no ``run_id`` yet, and write its parameters."""
         assert self._experiment is not None
         toolchain, system, config = (self._journal.meta(key, {}) for key in ("toolchain", "system", "config"))
         content = run_content.campaign_run(self._facts, toolchain, system, config, self._uid)
@@ -298,28 +230,17 @@ class Mirror:
             tags, began = {**content.tags, **_source_tags()}, int(self._started * 1000)
             run_id = str(self._client.create_run(self._experiment, began, tags, content.name).info.run_id)
         self._log(run_id, content.params, [])
-        self._client.log_inputs(run_id, [DatasetInput(self._dataset())])
         return run_id
-
-    def _dataset(self) -> Dataset:
-        """The suite as MLflow's data set: its workloads and their dimensions where the operator is installed."""
-        suite, operator = str(self._facts.get("suite")), str(self._facts.get("operator"))
-        profile = json.dumps(_workloads(operator, suite))
-        digest = hashlib.sha256(f"{operator}/{suite}/{profile}".encode()).hexdigest()[:8]
-        source = json.dumps({"operator": operator, "suite": suite})
-        return Dataset(name=suite, digest=digest, source_type="code", source=source, profile=profile)
 
     def _write_child(self, candidate: Candidate, evaluation: Evaluation, at: float) -> bool:
         """Make one child run complete, and link its parents to it; False when it already was."""
         known = self._children.get(candidate.index)
-        parents = [self._by_genome[p] for p in candidate.parents if p in self._by_genome]
+        parents = self._note(candidate, evaluation)
         for parent in parents:
             self._offspring.setdefault(parent.index, {})[candidate.index] = None
-        note = run_content.candidate_note(self._facts, candidate, evaluation, parents, self._link)
-        self._notes[candidate.index] = note
         if known is not None and known.closed:
             return False
-        runs = [self._children[p.index].run_id for p in parents if p.index in self._children]
+        runs, note = self._runs_of(parents), self._notes[candidate.index]
         content = run_content.candidate_run(
             self._facts, candidate, evaluation, parents, runs, self._progress_metrics, note
         )
@@ -335,6 +256,17 @@ class Mirror:
                 self._refusals[candidate.index] += 1
             raise
         return True
+
+    def _note(self, candidate: Candidate, evaluation: Evaluation) -> list[Candidate]:
+        """Make a candidate's description, with links to the parents that have runs; its parents."""
+        parents = [self._by_genome[p] for p in candidate.parents if p in self._by_genome]
+        self._notes[candidate.index] = run_content.candidate_note(
+            self._facts, candidate, evaluation, parents, self._link
+        )
+        return parents
+
+    def _runs_of(self, candidates: Iterable[Candidate]) -> list[str]:
+        return [self._children[c.index].run_id for c in candidates if c.index in self._children]
 
     def _complete_child(
         self, index: int, content: RunContent, at: float, took: float, known: KnownRun | None
@@ -353,7 +285,8 @@ class Mirror:
     def _link_children(self, index: int) -> None:
         """Write the links to the children that a candidate has so far into its description."""
         if index in self._notes and index in self._children:
-            text = run_content.with_children(self._notes[index], list(self._offspring[index]), self._link)
+            children = list(self._offspring.get(index, ()))
+            text = run_content.with_children(self._notes[index], children, self._link)
             self._client.set_tag(self._children[index].run_id, NOTE, text)
 
     def _link(self, index: int) -> str:
@@ -373,13 +306,6 @@ class Mirror:
         if self._curve:
             self._log(self._parent, {}, self._curve)
             self._curve = []
-
-    def _write_exchanges(self) -> None:
-        """Write traces of the questions to a language model since the last call."""
-        assert self._parent is not None and self._experiment is not None
-        for row, key, text, at in self._journal.exchange_rows(self._exchange):
-            self._traces.write(self._uid, self._experiment, self._parent, key, json.loads(text), at)
-            self._exchange = row
 
     def _write_view(self, data: CampaignData) -> None:
         """Write the campaign's view, with the parameters that have been varied so far."""
@@ -448,13 +374,3 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return "unknown"
-
-
-def _workloads(operator: str, suite: str) -> Mapping[str, Mapping[str, int]]:
-    from tilewright.seeds.catalogue import UnknownOperator, load_operator
-
-    try:
-        found = load_operator(operator).suites.get(suite)
-    except UnknownOperator:
-        return {}
-    return {shape.id: dict(shape.dims) for shape in (*found.workloads, *found.final)} if found else {}

@@ -127,6 +127,10 @@ def _promote(arguments: argparse.Namespace) -> int:
         _say(f"dry run: nothing was written; {outcome.operator} would be promoted")
         return 0
     _say(f"promoted {outcome.operator} version {outcome.version} to {writer.place(outcome.operator)}")
+    name = outcome.operator.replace("/", "_")
+    _say(f"call it: PYTHONPATH={writer.library}, then from {writer.package} import {name}")
+    target = outcome.promotion.nomination.resolved.target.label
+    _say(f"it runs on {target}; elsewhere the operator's reference answers, with a warning")
     fault = record(outcome.promotion, outcome.version)
     if fault is not None:
         _say(f"not noted in the campaign's journal: {fault}")

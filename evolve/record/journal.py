@@ -55,6 +55,12 @@ _MOST_TEXTS = 512
 TOKENS_SPENT = "tokens_spent"
 """The event that a language model's token budget does not cover another question; ``said`` holds the error."""
 
+WORKERS = "workers"
+"""The event that says on how many nodes of which cluster the workers are."""
+
+TUNED = "tuned"
+"""The entry of what a tuned function's module needs beside the campaign: one that is resumed ends with it, too."""
+
 VOLATILE = ("wall_seconds", "spent", "worker", "log")
 """Fields of an evaluation that differ between runs of the same campaign."""
 
@@ -276,13 +282,6 @@ class Journal:
         """(key, exchange) in the order they were made."""
         with self._reading():
             yield from self._db.execute("SELECT key, exchange FROM exchanges ORDER BY rowid")
-
-    def exchange_rows(self, after: int = 0) -> Iterator[tuple[int, str, str, float]]:
-        """(row, key, exchange, answered at) of exchanges after row ``after``, in the order they were made."""
-        with self._reading():
-            yield from self._db.execute(
-                "SELECT rowid, key, exchange, at FROM exchanges WHERE rowid > ? ORDER BY rowid", (after,)
-            )
 
     def events(self) -> list[Event]:
         with self._reading():

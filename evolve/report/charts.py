@@ -1,13 +1,12 @@
-"""Convergence: the best fitness so far against evaluations or campaign time."""
+"""Convergence: the best fitness so far against evaluations."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from tilewright.evolve.report.data import CampaignData, Point
-from tilewright.evolve.report.page import chart, drawing, label, tag, title
-from tilewright.evolve.report.text import duration_text, rate_text
+from tilewright.evolve.report.page import drawing, label, tag, title
+from tilewright.evolve.report.text import rate_text
 from tilewright.seeds.operator import Scope
 
 WIDTH, HEIGHT = 860, 400
@@ -22,23 +21,13 @@ Interval = tuple[float, float]
 """In the campaign's unit."""
 
 
-class Axis(StrEnum):
-    EVALUATIONS = "evaluations"
-    TIME = "time"
-
-    def of(self, point: Point) -> float:
-        """Where a point lies: evaluations finished, or seconds of campaign time."""
-        return point.elapsed if self is Axis.TIME else float(point.arrival)
-
-
 @dataclass(frozen=True)
 class PlotArea:
-    """Maps figures to pixels. ``high_x`` in evaluations or seconds, ``low_y``/``high_y`` in the campaign's unit."""
+    """Maps figures to pixels. ``high_x`` in evaluations, ``low_y``/``high_y`` in the campaign's unit."""
 
     high_x: float
     low_y: float
     high_y: float
-    axis: Axis
 
     def x(self, value: float) -> float:
         return LEFT + value / self.high_x * (WIDTH - LEFT - RIGHT)
@@ -48,7 +37,7 @@ class PlotArea:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def at(self, point: Point) -> tuple[float, float]:
-        return self.x(self.axis.of(point)), self.y(point.evaluation.fitness or 0.0)
+        return self.x(point.arrival), self.y(point.evaluation.fitness or 0.0)
 
 
 @dataclass(frozen=True)
@@ -61,18 +50,18 @@ class Reference:
     interval: Interval | None = None
 
 
-def convergence_svg(data: CampaignData, axis: Axis = Axis.EVALUATIONS, *, standalone: bool = False) -> str:
+def convergence_svg(data: CampaignData, *, standalone: bool = False) -> str:
     """Dots: every evaluation that passed. Step line: best so far. Red ticks: failures. Dashes: references.
 
     Where figures have an interval, a band around the line shows it, and a bar at the right edge those of references.
     """
     passed = data.passed()
-    name = f"Fitness on suite {data.facts.get('suite')} against {axis.value}"
+    name = f"Fitness on suite {data.facts.get('suite')} against evaluations"
     if not passed:
         text = label(WIDTH / 2, 40, "No candidate has passed every gate yet.", class_="middle quiet")
         return drawing(WIDTH, 80, name, text, standalone=standalone)
     lines = _references(data)
-    area = _area(data, lines, axis)
+    area = _area(data, lines)
     best = records(passed)[-1].evaluation.fitness or 0.0
     named = [(area.y(line.fitness), f"{line.name} {line.fitness:.4g}", line.role) for line in lines]
     labels = [(area.y(best), f"best {best:.4g}", "winner strong"), *named]
@@ -80,18 +69,6 @@ def convergence_svg(data: CampaignData, axis: Axis = Axis.EVALUATIONS, *, standa
     parts += [_dots(passed, area), *(_dashes(line, area) for line in lines)]
     parts += [_best_line(data, passed, area), _edge_labels(labels)]
     return drawing(WIDTH, HEIGHT, name, *parts, standalone=standalone)
-
-
-def switched_charts(pictures: dict[Axis, str]) -> str:
-    """The pictures by axis, with the buttons that choose one of them."""
-    buttons = [
-        tag("button", f"by {axis}", type="button", data_show=axis.value, aria_pressed=str(not n).lower())
-        for n, axis in enumerate(pictures)
-    ]
-    charts = [
-        chart(picture, f"Convergence by {axis}", data_axis=axis.value) for axis, picture in pictures.items()
-    ]
-    return tag("div", "".join(buttons), class_="switch") + "".join(charts)
 
 
 def records(passed: Sequence[Point]) -> list[Point]:
@@ -115,13 +92,13 @@ def ticks(low: float, high: float, count: int = 5) -> Sequence[float]:
     return [n * step for n in range(first, last + 1)]
 
 
-def _area(data: CampaignData, lines: Sequence[Reference], axis: Axis) -> PlotArea:
+def _area(data: CampaignData, lines: Sequence[Reference]) -> PlotArea:
     """An area that all figures and the references' intervals fit into."""
     values = [p.evaluation.fitness or 0.0 for p in data.passed()]
     values += [end for line in lines for end in (line.fitness, *(line.interval or ()))]
     margin = (max(values) - min(values)) * 0.06 or max(values) * 0.05
-    high_x = max(1.0, *(axis.of(p) for p in data.points)) * 1.01
-    return PlotArea(high_x, max(0.0, min(values) - margin), max(values) + margin, axis)
+    high_x = max(1.0, *(p.arrival for p in data.points)) * 1.01
+    return PlotArea(high_x, max(0.0, min(values) - margin), max(values) + margin)
 
 
 def _references(data: CampaignData) -> list[Reference]:
@@ -142,16 +119,14 @@ def _axes(data: CampaignData, area: PlotArea) -> str:
         parts.append(tag("path", d=f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", class_="rule"))
         parts.append(label(LEFT - 8, y + 4, f"{value:g}", class_="quiet end"))
     for value in ticks(0, area.high_x, 6):
-        if area.axis is Axis.EVALUATIONS and value != int(value):
-            continue
-        shown = duration_text(value).replace(" 0 s", "") if area.axis is Axis.TIME else f"{value:g}"
-        parts.append(label(area.x(value), HEIGHT - BOTTOM + TICK + 20, shown, class_="quiet middle"))
+        if value == int(value):
+            at = area.x(value), HEIGHT - BOTTOM + TICK + 20
+            parts.append(label(*at, f"{value:g}", class_="quiet middle"))
     unit = (
         f"{data.unit}, geometric mean over suite {data.facts.get('suite')} ({data.target_text}, {data.kind})"
     )
-    name = "campaign time" if area.axis is Axis.TIME else "evaluations finished"
     parts.append(label(LEFT - 40, 16, unit, class_="quiet"))
-    parts.append(label(LEFT, HEIGHT - 12, name, class_="quiet"))
+    parts.append(label(LEFT, HEIGHT - 12, "evaluations finished", class_="quiet"))
     return "".join(parts)
 
 
@@ -159,7 +134,7 @@ def _failure_ticks(data: CampaignData, area: PlotArea) -> str:
     """One tick below the axis for every evaluation that failed."""
     top = HEIGHT - BOTTOM + 3
     failed = [p for p in data.points if p.evaluation.failed]
-    path = "".join(f"M{area.x(area.axis.of(p)):.1f} {top}v{TICK}" for p in failed)
+    path = "".join(f"M{area.x(p.arrival):.1f} {top}v{TICK}" for p in failed)
     if not path:
         return ""
     count = label(WIDTH - RIGHT + 8, top + TICK, f"{len(failed)} failed", class_="quiet")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.evolve.record.history import Candidate, MutationKind
-from tilewright.evolve.record.journal import Event, Journal
+from tilewright.evolve.record.journal import WORKERS, Event, Journal
 from tilewright.evolve.report.bill import Bill, bill_of, ranked, timed
 from tilewright.evolve.report.text import speed_text
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Reached, Verdict
@@ -127,6 +127,13 @@ class CampaignData:
             else self.short_state
         )
 
+    def origins(self) -> list[str]:
+        """The cluster that it ran on, and the campaigns that it started from, a line each."""
+        workers = [str(event.detail["said"]) for event in self.events if event.kind == WORKERS]
+        earlier = (self.config.get("search") or {}).get("transfer") or ()
+        named = [f"starts from: {', '.join(earlier)}"] if not isinstance(earlier, str) and earlier else []
+        return [*workers[-1:], *named]
+
     @property
     def elapsed(self) -> float:
         """Seconds of campaign time until the last thing recorded."""
@@ -190,6 +197,11 @@ class CampaignData:
             label = name.removeprefix(SEED_PREFIX)
             rows.setdefault(label, Named(label, role, evaluation))
         return sorted(rows.values(), key=lambda row: -(row.evaluation.fitness or 0.0))
+
+    @property
+    def checked_alone(self) -> bool:
+        """Whether the winner alone has figures of the final check: the suite has no final shapes."""
+        return [row.role for row in self.ranking(Scope.FINAL)] == ["winner"]
 
     def headroom(self) -> list[Headroom]:
         """Of the winner against the best seed, on the suite; empty where times mean nothing."""

@@ -9,7 +9,7 @@ import yaml
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report import tables
 from tilewright.evolve.report.change import winner_change
-from tilewright.evolve.report.charts import Axis, convergence_svg, switched_charts
+from tilewright.evolve.report.charts import convergence_svg
 from tilewright.evolve.report.data import SEED_PREFIX, CampaignData, judge_lines, kernel_text, load
 from tilewright.evolve.report.lineage import (
     PAGE,
@@ -32,7 +32,6 @@ from tilewright.evolve.report.page import (
     write_atomically,
 )
 from tilewright.evolve.report.roofline import roofline, roofline_svg
-from tilewright.evolve.report.tables import by_proposer, by_rule, credit_table
 from tilewright.evolve.report.text import duration_text, percent_text, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
@@ -77,7 +76,7 @@ def render(data: CampaignData) -> str:
         section("Headroom", tables.headroom_section(data)),
         section("Roofline", _roofline(data)),
         section("Verdicts", tables.verdicts_section(data) if data.points else ""),
-        section("Credit of proposers and rules", _credit(data)),
+        section("Proposers and rules", tables.outcomes_section(data)),
         section("Lineage of the winner", _lineage(data)),
         section("Where the kernel's time goes", tables.diagnosis_section(data)),
         section("Winner", _winner(data)),
@@ -101,7 +100,8 @@ def _header(data: CampaignData) -> str:
         "seed": facts.get("seed", "?"),
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)) if started else "?",
     }
-    judges = "".join(note(f"{line}.") for line in judge_lines(p.evaluation for p in data.points))
+    lines = [*data.origins(), *judge_lines(p.evaluation for p in data.points)]
+    judges = "".join(note(f"{line}.") for line in lines)
     heading = tag("p", "tilewright campaign", class_="quiet over") + tag(
         "h1", clean(facts.get("id", "campaign"))
     )
@@ -176,30 +176,17 @@ def _convergence(data: CampaignData) -> str:
         "A grey dot is a candidate that passed every gate, the line is the best rate so far, a tick below the axis is "
         f"a candidate that failed. {certainty}. Point at a step to see its mutation."
     )
-    return switched_charts({axis: convergence_svg(data, axis) for axis in Axis}) + note(caption)
+    return chart(convergence_svg(data), "Convergence") + note(caption)
 
 
 def _roofline(data: CampaignData) -> str:
     found = roofline(data)
     if found is None:
         return ""
-    roofs = "the public peaks" if found.slanted else "the public bandwidth and a copy's"
-    caption = f"Rates are {data.kind}; roofs are {roofs} of one {data.target_text} device."
+    caption = f"Rates are {data.kind}; roofs are the public peaks of one {data.target_text} device."
     if found.moved:
         caption += " A kernel that moves more bytes than it must lies further left."
     return chart(roofline_svg(data, found), "Roofline") + note(f"{caption} Point at a mark to see its shape.")
-
-
-def _credit(data: CampaignData) -> str:
-    named = (("proposer", by_proposer(data)), ("rule", by_rule(data)))
-    parts = [credit_table(data, rows, what) for what, rows in named if rows]
-    if not parts:
-        return ""
-    caption = (
-        "A record is a candidate faster than all candidates before it. Its share of the gain is the share of the "
-        "logarithm, so that all shares add up to the step from the best seed to the best candidate."
-    )
-    return "".join(parts) + note(caption)
 
 
 def _lineage(data: CampaignData) -> str:

@@ -1,13 +1,5 @@
 "use strict";
-// Without this script the page shows both charts; the script shows one at a time and opens all steps at once.
-const charts = document.querySelectorAll("[data-axis]");
-const switches = document.querySelectorAll("[data-show]");
-function show(axis) {
-  charts.forEach((chart) => { chart.hidden = chart.dataset.axis !== axis; });
-  switches.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.show === axis)));
-}
-switches.forEach((button) => button.addEventListener("click", () => show(button.dataset.show)));
-if (switches.length) show(switches[0].dataset.show);
+// Opens all steps at once.
 const all = document.getElementById("open-all");
 if (all) all.addEventListener("click", () => {
   const steps = [...document.querySelectorAll("details.step")];

@@ -1,7 +1,7 @@
 """The roofline plot: rate against FLOP per byte, below what the target's matrix units and memory allow.
 
-After Williams, Waterman and Patterson (2009). Both axes are logarithmic. Where kernels are ranked in GB/s, memory is
-the only roof: the rate stands against the bytes a call must move.
+After Williams, Waterman and Patterson (2009). Both axes are logarithmic. Kernels ranked in GB/s have none: memory
+is their only roof, and tables give their share of it.
 """
 
 import math
@@ -30,7 +30,7 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class Spot:
-    """One kernel on one shape: FLOP per byte and TFLOP/s, or MB and GB/s. ``tip`` says which kernel and shape."""
+    """One kernel on one shape: FLOP per byte and TFLOP/s. ``tip`` says which kernel and shape."""
 
     kernel: str
     role: str
@@ -41,7 +41,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Roofline:
-    """``peaks`` in ``unit``: TFLOP/s by operand type, or GB/s of the memory and of a copy. ``bandwidth`` in bytes/s.
+    """``peaks`` in TFLOP/s by operand type, ``bandwidth`` in bytes/s.
 
     ``moved``: intensities are of the bytes that were moved, else of the bytes that must be.
     """
@@ -50,48 +50,38 @@ class Roofline:
     bandwidth: float
     spots: Sequence[Spot]
     moved: bool
-    unit: str = "TFLOP/s"
-
-    @property
-    def slanted(self) -> bool:
-        """Whether the memory's roof depends on the intensity."""
-        return self.unit == "TFLOP/s"
 
 
 def roofline(data: CampaignData) -> Roofline | None:
-    """None without a known target, or without a figure whose bytes are known."""
+    """None without a known target, for kernels ranked in GB/s, and without a figure whose bytes are known."""
     try:
         target = load_target(data.target)
     except UnknownTarget:
         return None
-    if target.compile_only:
+    if target.compile_only or data.unit != "TFLOP/s":
         return None
-    hardware, by_bytes = target.hardware, data.unit == "GB/s"
+    hardware = target.hardware
     figures = [
         (row.name, row.role, w)
         for scope in (Scope.SUITE, Scope.FINAL)
         for row in _distinct(data.ranking(scope))
         for w in row.evaluation.workloads
     ]
-    moved = not by_bytes and bool(figures) and all(_moved(w) is not None for _, _, w in figures)
+    moved = bool(figures) and all(_moved(w) is not None for _, _, w in figures)
     spots = []
     for name, role, w in figures:
-        rate = w.gbytes if by_bytes else w.tflops
         floor = data.floors(w.workload).get("hbm", 0.0) * hardware.hbm
-        size = (w.gbytes or 0.0) * 1e9 * w.seconds if by_bytes else _moved(w) if moved else floor
+        size, rate = _moved(w) if moved else floor, w.tflops
         if not size or not rate:
             continue
         tip = (
             f"{name}, {w.workload}: {rate_text(rate, data.unit)}, {time_text(w.seconds)}, {bytes_text(size)}"
         )
-        intensity = size / 1e6 if by_bytes else rate * 1e12 * w.seconds / size
-        spots.append(Spot(name, role, intensity, rate, tip))
+        spots.append(Spot(name, role, rate * 1e12 * w.seconds / size, rate, tip))
     if not spots:
         return None
     peaks = {kind: peak / 1e12 for kind, peak in hardware.peaks.items()}
-    if by_bytes:
-        peaks = {"HBM": hardware.hbm / 1e9, "device copy": hardware.copy / 1e9}
-    return Roofline(peaks, hardware.hbm, spots, moved, data.unit)
+    return Roofline(peaks, hardware.hbm, spots, moved)
 
 
 def _distinct(rows: Sequence[Named]) -> list[Named]:
@@ -114,10 +104,8 @@ class _Frame:
 
 
 def roofline_svg(data: CampaignData, found: Roofline) -> str:
-    """Slanted: the memory's roof; level: that of the matrix units for each operand type, or memory's alone."""
-    across = [spot.intensity for spot in found.spots]
-    if found.slanted:
-        across.append(max(found.peaks.values()) * 1e12 / found.bandwidth)
+    """Slanted: the memory's roof; level: that of the matrix units for each operand type."""
+    across = [*(spot.intensity for spot in found.spots), max(found.peaks.values()) * 1e12 / found.bandwidth]
     rates = [spot.rate for spot in found.spots]
     frame = _Frame(
         (math.log10(min(across) / 2), math.log10(max(across) * 1.6)),
@@ -139,20 +127,19 @@ def _axes(data: CampaignData, found: Roofline, frame: _Frame) -> str:
         parts.append(tag("path", d=f"M{x:.1f} {TOP}V{HEIGHT - BOTTOM}", class_="rule"))
         parts.append(label(x, HEIGHT - BOTTOM + 18, f"{value:g}", class_="quiet middle"))
     bytes_of = "byte moved to and from HBM" if found.moved else "byte that must be moved to and from HBM"
-    below = f"FLOP per {bytes_of}" if found.slanted else "MB that must be moved to and from HBM"
-    parts.append(label(LEFT - 40, 16, f"{found.unit} ({data.target_text}, {data.kind})", class_="quiet"))
-    parts.append(label(LEFT, HEIGHT - 12, below, class_="quiet"))
+    parts.append(label(LEFT - 40, 16, f"TFLOP/s ({data.target_text}, {data.kind})", class_="quiet"))
+    parts.append(label(LEFT, HEIGHT - 12, f"FLOP per {bytes_of}", class_="quiet"))
     return "".join(parts)
 
 
 def _roofs(found: Roofline, frame: _Frame) -> str:
     low = 10 ** frame.x[0]
-    parts = [_slope(found, frame, low)] if found.slanted else []
+    parts = [_slope(found, frame, low)]
     for peak in sorted(set(found.peaks.values()), reverse=True):
-        x, y = frame.at(max(low, peak * 1e12 / found.bandwidth) if found.slanted else low, peak)
+        x, y = frame.at(max(low, peak * 1e12 / found.bandwidth), peak)
         parts.append(tag("path", d=f"M{x:.1f} {y:.1f}H{WIDTH - RIGHT}", class_="roof"))
         kinds = ", ".join(k for k, p in found.peaks.items() if p == peak)
-        parts.append(label(WIDTH - RIGHT + 8, y + 4, f"{kinds} {peak:g} {found.unit}", class_="quiet"))
+        parts.append(label(WIDTH - RIGHT + 8, y + 4, f"{kinds} {peak:g} TFLOP/s", class_="quiet"))
     return "".join(parts)
 
 

@@ -6,12 +6,11 @@ Every number has unit, target and kind.
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from tilewright.evolve.proposers.rule_credit import rules_of
 from tilewright.evolve.record.history import MutationKind
-from tilewright.evolve.report.data import CampaignData, Named, Point
+from tilewright.evolve.report.data import SEED_PREFIX, CampaignData, Named, kernel_text
 from tilewright.evolve.report.lineage import gain_over_parents
 from tilewright.evolve.report.page import clean, note, tag
 from tilewright.evolve.report.text import bytes_text, number_text, percent_text, rate_text, shorten, time_text
@@ -20,104 +19,25 @@ from tilewright.seeds.operator import Scope
 
 MOST_ROWS = 25
 EQUAL = 0.001
-"""A child is equal to its fittest parent if their rates differ by at most this share."""
+"""A child is faster than its fittest parent if its rate is higher by more than this share."""
 
 
-@dataclass
-class Credit:
-    """Outcomes of the candidates of one proposer or rule. ``share`` of the campaign's gain, in logarithms."""
-
-    name: str
-    faster: int = 0
-    equal: int = 0
-    slower: int = 0
-    failed: int = 0
-    records: int = 0
-    share: float = 0.0
-
-    @property
-    def tried(self) -> int:
-        return self.faster + self.equal + self.slower + self.failed
-
-    def count(self, data: CampaignData, point: Point) -> None:
-        """Add the outcome of one candidate."""
-        gain = gain_over_parents(data, point.candidate) or 1.0
-        if point.evaluation.failed:
-            self.failed += 1
-        elif point.evaluation.verdict is Verdict.OUTPACED:
-            self.slower += 1
-        elif abs(gain - 1) <= EQUAL:
-            self.equal += 1
-        elif gain > 1:
-            self.faster += 1
-        else:
-            self.slower += 1
-
-
-def credits_of(data: CampaignData, names: Callable[[Point], Sequence[str]]) -> list[Credit]:
-    """The credit of each name that ``names`` gives a candidate, largest share first.
-
-    A record is a candidate fitter than all before it and than every seed; its share is the logarithm of that step
-    over the logarithm of the campaign's gain, split evenly between its names.
-    """
-    found: dict[str, Credit] = {}
-    steps = _record_steps(data)
-    total = sum(steps.values()) or 1.0
+def outcomes_section(data: CampaignData) -> str:
+    """How the candidates of each proposer, and of each rewrite rule, did against their fittest parents."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for point in data.points:
-        mine = [found.setdefault(name, Credit(name)) for name in dict.fromkeys(names(point))]
-        for credit in mine:
-            credit.count(data, point)
-            if point.candidate.index in steps:
-                credit.records += 1
-                credit.share += steps[point.candidate.index] / total / len(mine)
-    return sorted(found.values(), key=lambda c: (-c.share, -c.faster, -c.tried, c.name))
-
-
-def by_proposer(data: CampaignData) -> list[Credit]:
-    """Credit of proposers; seeds have none."""
-
-    def names(point: Point) -> list[str]:
         mutation = point.candidate.mutation
-        return [] if mutation.kind is MutationKind.SEED else [mutation.proposer]
-
-    return credits_of(data, names)
-
-
-def by_rule(data: CampaignData) -> list[Credit]:
-    """Credit of rewrite rules; a candidate of several rules counts for each of them."""
-
-    def names(point: Point) -> list[str]:
-        mutation = point.candidate.mutation
-        return rules_of(mutation.detail) if mutation.kind is MutationKind.REWRITE else []
-
-    return credits_of(data, names)
-
-
-def credit_table(data: CampaignData, rows: Sequence[Credit], what: str) -> str:
-    """One row for each name. ``what`` is ``proposer`` or ``rule``."""
-    body = [
-        text_row(c.name, c.tried, c.faster, c.equal, c.slower, c.failed, c.records, percent_text(c.share))
-        for c in rows[:MOST_ROWS]
-    ]
-    if len(rows) > MOST_ROWS:
-        body.append(text_row(f"{len(rows) - MOST_ROWS} more"))
-    outcomes = ("tried", "faster than parent", "equal (0.1 %) or a duplicate", "slower", "failed")
-    head = head_row(what, *outcomes, "records", "share of the gain")
-    return table(f"Candidates by {what} ({data.target_text}, {data.kind})", head, body)
-
-
-def _record_steps(data: CampaignData) -> dict[int, float]:
-    """Logarithm of each step of the best so far, by candidate; seeds raise the best and take no credit."""
-    seeds = [p for p in data.points if p.candidate.mutation.kind is MutationKind.SEED]
-    best = max((p.evaluation.fitness or 0.0 for p in seeds), default=0.0)
-    steps = {}
-    for point in data.points:
-        fitness = point.evaluation.fitness or 0.0
-        if point.candidate.mutation.kind is not MutationKind.SEED and fitness > best:
-            if best:
-                steps[point.candidate.index] = math.log(fitness / best)
-            best = fitness
-    return steps
+        if mutation.kind is MutationKind.SEED:
+            continue
+        faster = (gain_over_parents(data, point.candidate) or 1.0) > 1 + EQUAL
+        end = "failed" if point.evaluation.failed else "faster" if faster else "others"
+        rules = rules_of(mutation.detail) if mutation.kind is MutationKind.REWRITE else []
+        for name in (mutation.proposer, *(f"rule {rule}" for rule in dict.fromkeys(rules))):
+            found[name].update(("tried", end))
+    rows = sorted(found.items(), key=lambda row: (-row[1]["faster"], -row[1]["tried"], row[0]))[:MOST_ROWS]
+    body = [text_row(name, *(n[end] for end in ("tried", "faster", "others", "failed"))) for name, n in rows]
+    head = head_row("proposer or rule", "tried", "faster than the parent", "equal or slower", "failed")
+    return table(f"Candidates by origin ({data.target_text}, {data.kind})", head, body) if body else ""
 
 
 OPEN_WORKLOADS = 6
@@ -131,13 +51,17 @@ _HIDDEN = {"floors", "artefact", "timeline"}
 def figures_section(data: CampaignData) -> str:
     """Times, rates and speed of winner, seeds and baselines: the final check first, then the suite."""
     final, suite = _scope_tables(data, Scope.FINAL), _scope_tables(data, Scope.SUITE)
+    final = final if len(data.ranking(Scope.FINAL)) > 1 else ""
+    checked = (
+        "The winner passed the final check, every gate on all kinds of inputs. " if data.checked_alone else ""
+    )
     parts = [tag("h3", "Final check"), final] if final else []
     if suite:
         parts += [tag("h3", f"Suite {clean(data.facts.get('suite'))}, which decides fitness"), suite]
     if parts:
         caption = (
-            f"Times are {data.kind}, for one call on {data.target_text}. A floor is the least time that the named "
-            "unit needs for this operator under any schedule."
+            f"{checked}Times are {data.kind}, for one call on {data.target_text}. A floor is the least time that the "
+            "named unit needs for this operator under any schedule."
         )
         parts.append(note(caption))
     return "".join(parts)
@@ -185,7 +109,8 @@ def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) ->
 
 def speedup_section(data: CampaignData) -> str:
     """By shape, the time of each seed and baseline over the winner's."""
-    compared = [(scope, *found) for scope in (Scope.FINAL, Scope.SUITE) if (found := _times(data, scope))]
+    both = Scope.FINAL, Scope.SUITE
+    compared = [(scope, *found) for scope in both if (found := _times(data, scope)) and found[1]]
     names = list(dict.fromkeys(name for _, _, others in compared for name in others))
     body: list[str] = []
     for scope, ours, others in compared:
@@ -287,6 +212,9 @@ def diagnosis_section(data: CampaignData) -> str:
         return ""
     workload, seed, winner = pair
     columns = [(seed[0], flatten(seed[1].diagnosis)), ("winner", flatten(winner.diagnosis))]
+    other = kernel_text(f"{SEED_PREFIX}{seed[0]}")
+    spent = [_spent(name, figures) for name, figures in (("The winner", winner), (other, seed[1]))]
+    sentence = tag("p", clean(f"{'; '.join(spent)}.")) if all(spent) else ""
     keys = list(dict.fromkeys(key for _, values in columns for key in values))
     if not keys:
         return ""
@@ -295,7 +223,19 @@ def diagnosis_section(data: CampaignData) -> str:
         for key in keys
     ]
     head = head_row("figure", *(clean(name) for name, _ in columns))
-    return table(f"Diagnosis of {workload} on {data.target_text}, {data.kind}", head, body, "wrapped")
+    caption = (
+        f"Diagnosis of {workload} on {data.target_text}, {data.kind}; docs/time_model.md explains its rows"
+    )
+    return sentence + table(caption if sentence else caption.partition(";")[0], head, body, "wrapped")
+
+
+def _spent(name: str, figures: WorkloadFigures) -> str:
+    """How long a modelled kernel's core works and waits; empty where the target does not say."""
+    works, waits = (figures.diagnosis.get(f"{part}_seconds") for part in ("core", "waited"))
+    if not (isinstance(works, float) and isinstance(waits, float)):
+        return ""
+    took = time_text(figures.seconds)
+    return f"{name} takes {took}: its core works {time_text(works)} and waits {time_text(waits)} for copies"
 
 
 def _seed_and_winner(data: CampaignData) -> tuple[str, tuple[str, WorkloadFigures], WorkloadFigures] | None:

@@ -27,9 +27,9 @@ from tilewright.fitness.targets import target_text
 
 PLAIN_SECONDS = 30.0
 """Without a terminal: seconds between lines while nothing improves."""
-RECENT_SECONDS = 60.0
-"""The evaluation rate is the mean over so many seconds."""
 WORKER_LINES = 8
+LASTING = ("warning: ", "workers: ", "starts from: ")
+"""Beginnings of notes that stay on the screen."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Display(Protocol):
     def update(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
-        """Show one line about the current step; an empty text removes it, one that begins with ``warning:`` stays."""
+        """Show one line about the current step; an empty text removes it, one that begins as in ``LASTING`` stays."""
         ...
 
     def stop(self) -> None:
@@ -112,7 +112,7 @@ class PlainDisplay:
             self._snapshot = None
 
     def _write_progress(self, snapshot: Snapshot) -> None:
-        lag = f", MLflow lacks {snapshot.mirror_lag}" if snapshot.mirror_lag else ""
+        lag = f", MLflow {snapshot.mirror_lag} behind" if snapshot.mirror_lag else ""
         # where nothing has ended since the last such line, what the campaign waits for
         waits = f"; {snapshot.activity[0]}" if snapshot.activity and snapshot.verdicts == self._told else ""
         self._told = snapshot.verdicts
@@ -134,7 +134,6 @@ class LiveDisplay:
         self._facts: Mapping[str, Any] = {}
         self._note = ""
         self._snapshot: Snapshot | None = None
-        self._history: list[tuple[float, int]] = []
 
     def start(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
@@ -143,14 +142,10 @@ class LiveDisplay:
 
     def update(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._history.append((snapshot.elapsed_seconds, snapshot.evaluations))
-        oldest = snapshot.elapsed_seconds - RECENT_SECONDS
-        while len(self._history) > 2 and self._history[1][0] < oldest:
-            self._history.pop(0)
         self._redraw()
 
     def note(self, text: str) -> None:
-        if text.startswith("warning: ") and self._live is not None:  # stays above the panel
+        if text.startswith(LASTING) and self._live is not None:  # stays above the panel
             self._live.console.print(Text(printable(text)))
             return
         self._note = printable(text)
@@ -167,18 +162,11 @@ class LiveDisplay:
         if self._live is not None:
             self._live.update(self._panel())
 
-    def _rate(self) -> float:
-        """Evaluations a second over the last minute."""
-        if len(self._history) < 2:
-            return 0.0
-        (begin, few), (end, many) = self._history[0], self._history[-1]
-        return (many - few) / (end - begin) if end > begin else 0.0
-
     def _panel(self, ended: bool = False) -> Panel:
         parts: list[RenderableType] = []
         snapshot = self._snapshot
         if snapshot is not None:
-            parts += [_bars(snapshot, self._rate()), Text(), _figures(snapshot), Text(), _verdicts(snapshot)]
+            parts += [_bars(snapshot), Text(), _figures(snapshot), Text(), _verdicts(snapshot)]
             if not ended:
                 parts.append(_workers(snapshot))
         if self._note:
@@ -236,7 +224,7 @@ def _rivals(snapshot: Snapshot) -> list[tuple[str, Evaluation]]:
     return [*seed, *snapshot.references.items()]
 
 
-def _bars(snapshot: Snapshot, rate: float) -> Table:
+def _bars(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
     count, budget = snapshot.evaluations, snapshot.evaluations_budget
     table.add_row(
@@ -245,10 +233,9 @@ def _bars(snapshot: Snapshot, rate: float) -> Table:
     seconds, limit = snapshot.elapsed_seconds, snapshot.wall_budget_seconds
     text = duration_text(seconds) + ("" if limit is None else f" of {duration_text(limit)}")
     table.add_row("wall time", _bar(seconds, limit), text)
-    lag = "" if snapshot.mirror_lag is None else "MLflow is up to date"
-    if snapshot.mirror_lag:
-        lag = f"MLflow lacks {counted(snapshot.mirror_lag, 'evaluation')}"
-    table.add_row("rate", f"{rate:.2f} evaluations/s", Text(lag, style="dim"))
+    if snapshot.mirror_lag is not None:
+        lag = f"{counted(snapshot.mirror_lag, 'evaluation')} behind" if snapshot.mirror_lag else "up to date"
+        table.add_row("MLflow", Text(lag, style="dim"))
     return table
 
 

@@ -35,6 +35,7 @@ def status_lines(path: Path, verbose: bool = False) -> list[str]:
         lines = [
             _line(path, data),
             f"suite {data.facts.get('suite')}, seed {data.facts.get('seed')}, budget {budget}",
+            *data.origins(),
             "verdicts: " + (", ".join(f"{n} {v}" for v, n in verdicts.most_common()) or "none yet"),
             *judge_lines(evaluations),
         ]
@@ -53,7 +54,7 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
         data = load(journal)
         finals = journal.references(Scope.FINAL.value)
         rows = {name: e for name, e in finals.items() if not name.startswith(FINALIST_PREFIX)}
-        lines = [f"campaign {campaign} {data.state_text}"]
+        lines = [f"campaign {campaign} {data.state_text}", *(f"  {line}" for line in data.origins())]
         for name, evaluation in sorted(rows.items(), key=lambda row: -(row[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
         lines += _refused(data)
@@ -124,7 +125,9 @@ def _model_lines(journal: Journal, data: CampaignData) -> list[str]:
     budget = [f"llm.total_tokens: tilewright asks the model no more, since {reason}" for reason in spent[-1:]]
     exchanges = [json.loads(text) for _, text in journal.exchanges()]
     if not exchanges:
-        return budget
+        model = (data.config.get("llm") or {}).get("model")
+        asked = f"model {model}: not asked; the portfolio asked other proposers"
+        return [*budget, *([asked] if model and len(data.points) > len(data.seeds()) else [])]
     failed = [str(exchange["error"]) for exchange in exchanges if exchange.get("error")]
     line = f"model {exchanges[-1].get('model', '?')}: {counted(len(exchanges), 'question')}"
     line += f", {len(failed)} unanswered (last: {failed[-1]})" if failed else ""

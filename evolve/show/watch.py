@@ -19,6 +19,9 @@ from tilewright.seeds.operator import Scope
 POLL_SECONDS, POLL_SHARE = 1.0, 5.0
 """Between two readings: a second, or so many times what a reading takes."""
 
+RESUME_SECONDS = 30.0
+"""How long a stopped campaign is looked at: whoever resumes it needs so long to take it up."""
+
 QUIET_SECONDS = 60.0
 """After so long without a new row the display shows a note."""
 
@@ -58,19 +61,22 @@ def watch(folder: Path, display: Display, sleep: Callable[[float], None] = time.
 
 
 def _follow(journal: Journal, folder: Path, display: Display, sleep: Callable[[float], None]) -> str:
-    shown, rows, news = "", 0, time.monotonic()
+    shown, rows, news, idle = "", 0, time.monotonic(), 0.0
     while True:
         began = time.monotonic()
         try:
             running = is_running(folder / JOURNAL)  # before the rows: its last ones come before it lets go
             data = load(journal)
-            ended = data.state if data.state != "unfinished" else None if running else "killed"
+            ended = None if running and data.state != "finished" else data.short_state
+            ended = None if ended == "running" else ended
+            idle = idle + POLL_SECONDS if ended and ended != "finished" else 0.0
             if (count := len(data.points) + len(data.events)) != rows:
                 rows, news = count, began
-            problem = _silence(began - news)
+            waits = f"{ended}; watching for 'tilewright resume {folder.name}' to take it up"
+            problem = waits if idle else _silence(began - news)
             now = snapshot(data, journal.path)
             display.update(replace(now, activity=[]) if ended else now)
-            if ended:
+            if ended and (ended == "finished" or idle > RESUME_SECONDS):
                 return ended
         except sqlite3.OperationalError as error:
             problem = f"cannot read the journal at the moment: {error}"

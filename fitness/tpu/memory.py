@@ -1,8 +1,8 @@
 """Time of simulated operations under one memory that all copies share: the clock of the time model.
 
 Every copy between HBM and the core takes its turn at one memory, in the order in which copies were started: it
-begins when it was started and the memory is free, takes its bytes over a rate (one for reads, one for writes) and a
-fixed time, and is ready a latency later. The core works as many cycles as it did in the simulation, and waits where it
+begins when it was started and the memory is free, takes its bytes over a rate (one for reads, one for writes), and is
+ready a latency later. The core works as many cycles as it did in the simulation, and waits where it
 waits for a copy that is not ready. Overlap, bursts, pipelines that run dry and copies written by hand follow from that.
 """
 
@@ -16,16 +16,13 @@ from tilewright.fitness.tpu.events import Events, Kind
 
 @dataclass(frozen=True)
 class Rules:
-    """``clock`` in Hz, ``read`` and ``write`` in bytes/s; ``turn`` (a copy's fixed share of the memory's time) and
-    ``latency`` (from a copy's last byte to the core's knowing) in seconds; ``step`` cycles of the core for every wait.
-    """
+    """``clock`` in Hz, ``read`` and ``write`` in bytes/s, ``latency`` (from a copy's last byte to the core's knowing)
+    in seconds."""
 
     clock: float
     read: float
     write: float
-    turn: float
     latency: float
-    step: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ def replay(events: Events, rules: Rules) -> Passed:
     took = np.zeros(len(events.kinds))
     for kind, rate in rates.items():
         chosen = events.kinds == kind
-        took[chosen] = events.sizes[chosen] / rate + rules.turn
-    work = (events.work[:-1] + rules.step * (events.kinds == Kind.WAIT)) / rules.clock
+        took[chosen] = events.sizes[chosen] / rate
+    work = events.work[:-1] / rules.clock
     now = free = waited = 0.0
     ready = [0.0] * len(took)
     steps = zip(work.tolist(), events.kinds.tolist(), took.tolist(), events.ready.tolist(), strict=True)

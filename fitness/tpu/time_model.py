@@ -62,9 +62,9 @@ class Modelled:
 
 
 CALIBRATIONS: Mapping[str, Calibration] = {
-    "tpu7x": Calibration(Rules(1.80e9, 3.18e12, 3.13e12, 0.0, 1.34e-6), 1e-6),
-    "v6e": Calibration(Rules(1.60e9, 1.36e12, 1.36e12, 0.0, 0.64e-6), 1e-6),
-    "v5e": Calibration(Rules(1.5e9, 0.70e12, 0.63e12, 0.0, 0.41e-6), 1e-6),
+    "tpu7x": Calibration(Rules(1.80e9, 3.18e12, 3.13e12, 1.34e-6), 1e-6),
+    "v6e": Calibration(Rules(1.60e9, 1.36e12, 1.36e12, 0.64e-6), 1e-6),
+    "v5e": Calibration(Rules(1.5e9, 0.70e12, 0.63e12, 0.41e-6), 1e-6),
 }
 """By chip. Clocks: the one published is v5e's; tpu7x's 1.8 GHz is what its matrix-bound rows run at."""
 

@@ -24,10 +24,9 @@ def test_extras_and_the_gpu_of_this_machine_are_listed(monkeypatch):
     wanted = ['jax==0.0.1; extra == "tpu"', 'nowhere==1.0; extra == "triton"', "numpy>=2.0"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
     pinned, missing = doctor._extra("tpu"), doctor._extra("triton")
-    assert not pinned.good and "verified with jax 0.0.1" in pinned.sentence
-    assert (
-        not missing.good and missing.sentence == "nowhere is not installed; pip install 'tilewright[triton]'"
-    )
+    assert pinned.good and "verified with jax 0.0.1" in pinned.sentence, "another version is no fault"
+    way = "Triton and Gluon kernels: nowhere is not installed; pip install 'tilewright[triton]'"
+    assert not missing.good and missing.sentence == f"for {way}"
     assert doctor._cuda().part == "target cuda"
 
 

@@ -31,6 +31,7 @@ from tilewright.workers.cluster.ray_start import (
     first_line,
     keep_lines,
     missing_resource,
+    nodes_text,
     start_ray,
     worker_resources,
 )
@@ -176,8 +177,10 @@ class RayPool(QueuedPool):
             if settings.address:  # its place on the cluster may not be there yet
                 worker.health.doubt(time.monotonic())
             self._workers.append(worker)
-        if settings.address and self.on_note is not None and (missing := missing_resource(target)):
-            self.on_note(f"warning: {missing}")
+        if settings.address and self.on_note is not None:
+            self.on_note(f"workers: {settings.count} on {nodes_text(target, settings.address)}")
+            if missing := missing_resource(target):
+                self.on_note(f"warning: {missing}")
 
     def _start_stations(self, target: Target, scratch: str | None) -> None:
         """One for each device; several devices are put on one scale before anything else."""

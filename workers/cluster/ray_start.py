@@ -94,6 +94,12 @@ def _nodes(target: Target) -> list[tuple[str, Mapping[str, float]]]:
     return [one for one in alive if f"target:{target.name}" in one[1]] if _offered_targets() else alive
 
 
+def nodes_text(target: Target, address: str) -> str:
+    """Where workers of a target are placed, such as ``2 nodes of the cluster at 10.0.0.1:6379``."""
+    count = len(_nodes(target))
+    return f"{count} node{'s' * (count != 1)} of the cluster at {address}"
+
+
 def _on(node: str) -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
 

@@ -65,9 +65,7 @@ def missing_parts(chip: Chip | None, *, remote: bool = False, bus: Path = PCI) -
         return str(error)
     if found is None:
         names = ", ".join(MEASURED_TPUS)
-        return (
-            f"this machine has no TPU (no Google device on its PCI bus); for a cluster's name one of {names}"
-        )
+        return f"this machine has no TPU on its PCI bus; on a cluster with TPUs, write target: {names}"
     if chip is not None and found != chip.name:
         return f"this machine's TPU is a {found}"
     return None

@@ -53,7 +53,6 @@ EQUAL: dict[str, dict[str, str]] = {
         "ready = [ 1.0] * len(took)": "a wait is for a start before it, which has set it",
         "if awaited >= 0 and ready[awaited] >= now:": "nothing is waited then",
         "if kind >= Kind.WAIT:": "no kind comes after it",
-        "work = (events.work[:-1] + rules.step * (events.kinds >= Kind.WAIT)) / rules.clock": "no kind comes after it",
         "steps = zip(work.tolist(), events.kinds.tolist(), took.tolist(), events.ready.tolist(), strict=False)": (
             "all are as long as the events"
         ),

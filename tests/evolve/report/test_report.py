@@ -127,10 +127,6 @@ def test_report_in_a_browser(journal_path, tmp_path):
         assert browser.errors == [] and browser.requests == [path.as_uri()]
         assert page.title() == "quickstart-001 · tilewright"
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        shown = "[...document.querySelectorAll('[data-axis]')].filter(c => c.offsetHeight > 50).length"
-        assert page.evaluate(shown) == 1
-        page.get_by_role("button", name="by time").click()
-        assert page.locator("[data-axis=time]").is_visible()
         page.get_by_role("button", name="open all steps").click()
         assert page.locator("details.step[open]").count() == page.locator("details.step").count() > 1
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")

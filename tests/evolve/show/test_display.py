@@ -62,7 +62,7 @@ def test_panel_shows_figures_with_unit_target_and_kind(journal):
     assert shown.best is not None and shown.best.fitness is not None
     for expected in (
         "quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled), suite quickstart, seed 7",
-        "20 of 60", "40.0 s of 5 min 0 s", "0.50 evaluations/s", "MLflow lacks 3 evaluations", "on tpu7x, modelled",
+        "20 of 60", "40.0 s of 5 min 0 s", "3 evaluations behind", "on tpu7x, modelled",
         f"{shown.best.fitness:.1f}", "1024x2048x2048", "bf16", "worker 0: candidate 20, measure [1024x2048x2048]",
         "and 4 more workers", "starting workers", "warning: it stays",
     ):  # fmt: skip
@@ -85,7 +85,7 @@ def test_lines_are_few_and_tell_improvements(journal, monkeypatch):
     assert improved and all("TFLOP/s (tpu7x, modelled)" in line for line in improved)
     assert "than seed" not in improved[0], "which is the seed"
     assert "faster than seed" in improved[-1] and "faster than bf16" in improved[-1]
-    assert any(line.endswith("MLflow lacks 2") for line in lines)
+    assert any(line.endswith("MLflow 2 behind") for line in lines)
     assert any(line.endswith("; worker 0: candidate 20, measure [1024x2048x2048]") for line in lines)
     assert "final check" in lines
     assert 5 <= len(lines) <= len(improved) + 8

@@ -92,7 +92,8 @@ def test_the_command_prints_how_it_ended(folder, capsys):
     assert cli.main(["--home", home, "watch", "nobody"]) == 2
 
 
-def test_a_killed_campaign_is_no_running_one(folder, capsys):
+def test_a_killed_campaign_is_no_running_one(folder, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "RESUME_SECONDS", 1.0)
     write_sample(folder / JOURNAL, 6, finish=False)
     assert cli.main(["--home", str(folder.parent.parent), "watch"]) == 0
     assert "killed; resume with: tilewright resume quickstart-001" in capsys.readouterr().out

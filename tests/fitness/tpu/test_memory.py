@@ -10,7 +10,7 @@ from tilewright.fitness.tpu.llo import ParseError
 from tilewright.fitness.tpu.memory import Rules, replay
 from tilewright.fitness.tpu.timeline import read_critical_path
 
-RULES = Rules(clock=1e9, read=1e12, write=5e11, turn=0.0, latency=1e-6)
+RULES = Rules(clock=1e9, read=1e12, write=5e11, latency=1e-6)
 
 BUNDLES = b"""0x0: bundle slots:
   %s0_s1 = scalar_lea.sflag [#allocation4], %s9_s1
@@ -130,7 +130,6 @@ def test_steps_are_from_wait_to_wait_ready_or_not():
     steps = [(0, Kind.READ, 1000, -1), (4000, Kind.WAIT, 1000, 0), (4000, Kind.WAIT, 1000, -1)]
     found = replay(events(*steps), RULES)
     assert found.waits == 2 and found.step == pytest.approx(found.seconds / 2) and found.waited == 0.0
-    slow = replay(events(*steps), Rules(1e9, 1e12, 5e11, turn=2e-6, latency=1e-6, step=500.0))
-    assert slow.core == pytest.approx(9e-6) and slow.read == pytest.approx(1e-9 + 2e-6)
+    assert found.core == pytest.approx(8e-6) and found.read == pytest.approx(1e-9)
     local = replay(events((10, Kind.LOCAL, 9999, -1), (10, Kind.WAIT, 9999, 0)), RULES)
     assert (local.seconds, local.waited, local.memory) == (pytest.approx(20e-9), 0.0, 0.0)

@@ -181,6 +181,18 @@ def test_static_arguments_stay_static_however_often_the_chip_is_entered():
     assert shape == (4, 2)
 
 
+SUMS = [(1, "t", "f4", ""), (1, "u", "f4", "u"), (1, "t", "?", "t"), (2, "t", "f4", "mesh")]
+
+
+@pytest.mark.parametrize(("devices", "axis", "kind", "reason"), SUMS)
+def test_a_sum_over_one_device_is_its_operand_and_no_other_is(devices, axis, kind, reason):
+    mesh, spec = jax.sharding.AbstractMesh((devices,), ("t",)), jax.sharding.PartitionSpec()
+    refused = pytest.raises((NameError, ValueError), match=reason) if reason else contextlib.nullcontext()
+    with on_chip(CHIP), refused:
+        summed = jax.shard_map(lambda x: jax.lax.psum(x, axis), mesh=mesh, in_specs=spec, out_specs=spec)
+        assert str(jax.make_jaxpr(summed)(np.ones(8, kind))) == "{ lambda ; a:f32[8]. let  in (a,) }"
+
+
 def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
     def kernel(table, x, pages, out, changed, block, semaphore):
         pltpu.sync_copy(pages.at[table[0]], block)

@@ -110,6 +110,8 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
     if isinstance(value, functools.partial):
         parts = [("", part) for part in (value.func, *value.args)]
         return "functools.partial", [*parts, *value.keywords.items()]
+    if kind.__name__ == "Mesh" and kind.__module__.startswith("jax."):
+        return "jax.make_mesh", [("", value.devices.shape), ("", value.axis_names)]
     if isinstance(value, types.SimpleNamespace):
         return "types.SimpleNamespace", list(vars(value).items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -17,7 +17,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def on_chip(chip: Mapping[str, Any]) -> Iterator[None]:
         "devices": [device], "local_devices": [device], "device_count": 1, "local_device_count": 1,
         "default_backend": "tpu",
     }  # fmt: skip
-    _add_old_names()
+    add_old_names()
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(jax, "jit", _jit_of(jax.jit)))
         stack.enter_context(mock.patch.object(jax, "shard_map", _alone(jax.shard_map)))
@@ -174,14 +174,32 @@ def _jit_of(jit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _alone(shard_map: Callable[..., Any]) -> Callable[..., Any]:
-    """``jax.shard_map``, which does nothing on a mesh of one device: there is one here."""
+    """``jax.shard_map``, which on a mesh of one device calls the function: there is one here."""
 
     def made(*functions: Any, mesh: Any = None, **options: Any) -> Any:
         if getattr(mesh, "size", 1) != 1:
             return shard_map(*functions, mesh=mesh, **options)
-        return functions[0] if functions else lambda function: function
+        names = getattr(mesh, "axis_names", ())
+        if functions:
+            return functools.partial(_on_one_device, names, functions[0])
+        return functools.partial(functools.partial, _on_one_device, names)
 
     return made
+
+
+def _on_one_device(names: Sequence[str], function: Callable[..., Any], *operands: Any) -> Any:
+    """The function's result where each axis of these names has one device: a sum over them is its operand."""
+
+    def reduced(reduce: Callable[..., Any], x: Any, axis_name: Any, **options: Any) -> Any:
+        axes = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
+        counted = "bool" in map(str, map(jnp.result_type, jax.tree.leaves(x)))  # their sum is int32
+        return x if set(axes) <= set(names) and not counted else reduce(x, axis_name, **options)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("psum", "pmax", "pmin"):
+            within = functools.partial(reduced, getattr(jax.lax, name))
+            stack.enter_context(mock.patch.object(jax.lax, name, within))
+        return function(*operands)
 
 
 def _load(ref: Any, idx: Any, mask: Any = None, other: Any = None) -> Any:
@@ -189,7 +207,7 @@ def _load(ref: Any, idx: Any, mask: Any = None, other: Any = None) -> Any:
     return ref[idx] if other is None else jnp.where(mask, ref[idx], other)
 
 
-def _add_old_names() -> None:
+def add_old_names() -> None:
     """Give JAX the names that public code uses from its older versions."""
     for module, name, now in (
         (pltpu, "TPUCompilerParams", pltpu.CompilerParams),

@@ -159,21 +159,13 @@ def reproduction(spec: dict[str, Any]) -> tuple[Any, Any]:
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    if not hasattr(pltpu, "repeat"):  # removed from jax, as is bit_width; what they did
+    from tilewright.workers.intake.pallas.original import add_old_names
+
+    if not hasattr(pltpu, "repeat"):  # removed from jax; what it did
         pltpu.repeat = lambda x, repeats, axis: jnp.concatenate([x] * repeats, axis)
-    if not hasattr(pl, "store"):
-        pl.load = lambda ref, idx, mask=None: pltpu.load(ref.at[idx], mask=mask)
-        pl.store = lambda ref, idx, val, mask=None: pltpu.store(ref.at[idx], val, mask=mask)
-    if not hasattr(pltpu, "TPUCompilerParams"):
-        pltpu.TPUCompilerParams = pltpu.CompilerParams
-        pltpu.TPUMemorySpace = pltpu.MemorySpace
-    if not hasattr(pltpu, "ANY"):
-        pltpu.ANY = pl.ANY
-    if not hasattr(jax._src.dtypes, "bit_width"):
-        jax._src.dtypes.bit_width = lambda dtype: jax._src.dtypes.itemsize_bits(jnp.dtype(dtype))
+    add_old_names()
     module = types.ModuleType("reproduction")
     sys.modules["reproduction"] = module
     module.__file__ = spec["source"]

@@ -67,7 +67,7 @@ def best_rules(rows: Sequence[Measured], start: Rules) -> Rules:
     """The rules that leave the least error on these rows, few far ones counted less; bounded by what is physical."""
 
     def of(x: np.ndarray) -> Rules:
-        return Rules(x[0] * start.clock, x[1] * start.read, x[1] * start.write, 0.0, x[2] * start.latency)
+        return Rules(x[0] * start.clock, x[1] * start.read, x[1] * start.write, x[2] * start.latency)
 
     lineages = Counter(row.lineage or row.id for row, _ in rows)
     weights = np.array([lineages[row.lineage or row.id] ** -0.5 for row, _ in rows])
