@@ -7,7 +7,7 @@ first ones that its tuner would try; everything else stays as it was written.
 import ast
 import re
 
-from tilewright.evolve.intake.texts import stored_text
+from tilewright.evolve.intake.texts import stored
 
 FUNCTION = "call"
 _KERNEL = "async_compile"
@@ -43,7 +43,7 @@ def plain(text: str) -> tuple[str, str]:
     called.body = [n for n in _flat(called.body) if not _is_noise(n)]
     made = ast.fix_missing_locations(_Launches(kernels).visit(called))
     bodies = "\n\n\n".join(ast.unparse(ast.fix_missing_locations(n)) for n in (*kernels.values(), made))
-    return f"{stored_text('inductor_head')}\n{bodies}\n", _call(tree, names)
+    return f"{stored('inductor_head')}\n{bodies}\n", _call(tree, names)
 
 
 def _is_kernel(node: ast.Call) -> bool:

@@ -1,13 +1,11 @@
 """What to do about a refusal, by what it says."""
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
+from tilewright.evolve.intake.texts import stored
 
 
 @dataclass(frozen=True)
@@ -25,16 +23,9 @@ class Refused:
         return f"{place}{self.what}. Remedy: {self.remedy}."
 
 
-@functools.cache
-def _table() -> list[tuple[str, str]]:
-    """Pattern and advice, in the order in which they are tried."""
-    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return [(str(pattern), str(advice)) for pattern, advice in rows]
-
-
 def remedy(what: str) -> str:
     """What to do about a refusal of the intake or of the dialect."""
-    for pattern, advice in _table():
+    for pattern, advice in stored("remedies"):
         found = re.search(pattern, what)
         if found:
             groups = found.groups()

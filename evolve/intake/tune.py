@@ -334,10 +334,9 @@ def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, A
     """The head of a winner's module: gain, target, versions, what it serves and what it leaves out."""
     from tilewright.evolve.intake.winner import gain_of
 
-    gain = max(1.0, gain_of(campaign) or 0.0)
     kind = "modelled" if isinstance(target.part, Chip) else "measured"
     rate = f"times the rate of the original configuration ({target.name}, {kind})"
-    figure = f"{gain:.2f} {rate}"
+    figure = f"{max(1.0, gain_of(campaign) or 0.0):.2f} {rate}"
     if target.interpreted or target.compile_only:
         figure = f"unknown: {target.name} gives no times"
     versions = [f"Python {platform.python_version()}"]

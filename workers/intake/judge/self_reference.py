@@ -39,8 +39,6 @@ LIMIT = 1 << 33
 WAIT_SECONDS = 0.2
 """After which it is looked whether a run has ended without an answer."""
 
-Answer = list[np.ndarray]
-
 
 class ModuleProcess:
     """The process of one module, for several threads. Raises RuntimeError with what the module raised."""
@@ -52,11 +50,11 @@ class ModuleProcess:
         self._source = source
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._asked: dict[str, Future[Answer]] = {}
-        self._waited: dict[str, Future[Answer]] = {}
+        self._asked: dict[str, Future[list[np.ndarray]]] = {}
+        self._waited: dict[str, Future[list[np.ndarray]]] = {}
         """Those that the process has not answered yet."""
 
-    def __call__(self, operands: Mapping[str, np.ndarray]) -> Answer:
+    def __call__(self, operands: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The module's results, in the dtypes that it gives them."""
         arrays = {n: np.ascontiguousarray(a) for n, a in operands.items()}
         digest = hashlib.blake2b()
@@ -95,7 +93,7 @@ class ModuleProcess:
         self._process.stdin.write(encode(frame))
         self._process.stdin.flush()
 
-    def _hear(self, process: subprocess.Popen[bytes], waited: dict[str, Future[Answer]]) -> None:
+    def _hear(self, process: subprocess.Popen[bytes], waited: dict[str, Future[list[np.ndarray]]]) -> None:
         """Hand over the answers of a process until it ends."""
         assert process.stdout is not None
         reader = FrameReader(LIMIT)
@@ -198,7 +196,8 @@ def main() -> None:
                     runs.begin(run, frame)
                 else:  # JAX's threads do not bear a fork
                     runs.tell(_answer(run, frame))
-        runs.end()
+        for pid in runs.keys:  # nobody waits for these
+            os.kill(pid, signal.SIGKILL)
 
 
 class Runs:
@@ -206,21 +205,21 @@ class Runs:
 
     def __init__(self, out: int, turn: Path) -> None:
         self._send, self._turn = sender(out), turn
-        self._keys: dict[int, str] = {}
+        self.keys: dict[int, str] = {}
 
     def read(self) -> bytes:
         """What is asked next; meanwhile it is told of those that ended without an answer."""
-        while self._keys and not select.select([0], [], [], WAIT_SECONDS)[0]:
+        while self.keys and not select.select([0], [], [], WAIT_SECONDS)[0]:
             self._reap(os.WNOHANG)
         return os.read(0, 1 << 20)
 
     def begin(self, run: Run, frame: Frame) -> None:
         """Answer a frame in a process of its own, once a processor is free for it."""
         self._reap(os.WNOHANG)
-        while len(self._keys) >= len(os.sched_getaffinity(0)):
+        while len(self.keys) >= len(os.sched_getaffinity(0)):
             self._reap(0)
         if pid := os.fork():
-            self._keys[pid] = frame.data["key"]
+            self.keys[pid] = frame.data["key"]
             return
         with contextlib.suppress(BaseException):
             self.tell(_answer(run, frame))
@@ -232,14 +231,9 @@ class Runs:
             fcntl.flock(turn, fcntl.LOCK_EX)
             self._send(answer)
 
-    def end(self) -> None:
-        """End what still runs: nobody waits for it."""
-        for pid in self._keys:
-            os.kill(pid, signal.SIGKILL)
-
     def _reap(self, options: int) -> None:
-        while self._keys and (ended := os.waitpid(-1, options))[0]:
-            key, options = self._keys.pop(ended[0]), os.WNOHANG
+        while self.keys and (ended := os.waitpid(-1, options))[0]:
+            key, options = self.keys.pop(ended[0]), os.WNOHANG
             if ended[1]:
                 self.tell(Frame("failed", {"key": key, "why": "its process ended"}))
 
