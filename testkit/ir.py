@@ -75,11 +75,19 @@ def _count(module, name, text=""):
         return sum(text in str(op.operation.operands[0].type) for op in ops)
 
 
+def _exported(function, *shapes):
+    import jax
+    from jax import export
+
+    unchecked = [export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
+    made = export.export(jax.jit(function), platforms=["tpu"], disabled_checks=unchecked)
+    return made(*shapes).mlir_module_serialized
+
+
 def side_by_side(shape, block):
     """(operand shapes, how many arrays are others) of a kernel that copies blocks of an array, standing alone."""
     import jax
     import jax.numpy as jnp
-    from jax import export
     from jax.experimental import pallas as pl
 
     from tilewright.workers.runners.mosaic.isolated_kernels import isolated_kernels
@@ -94,11 +102,7 @@ def side_by_side(shape, block):
         out = jax.ShapeDtypeStruct(shape, jnp.float32)
         return pl.pallas_call(copy, grid=grid, in_specs=[spec], out_specs=spec, out_shape=out)(x)
 
-    unchecked = [export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
-    exported = export.export(jax.jit(run), platforms=["tpu"], disabled_checks=unchecked)(
-        jax.ShapeDtypeStruct(shape, jnp.float32)
-    )
-    alone = isolated_kernels(exported.mlir_module_serialized)
+    alone = isolated_kernels(_exported(run, jax.ShapeDtypeStruct(shape, jnp.float32)))
     return [shape for shape, _ in alone.inputs], alone.restated
 
 
@@ -110,7 +114,6 @@ def walked(lengths, *, by_data=False):
     """
     import jax
     import jax.numpy as jnp
-    from jax import export
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
@@ -136,11 +139,7 @@ def walked(lengths, *, by_data=False):
         return pl.pallas_call(walk, grid_spec=grid, out_shape=out)(lengths, state, data, x)
 
     shapes = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in (len(lengths), 1, 1)]
-    unchecked = [export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
-    exported = export.export(jax.jit(run), platforms=["tpu"], disabled_checks=unchecked)(
-        *shapes, jax.ShapeDtypeStruct((128, 128), jnp.float32)
-    )
-    module = exported.mlir_module_serialized
+    module = _exported(run, *shapes, jax.ShapeDtypeStruct((128, 128), jnp.float32))
     (kernel,) = module_facts(module, bind(module, {0: lengths, 1: [1]}))["kernels"]
     return kernel
 
@@ -153,7 +152,6 @@ def copied(lengths, *, begun=True):
     """
     import jax
     import jax.numpy as jnp
-    from jax import export
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
@@ -178,12 +176,8 @@ def copied(lengths, *, begun=True):
     scratch = [pltpu.SMEM((1,), jnp.int32), pltpu.SemaphoreType.DMA]
     grid = pltpu.PrefetchScalarGridSpec(1, (len(lengths),), [anywhere], anywhere, scratch)
     out = jax.ShapeDtypeStruct((64, 128), jnp.float32)
-    unchecked = [export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
-    exported = export.export(
-        jax.jit(lambda lengths, x: pl.pallas_call(copy, grid_spec=grid, out_shape=out)(lengths, x)),
-        platforms=["tpu"],
-        disabled_checks=unchecked,
-    )(jax.ShapeDtypeStruct((len(lengths),), jnp.int32), out)
-    bound = bind(exported.mlir_module_serialized, {0: lengths})
-    (kernel,) = module_facts(exported.mlir_module_serialized, bound)["kernels"]
+    run = pl.pallas_call(copy, grid_spec=grid, out_shape=out)
+    module = _exported(run, jax.ShapeDtypeStruct((len(lengths),), jnp.int32), out)
+    bound = bind(module, {0: lengths})
+    (kernel,) = module_facts(module, bound)["kernels"]
     return kernel, _count(bound.costed, "tpu.enqueue_dma"), _count(bound.costed, "tpu.enqueue_dma", "?") > 0

@@ -208,6 +208,11 @@ def _state_grid(call: Any, known: Known) -> None:
     with kernel.module.context, ir.Location.unknown():
         bounds = ir.DenseI64ArrayAttr.get(grid)
         kernel.function.operation.attributes["iteration_bounds"] = bounds
+        for op in [op for op in read.walk(kernel.function) if read.name_of(op) == "tpu.iteration_bound"]:
+            with ir.InsertionPoint(op):
+                size = read.constant("i32", grid[ir.IntegerAttr(op.operation.attributes["dim"]).value])
+            op.operation.results[0].replace_all_uses_with(size)
+            op.operation.erase()
     replace_body(call, config, kernel.module)
     attributes = {name: call.operation.attributes[name] for name in call.operation.attributes}
     if "operand_layouts" in attributes:

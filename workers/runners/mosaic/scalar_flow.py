@@ -70,6 +70,7 @@ _BINARY: Mapping[str, Callable[[int, int], int]] = {
     "arith.minsi": min,
     "arith.shli": lambda a, b: a << (b % 64),
     "arith.shrsi": lambda a, b: a >> (b % 64),
+    "arith.shrui": lambda a, b: a % 2**32 >> (b % 64),
 }
 _PASS = ("arith.extui", "arith.extsi", "arith.trunci", "arith.index_cast", "tpu.assume_multiple")
 
@@ -265,9 +266,9 @@ def _loop(node: _Node, run: _Run) -> int:
     carried = [run.values.get(number) for number in node.operands[3:]]
     body, total = node.programs[0], 0
     trips = range(lower, min(upper, lower + 2**40), step)
-    if not _interesting(body):
-        for result in node.result:
-            run.values[result] = None
+    followed = {number for inner in body for number in inner.result}.intersection(node.yields[0])
+    if not _interesting(body) and not followed:  # nothing but vectors is carried
+        run.values.update(dict.fromkeys(node.result))
         return len(trips) * sum(inner.value for inner in body if inner.kind == "matmul")
     for index in trips:
         run.values[node.arguments[0]] = index
