@@ -45,10 +45,9 @@ _COMPLAINTS = (
 
 
 Outcomes = Latest[str, ChildOutcome]
-"""Of compiling children, by what they were asked."""
 
 KEPT = 4
-"""Outcomes that are kept: of a seed, which is judged on several draws of inputs and then by its campaign."""
+"""Outcomes that are kept, by what was asked: of a seed, which is judged on several draws and by its campaign."""
 
 
 class CompilePace:

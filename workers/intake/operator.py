@@ -36,7 +36,7 @@ from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sampl
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
 from tilewright.workers.intake.judge.inputs import EXTREME, ROWS, SPECIAL, bound_of, draws, least_of, within
-from tilewright.workers.intake.judge.reference import NOWHERE, function_of, run_reference
+from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
@@ -231,7 +231,7 @@ class TakenOperator:
 
     def answers(self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
         """What the reference says, each as float64 or in the result's own bits; ``at``: at these indices alone."""
-        places = {r.place: at[r.name] for r in self.results} if at else NOWHERE
+        places = {r.place: at[r.name] for r in self.results} if at else None
         values = run_reference(function_of(self.reference), self.call, inputs, self.precision, places)
         if self.rest:
             own, call, precision = self.rest

@@ -120,9 +120,9 @@ def _tried(
 def _drawn(operand: Operand, dims: Mapping[str, int]) -> np.ndarray:
     """Plain floats of a large operand repeat those of a small one: to draw them takes seconds."""
     sizes, rng = operand.sizes(dims), np.random.default_rng(1)
-    if math.prod(sizes) <= MOST_DRAWN or operand.form or operand.values or not is_float(operand.dtype):
-        return draw(operand, dims, "randn", 1, rng)
-    return np.resize(draw(replace(operand, shape=(MOST_DRAWN,)), dims, "randn", 1, rng), sizes)
+    plain = is_float(operand.dtype) and not (operand.form or operand.values)
+    few = replace(operand, shape=(MOST_DRAWN,)) if plain and math.prod(sizes) > MOST_DRAWN else operand
+    return np.resize(draw(few, dims, "randn", 1, rng), sizes)
 
 
 def _unlike_halves(module: Any, function: Any, call: Call, operands: Mapping[str, Any]) -> str:

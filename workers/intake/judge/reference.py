@@ -17,8 +17,7 @@ from tilewright.workers.intake.calls.objects import absent, scope_of
 
 LAUNCHED = "launched"
 
-Places = Mapping[int, Sequence[np.ndarray]]
-NOWHERE: Places = types.MappingProxyType({})
+Places = Mapping[int, Sequence[np.ndarray]] | None
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -121,7 +120,7 @@ def _module(parts: Sequence[str]) -> tuple[Any, str]:
 
 
 def run_reference(
-    function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str, at: Places = NOWHERE
+    function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str, at: Places = None
 ) -> list[np.ndarray]:
     """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device.
 
@@ -148,7 +147,7 @@ def run_reference(
 def _crossing(results: Sequence[Any], at: Places) -> list[Any]:
     """Elements of arrays or of tensors, which stay where they are: a device hands over no more than is looked at."""
     found = list(results)
-    for number, axes in at.items():
+    for number, axes in (at or {}).items():
         for axis, places in enumerate(axes if number < len(found) else ()):
             if len(places) < found[number].shape[axis]:
                 found[number] = found[number][(slice(None),) * axis + (places,)]

@@ -22,6 +22,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from tilewright.workers.intake.calls.objects import MODULES
 from tilewright.workers.intake.source.decorators import is_kernel, unwrapped
 from tilewright.workers.intake.source.hooked_calls import HOOKS, CallHooks
 
@@ -239,8 +240,7 @@ def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) ->
 
 
 _USUAL = {
-    "triton": "triton", "tl": "triton.language", "torch": "torch", "F": "torch.nn.functional", "nn": "torch.nn",
-    "np": "numpy", "jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "pl": "jax.experimental.pallas",
+    **MODULES, "F": "torch.nn.functional", "nn": "torch.nn", "lax": "jax.lax", "pl": "jax.experimental.pallas",
     "pltpu": "jax.experimental.pallas.tpu",
 }  # fmt: skip
 
