@@ -1,7 +1,7 @@
 """A user's day at the command line, as tables: what is typed, and what must and must not come back.
 
-Wrong input, help, the toolchains of every way to install; ``journeys.txt``, typed at a terminal. Pages in a browser:
-``tests/evolve/mlflow_mirror/test_ui.py``. Lost nodes: ``tests/faults``, in virtual time.
+``wrong_inputs.txt``, help, the toolchains of every way to install; ``journeys.txt``, typed at a terminal. Pages in a
+browser: ``tests/evolve/mlflow_mirror/test_ui.py``. Lost nodes: ``tests/faults``, in virtual time.
 """
 
 import contextlib
@@ -83,71 +83,7 @@ def here(tmp_path, monkeypatch):
 
 
 TUNE = "tune mine.py:quick_gelu"
-WRONG = """
-                                                  | COMMAND
-frobnicate                                        | allowed: run, resume
-statsu                                            | did you mean 'status'?
-run                                               | tilewright run --help
-run nothing.yaml                                  | nothing.yaml: No such file
-run .                                             | Is a directory
-run half.yaml                                     | not valid YAML at line
-run words.yaml                                    | mapping of campaign keys
-run empty.yaml                                    | mapping of campaign keys
-run quickstrat                                    | did you mean 'quickstart'?
-run quickstart --evaluations 0                    | quickstart: budget.evaluations
-run quickstart --evaluations many                 | --evaluations: invalid int value: 'many'
-run quickstart --seed 1.5                         | --seed
-run quickstart --set search                       | must be KEY=VALUE
-run quickstart --set search.lags=3                | did you mean 'lag'?
-run quickstart --set search.proposers=[magic]     | 'rewrite'
-run quickstart --set budget.evaluations=[         | not valid YAML
-run quickstart --set workers.count=0              | workers.count
-run quickstart --set 'workers.address=" "'        | workers.address
-run quickstart --set search.transfer=[nobody]     | there are: none yet
-run quickstart --llm-model m --llm-base-url host  | llm.base_url: must be an address such as http
-run quickstart --llm-base-url http://localhost:1  | needs a model (--llm-model)
-run quickstart --llm-replay nobody                | 'nobody' is unknown
-run quickstart --llm-model m --set llm.total_tokens=0 | llm.total_tokens
-run quickstart --evals 3                          | did you mean '--evaluations'?; see 'tilewright run --help'
-status --all                                      | see 'tilewright status --help'
-resume                                            | start one with 'tilewright run quickstart'
-status nobody                                     | 'nobody' is unknown
-watch nobody                                      | 'nobody' is unknown
-report nobody                                     | 'nobody' is unknown
-rm                                                | CAMPAIGN
-rm ..                                             | '..' is unknown
-promote nobody                                    | 'nobody' is unknown
-ui                                                | no campaigns in .tilewright; start a campaign
-ui --port 99999                                   | --port: 99999 must be from 1 to 65535
-doctor --target b300                              | known targets are
-library                                           | ACTION
-library verify no/such                            | nothing is promoted
-library recheck                                   | --target
-library rollback no/such                          | nothing is promoted
-library gc --keep 0                               | --keep
-library warm --library nowhere                    | nothing is promoted
-tune                                              | FILE:FUNCTION
-tune nofile.py:f                                  | nofile.py does not exist
-tune 'mine.py:a b' --args f32[8]                  | names no function
-tune broken.py:f --args f32[8]                    | broken.py is not Python: line 1
-{TUNE}                                            | --args is missing
-{TUNE} --args f32[8                               | cannot be read; write for example
-{TUNE} --args f99[8]                              | 'f99' is no dtype
-{TUNE} --args f32[0]                              | whole numbers above 0
-{TUNE} --args f32[8] --evaluations 0              | budget.evaluations
-{TUNE} --args f32[8] --seconds nan                | budget.wall_seconds
-{TUNE} --args f32[8] --target b300                | known targets are
-{TUNE} --args f32[8] --target tpu7x               | tpu7x takes Pallas functions, and mine.py imports Triton
-{TUNE} --args f32[8] --out /proc/nowhere          | --out: cannot write to
-{TUNE} --args f32[8] --out mine.py                | --out: cannot write to
-{TUNE} --args f32[8] --reference no.py:f          | --reference: no.py does not exist
-check .                                           | without reference.py
-check broken.py                                   | broken.py is not Python
-program mine.py                                   | names no step
-program mine.py:plain --seconds -4                | must be above 0
---home mine.py status                             | mine.py is not a readable folder
---home mine.py/below status                       | mine.py is not a readable folder
-"""
+WRONG = (ROOT / "tests" / "wrong_inputs.txt").read_text()
 
 
 @pytest.mark.parametrize("row", WRONG.replace("{TUNE}", TUNE).strip("\n").split("\n"))

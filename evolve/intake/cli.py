@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+<<<<<<< HEAD
 import contextlib
+=======
+import json
+>>>>>>> main
 import tempfile
 import time
 from collections.abc import Callable
@@ -185,6 +189,10 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
                 device.expect_reference()
             answer = prepare(request, target, where, _say, intake, overrides)
             write_files(plan, where)
+            if plan.files:  # they lie in the operator's folder from now on
+                request = replace(request, path=where.resolve() / request.path.name)
+                settings = json.dumps(answer.get("settings")).replace(request.made, str(where.resolve()))
+                answer["settings"] = json.loads(settings)
             from tilewright.evolve.intake.seed_verdict import run_settled  # imported while the intake works
 
             if arguments.table is not None:

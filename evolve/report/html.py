@@ -74,13 +74,13 @@ def render(data: CampaignData) -> str:
         section("Figures", tables.figures_section(data)),
         section("Speed-up by shape", tables.speedup_section(data)),
         section("Headroom", tables.headroom_section(data)),
+        section("Bill", bill),
         section("Roofline", _roofline(data)),
         section("Verdicts", tables.verdicts_section(data) if data.points else ""),
         section("Proposers and rules", tables.outcomes_section(data)),
         section("Lineage of the winner", _lineage(data)),
         section("Where the kernel's time goes", tables.diagnosis_section(data)),
         section("Winner", _winner(data)),
-        section("Bill", bill),
         section("Setup", _setup(data)),
     ]
     title = f"{data.facts.get('id', 'campaign')} · tilewright"

@@ -179,7 +179,13 @@ def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | N
     lines: list[str] = []
     try:
         with _own_signal_handler(), _written_lines(lines):
-            ray.init(**common)
+            try:
+                ray.init(**common)
+            except Exception as error:  # Ray gives a node 30 s to start, too few on a busy machine
+                if address or "timed out during startup" not in str(error):
+                    raise
+                ray.shutdown()
+                ray.init(**common)
     except Exception as error:  # Ray raises a bare Exception when its node does not start in time
         where = f"the Ray cluster at {address} cannot be joined" if address else "Ray cannot start"
         why = first_line(error).rstrip(".")

@@ -181,7 +181,10 @@ def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, t
     ):
         target = SimpleNamespace(interpreted=interpreted, part=None, measured=True)
         with pytest.raises(SeedFailed, match=message):
-            run_settled(SimpleNamespace(seed=0), tmp_path, None, {"notes": []}, target, tmp_path, None, print)
+            request = tune.Request(tmp_path, "f", "torch.relu", ())
+            run_settled(
+                SimpleNamespace(seed=0), tmp_path, request, {"notes": []}, target, tmp_path, None, print
+            )
 
 
 def test_every_draw_judges_a_seed_and_all_their_readings_count(taken, tmp_path, monkeypatch):
