@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-<<<<<<< HEAD
 import contextlib
-=======
 import json
->>>>>>> main
 import tempfile
 import time
 from collections.abc import Callable

@@ -180,8 +180,8 @@ def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, t
         (False, r"^seeds: it fails .*: at o1\.$"),
     ):
         target = SimpleNamespace(interpreted=interpreted, part=None, measured=True)
+        request = tune.Request(tmp_path, "f", "torch.relu", ())
         with pytest.raises(SeedFailed, match=message):
-            request = tune.Request(tmp_path, "f", "torch.relu", ())
             run_settled(
                 SimpleNamespace(seed=0), tmp_path, request, {"notes": []}, target, tmp_path, None, print
             )
