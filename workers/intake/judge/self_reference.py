@@ -11,8 +11,6 @@ import functools
 import hashlib
 import importlib
 import os
-import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,9 +33,6 @@ KEPT_BYTES = 1 << 28
 
 LIMIT = 1 << 33
 """Most bytes of one answer."""
-
-WAIT_SECONDS = 0.2
-"""After which it is looked whether a run has ended without an answer."""
 
 
 class ModuleProcess:
@@ -188,7 +183,7 @@ def main() -> None:
         importlib.import_module("torch").set_num_threads(1)  # of a fork others would not be there
     with tempfile.TemporaryDirectory(prefix="tilewright-itself-") as folder:
         reader, run, runs = FrameReader(LIMIT), None, Runs(out, Path(folder) / "turn")
-        while data := runs.read():
+        while data := os.read(0, 1 << 20):
             for frame in reader.feed(data):
                 if run is None:
                     run = (_triton if triton else _pallas)(str(frame.data["source"]), Path(folder))
@@ -196,8 +191,6 @@ def main() -> None:
                     runs.begin(run, frame)
                 else:  # JAX's threads do not bear a fork
                     runs.tell(_answer(run, frame))
-        for pid in runs.keys:  # nobody waits for these
-            os.kill(pid, signal.SIGKILL)
 
 
 class Runs:
@@ -205,37 +198,28 @@ class Runs:
 
     def __init__(self, out: int, turn: Path) -> None:
         self._send, self._turn = sender(out), turn
-        self.keys: dict[int, str] = {}
-
-    def read(self) -> bytes:
-        """What is asked next; meanwhile it is told of those that ended without an answer."""
-        while self.keys and not select.select([0], [], [], WAIT_SECONDS)[0]:
-            self._reap(os.WNOHANG)
-        return os.read(0, 1 << 20)
+        self._free = threading.Semaphore(len(os.sched_getaffinity(0)))
 
     def begin(self, run: Run, frame: Frame) -> None:
         """Answer a frame in a process of its own, once a processor is free for it."""
-        self._reap(os.WNOHANG)
-        while len(self.keys) >= len(os.sched_getaffinity(0)):
-            self._reap(0)
+        self._free.acquire()
         if pid := os.fork():
-            self.keys[pid] = frame.data["key"]
+            threading.Thread(target=self._wait, args=(pid, frame.data["key"]), daemon=True).start()
             return
         with contextlib.suppress(BaseException):
             self.tell(_answer(run, frame))
             os._exit(0)
         os._exit(1)
 
+    def _wait(self, pid: int, key: str) -> None:
+        if os.waitpid(pid, 0)[1]:
+            self.tell(Frame("failed", {"key": key, "why": "its process ended"}))
+        self._free.release()
+
     def tell(self, answer: Frame) -> None:
         with self._turn.open("w") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
             self._send(answer)
-
-    def _reap(self, options: int) -> None:
-        while self.keys and (ended := os.waitpid(-1, options))[0]:
-            key, options = self.keys.pop(ended[0]), os.WNOHANG
-            if ended[1]:
-                self.tell(Frame("failed", {"key": key, "why": "its process ended"}))
 
 
 def _answer(run: Run, frame: Frame) -> Frame:
