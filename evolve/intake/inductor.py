@@ -7,7 +7,7 @@ first ones that its tuner would try; everything else stays as it was written.
 import ast
 import re
 
-from tilewright.evolve.intake.texts import stored
+from tilewright.workers.intake.texts import stored
 
 FUNCTION = "call"
 _KERNEL = "async_compile"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from tilewright.evolve.intake.texts import stored
 from tilewright.fitness.original import texts_of
 from tilewright.workers.intake.calls.objects import made_of
+from tilewright.workers.intake.texts import stored
 
 
 def original_text(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.evolve.intake.texts import stored
+from tilewright.workers.intake.texts import stored
 
 
 @dataclass(frozen=True)
