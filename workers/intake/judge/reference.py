@@ -5,6 +5,7 @@ import functools
 import importlib
 import inspect
 import json
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
 from tilewright.workers.intake.calls.objects import absent, scope_of
 
 LAUNCHED = "launched"
+_MAKING = threading.Lock()
 
 Places = Mapping[int, Sequence[np.ndarray]] | None
 
@@ -31,7 +33,8 @@ def function_of(reference: str) -> Callable[..., Any]:
 
         return launched(Path(reference.partition(":")[2]))
     if reference.startswith("itself:"):
-        return _own_module(reference.partition(":")[2])
+        with _MAKING:  # of threads that ask at once, one makes the process
+            return _own_module(reference.partition(":")[2])
     path, colon, name = reference.rpartition(":")
     if path.endswith(".json"):
         module: Any = _definition(Path(path))

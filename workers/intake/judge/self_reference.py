@@ -79,9 +79,9 @@ class ModuleProcess:
         if self._process is None or self._process.poll() is not None:
             self._process = begun_process("\ndef launch(" in self._source)
             begun_process.cache_clear()  # the next module has another
-            self._write(Frame("module", {"source": self._source}))
             self._waited = {}
             threading.Thread(target=self._hear, args=(self._process, self._waited), daemon=True).start()
+            self._write(Frame("module", {"source": self._source}))
 
     def _write(self, frame: Frame) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -92,13 +92,15 @@ class ModuleProcess:
         """Hand over the answers of a process until it ends."""
         assert process.stdout is not None
         reader = FrameReader(LIMIT)
-        while data := os.read(process.stdout.fileno(), 1 << 20):
-            for frame in reader.feed(data):
-                answer = waited.pop(frame.data["key"])
-                if frame.kind == "done":
-                    answer.set_result([frame.arrays[f"o{n}"] for n in range(len(frame.arrays))])
-                else:
-                    answer.set_exception(RuntimeError(f"{SELF}.py: {frame.data['why']}"))
+        with contextlib.suppress(ValueError, KeyError):  # what it writes does not read: it is ended
+            while data := os.read(process.stdout.fileno(), 1 << 20):
+                for frame in reader.feed(data):
+                    answer = waited.pop(frame.data["key"])
+                    if frame.kind == "done":
+                        answer.set_result([frame.arrays[f"o{n}"] for n in range(len(frame.arrays))])
+                    else:
+                        answer.set_exception(RuntimeError(f"{SELF}.py: {frame.data['why']}"))
+        process.kill()
         process.wait()
         with self._lock:
             for answer in waited.values():
@@ -218,7 +220,7 @@ class Runs:
 
     def tell(self, answer: Frame) -> None:
         with self._turn.open("w") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)
+            fcntl.lockf(turn, fcntl.LOCK_EX)  # which a fork does not hand on
             self._send(answer)
 
 
