@@ -4,7 +4,7 @@ pip install transformers liger-kernel flash-linear-attention
 tilewright program examples/programs.py:step --setup llama --fp8
 tilewright program examples/programs.py:step --setup gla
 tilewright program examples/programs.py:step --setup compiled_llama
-tilewright program examples/programs.py:step --setup decoder
+tilewright program examples/programs.py:step --setup decoder --fp8-kept
 """
 
 import torch
@@ -81,7 +81,7 @@ class Decoder(torch.nn.Module):
             torch.nn.Linear(a * WIDTH, b * WIDTH, bias=False)
             for a, b in ((1, 3), (1, 1), (1, 8), (4, 1)) * LAYERS
         )
-        self.cache = torch.zeros(2 * LAYERS, batch, heads, length, WIDTH // heads, device=DEVICE, dtype=DTYPE)
+        self.cache = torch.zeros(2 * LAYERS, batch, heads, length, WIDTH // heads, dtype=DTYPE)
 
     def forward(self, x, place):
         from liger_kernel.ops.swiglu import LigerSiLUMulFunction
@@ -100,7 +100,8 @@ class Decoder(torch.nn.Module):
 @torch.no_grad()
 def decoder(batch=16, length=1024 if CUDA else 8):
     """One token of each sequence, captured in a CUDA graph; what the graph reads lives as long as the step does."""
-    model = Decoder(batch, length).to(DEVICE, DTYPE)
+    with torch.device(DEVICE):
+        model = Decoder(batch, length).to(DTYPE)
     x = torch.randn(batch, WIDTH, device=DEVICE, dtype=DTYPE)
     place = torch.tensor([length - 1], device=DEVICE)
     if not CUDA:

@@ -45,6 +45,9 @@ DISTINCT = 512
 CHANCE = 5.0
 """Standard deviations of a count of two ways that are taken as chance."""
 
+ALIKE = 22
+"""Lines that all have one sign by as little chance as that."""
+
 LEAN = 2.0**-4
 """Share of the answers by which errors may lean."""
 
@@ -163,9 +166,9 @@ def _objection(
         if (place := _first(flipped)) is not None:
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
-        if allowed.rounded and (
-            db := excess_noise(found, wanted, rounded, unit, around, allowed.worst, output)
-        ):
+        # where all terms have one sign, what a matrix unit's short sums lose goes one way: twice as much
+        lost = allowed.worst * (2.0 if allowed.inexact else 1.0)
+        if allowed.rounded and (db := excess_noise(found, wanted, rounded, unit, around, lost, output)):
             return f"{db:.1f} dB more noise than rounding makes"
     return None
 
@@ -298,7 +301,9 @@ def _turned(codes: np.ndarray, wanted: np.ndarray) -> Iterator[tuple[str, float,
 def _agree(sums: np.ndarray) -> bool:
     """Whether these have one sign by more than chance."""
     signs = np.sign(sums[sums != 0])
-    return len(signs) >= FEW and abs(float(signs.sum())) > CHANCE * math.sqrt(len(signs))
+    return len(signs) >= ALIKE and abs(float(signs.sum())) > min(
+        CHANCE * math.sqrt(len(signs)), len(signs) - 1
+    )
 
 
 def turned_too_far(

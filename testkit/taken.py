@@ -1,44 +1,43 @@
-"""Operators as ``tune`` writes them: a softmax over rows, and an attention of few queries over many keys."""
+"""Operators as ``tune`` writes them, of functions in Triton (``exploits/taken.toml``): a softmax over rows, an
+attention of few queries over many keys, a norm and its gradients, indices, integer codes."""
 
 from __future__ import annotations
 
+import functools
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from testkit.exploits import taken_kernels
 from tilewright.seeds.operator import SeedKernel, Suite, Workload
 from tilewright.workers.intake.operator import Operand, Result, TakenOperator
 
-HERE = Path(taken_kernels.__file__)
-KINDS = ("randn", "far", "shifted", "signed-rows", "faint-118", "huge-125", "infinite-rows", "nan")
-"""Those that a softmax bears. An attention does not bear ``far``: products far from zero are scores of thousands, and
-what their last place is worth is more than a weight's; nor scores beyond float32."""
+HERE = Path(__file__).parent / "exploits" / "plain.py"
 
 
-def softmax() -> TakenOperator:
-    """Float32 rows [M, N]."""
-    shapes = _shapes([(7, 70), (16, 128), (4, 200)], "MN")
-    operands = (Operand("x", "float32", ("M", "N"), edge="-inf"),)
-    return _taken("softmax", "torch.softmax", "x, dim=1", operands, shapes, KINDS)
+@functools.cache
+def rows() -> Mapping[str, Mapping[str, Any]]:
+    """What the table says of each, by its name. Kinds are those that ``tune`` found its kernel to bear."""
+    return tomllib.loads(HERE.with_name("taken.toml").read_text(encoding="utf-8"))
 
 
-def attention() -> TakenOperator:
-    """Queries [M, N], keys and values [K, N], float32."""
-    shapes = _shapes([(12, 16, 75), (12, 16, 80), (7, 16, 37)], "MNK")
-    operands = tuple(Operand(n, "float32", (rows, "N")) for n, rows in (("q", "M"), ("k", "K"), ("v", "K")))
-    kinds = (*(kind.replace("125", "40") for kind in KINDS if kind != "far"), "lone-100")
-    return _taken("attention", f"{HERE}:plain_attention", "q, k, v", operands, shapes, kinds)
-
-
-def _shapes(sizes: list[tuple[int, ...]], names: str) -> tuple[Workload, ...]:
-    return tuple(Workload("x".join(map(str, s)), dict(zip(names, s, strict=True))) for s in sizes)
-
-
-def _taken(
-    name: str, reference: str, call: str, operands: tuple[Operand, ...], shapes: tuple[Workload, ...],
-    kinds: tuple[str, ...],
-) -> TakenOperator:  # fmt: skip
+def operator(name: str) -> TakenOperator:
+    """A fresh one; its reference is torch's or a function of ``exploits/plain.py``."""
+    row = rows()[name]
+    timed, *shapes = (
+        Workload("x".join(map(str, sizes)), dict(zip(row["dims"], sizes, strict=True)))
+        for sizes in (row.get("timed", row["shapes"][-1]), *row["shapes"])
+    )
+    operands, results = (
+        tuple(kind(**{**one, "shape": tuple(one["shape"])}) for one in row[key])
+        for kind, key in ((Operand, "operands"), (Result, "results"))
+    )
+    reference = row["reference"]
     return TakenOperator(
-        f"{name}_tuned/taken", reference, call, operands, (Result("o0", "float32", ("M", "N"), min_db=90.0),),
-        {"small": Suite("small", workloads=shapes[-1:], check=shapes)},
-        {"seed": SeedKernel("seed", taken_kernels.SOURCES[name])}, independent=("M",), kinds=kinds,
+        f"{name.replace(' ', '_')}_tuned/taken", reference if "." in reference else f"{HERE}:{reference}", row["call"],
+        operands, results, {"small": Suite("small", workloads=(timed,), check=tuple(shapes))},
+        {"seed": SeedKernel("seed", row["source"])}, independent=tuple(row["independent"]), kinds=tuple(row["kinds"]),
     )  # fmt: skip
+
+
+softmax, attention = functools.partial(operator, "softmax"), functools.partial(operator, "attention")

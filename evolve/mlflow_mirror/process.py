@@ -245,7 +245,10 @@ class Follower:
         from tilewright.evolve.mlflow_mirror.writer import Mirror
 
         mirror = Mirror(journal, self.uri, self.artifacts)
-        _prefer_wal(self.uri)
+        if self.uri.startswith("sqlite:///"):  # in WAL mode, the UI and the writer do not block each other
+            path = Path(self.uri.removeprefix("sqlite:///"))
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as db:
+                db.execute("PRAGMA journal_mode = WAL")
         return mirror
 
     def _pass(self, mirror: Mirror, journal: Journal) -> bool:
@@ -349,14 +352,6 @@ def _evaluations(journal_path: Path) -> int:
             return int(db.execute("SELECT COALESCE(MAX(arrival), 0) FROM evaluations").fetchone()[0])
     except sqlite3.Error:
         return 0
-
-
-def _prefer_wal(uri: str) -> None:
-    """Readers (the UI) and the writer of a local store do not block each other in WAL mode."""
-    if uri.startswith("sqlite:///"):
-        path = Path(uri.removeprefix("sqlite:///"))
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as db:
-            db.execute("PRAGMA journal_mode = WAL")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,10 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--fp8", action="store_true", help="replace linear layers by blockwise FP8 too")
     command.add_argument(
+        "--fp8-kept", dest="fp8", action="store_const", const="kept",
+        help="the same for inference whose weights do not change: each is quantised once",
+    )  # fmt: skip
+    command.add_argument(
         "--faster", type=Path, metavar="FILE", help="prove the replacements of this file instead of searching"
     )
     command.add_argument(

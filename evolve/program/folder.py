@@ -115,10 +115,9 @@ install, uninstall, installed, counts = (
 
 
 def faster_text(
-    program: str, replacements: Sequence[str], fp8_shapes: Sequence[Sequence[int]], device: str,
-    proof: Mapping[str, Any] | None,
+    program: str, replacements: Sequence[str], layers: str, device: str, proof: Mapping[str, Any] | None
 ) -> str:  # fmt: skip
-    """The file's text. ``replacements``: the expressions that make them."""
+    """The file's text. ``replacements``: the expressions that make them; ``layers``: that of FP8 layers, or empty."""
     verdict = "not proved"
     if proof and proof.get("gain"):
         low, high = proof["interval"]
@@ -132,10 +131,8 @@ def faster_text(
     )
     body = runtime.split('"""', 2)[2]
     rows = "".join(f"    {text},\n" for text in replacements)
-    layers = "LAYERS = None"
-    if fp8_shapes:
-        layers = "from tilewright_library.torch_linear_replacement import LinearLayers\n\n"
-        layers += (
-            f"LAYERS = LinearLayers({list(map(tuple, fp8_shapes))!r})  # blockwise FP8: changes numerics"
-        )
-    return note + body + _END.format(replacements=rows, device=device, layers=layers)
+    made = "LAYERS = None"
+    if layers:
+        made = "from tilewright_library.torch_linear_replacement import LinearLayers\n\n"
+        made += f"LAYERS = {layers}  # blockwise FP8: changes numerics"
+    return note + body + _END.format(replacements=rows, device=device, layers=made)

@@ -79,7 +79,8 @@ class Program:
         return list(self.answer["found"])
 
     def prove(
-        self, seconds: float = 60.0, prove_seconds: float = 40.0, fp8: bool = False, faster: str | Path | None = None,
+        self, seconds: float = 60.0, prove_seconds: float = 40.0, fp8: bool | str = False,
+        faster: str | Path | None = None,
         winners: Sequence["str | Path | Tuned"] = (),
     ) -> Mapping[str, Any]:  # fmt: skip
         """Tune, prove each replacement in the step, take out what does not pay, and write ``faster.py``.
@@ -87,7 +88,8 @@ class Program:
         Parameters:
             seconds: the budget of the search.
             prove_seconds: the budget of the interleaved rounds.
-            fp8: replace linear layers by the library's blockwise FP8 too, which changes numerics.
+            fp8: replace linear layers by the library's blockwise FP8 too, which changes numerics. ``"kept"``: the
+                weights of a step that differentiates nothing do not change, and are quantised once.
             faster: a file whose ``REPLACEMENTS`` are proved instead of searched ones.
             winners: what ``tilewright.tune`` returned, or its files: each is proved in place of its function.
 
@@ -176,9 +178,9 @@ class Program:
             texts[files.RECEIPT] = json.dumps({**facts, **proof}, indent=1)
         else:
             (self.folder / files.RECEIPT).unlink(missing_ok=True)
-        if replacements or self.answer["fp8_shapes"]:
+        if replacements or self.answer["layers"]:
             texts[files.FASTER] = files.faster_text(
-                self.name, replacements, self.answer["fp8_shapes"], record["device"]["product"], proof
+                self.name, replacements, self.answer["layers"], record["device"]["product"], proof
             )
             for path, name in self.answer.get("winners", {}).items():
                 texts[name] = Path(path).read_text(encoding="utf-8")

@@ -65,8 +65,10 @@ def ceiling(record: Mapping[str, Any]) -> Ceiling:
         if missing:
             note += f"; {1e3 * missing:.3f} ms of launches with unknown arguments left as they are"
         sources.append(Source(name, sum(k["seconds"] for k in found), sum(k["floor"] for k in found), note))
-    if record["fp8"]["shapes"]:
+    if record["fp8"]["shapes"] or record["fp8"]["kept"]:
         note = "the step with them, measured; changes numerics"
+        if record["fp8"]["kept"]:
+            note += "; with weights that are quantised once, as by --fp8-kept"
         sources.append(Source(FP8, wall, wall / record["fp8"]["gain"], note))
     if busy and not record["graph"]:
         note = f"a CUDA graph of the step could remove them; the host issues a step in {_ms(record['host_seconds'])}"
@@ -173,7 +175,8 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
             f"proved: {proof['gain']:.3f} x end to end ({low:.3f} to {high:.3f}), "
             f"{_ms(proof['before'])} -> {_ms(proof['seconds'])} ({proof['kind']})"
         )
-        yield f"  predicted {proof['predicted']:.3f} x, the sum of what each part saves alone in the step"
+        low, high = proof["predicted_interval"]
+        yield f"  predicted {proof['predicted']:.3f} x ({low:.3f} to {high:.3f}): what each part saves alone, added"
     else:
         yield "proved: nothing is installed"
     for row in proof["kept"]:

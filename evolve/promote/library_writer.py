@@ -167,7 +167,8 @@ class LibraryWriter:
             finally:
                 shutil.rmtree(part, ignore_errors=True)
         self.update_runtime()
-        self.point(operator, version, note)
+        if version != self.index(operator)["current"]:
+            self.point(operator, version, note)
         return version
 
     def point(self, operator: str, version: str | None, note: Mapping[str, Any]) -> None:

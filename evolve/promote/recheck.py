@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from tilewright.evolve.campaign.config import parse_config
@@ -48,7 +49,7 @@ ROUNDS = 1
 """Rounds of all kinds of inputs on all checked shapes; a promotion, which others rely on, makes more."""
 
 MOST_JOBS = 1000
-"""Jobs that verifying one kernel may take: numbers kept apart, since a refusal leaves some under way."""
+"""Jobs that verifying kernels may take: numbers kept apart, since a refusal leaves some under way."""
 
 Say = Callable[[str], None]
 Region = Mapping[str, Any]
@@ -156,15 +157,12 @@ def recheck_operator(
         else:
             suites.setdefault(suite, {}).setdefault(region["kernel"], []).append(region)
     contenders = _contenders(writer, found, entry["kernels"])
-    first_job = 0
+    turns = count(MOST_JOBS, MOST_JOBS)
     for suite, kernels in suites.items():
         resolved = _resolve_suite(campaign["operator"], wanted.name, suite)
         evaluator = make(resolved)
         try:
-            for kernel, regions in kernels.items():
-                if kernel not in found.failed:
-                    first_job += MOST_JOBS
-                    _check(found, resolved, contenders[kernel], regions, promises, evaluator, say, first_job)
+            _check(found, resolved, contenders, kernels, promises, evaluator, say, turns)
         finally:
             evaluator.close()
     # a kernel that failed on one suite's shapes serves another's no more
@@ -179,34 +177,42 @@ def recheck_operator(
 def _check(
     found: Found,
     resolved: Resolved,
-    contender: Contender,
-    regions: Sequence[Region],
+    contenders: Mapping[str, Contender],
+    kernels: Mapping[str, Sequence[Region]],
     promises: Mapping[tuple[str, str], Mapping[str, Any]],
     evaluator: Pool,
     say: Say,
-    first_job: int,
+    turns: Iterator[int],
 ) -> None:
-    """One kernel on the shapes it serves; where it fails, the reason goes to ``found``."""
-    kernel, genome = regions[0]["kernel"], contender.genome
-    asked = {region["workload"] for region in regions}
-    illegal = (objection(resolved, genome, w) for w in timed_workloads(resolved) if w.id in asked)
-    reason = next(filter(None, illegal), None)
-    contender = replace(contender, only=checked_shapes(resolved, genome, asked))
-    if reason is None:
+    """Kernels side by side, each on the shapes it serves; where one fails, the reason goes to ``found``, and the others
+    are asked again."""
+    asked: dict[str, Contender] = {}
+    for kernel, regions in kernels.items():
+        if kernel in found.failed:
+            continue
+        genome, ids = contenders[kernel].genome, {region["workload"] for region in regions}
+        illegal = (objection(resolved, genome, w) for w in timed_workloads(resolved) if w.id in ids)
+        if (reason := next(filter(None, illegal), None)) is not None:
+            found.failed[kernel] = reason.rstrip(".")
+        else:
+            asked[kernel] = replace(contenders[kernel], only=checked_shapes(resolved, genome, ids))
+    while asked:
         try:
-            verification = verify(resolved, [contender], [], evaluator, say, ROUNDS, first_job)
+            verification = verify(resolved, list(asked.values()), [], evaluator, say, ROUNDS, next(turns))
+            break
         except Refusal as error:
-            reason = str(error).removeprefix("promotion refused: ").removeprefix(f"{contender.name} ")
-    if reason is not None:
-        found.failed[kernel] = reason.rstrip(".")
-        return
-    verified = verification.found[contender.name]
-    if (earlier := found.verified.get(kernel)) is not None:
-        verified.seeds[:0], verified.evaluations[:0] = earlier.seeds, earlier.evaluations
-    found.verified[kernel] = verified
-    for region in regions:
-        figures, interval = own_figures(verified, region["workload"], verification.comparison)
-        found.served.append(Served(region, figures, interval, promises.get((region["workload"], kernel))))
+            kernel = next((k for k, c in asked.items() if c.genome.id == error.genome), next(iter(asked)))
+            reason = str(error).removeprefix("promotion refused: ").removeprefix(f"{asked[kernel].name} ")
+            found.failed[kernel] = reason.rstrip(".")
+            del asked[kernel]
+    for kernel in asked:
+        verified = verification.found[asked[kernel].name]
+        if (earlier := found.verified.get(kernel)) is not None:
+            verified.seeds[:0], verified.evaluations[:0] = earlier.seeds, earlier.evaluations
+        found.verified[kernel] = verified
+        for region in kernels[kernel]:
+            figures, interval = own_figures(verified, region["workload"], verification.comparison)
+            found.served.append(Served(region, figures, interval, promises.get((region["workload"], kernel))))
 
 
 def _contenders(

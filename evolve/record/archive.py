@@ -54,7 +54,10 @@ class Archive:
             return
         elite = Elite(candidate, evaluation)
         self._offer(candidate.island % len(self._islands), elite)
-        self._note_workloads(elite)
+        for figures in evaluation.workloads:
+            known = self._workloads.get(figures.workload)
+            if known is None or figures.seconds < known[1].seconds:
+                self._workloads[figures.workload] = (candidate, figures)
         self._added += 1
         if self._added % self._interval == 0:
             self._migrate()
@@ -94,12 +97,6 @@ class Archive:
         holder = self._islands[island].get(elite.cell)
         if holder is None or _fitter(elite, holder):
             self._islands[island][elite.cell] = elite
-
-    def _note_workloads(self, elite: Elite) -> None:
-        for figures in elite.evaluation.workloads:
-            known = self._workloads.get(figures.workload)
-            if known is None or figures.seconds < known[1].seconds:
-                self._workloads[figures.workload] = (elite.candidate, figures)
 
     def _migrate(self) -> None:
         if len(self._islands) == 1:

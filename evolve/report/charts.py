@@ -66,7 +66,12 @@ def convergence_svg(data: CampaignData, *, standalone: bool = False) -> str:
     named = [(area.y(line.fitness), f"{line.name} {line.fitness:.4g}", line.role) for line in lines]
     labels = [(area.y(best), f"best {best:.4g}", "winner strong"), *named]
     parts = [_axes(data, area), _failure_ticks(data, area), _bands(records(passed), lines, area)]
-    parts += [_dots(passed, area), *(_dashes(line, area) for line in lines)]
+    parts.append(
+        tag("path", d="".join("M{:.1f} {:.1f}h0".format(*area.at(p)) for p in passed), class_="dots")
+    )
+    for line in lines:
+        path = f"M{LEFT} {area.y(line.fitness):.1f}H{WIDTH - RIGHT}"
+        parts.append(tag("path", d=path, class_=f"reference {line.role}"))
     parts += [_best_line(data, passed, area), _edge_labels(labels)]
     return drawing(WIDTH, HEIGHT, name, *parts, standalone=standalone)
 
@@ -139,17 +144,6 @@ def _failure_ticks(data: CampaignData, area: PlotArea) -> str:
         return ""
     count = label(WIDTH - RIGHT + 8, top + TICK, f"{len(failed)} failed", class_="quiet")
     return tag("path", title(f"{len(failed)} evaluations failed"), d=path, class_="fails") + count
-
-
-def _dots(passed: Sequence[Point], area: PlotArea) -> str:
-    path = "".join("M{:.1f} {:.1f}h0".format(*area.at(p)) for p in passed)
-    return tag("path", d=path, class_="dots")
-
-
-def _dashes(line: Reference, area: PlotArea) -> str:
-    return tag(
-        "path", d=f"M{LEFT} {area.y(line.fitness):.1f}H{WIDTH - RIGHT}", class_=f"reference {line.role}"
-    )
 
 
 def _best_line(data: CampaignData, passed: Sequence[Point], area: PlotArea) -> str:

@@ -66,7 +66,10 @@ def read_dumps(folder: Path, chip: Chip) -> StaticRun:
             raise ParseError(f"no critical path of {name}")
         text = path.read_bytes()
         opcodes, waited = opcodes_of(text), read_critical_path(critical.read_bytes(), operation.cycles)
-        run = scan_bundles(text, opcodes)
+        try:
+            run = scan_bundles(text, opcodes)
+        except ParseError as error:
+            raise ParseError(f"{error}, in {name}") from error
         for _ in range(operation.count):
             executed = executed + run
         events.append((read_events(text, waited, operation.cycles), operation.count))

@@ -92,8 +92,8 @@ class FusedQuant(Shaped):
         return TensorSpec("q", (m, k), "float8_e4m3fn"), TensorSpec("s", (k // BLOCK, m), "float32")
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
-        """Fresh operands; the norm's weights lie around one, of ``spread`` around powers of two, of ``repeated`` of
-        both signs."""
+        """Fresh operands; the norm's weights lie around one, of ``outliers`` are ones, of ``spread`` lie around powers
+        of two, of ``repeated`` are of both signs. Of ``faint`` some gates let next to nothing of large factors pass."""
         m, k = self.dims(workload)
         rng = generator(seed, kind)
         wide = 2 * k if self.gated else k
@@ -101,12 +101,17 @@ class FusedQuant(Shaped):
             faint = draw(rng, m, wide, "randn").astype(np.float32)
             if not self.gated:
                 peaks(faint, 1, BLOCK, seed)[rng.random(m) < 0.5] = PEAK
-            x = (faint * np.exp2(rng.integers(-14, -3, (m, 1)))).astype(ml_dtypes.bfloat16)
+            faint *= np.exp2(rng.integers(-14, -3, (m, 1)))
+            if self.gated:
+                closed = rng.random(m) < 0.25
+                faint[closed] *= np.float32(2.0**40)
+                faint[closed, :k] = rng.uniform(-28.0, -18.0, (m, k))[closed]
+            x = faint.astype(ml_dtypes.bfloat16)
         else:
             x = draw(rng, m, wide, kind)
         if self.gated:
             return {"x": x}
-        g = 1.0 + 0.25 * rng.standard_normal(k)
+        g = 1.0 + (kind != "outliers") * 0.25 * rng.standard_normal(k)
         if kind in ("spread", "repeated"):
             g *= np.exp2(rng.integers(-3, 4, k)) if kind == "spread" else rng.choice((-1.0, 1.0), k)
         return {"x": x, "g": g.astype(ml_dtypes.bfloat16)}
@@ -162,12 +167,7 @@ def operators() -> dict[str, FusedQuant]:
     """The family's operators by recipe name."""
     found = {}
     for kind in ("rmsnorm", "swiglu"):
-        kernels = (_seed(kind), _seed(f"{kind}_unfused", baseline=True))
-        seeds = MappingProxyType({kernel.name: kernel for kernel in kernels})
+        seeds = MappingProxyType({kind: SeedKernel(kind, inlined(_KERNELS / f"{kind}.py"))})
         recipe = f"{kind}_1x128"
         found[recipe] = FusedQuant(f"fused_quant/{recipe}", kind == "swiglu", _suites(kind), seeds)
     return found
-
-
-def _seed(name: str, *, baseline: bool = False) -> SeedKernel:
-    return SeedKernel(name, inlined(_KERNELS / f"{name}.py"), baseline=baseline)

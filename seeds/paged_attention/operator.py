@@ -51,7 +51,7 @@ class PagedDecode:
     @cached_property
     def suites(self) -> Mapping[str, Suite]:
         """``quick``: 8 sequences of up to 1024 tokens of Llama-3.1-8B, ends at 32 of up to 2048."""
-        check = (_workload(3, 8, 2, 128, 16, 8), _workload(2, 4, 1, 128, 16, 16))
+        check = (_workload(5, 8, 2, 128, 16, 8), _workload(3, 12, 1, 128, 16, 16))
         quick = Suite(
             "quick", (_workload(8, 32, 8, 128, 16, 64),), check, (_workload(32, 32, 8, 128, 16, 128),)
         )

@@ -248,7 +248,31 @@ def _replaced(m: int, k: int) -> list[bool]:
         x.mul_(0.5)
     graph.replay()
     equal.append(torch.equal(y, gemm_fp8_blockwise(x, sides[0][0])))
-    return equal
+    return [*equal, *_kept(x.detach()[:16], sides[0][0].detach().clone())]
+
+
+def _kept(x: torch.Tensor, w: torch.Tensor) -> list[bool]:
+    """Layers whose weight is quantised once: a change of it is seen, and a captured graph has it as it was."""
+    from tilewright_library.torch_linear_replacement import LinearLayers
+
+    layers, near = LinearLayers([(len(x), *w.shape)], kept=True), []
+
+    def asked(y: torch.Tensor, of: torch.Tensor) -> None:
+        near.append(bool((y - x @ of.T).norm() < 0.1 * (x @ of.T).norm()))
+
+    layers.install()
+    for factor in (1.0, -3.0):
+        w.mul_(factor)
+        asked(F.linear(x, w), w)
+    graph, before = torch.cuda.CUDAGraph(), w.clone()
+    with torch.cuda.graph(graph):
+        y = F.linear(x, w)
+    w.fill_(0.5)
+    graph.replay()
+    asked(y, before)
+    asked(F.linear(x, w), w)
+    layers.uninstall()
+    return [*near, layers.calls == 4]
 
 
 def served() -> dict[str, Any]:

@@ -425,14 +425,14 @@ def test_codes_that_turn_both_ways_pass(ways):
 
 
 def test_a_few_codes_that_turn_say_nothing():
-    codes, wanted = _turned(31, 4, 1.0, 3, ONE_WAY["up"])
+    codes, wanted = _turned(21, 4, 1.0, 3, ONE_WAY["up"])
     assert elements.turned_one_way(codes, wanted) is None
     assert (
         elements.turned_one_way(codes[:0], wanted[:0])
         is elements.turned_one_way(codes > 0, wanted > 0)
         is None
     )
-    assert elements.turned_one_way(*_turned(32, 4, 1.0, 3, ONE_WAY["up"])) is not None
+    assert elements.turned_one_way(*_turned(22, 4, 1.0, 3, ONE_WAY["up"])) is not None
 
 
 @pytest.mark.parametrize("bits", [7, 5, 3])
@@ -510,6 +510,13 @@ def test_a_step_of_the_type_leans_by_chance_where_few_elements_stand():
     assert objection(found, wanted, Allowance(ROUNDED, ROUNDED, rounded=False), slack=slack) is None
     many = [np.tile(array, (8, 1)) for array in (found, wanted, slack)]
     assert "lean" in objection(*many[:2], Allowance(ROUNDED, ROUNDED, rounded=False), slack=many[2])
+
+
+def test_few_rows_lean_where_all_of_them_do():
+    ways = np.ones(21)
+    assert not elements._agree(ways)
+    assert elements._agree(np.append(ways, 1))
+    assert not elements._agree(np.append(ways, [1, 1, -1]))
 
 
 def test_16_bit_answers_that_are_cut_lie_one_way():

@@ -1,5 +1,6 @@
 """Which rows a layer multiplies in FP8: what kernels take, and what was measured to be faster."""
 
+import json
 from typing import Any
 
 import pytest
@@ -63,6 +64,26 @@ def test_bf16_serves_what_no_kernel_takes(trains):
 def test_the_shipped_table_is_of_the_kernels_that_are_shipped():
     table = layer_rows.measured()
     assert table and table["kind"] == "measured" and set(table["us"]) == {"kept", "infer", "train"}
+
+
+@pytest.mark.parametrize(
+    ("history", "counts"),
+    [
+        ([("promote", "b", "a", None), ("warm", "c", "b", None)], True),
+        ([("promote", "b", "a", "in spite of a loss"), ("warm", "c", "b", None)], False),
+        ([("promote", "c", None, None)], False),
+        ([("rollback", "c", "b", None), ("promote", "b", "c", None)], False),  # no end
+    ],
+)
+def test_times_count_for_what_was_promoted_over_what_was_measured(history, counts, tmp_path):
+    place = tmp_path / layer_rows.FAMILY / "gemm_nt"
+    place.mkdir(parents=True)
+    keys = ("action", "version", "previous", "forced")
+    index = {"format": 3, "current": "c", "history": [dict(zip(keys, e, strict=True)) for e in history]}
+    (place / "index.json").write_text(json.dumps(index))
+    table = {"versions": {"gemm_nt": "a"}, "us": {}}
+    (place.parent / "layer_times.json").write_text(json.dumps(table))
+    assert layer_rows.measured.__wrapped__(tmp_path) == (table if counts else {})
 
 
 def test_rows_that_kernels_take():

@@ -7,7 +7,6 @@ comparing with ``nvdisasm`` for ``sm_90a``.
 """
 
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 from tilewright.library.plans.cubin import CubinError, read_cubin, sections_of
@@ -52,7 +51,8 @@ def facts(code: bytes) -> dict[str, dict[str, Any]]:
 def _counted(code: bytes, start: int, size: int, name: str) -> dict[str, Any]:
     counts: dict[int, int] = {}
     yields = 0
-    for operation, high in _instructions(code, start, size):
+    for low, high in _WORDS.iter_unpack(code[start : start + size // 16 * 16]):
+        operation = low & 0x1FF
         counts[operation] = counts.get(operation, 0) + 1
         if operation in _READS and (high >> 8 & 0xFF) in _CLOCKS:
             raise ReadsClock(f"{name} reads a clock")
@@ -68,9 +68,3 @@ def _counted(code: bytes, start: int, size: int, name: str) -> dict[str, Any]:
         "stores": counts.get(_STORE, 0),
         "yields": round(yields / fused, 3) if fused else 0.0,
     }
-
-
-def _instructions(code: bytes, start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Operation and upper half of each instruction."""
-    for low, high in _WORDS.iter_unpack(code[start : start + size // 16 * 16]):
-        yield low & 0x1FF, high

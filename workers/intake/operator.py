@@ -40,8 +40,8 @@ from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
-    "signed": frozenset(["sided", "shifted", *ROWS["signed"]]),
-    "repeated": frozenset(["repeated", "sided", "shifted"]),
+    "signed": frozenset(["sided", "shifted", "usual", *ROWS["signed"]]),
+    "repeated": frozenset(["repeated", "sided", "shifted", "usual"]),
     "outliers": frozenset(["far", "spread", "apart"]),
     "zeros": frozenset(["far", "spread"]),
     **{name: frozenset(f"{name}-{power}" for power in powers) for name, powers in EXTREME.items()},

@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tilewright.library.launch_replacement import Counted, Signature, call_signature, untraced
+from tilewright.workers.program.launches import short
 from tilewright.workers.program.step import LAST_BIT, SEED
 
 MOST_CALLS, MOST_CALL_BYTES = 4, 2 << 30
@@ -46,6 +47,12 @@ def _copied(value: Any) -> Any:
     if not torch.is_tensor(value):
         return value
     return value.detach().clone().requires_grad_(value.requires_grad and torch.is_grad_enabled())
+
+
+def call_text(values: list[Any], tree: Any) -> str:
+    """A call as ``tilewright tune --args`` takes it."""
+    args, kwargs = tree_unflatten(values, tree)
+    return ", ".join([*map(short, args), *(f"{name}={short(value)}" for name, value in kwargs.items())])
 
 
 def answers(call: Callable[..., Any], values: list[Any], tree: Any, nudged: bool = False) -> dict[str, Any]:

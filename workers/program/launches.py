@@ -162,7 +162,7 @@ class LaunchRecorder:
         if name not in self.generated:
             tensors = [a for a in args if torch.is_tensor(a)]
             config = this.launchers[0].config if this.launchers else ""
-            text = " ".join(_short(t) for t in tensors)
+            text = " ".join(short(t) for t in tensors)
             self.generated[name] = Generated(str(this.filename), text, str(config), _bytes(tensors))
         self.events.append(Event(name, None, _capturing()))
         return result
@@ -177,7 +177,8 @@ class LaunchRecorder:
             return None
         given: dict[int | str, Any] = dict(enumerate(args)) | dict(kwargs)
         tensors = {at: v for at, v in given.items() if torch.is_tensor(v)}
-        if any(_addresses(t) for t in tensors.values()):
+        wide = [t.view(torch.int64) for t in tensors.values() if t.dtype in (torch.int64, torch.uint64)]
+        if any(bool((t.abs() >= served.LEAST_ADDRESS).any()) for t in wide):  # addresses
             return None  # what lies there would be the program's own when the launch is run again
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
         size = sum(s.nbytes() for s in storages.values())
@@ -265,13 +266,6 @@ def is_wrapped(kernel: Any) -> bool:
     return served.innermost(kernel) is not kernel
 
 
-def _addresses(t: torch.Tensor) -> bool:
-    """Whether a tensor may hold addresses."""
-    return t.dtype in (torch.int64, torch.uint64) and bool(
-        (t.view(torch.int64).abs() >= served.LEAST_ADDRESS).any()
-    )
-
-
 def _is_called(kernel: Any) -> bool:
     """Whether the code of another kernel names it: what stands in for a kernel is none, and does not compile there."""
     from triton.runtime import jit
@@ -286,10 +280,16 @@ def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(outer: Any, inner: Any) -> tuple[str, str]:
-    """The module-level name of a kernel, of its own module if it has one there; empty for none."""
+    """The module-level name of a kernel, of its own module if it has one there, or that in a class of it; empty for
+    none."""
     found = [(module.__name__, name) for module, name in names_of(outer)]
     own = [place for place in found if place[0] == inner.fn.__module__]
-    return (own or found or [("", "")])[0]
+    classes = [v for v in vars(sys.modules.get(inner.fn.__module__, sys)).values() if isinstance(v, type)]
+    within = (
+        (of.__module__, f"{of.__qualname__}.{name}") for of in classes for name, value in vars(of).items()
+        if getattr(value, "__func__", value) is outer and "<" not in of.__qualname__
+    )  # fmt: skip
+    return (own or found or [*within] or [("", "")])[0]
 
 
 def _capturing() -> bool:
@@ -309,10 +309,10 @@ def _bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 def _text(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     named = {**dict(zip(names, args, strict=False)), **kwargs}
-    return " ".join(f"{k}={_short(v)}" for k, v in named.items() if v is not None and not callable(v))
+    return " ".join(f"{k}={short(v)}" for k, v in named.items() if v is not None and not callable(v))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     if torch.is_tensor(value):
         return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)}"
     return repr(value)

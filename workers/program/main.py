@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,10 @@ import torch
 
 from tilewright.fitness.original import data_of
 from tilewright.library.launch_replacement import Option, Replacement, Winner
-from tilewright.workers.program.launches import Launch, is_wrapped, tuner_of
+from tilewright.workers.program.launches import Launch, is_wrapped
 from tilewright.workers.program.options import search_options
 from tilewright.workers.program.prove import Proof
-from tilewright.workers.program.record import UNLIKE, Recorded, host_bound, record
+from tilewright.workers.program.record import UNLIKE, Recorded, record
 from tilewright.workers.program.scout import limited, scouted
 from tilewright.workers.program.search import Found, Job, Outcomes, search
 from tilewright.workers.program.step import BadStep, Program, loaded, program_of, reason
@@ -55,14 +54,13 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
 def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     part = request.get("part", "record")
     recorded = record(program, ahead, keep_values=part != "record")
-    answer: dict[str, Any] = {"record": recorded.data, "fp8_shapes": []}
+    answer: dict[str, Any] = {"record": recorded.data, "layers": ""}
     _say(f"  recorded: {1e3 * recorded.data['wall_seconds']:.2f} ms a step")
     if part == "record":
         return answer
     for fault in UNLIKE:
         if fault in recorded.data["faults"]:
             raise BadStep(f"{program.name} {fault}; a proof needs steps that are alike, and results")
-    worth: dict[str, float] = {}
     if request.get("faster"):
         replacements = _of_file(Path(request["faster"]))
     else:
@@ -70,29 +68,27 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         seconds = float(request.get("seconds", 60.0))
         found = search(_worth_it(recorded), seconds, _say, kept)
         answer["found"] = [outcome.row() for outcome in found]
-        worth = _worth(recorded, found)
-        replacements = [
-            *search_options(recorded, seconds, kept, _say),
-            *_replacements(found, recorded.launches, host_bound(recorded.data)),
-        ]
-    layers, shapes = None, recorded.data["fp8"]["shapes"] if request.get("fp8") else []
-    if shapes:
+        options = search_options(recorded, seconds, kept, _say)
+        replacements = [*options, *_replacements(found, recorded.launches)]
+    layers, fp8 = None, recorded.data["fp8"]
+    once = request.get("fp8") == "kept" and bool(fp8["kept"])
+    if request.get("fp8") and (shapes := fp8["kept" if once else "shapes"]):
         from tilewright.library.torch_linear_replacement import LinearLayers
 
-        layers = LinearLayers(shapes)
+        layers = LinearLayers(shapes, once)
     replacements += map(_winner_of, map(Path, request.get("winners", ())))
     proof = Proof(program, recorded, replacements, layers)
     if part == "tune":
         proof.check_answers()
         answer["left_out"] = proof.left_out
     else:
-        answer["proof"] = outcome = proof.run(float(request.get("prove_seconds", 40.0)), worth)
+        answer["proof"] = outcome = proof.run(float(request.get("prove_seconds", 40.0)))
         if proof.fp8 in proof.parts:
-            answer["fp8_shapes"] = shapes
+            answer["layers"] = repr(layers)
         own = [r.label for r in proof.kept if isinstance(r, Replacement) and r.winner is not None]
         if own:  # faster.py holds no source, and would install the step's own kernels instead
             outcome["notes"].append(f"no faster.py: install {', '.join(own)} from the given file")
-            return {**answer, "replacements": [], "fp8_shapes": []}
+            return {**answer, "replacements": [], "layers": ""}
     # not by the name of the user's own module, which would then be found beside faster.py
     files = {r.file: f"winner_{Path(r.file).name}" for r in proof.kept if isinstance(r, Winner)}
     answer["winners"] = files
@@ -128,16 +124,15 @@ def _worth_it(recorded: Recorded) -> list[Job]:
     return sorted(found, key=lambda job: -job.weight)
 
 
-def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch], every: bool) -> list[Replacement]:
-    """Those of the configurations found; of kernels with a tuner of their own, all launches: it need not run then.
-    ``every``: of those with heuristics, too, for what these cost the host. Triton itself looks at a launch's arguments
-    in less time than a replacement does."""
+def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list[Replacement]:
+    """Those of the configurations found; of kernels with a tuner or heuristics, all launches: these need not run then.
+    Triton itself looks at a launch's arguments in less time than a replacement does."""
     found = {outcome.launch.number: outcome.configuration for outcome in outcomes}
     chosen: dict[tuple[str, str], dict[Any, Any]] = {}
     better = set()
     for launch in launches:
         configuration, place = found.get(launch.number), (launch.module, launch.name)
-        direct = launch.values is not None and (is_wrapped if every else tuner_of)(launch.outer)
+        direct = launch.values is not None and is_wrapped(launch.outer)
         if launch.left or not (configuration or direct):
             continue
         chosen.setdefault(place, {})[launch.key] = {**launch.chosen, **(configuration or {})}
@@ -170,16 +165,6 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
         else Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
         for r in found["REPLACEMENTS"]  # of the file's own copy of the run time
     ]  # fmt: skip
-
-
-def _worth(recorded: Recorded, found: Sequence[Found]) -> dict[str, float]:
-    """Seconds of the step that the launches of a function save by their searches, by the function's label."""
-    seconds = {row["launch"]: row["seconds"] for row in recorded.data["rows"]}
-    worth: dict[str, float] = defaultdict(float)
-    for outcome in found:
-        saved = seconds.get(outcome.launch.number, 0.0) * (1 - 1 / outcome.gain)
-        worth[f"{outcome.launch.module}.{outcome.launch.name}"] += saved
-    return worth
 
 
 def main() -> None:

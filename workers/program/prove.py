@@ -10,6 +10,7 @@ changed: how far that throws it, start by start, says by how much a mean differs
 """
 
 import contextlib
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,8 @@ import torch
 
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
-from tilewright.workers.program.calls import Watch, answers
-from tilewright.workers.program.launches import is_wrapped, tuner_of
+from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, call_text
+from tilewright.workers.program.launches import is_wrapped
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
@@ -161,6 +162,8 @@ class Proof:
             self.parts[self.fp8] = [layers]
         self.rounds: dict[str, Rounds] = {}
         """Seconds of a step, of the parts alone and of the last proof."""
+        self.arms: dict[str, str] = {}
+        """In which arm of the rounds of parts alone each part is: kernels are too little to be seen one by one."""
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
 
@@ -169,13 +172,18 @@ class Proof:
         """What is installed, but for FP8 layers."""
         return [r for label, of in self.parts.items() if label != self.fp8 for r in of] + self.pins
 
-    def run(self, seconds: float, worth: Mapping[str, float]) -> dict[str, Any]:
-        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds. ``worth``: what the
-        search says that each function's launches save of the step, by label."""
+    def run(self, seconds: float) -> dict[str, Any]:
+        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds."""
         self.check_answers()
         if self.parts:
             self._check_program()
-        alone = self._alone(worth, seconds / 2)
+        for label, (first, *_) in self.parts.items():
+            self.arms[label] = "kernels" if isinstance(first, Replacement) and label != PINNED else label
+        alone = {
+            arm: self._installation(*(label for label, of in self.arms.items() if of != arm))
+            for arm in self.arms.values()
+        }
+        self.rounds["alone"] = self.recorded.turns.rounds({"": None, **alone}, seconds) if alone else {}
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
@@ -185,13 +193,14 @@ class Proof:
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
                 before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
+                predicted = self._alone(*parts)
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
                     "kept": [{
                         "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-                        "alone": 1 / (1 - alone.get(label, 0.0)), "calls": sum(r.calls for r in self.parts[label]),
+                        "alone": self._alone(label).value, "calls": sum(r.calls for r in self.parts[label]),
                     } for label, gained in parts.items()],
-                    "predicted": 1 / (1 - sum(alone.get(label, 0.0) for label in parts)),
+                    "predicted": predicted.value, "predicted_interval": (predicted.low, predicted.high),
                 }  # fmt: skip
                 break
             self.notes.append(f"the step with {len(parts)} part(s): {_range(whole)}")
@@ -247,15 +256,20 @@ class Proof:
             self.program.started()()
         if not watch.kept:
             return "the step never calls it, or with tensors that are too large to keep"
+        served = 0
         for function, values, tree in watch.kept.values():
             original, nudged = (answers(function, values, tree, bits) for bits in (False, True))
             changed, option.installed = option.stand_in(function), True
             try:
                 why = gradient_fault(original, nudged, answers(changed, values, tree))
             finally:
+                served += option.calls
                 option.installed, option.calls, option.others = False, 0, 0
             if why:
                 return why
+        if not served and len(watch.kept) < MOST_CALLS:
+            calls = " ".join(f'--args "{call_text(values, tree)}"' for _, values, tree in watch.kept.values())
+            return f"it serves none of the step's calls, which tilewright tune takes as {calls}"
         return ""
 
     def _refuse(self, why: str, layers: bool = True) -> None:
@@ -362,17 +376,17 @@ class Proof:
 
     # -- what stays ------------------------------------------------------------------------------
 
-    def _alone(self, worth: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """Share of the step that each part saves alone, by label: the prediction adds them. Kernels are too little to
-        be seen one by one: theirs is what the search says."""
-        saved = {label: seconds / self.recorded.data["wall_seconds"] for label, seconds in worth.items()}
-        arms = {
-            label: self._installation(*(self.parts.keys() - {label})) for label, of in self.parts.items()
-            if label == PINNED or not isinstance(of[0], Replacement)
-        }  # fmt: skip
-        rounds = self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
-        self.rounds["alone"] = rounds
-        return saved | {label: 1 - 1 / ratio(rounds, "", label).value for label in arms}
+    def _alone(self, *labels: str) -> Ratio:
+        """How many times faster the step is by what parts save alone, added: round by round, in the middle of all means
+        of two rounds, which one that was interrupted hardly moves."""
+        rounds, arms = self.rounds["alone"], {self.arms[label] for label in labels}
+        saved = [
+            sum(1 - statistics.median(rounds[arm][n]) / statistics.median(base) for arm in arms)
+            for n, base in enumerate(rounds[""])
+        ]
+        middle = statistics.median(map(statistics.fmean, itertools.combinations_with_replacement(saved, 2)))
+        half = student_95(len(saved) - 1) * statistics.stdev(saved) / len(saved) ** 0.5
+        return Ratio(*(1 / max(1 - share, 0.01) for share in (middle, middle - half, middle + half)))
 
     def _installation(self, *but: str) -> Installation:
         """Of all parts ``but`` these."""
@@ -382,11 +396,7 @@ class Proof:
 
     def _leave_out(self, label: str, why: str) -> None:
         self.left_out.append({"label": label, "why": why})
-        gone = self.parts.pop(label, [])
-        if label == PINNED:
-            tuned = {f"{of.module}.{of.name}" for of in self.recorded.launches if tuner_of(of.outer)}
-            self.pins += [pin for pin in gone if pin.label in tuned]
-        elif not gone:
+        if self.parts.pop(label, None) is None:
             for pins in (self.pins, self.parts.get(PINNED, [])):
                 pins[:] = [pin for pin in pins if pin.label != label]
 
@@ -394,8 +404,7 @@ class Proof:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
             launch.key: launch.chosen for launch in self.recorded.launches
-            if f"{launch.module}.{launch.name}" == label
-            and (is_wrapped if PINNED in self.parts else tuner_of)(launch.outer)
+            if f"{launch.module}.{launch.name}" == label and is_wrapped(launch.outer)
         }  # fmt: skip
         found = self.parts[label][0]
         if chosen and isinstance(found, Replacement) and label != PINNED:

@@ -30,7 +30,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """Parts of names of kernels that are not Triton's."""
 
-RANDOM, STREAMS, ALLOCATES = "draws random numbers", "uses several streams", "allocates differently each time"
+RANDOM, STREAMS = "draws random numbers (in dropout, for example)", "uses several streams"
+ALLOCATES = "allocates differently each time"
 DIFFERS = "launches other kernels, or on other shapes or integers, each time"
 SILENT = "returns nothing that can be compared: no number, no tensor, no list of them"
 UNLIKE = (RANDOM, ALLOCATES, DIFFERS, STREAMS, SILENT)
@@ -126,21 +127,23 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
 
 
 def fp8_layers(linears: Sequence[Sequence[Any]], graph: bool, turns: Turns) -> dict[str, Any]:
-    """Linear layers that the library serves faster in FP8, as ``shapes``, and the ``gain`` of the step with them."""
+    """Linear layers that the library serves faster in FP8, as ``shapes``; of a step that differentiates nothing those
+    with weights that are quantised once, too (``kept``). And the ``gain`` of the step with the most of them."""
     if not linears or not torch.cuda.is_available():
-        return {"shapes": [], "gain": 1.0}
+        return {"shapes": [], "kept": [], "gain": 1.0}
     from tilewright.library.layer_rows import BLOCK, is_faster, takes_rows
     from tilewright.library.torch_launch import device_key
     from tilewright.library.torch_linear_replacement import LinearLayers
 
     device, way = device_key(torch.device("cuda")), "graph" if graph else "eager"
-    shapes = [
-        (m, n, k) for m, n, k, trains in linears if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK
-        and is_faster("train" if trains else "infer", way, m, n, k, device)
-    ]  # fmt: skip
-    gain = turns.gain(Installation([], layers=LinearLayers(shapes)), FP8_ROUNDS).value if shapes else 1.0
+    trains = any(row[-1] for row in linears)
+    taken = [(m, n, k) for m, n, k, _ in linears if takes_rows(m, trains) and not n % BLOCK and not k % BLOCK]
+    modes = ("train", "") if trains else ("infer", "kept")
+    shapes, kept = ([s for s in taken if mode and is_faster(mode, way, *s, device)] for mode in modes)
+    layers = LinearLayers(kept or shapes, bool(kept))
+    gain = turns.gain(Installation([], layers=layers), FP8_ROUNDS).value if kept or shapes else 1.0
     # where the host bounds the step, they may pay beside what launches less: the proof decides
-    return {"shapes": shapes if gain else [], "gain": max(gain, 1.0)}
+    return {"shapes": shapes if gain else [], "kept": kept if gain else [], "gain": max(gain, 1.0)}
 
 
 @dataclass(frozen=True)

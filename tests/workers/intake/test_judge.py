@@ -19,6 +19,7 @@ from tilewright.workers.intake.judge.input_kinds import (
     InputKinds,
     inputs_of,
     negative_numbers,
+    with_bounds,
     with_edges,
 )
 from tilewright.workers.intake.judge.inputs import draw, draws
@@ -77,6 +78,31 @@ def test_an_edge_is_there_and_never_all_of_an_axis(shape):
         assert parts.sum() == shape[0] and (parts == 0).sum() >= 2
 
 
+def test_what_calls_hold_and_no_draw_does_is_usual():
+    operands = [
+        *(Operand(name, "float32", ("M", "N")) for name in "kv"),
+        Operand("t", "int64", ("M",), "N", edge="-100"),
+        Operand("w", "float32", ("N",)),
+    ]
+    seen = set()
+    for seed in range(40):
+        made = draws(operands, {"M": 24, "N": 40}, "usual", 4, np.random.default_rng(seed))
+        k, v, t = made["k"], made["v"], made["t"]
+        steps = np.diff(k, axis=1)
+        top = k.max(axis=1) == 0
+        seen |= {"alike"} if np.array_equal(k, v) else set()
+        seen |= {"first"} if ((k == 1) & (v == 0)).all(axis=1).any() else set()
+        seen |= {"up"} if ((steps >= 0).all(axis=1) & (steps > 0).any(axis=1)).any() else set()
+        seen |= {"zeros"} if (np.signbit(k[top]) & (k[top] == 0)).any() else set()
+        seen |= {"largest"} if (t == k.argmax(axis=1)).sum() > 4 else set()
+        seen |= {"order"} if (np.diff(t) == 1).sum() > 3 else set()
+        seen |= {"same"} if (np.diff(t) == 0).sum() > 3 else set()
+        seen |= {"ones"} if (made["w"] == 1).all() else set()
+        assert ((t >= -100) & (t < 40)).all()
+        assert not (t == -100).all()
+    assert len(seen) == 8, seen
+
+
 def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear():
     operands = [
         ROWS,
@@ -92,6 +118,14 @@ def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear():
     def loss(logits, labels, ignored=-100): ...
 
     assert negative_numbers([loss, len], [1, -1, -2.0, True]) == [-1, -100]
+
+
+@pytest.mark.parametrize(("rows", "bound"), [(90, "V"), (72, "D"), (math.inf, "M"), (2, 0)])
+def test_an_index_without_a_bound_is_below_the_rows_that_it_reads(rows, bound):
+    dims = {"M": 50, "V": 90, "D": 72}
+    operands = [ROWS, Operand("i", "int64", ("M",)), Operand("t", "int64", ("M",), "D")]
+    tried = with_bounds(operands, dims, lambda some: dims.get(some[1].below, some[1].below) <= rows)
+    assert [o.below for o in tried] == [0, bound, "D"]
 
 
 def test_a_recipe_that_rounds_within_may_give_a_zero():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -136,30 +137,7 @@ def test_a_small_parameter_that_loses_its_gradient_is_seen(
     assert ("norm.weight" in found) == lost, found
 
 
-NORM_CODE = """
-import torch
-
-SERVED = {{"original": ("", "", "chaotic", "norm"), "winner": "norm"}}
-CALLS = [0]
-
-class Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        CALLS[0] += 1
-        ctx.n, r = CALLS[0], torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
-        ctx.save_for_backward(x, w, r)
-        return ({out}).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x, w, r), n = ctx.saved_tensors, ctx.n
-        one, late, g, noise = n % 6 == 3, n > 6, dy.float() * w, torch.randn(x.shape)
-        dx, dw = r * g - x * r**3 * (g * x).mean(-1, keepdim=True), dy.float() * x * r
-        return ({dx}).to(x.dtype), ({dw}).sum(0).to(w.dtype)
-
-def norm(x, w):
-    return Norm.apply(x, w)
-"""
+NORM_CODE = tomllib.loads((Path(__file__).parent / "programs.toml").read_text())["norm"]
 HONEST = {"out": "x.float() * r * w", "dx": "dx", "dw": "dw"}
 NORMS = {
     "as it was": ({}, ""),

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,111 +17,8 @@ import pytest
 from tilewright.evolve.cli import main
 
 ROOT = Path(__file__).parents[3]
+PROGRAMS = tomllib.loads((Path(__file__).parent / "programs.toml").read_text())
 
-PROGRAM = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def scale_kernel(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
-
-@triton.jit
-def idle_kernel(out, x, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) + factor, mask=at < n)
-
-class Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        out, n = torch.empty_like(x), x.numel()
-        scale_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](out, x, 2.0, n, BLOCK=16)
-        return out
-
-    @staticmethod
-    def backward(ctx, dy):
-        return 2.0 * dy
-
-def setup():
-    return torch.nn.Linear(48, 32)
-
-def step(model):
-    model.zero_grad()
-    loss = 0.0
-    for rows in (3, 4):
-        y = Scale.apply(model(torch.ones(rows, 48)))
-        loss = loss + y.square().sum()
-    loss.backward()
-    return loss
-
-def cut(x, rows: int = 2, apart: int = 1):
-    out = torch.zeros_like(x)
-    for part in range(0, len(x), rows * apart):
-        a, b = out[part : part + rows], x[part : part + rows]
-        scale_kernel[(1,)](a, b, 3.0, a.numel(), BLOCK=256)
-    return out
-
-def pieces(model):
-    return cut(torch.ones(16, 8)).sum()
-
-def other_shapes(model):
-    model.count = getattr(model, "count", 0) + 1
-    return Scale.apply(torch.ones(model.count)).sum()
-
-def fails_later(model):
-    model.count = getattr(model, "count", 0) + 1
-    if model.count == 5:
-        raise RuntimeError("the data ended")
-    return Scale.apply(torch.ones(64)).sum()
-
-def fails(model): raise ValueError("no")
-def of_two(model, batch): return Scale.apply(torch.ones(64)).sum()
-def nothing(model): return torch.ones(3).sum()
-def random(model): return Scale.apply(torch.rand(64)).sum()
-def random_on_the_host(model): return __import__("random").random() * Scale.apply(torch.ones(64)).sum()
-def silent(model): Scale.apply(torch.ones(64))
-def ends(model): raise SystemExit(3)
-def generates(model): yield Scale.apply(torch.ones(64)).sum()
-
-@triton.jit
-def pointer_kernel(table, n, BLOCK: tl.constexpr):
-    at = tl.load(table).to(tl.pointer_type(tl.float32)) + tl.arange(0, BLOCK)
-    tl.store(at, tl.load(at, mask=tl.arange(0, BLOCK) < n) * 0.5, mask=tl.arange(0, BLOCK) < n)
-
-@triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])
-@triton.heuristics({"EVEN": lambda given: given["n"] % 2 == 0})
-@triton.jit(do_not_specialize=["n"])
-def tuned_kernel(x, n, eps: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x + at, tl.load(x + at, mask=at < n) + eps, mask=at < n)
-
-@triton.heuristics({"EVEN": lambda given: sum(range(100_000)) > 0})
-@triton.jit
-def heavy_kernel(out, x, EVEN: tl.constexpr, SIZE: tl.constexpr):
-    at = tl.arange(0, SIZE)
-    tl.store(out + at, 2.0 * tl.load(x + at))
-
-def heavy(model):
-    x = torch.ones(4, 16)
-    out = torch.empty_like(x)
-    for a, b in zip(out, x):
-        heavy_kernel[(1,)](a, b, SIZE=16)
-    return out
-
-def again(model):
-    if not hasattr(model, "out"):
-        model.x, model.out = torch.ones(64), torch.full((64,), 3.0)
-    scale_kernel[(4,)](model.out, model.x, 3.0, 64, BLOCK=16)
-    return model.out.sum()
-
-def packaged(model):
-    x = torch.ones(64)
-    tuned_kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, 64, 0.5)
-    pointer_kernel[(1,)](torch.tensor([x.data_ptr()]), 64, BLOCK=64)
-    return {"x": x}
-"""
 
 WINNER = """
 @triton.jit
@@ -189,13 +87,13 @@ REFUSED = {
 }
 ASKED = """
 import json, sys
-from tilewright.workers.program import main, prove
+from tilewright.workers.program import prove
 from tilewright.workers.program.main import answer_to
 import triton
-bound = main.host_bound
+bound = prove.host_bound
 answers = {}
 for name, request in json.load(open(sys.argv[1])).items():
-    prove.host_bound = main.host_bound = (lambda data: True) if name == "heavy" else bound
+    prove.host_bound = (lambda data: True) if name == "heavy" else bound
     answers[name] = answer_to(request)
     left = [v for m in (sys.modules.get("program"),) for v in vars(m).values() if type(v).__name__ == "Launcher"]
     assert not left and type(triton.runtime.jit.JITFunction.run).__name__ == "function", name
@@ -203,35 +101,6 @@ json.dump(answers, open(sys.argv[2], "w"))
 """
 
 
-ON_DEVICE = """
-
-class OnDevice:
-    def __init__(self):
-        self.x, self.calls, self.side = torch.ones(1 << 20, device="cuda"), 0, torch.cuda.Stream()
-
-def scaled(x):
-    out, n = torch.empty_like(x), x.numel()
-    scale_kernel[(triton.cdiv(n, 1024),)](out, x, 2.0, n, BLOCK=1024)
-    return out
-
-def allocates(state):
-    state.calls += 1
-    torch.empty(state.calls << 20, device="cuda")
-    return scaled(state.x).sum()
-
-def streams(state):
-    with torch.cuda.stream(state.side):
-        state.x.mul(1.0)
-    for _ in range(40):  # nothing waits for the other stream, which runs ahead
-        state.x.mul(1.0)
-    return scaled(state.x).sum()
-
-def draws(state):
-    return scaled(torch.rand_like(state.x)).sum()
-
-def waits(state):
-    return scaled(state.x).sum().item()
-"""
 DEVICE_REFUSED = {
     "allocates": "allocates differently each time",
     "streams": "uses several streams",
@@ -246,7 +115,7 @@ PIECES = "pieces.json"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     pytest.importorskip("triton")
-    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "program.py").write_text(PROGRAMS["program"])
     return tmp_path
 
 
@@ -283,7 +152,7 @@ def answers(asked_in: Path) -> dict[str, Any]:
     """The answer to every request of this page."""
     pytest.importorskip("triton")
     folder = asked_in
-    (folder / "program.py").write_text(PROGRAM)
+    (folder / "program.py").write_text(PROGRAMS["program"])
     requests: dict[str, dict[str, Any]] = {
         "record": {"step": "step", "part": "record"},
         "packaged": {"step": "packaged", "part": "tune", "seconds": 0.1},
@@ -356,7 +225,7 @@ def test_a_step_that_cannot_be_used_is_refused(answers: dict[str, Any], step: st
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
 def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> None:
-    (folder / "program.py").write_text(PROGRAM + ON_DEVICE)
+    (folder / "program.py").write_text(PROGRAMS["program"] + PROGRAMS["on_device"])
     steps = [*DEVICE_REFUSED, "waits"]
     requests = {step: {"step": step, "part": "prove", "setup": "OnDevice", "seconds": 1} for step in steps}
     answers = asked(folder, requests, interpret="0")

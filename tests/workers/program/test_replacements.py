@@ -121,7 +121,7 @@ def test_only_what_a_tuner_or_heuristics_look_at_is_launched_directly() -> None:
     launches: Any = [
         SimpleNamespace(outer=k, number=0, **facts) for k in (kernel, SimpleNamespace(fn=kernel))
     ]
-    assert [len(_replacements([], [of], every=True)) for of in launches] == [0, 1]
+    assert [len(_replacements([], [of])) for of in launches] == [0, 1]
 
 
 def test_every_name_is_restored_whatever_came_between(module: Any) -> None:
@@ -239,14 +239,15 @@ def test_a_look_ahead_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_ctrl_c_interrupted_is_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {"launches": {"a": {"why": ENDED}, "b": {"why": "x"}}, "options": {"c": {}, "d": {"gain": 1.1}}}
+    a, b = ({"kernel": "k", "why": why} for why in (ENDED, "x"))
+    kept = {"launches": {"a": a, "b": b}, "options": {"c": {}, "d": {"gain": 1.1}}}
     (tmp_path / "search.json").write_text(json.dumps(kept))
     stop = mock.Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(program_run.subprocess, "run", stop)
     with pytest.raises(KeyboardInterrupt):
         program_run.Program(tmp_path / "step.py", "step", folder=tmp_path, home=tmp_path).tune()
     left = json.loads((tmp_path / "search.json").read_text())
-    assert left == {"launches": {"b": {"why": "x"}}, "options": {"d": {"gain": 1.1}}}
+    assert left == {"launches": {"b": b}, "options": {"d": {"gain": 1.1}}}
 
 
 @pytest.mark.parametrize("count", [2, 3])

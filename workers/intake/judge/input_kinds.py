@@ -53,8 +53,14 @@ class Pair:
 EDGE_DRAWS = 8
 """Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
 
+BEYOND = 4
+"""Times the largest dimension no index is."""
+
 SPECIAL_DRAWS = 8
 """Draws of what is no number that the kernel runs: where it differs from the reference, it does so in few of them."""
+
+LONE_DRAWS = 12
+"""Draws in which each of three operands is the huge one but for one chance in a hundred."""
 
 SEED = 17
 
@@ -67,7 +73,7 @@ STEADY_DRAWS, RARE, LAST_PLACE = 12, 16.0, 2.0**-23
 LARGEST = 3e38
 """Largest answer to inputs at the edge of a type."""
 
-QUIET = ("far", "shifted", "sided")
+QUIET = ("far", "usual", "shifted", "sided")
 """Kinds whose absence gets no note: the next kind of the family says nearly as much."""
 
 
@@ -150,10 +156,16 @@ class InputKinds:
         self._pairs = {"randn": [Pair(shape.outputs, shape.answers) for shape in shapes]}
         self.spread = 4
         self.notes: list[str] = []
-        self.operands = list(operands)
         more = self._bears(operands, [(self._ordered[-1].dims, 1)], "randn", 4, MOST_ANSWER, [0])
         self._pairs["randn"] += more or []
-        self.operands = with_edges(operands, numbers, self._bears_edges)
+        self.operands = list(operands)
+        if not hasattr(
+            answers, "to_all"
+        ):  # a kernel that answers itself says nothing of what it reads outside
+            self.operands = with_bounds(operands, self._probe, self._bears_edges)
+        if small := [o.name for o in self.operands if _unbounded(o)]:
+            self.notes.append(f"integers of {', '.join(small)} are drawn below 2: the call names no bound")
+        self.operands = with_edges(self.operands, numbers, self._bears_edges)
         own = ((GIVEN,),) if any(o.values for o in self.operands) else ()
         floats = sum(is_float(operand.dtype) for operand in operands)
         apart = (SET_APART,) if floats else ()  # integers are the same of every such kind
@@ -291,8 +303,10 @@ class InputKinds:
         """Further draws, None where reference or kernel does not bear them: some overflow. The more draws, the nearer
         is the largest error to what a campaign sees."""
         most = LARGEST if family(kind) in EXTREME else MOST_ANSWER
-        asked = [(self._probe, seed) for seed in range(self._effort.draws)]
-        runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else self._effort.kernel_draws
+        lone = family(kind) == "lone"
+        asked = [(self._probe, seed) for seed in range(LONE_DRAWS if lone else self._effort.draws)]
+        runs = range(LONE_DRAWS) if lone else self._effort.kernel_draws
+        runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else runs
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
         return self._bears(self.operands, asked, kind, spread, most, own)
 
@@ -334,6 +348,31 @@ def _finite(answers: Sequence[np.ndarray], most: float = math.inf) -> bool:
 
 
 # -- edges -----------------------------------------------------------------------------------------------
+
+
+def with_bounds(
+    operands: Sequence[Operand], dims: Dims, bears: Callable[[Sequence[Operand]], bool]
+) -> list[Operand]:
+    """Integers whose call names no bound below the largest dimension that is borne where larger numbers are not: an
+    index meets more than the first two rows. Where any number is borne, below the smallest."""
+    found = list(operands)
+    for place in (n for n, operand in enumerate(operands) if _unbounded(operand)):
+        own = operands[place].shape
+        names = sorted((n for n in dims if dims[n] > 2), key=lambda n: (dims[n], n not in own))
+        if not bears(_below(found, place, BEYOND * max(dims.values()))):
+            names.reverse()
+        tried = (_below(found, place, name) for name in names)
+        found = next(filter(bears, tried), found)
+    return found
+
+
+def _below(operands: Sequence[Operand], place: int, bound: int | str) -> list[Operand]:
+    return [*operands[:place], replace(operands[place], below=bound), *operands[place + 1 :]]
+
+
+def _unbounded(operand: Operand) -> bool:
+    known = operand.below or operand.total or operand.form or operand.values or operand.least is not None
+    return operand.dtype in ("int32", "int64") and not known
 
 
 def with_edges(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,7 +69,7 @@ DENORMAL = 2.0**-16
 SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": (np.nan,)}
 """Kinds with what is no number, some of a few rows each, and negative zeros in others."""
 
-SIGNED = "signed"
+SIGNED, USUAL = "signed", "usual"
 
 ROWS: Mapping[str, Sequence[str]] = {
     **{kind: (kind,) for kind in SPECIAL},
@@ -79,6 +79,7 @@ ROWS: Mapping[str, Sequence[str]] = {
 """Kinds that are tried with rows of one value each first: of minus infinity, and of any value."""
 
 FEW_VALUES: Mapping[str, Sequence[float]] = {
+    "usual": (ONE_SIDE, -ONE_SIDE, -ONE_SIDE, -16 * ONE_SIDE),
     "shifted": (ONE_SIDE, -ONE_SIDE, -ONE_SIDE, -16 * ONE_SIDE),
     "sided": (ONE_SIDE, -ONE_SIDE),
     "repeated": (),
@@ -106,7 +107,8 @@ def draws(
     zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
     outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
-    ``shifted``: with some farther from zero; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above;
+    ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
+    ``_usual``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above;
     ``signed``: each operand of one sign and far from zero; ``-rows``: rows of one value, too; ``given``: the caller's
     own where they are of this shape. Integers are as the call bounds them (``bound_of``); offsets of the same total,
     as of queries and keys, are the same ones. Raises LookupError for an operand that has the caller's own values
@@ -114,6 +116,7 @@ def draws(
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     lone = rng.choice([o.name for o in operands if is_float(o.dtype)]) if family(kind) == "lone" else ""
+    usual_at = int(rng.integers(1 << 30)) if kind == USUAL else 0
     for operand in operands:
         if operand.values and GIVEN in (kind, operand.form):
             own = given(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
@@ -135,6 +138,11 @@ def draws(
             np.round(values * 2, out=values)
             values /= 2
             _one_sided(operand, values, FEW_VALUES[kind], rng)
+            if kind == USUAL:
+                _usual(operand, values, usual_at, rng)
+                same = [o for o in operands if o.name in floats and replace(o, name=operand.name) == operand]
+                if len(same) > 1 and rng.random() < 1 / 2:
+                    values[...] = floats[same[0].name]
         if family(kind) in EXTREME and lone in ("", operand.name):
             values *= _factor(operand, kind, spread, values.shape, rng)
             if family(kind) == "huge" and values.ndim > 1:
@@ -148,6 +156,8 @@ def draws(
                 values[...] = np.where(rng.random() < 0.25, rows[0, 0], values)
         elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
             _with_special(values, SPECIAL[family(kind)], rng, whole=kind not in SPECIAL)
+    if kind == USUAL:
+        _pointed(operands, made, rng)
     if kind in SET_APART:
         _set_apart([o for o in operands if o.name in floats], floats, kind, spread, rng)
     return {
@@ -294,6 +304,43 @@ def _one_sided(
         count = max(1, rows.shape[1] // EDGE_EVERY)
         for row in rng.permutation(len(rows))[: max(1, len(rows) // 4)]:  # of no axis all are
             rows[row, rng.permutation(rows.shape[1])[:count]] = float(operand.edge)
+
+
+def _usual(operand: Operand, values: np.ndarray, at: int, rng: np.random.Generator) -> None:
+    """Rows in order, rows at or below zero with zeros of both signs, rows with one value far above the others, and rows
+    of ones or of zeros, the same ones of every operand, as a first position is encoded; weights of ones as they are
+    before any training."""
+    if values.ndim < 2:
+        values[...] = 1.0 if rng.random() < 1 / 4 else values
+        return
+    rows = values.reshape(-1, values.shape[-1])
+    few, same = _few(len(rows)), np.random.default_rng(at)
+    order = same.permutation(len(rows))
+    plain, sorted_, low, sure = (order[n * few : n * few + few] for n in same.permutation(4))
+    rows[plain] = rng.choice((0.0, 1.0))
+    rows[sorted_] = np.sort(rows[sorted_], axis=1)[:, :: rng.choice((-1, 1))]
+    below = -np.abs(np.round(2 * rng.standard_normal(rows[low].shape)) / 2)
+    rows[low] = np.where((below == 0) & (rng.random(below.shape) < 1 / 2), 0.0, below)
+    rows[sure, rng.integers(rows.shape[1], size=len(sure))] = rows[sure].max(axis=1) + rng.uniform(
+        2.0, 16.0, len(sure)
+    )
+
+
+def _pointed(operands: Sequence[Operand], made: dict[str, np.ndarray], rng: np.random.Generator) -> None:
+    """Indices as calls have them: a third at the largest of a row that they go with, then some in order and alike."""
+    for index in (o for o in operands if isinstance(o.below, str) and not (o.total or o.form)):
+        flat = made[index.name].reshape(-1)
+        if flat.size < 3:
+            continue
+        rows = [o for o in operands if o.shape == (*index.shape, index.below) and is_float(o.dtype)]
+        for operand in rows[:1]:
+            flat[::3] = np.argmax(made[operand.name], axis=-1).reshape(-1)[::3]
+        few = max(3, flat.size // 4)
+        at, alike = rng.integers(flat.size - few + 1, size=2)
+        least, span = least_of(index), max(1, int(flat.max(initial=1)) - least_of(index))
+        flat[at : at + few] = least + (flat[at] - least + np.arange(few)) % span
+        if flat.size > few or rng.random() < 1 / 2:
+            flat[alike : alike + few] = flat[alike]
 
 
 @dataclass

@@ -385,8 +385,11 @@ def _result_sizes(
 ) -> list[tuple[int | str, ...]]:
     """Shapes of the results by dimensions. Raises Refusal where they follow from no dimension."""
     seen = [(shape.dims, [output.shape for output in shape.outputs]) for shape in shapes]
-    # sizes that differ; small ones stay small, since functions have loops over heads and streams
-    unlike = {n: 4096 << place if s > 64 else s * (place + 2) for place, (n, s) in enumerate(dims.items())}
+    unlike: dict[
+        str, int
+    ] = {}  # sizes that differ, and are no larger than that takes: functions loop over them
+    for name, size in dims.items():
+        unlike[name] = next(size << n for n in range(1, 99) if size << n not in unlike.values())
     with contextlib.suppress(Exception):  # the function may not take such sizes
         seen.append((unlike, seed.result_shapes(unlike, defaults)))
     whole = seed.result_shapes(dims, defaults)

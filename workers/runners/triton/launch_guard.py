@@ -63,9 +63,9 @@ class Canaries:
         self, like: torch.Tensor, device: torch.device | str, fill: int | None = None
     ) -> torch.Tensor:
         """Contiguous memory of this shape and dtype between two canaries, at a place by lot, all ``fill``, or as the
-        canaries say."""
+        canaries say. A library serves operands at any multiple of 16."""
         size = like.numel() * like.element_size()
-        start = CANARY_BYTES + 256 * secrets.randbelow(16)
+        start = CANARY_BYTES + 16 * secrets.randbelow(256)
         memory = torch.empty(start + size + CANARY_BYTES, dtype=torch.uint8, device=device)
         middle = memory[start : start + size]
         fill = self.fill if fill is None else fill

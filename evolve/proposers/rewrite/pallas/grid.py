@@ -135,12 +135,6 @@ def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
     return name
 
 
-def _literal_maps(view: PallasCall) -> bool:
-    return all(
-        r.spec is not None and isinstance(r.spec.map_node, cst.Lambda) for r in [*view.inputs, *view.outputs]
-    )
-
-
 def _specs(view: PallasCall) -> list[Spec]:
     """Every BlockSpec of the launch once (operands may share one)."""
     found: list[Spec] = []
@@ -161,7 +155,9 @@ class WholeReductionBlock(CallRule[int]):
 
     def find(self, view: PallasCall) -> Iterator[tuple[str, int]]:
         kernel = view.kernel
-        if len(view.grid) < 2 or not _literal_maps(view) or not isinstance(view.grid_node, cst.Tuple):
+        specs = [r.spec for r in (*view.inputs, *view.outputs)]
+        literal = all(spec is not None and isinstance(spec.map_node, cst.Lambda) for spec in specs)
+        if len(view.grid) < 2 or not literal or not isinstance(view.grid_node, cst.Tuple):
             return
         for axis in range(len(view.grid)):
             moved = {a for r in view.outputs if r.spec for a in r.spec.grid_axes(kernel)}

@@ -1,12 +1,12 @@
 // y[M,N] bf16 = sum over blocks b of 128 along K of  s[b,m] * t[n/128,b] * (q[m,b] . w[n,b])      (q, w e4m3, K-major)
-// q, s: x [M,K] bf16 quantised in 1 x 128 blocks, here (QUANT) or by the kernel `quantise` before.
+// q, s: x [M,K] bf16 quantised in 1 x 128 blocks by the kernel `quantise` before (linear), or by whoever calls.
 // Hopper (sm_90a). No headers; the parameters are macros, and fp8_rows.py says what is launched.
 //
 // Rows of w are the matrix instruction's first operand, 64 for each of WGS warpgroups, and ROWS rows of x its second. A
 // cluster has DEPTHS x CN CTAs: DEPTHS share the depth of one tile and add their sums through shared memory, in the order
 // of their ranks; CN have neighbouring tiles along N and fetch the same rows of x once. A stage of the RING holds KB
-// blocks. One warp asks for copies. With QUANT, QW warps read x and write codes and scales into the ring; without, a
-// warp copies scales, and what was queued before is waited for when w is already on its way.
+// blocks. One warp asks for copies, one copies scales, and what was queued before is waited for when w is already on its
+// way.
 //
 // A warpgroup multiplies WAVE rows of x at a time; PARTS partials at once; CREG > 0: registers of consumers, the others give theirs.
 #define COLUMNS WAVE
@@ -256,7 +256,7 @@ enum { W_BYTES = BN * 128, X_BYTES = BM * 128, S_BYTES = BM * 4 };
 enum { W_AT = 0, X_AT = W_AT + RING * KB * W_BYTES, S_AT = X_AT + RING * KB * X_BYTES };
 enum { FULL_AT = S_AT + RING * KB * S_BYTES, EMPTY_AT = FULL_AT + RING * 8, E_AT = (EMPTY_AT + RING * 8 + 127) / 128 * 128 };
 enum { O_ROW = BN * 2 + 16 };
-enum { HELPERS = QUANT ? 32 + QW * 32 : (CREG ? 128 : 64), THREADS = WGS * 128 + HELPERS };
+enum { THREADS = WGS * 128 + (CREG ? 128 : 64) };
 static_assert(WN % 8 == 0 && WN <= 128 && BM % WN == 0, "waves");
 static_assert(GROUPS % CN == 0, "shares of x");
 static_assert(OWN * 8 * O_ROW <= S_AT, "results lie where the ring was");
@@ -296,11 +296,7 @@ __device__ __forceinline__ void promote(float (&acc)[NA], const float (&p)[NA], 
     }
 }
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
-#if QUANT
-product(const __grid_constant__ TensorMap map_w, const u16* __restrict__ x,
-#else
 product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorMap map_x, const float* __restrict__ s, int scaled,
-#endif
         const float* __restrict__ t, u16* __restrict__ y, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char smem[];
     const u32 base = (u32)__cvta_generic_to_shared(smem);
@@ -316,8 +312,8 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
     if (threadIdx.x == WGS * 128) {
         asm volatile("prefetch.tensormap [%0];" ::"l"(&map_w) : "memory");
         for (int i = 0; i < RING; i++) {
-            bar_init(base + FULL_AT + i * 8, QUANT ? 1 + QW : 33);
-            bar_init(base + EMPTY_AT + i * 8, WGS * 4 * CN);
+            bar_init(base + FULL_AT + i * 8, 33);
+            bar_init(base + EMPTY_AT + i * 8, CN == 1 ? WGS * 128 : WGS * 4 * CN);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -333,13 +329,12 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
             if (lane == 0) {
                 auto ask_w = [&](int i, int stage) {
                     const u32 full = base + FULL_AT + stage * 8;
-                    bar_expect(full, KB * (W_BYTES + (QUANT ? 0 : X_BYTES)));
+                    bar_expect(full, KB * (W_BYTES + X_BYTES));
 #pragma unroll
                     for (int u = 0; u < KB; u++)
                         tma(base + W_AT + (stage * KB + u) * W_BYTES, &map_w, ((first + i) * KB + u) * 128, n0, full);
                 };
                 auto ask_x = [&](int i, int stage) {
-#if !QUANT
                     const u32 full = base + FULL_AT + stage * 8;
 #pragma unroll
                     for (int u = 0; u < KB; u++) {
@@ -348,13 +343,10 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
                         if (CN > 1) tma_to(to, &map_x, k, m, full, (u16)(((1 << CN) - 1) << (split * CN)));
                         else tma(to, &map_x, k, m, full);
                     }
-#endif
                 };
                 const int early = steps < RING ? steps : RING;
                 for (int i = 0; i < early; i++) ask_w(i, i);
-#if !QUANT
                 asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
                 for (int i = 0; i < early; i++) ask_x(i, i);
                 int stage = 0;
                 u32 phase = 0;
@@ -365,44 +357,6 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
                     if (++stage == RING) stage = 0, phase ^= 1;
                 }
             }
-#if QUANT
-        } else {
-            enum { HALVES = QW * 2, EACH = (KB * BM + HALVES - 1) / HALVES, BATCH = EACH < 8 ? EACH : 8, BATCHES = (EACH + BATCH - 1) / BATCH };
-            const int half = (warp - WGS * 4 - 1) * 2 + (lane >> 4), l = lane & 15;
-            uint4 held[BATCH];   // a block is asked for when the one that lay in its registers is done
-            auto read = [&](int i, int batch, int e) {
-                const int at = half + (batch * BATCH + e) * HALVES, r = at % BM, k = (first + i) * KB + at / BM;
-                held[e] = make_uint4(0, 0, 0, 0);
-                if (i < steps && m0 + r < M && at / BM < KB && k < blocks) held[e] = ldg4(x + (u64)(m0 + r) * K + k * 128 + l * 8);
-            };
-#pragma unroll
-            for (int e = 0; e < BATCH; e++) read(0, 0, e);
-            int stage = 0;
-            u32 phase = 1;
-            for (int i = 0; i < steps; i++) {
-                bar_wait(base + EMPTY_AT + stage * 8, phase);
-                for (int batch = 0; batch < BATCHES; batch++) {
-                    const bool last = batch == BATCHES - 1;
-#pragma unroll
-                    for (int e = 0; e < BATCH; e++) {
-                        const int at = half + (batch * BATCH + e) * HALVES, r = at % BM, u = at / BM;
-                        const uint4 now = held[e];
-                        read(last ? i + 1 : i, last ? 0 : batch + 1, e);
-                        if (m0 + r - (lane >> 4) >= M) continue;   // neither half of the warp has a row
-                        const Codes c = quantised(now);
-                        if (u < KB) {
-                            const u32 to = base + X_AT + (stage * KB + u) * X_BYTES + r * 128 + ((l >> 1) ^ (r & 7)) * 16 + (l & 1) * 8;
-                            asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(c.low), "r"(c.high) : "memory");
-                            if (l == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(base + S_AT + (stage * KB + u) * S_BYTES + r * 4), "f"(c.scale) : "memory");
-                        }
-                    }
-                }
-                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                __syncwarp();
-                if (lane == 0) bar_arrive(base + FULL_AT + stage * 8);
-                if (++stage == RING) stage = 0, phase ^= 1;
-            }
-#else
         } else if (warp == WGS * 4 + 1) {
             asm volatile("griddepcontrol.wait;" ::: "memory");
             int stage = 0;
@@ -414,13 +368,12 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
                     const int k = (first + i) * KB + u, there = k < blocks ? k : blocks - 1;
                     for (int r = lane; r < BM; r += 32)
                         asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(base + S_AT + (stage * KB + u) * S_BYTES + r * 4),
-                                     "l"(s + (u64)there * scaled + m0 + r), "r"(k < blocks ? 4 : 0) : "memory");
+                                     "l"(s + (u64)there * scaled + m0 + r), "r"(k < blocks && m0 + r < scaled ? 4 : 0) : "memory");
                 }
                 asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(base + FULL_AT + stage * 8) : "memory");
                 if (++stage == RING) stage = 0, phase ^= 1;
             }
             asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
         }
         __syncwarp();
         if (CL > 1) cluster_sync();
@@ -471,7 +424,7 @@ product(const __grid_constant__ TensorMap map_w, const __grid_constant__ TensorM
             }
         }
         __syncwarp();
-        if (CN == 1) { if (lane == 0) bar_arrive(base + EMPTY_AT + stage * 8); }
+        if (CN == 1) bar_arrive(base + EMPTY_AT + stage * 8);   // every lane for its own reads, which racecheck follows
         else if (lane < CN) bar_arrive_at(base + EMPTY_AT + stage * 8, split * CN + lane);
         if (++stage == RING) stage = 0, phase ^= 1;
     }

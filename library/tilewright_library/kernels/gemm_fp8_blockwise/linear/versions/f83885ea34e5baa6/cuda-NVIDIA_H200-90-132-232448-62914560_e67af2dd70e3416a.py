@@ -1,22 +1,55 @@
-# gemm_fp8_blockwise/gemm_nt for h200. Promoted by tilewright: do not edit,
+# gemm_fp8_blockwise/linear for cuda-NVIDIA_H200-90-132-232448-62914560. Promoted by tilewright: do not edit,
 # a file whose hash differs from its receipt is not used.
 # dispatch.json has the parameters and shapes of the kernels that are made of this source,
 # receipt.json has their campaigns, lineages and gains.
 #
-"""Blockwise FP8 GEMM (NT) for few rows in CUDA C++ for Hopper: the product of ``fp8_rows`` on rows that are quantised.
+"""x . w^T in blockwise FP8 for few rows in CUDA C++ for Hopper: x is quantised already, or by a launch that the product
+does not wait for to fetch weights (see ``fp8_rows.cu``).
 
-Of a tile 64 x WGS rows of B are the matrix instruction's first operand, and as many rows of A as fill the fewest tiles
-of at most MOST the second. A cluster of at most SPLIT shares a tile's depth, where there are too few tiles.
+A tile has 64 x WGS rows of w and as many rows of x as fill the fewest tiles of at most MOST; its depth is shared by a
+cluster of at most SPLIT, where there are too few tiles for FILL hundredths of the CTAS of each multiprocessor. So a
+genome serves many sizes, and sizes that share tiles share code.
 """
 
+SPACE = {
+    "MOST": (16, 32, 64, 128, 192, 256),
+    "WGS": (1, 2),
+    "KB": (1, 2, 4),
+    "STAGES": (2, 3, 4, 6, 8, 12),
+    "SPLIT": (1, 2, 4, 8),
+    "FILL": (75, 100, 125, 150),
+    "CN": (1, 2),
+    "CTAS": (1, 2, 3),
+}
+DEFAULTS = {
+    "MOST": 64,
+    "WGS": 1,
+    "KB": 2,
+    "STAGES": 12,
+    "SPLIT": 4,
+    "FILL": 100,
+    "CN": 1,
+    "CTAS": 2,
+}
+CONSTRAINTS = {
+    "SPLIT * CN <= 8": "CTAs of a cluster",
+    "2 * KB * (WGS * 8192 + MOST * 132) + 2048 * WGS * (MOST // 8 // SPLIT + 1) * (SPLIT - 1)"
+    " + 1280 <= 232448 // CTAS": "two stages and the sums of the others lie in shared memory",
+    "MOST * 3 // 4 + 40 <= min(255, 65536 // CTAS // (128 * WGS + 64)) or MOST > 128 and WGS == 2 and CTAS == 1": (
+        "sums and partials lie in registers"
+    ),
+    "N % 8 == 0": "rows of y begin at 16 bytes",
+    "K % 128 == 0": "a step of K is one scale block",
+}
 
+# us on an H200, fitted to 24 layers of 1 to 640 rows: waves of tiles, steps along K, bytes of w
 EXPECTED = (
     "1e9 if M <= 64 < MOST or M > 640 else (lambda tiles, rows: (lambda d: (lambda waves, steps: (3.37 + waves * (steps"
     " * (0.0425 + 4.65e-4 * rows) + 0.41 + 0.0114 * rows) + 2.03e-7 * N * K + 0.79 * (d > 1)) if M <= 64 else 3.26"
     " + waves * (steps * (8.45e-4 * rows + WGS * (0.0516 + 7.12e-4 * rows)) + 0.0111 * WGS * rows)"
     " + 1.345e-7 * N * K + 1.09 * (d > 1))(cdiv(tiles * d, 132 - 4 * (d * CN > 2)), K / 128 / d))"
     "(max(d * (d == 1 or d <= SPLIT and tiles * d * 100 <= (132 - 4 * (d * CN > 2)) * CTAS * FILL"
-    " and K >= 256 * KB * d) for d in (1, 2, 4, 8))))"
+    " and K >= 256 * KB * d) for d in (1, 2, 3, 4, 8))))"
     "(cdiv(M, MOST) * cdiv(N, 64 * WGS * CN) * CN, cdiv(M, cdiv(M, MOST)))"
 )
 
@@ -30,12 +63,12 @@ def schedule(m, n, k, params):
     wave = rows if rows <= 128 else rows // 2
     units = -(-m // rows) * -(-n // (64 * wgs * cn)) * cn
     split = params["SPLIT"]
-    # a cluster of four or eight lies in one GPC, of 16 or 18 multiprocessors
+    # a cluster of more than two lies in one GPC, of 16 or 18 multiprocessors
     while split > 1 and (
         units * split * 100 > (132 - 4 * (split * cn > 2)) * ctas * params["FILL"]
         or k // 128 < 2 * kb * split
     ):
-        split //= 2
+        split = 4 if split == 8 else split - 1
     registers = min(255, 65536 // ctas // (wgs * 128 + 64) // 8 * 8)
     creg = 240 if wgs == 2 and (rows + wave) // 2 > 120 else 0
     free = (creg or registers) - 48 - rows // 2
@@ -74,34 +107,27 @@ def product(m, n, k, params, w, x, s, t, y, scaled=0):
     return defines, step, whole
 
 
-CUDA = "h200_f0098bb0f05b5d0b.cu"
-
-
-SPACE = {
-    "MOST": (16, 32, 64, 128, 192, 256),
-    "WGS": (1, 2),
-    "KB": (1, 2, 4),
-    "STAGES": (2, 3, 4, 6, 8, 12),
-    "SPLIT": (1, 2, 4, 8),
-    "FILL": (75, 100, 125, 150),
-    "CN": (1, 2),
-    "CTAS": (1, 2, 3),
-}
-DEFAULTS = {"MOST": 128, "WGS": 1, "KB": 2, "STAGES": 12, "SPLIT": 4, "FILL": 100, "CN": 1, "CTAS": 1}
-CONSTRAINTS = {
-    "SPLIT * CN <= 8": "CTAs of a cluster",
-    "2 * KB * (WGS * 8192 + MOST * 132) + 2048 * WGS * (MOST // 8 // SPLIT + 1) * (SPLIT - 1)"
-    " + 1280 <= 232448 // CTAS": "two stages and the sums of the others lie in shared memory",
-    "MOST * 3 // 4 + 40 <= min(255, 65536 // CTAS // (128 * WGS + 64)) or MOST > 128 and WGS == 2 and CTAS == 1": (
-        "sums and partials lie in registers"
-    ),
-    "columns == 0": "tiles of 64 columns have one scale of B",
-    "N % 8 == 0": "rows of C begin at 16 bytes",
-    "K % 128 == 0": "a step of K is one scale block",
-}
-
-
 def launch(inputs, params):
-    (m, k), n = inputs["a_q"].shape, inputs["b_q"].shape[0]
-    defines, step, _ = product(m, n, k, params, "b_q", "a_q", "a_s", "b_s", "c", scaled=m)
-    return {"options": {"default_device": True}, "defines": defines, "steps": (step,)}
+    options = {"default_device": True}
+    if "a_q" in inputs:  # rows are quantised already
+        (m, k), n = inputs["a_q"].shape, inputs["b_q"].shape[0]
+        defines, step, _ = product(m, n, k, params, "b_q", "a_q", "a_s", "b_s", "c", scaled=m)
+        return {"options": options, "defines": defines, "steps": (step,)}
+    (m, k), n = inputs["x"].shape, inputs["w_q"].shape[0]
+    defines, step, whole = product(m, n, k, params, "w_q", "q", "s", "w_s", "y")
+    ahead = {
+        "kernel": "quantise",
+        "grid": -(-m // 4) * -(-k // 512),
+        "block": 256,
+        "arguments": ("x", "q", "s", {"i32": m}, {"i32": k}, {"i32": whole}),
+        "programmatic": True,
+    }
+    return {
+        "options": options,
+        "defines": defines,
+        "scratch": {"q": ("float8_e4m3fn", (whole, k)), "s": ("float32", (k // 128, whole))},
+        "steps": (ahead, {**step, "programmatic": True}),
+    }
+
+
+CUDA = "cuda-NVIDIA_H200-90-132-232448-62914560_f0098bb0f05b5d0b.cu"

@@ -6,15 +6,21 @@
 // ring, so they may drift apart: while one stores its tile, another one's wgmma keeps the tensor cores busy.
 //
 // Parameters (all typed integers)
-//   WGS   consumer warpgroups along M (1, 2, 3)      MW   waves of 64 rows per warpgroup     NW   waves of WN columns
+//   WGS   consumer warpgroups along M (1, 2)         MW   waves of 64 rows per warpgroup     NW   waves of WN columns
 //   WN    columns of one wgmma (16 .. 192 by 16)
 //   STAGES ring depth     CL cluster size (1, 2)      MCB  1: the pair shares B (stacked along M); 0: shares A (along N)
 //   GROUP walk: GROUP units down before one across    AXIS 0: down = M, 1: down = N
 //   ECW   columns per piece of the epilogue (32, 64)
 //   AHEAD A and its scales come of a launch before: `quantise`      OUTCS streaming stores
-//   TURN  every second tile of a CTA goes through K backwards, and begins with what the last one left in the L2
 //   SB    1: B has a scale a row and block, as A has (weight gradients)
-//   BLOCKS CTAs of a multiprocessor   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
+//   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
+//   GROUPS  of rows of A, each with a matrix B of its own; `count` has their rows (0: one product). Rows are dealt to groups
+//         in order, or, MASKED, a group has room for M rows and the first ones count. A group's tiles begin at a multiple
+//         of four rows, where copies of scales may, and rows of others are not stored.
+#ifndef GROUPS
+#define GROUPS 0
+#define MASKED 0
+#endif
 #ifndef WGS
 #define WGS 2
 #endif
@@ -54,12 +60,6 @@
 #ifndef UNR
 #define UNR 1
 #endif
-#ifndef BLOCKS
-#define BLOCKS 1
-#endif
-#ifndef TURN
-#define TURN 0
-#endif
 #ifndef AHEAD
 #define AHEAD 0
 #endif
@@ -78,6 +78,12 @@
 #define SCALES_OF_B const __grid_constant__ TensorMap map_sb
 #else
 #define SCALES_OF_B const float* __restrict__ sb
+#endif
+
+#if GROUPS
+#define COUNTS , const int* __restrict__ count
+#else
+#define COUNTS
 #endif
 
 #define COLUMNS WN
@@ -325,9 +331,9 @@ enum { BM = 64 * WGS * MW, BN = WN * NW, W = MW * NW };
 enum { A_BYTES = BM * 128, B_BYTES = BN * 128, S_BYTES = BM * 4, SB_BYTES = SB ? BN * 4 : 0 };
 enum { A_AT = 0, B_AT = A_AT + STAGES * A_BYTES, S_AT = B_AT + STAGES * B_BYTES };
 enum { SB_AT = S_AT + STAGES * S_BYTES, I_AT = SB_AT + STAGES * SB_BYTES };
-enum { FULL_AT = I_AT + STAGES * 16, EMPTY_AT = FULL_AT + STAGES * 8 };
+enum { I_BYTES = GROUPS ? 32 : 16, FULL_AT = I_AT + STAGES * I_BYTES, EMPTY_AT = FULL_AT + STAGES * 8 };
 enum { E_AT = (EMPTY_AT + STAGES * 8 + 127) / 128 * 128, E_ROW = ECW * 2 + 16, E_BYTES = 16 * E_ROW };
-enum { SMEM_BYTES = E_AT + WGS * 4 * E_BYTES };
+enum { G_AT = E_AT + WGS * 4 * E_BYTES, SMEM_BYTES = G_AT + GROUPS * 8 };
 enum { THREADS = 128 * (WGS + 1) };
 static_assert(SMEM_BYTES <= 232448, "shared memory");
 static_assert(MW == 1 || NW == 1, "waves go one way");
@@ -341,7 +347,7 @@ __device__ __forceinline__ float lds(u32 at) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
     return v;
 }
-struct Info { float sb0, sb1; int m0, n0; };
+struct Info { float sb0, sb1; int m0, n0, low, high; };   // rows that are stored
 __device__ __forceinline__ Info lds_info(u32 at) {
     Info v;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=f"(v.sb0), "=f"(v.sb1), "=r"(v.m0), "=r"(v.n0) : "r"(at) : "memory");
@@ -356,7 +362,7 @@ __device__ __forceinline__ void block_mma(float (&d)[NA], u32 a, u32 b) {
 }
 
 // 16 rows x WN columns of one warp: registers -> this warp's piece of shared memory -> whole rows of D
-__device__ __forceinline__ void store(const float (&d)[NA], u32 piece, u16* out, int row, int col, int M, int N, int lane) {
+__device__ __forceinline__ void store(const float (&d)[NA], u32 piece, u16* out, int row, int col, int low, int high, int N, int lane) {
 #pragma unroll
     for (int c0 = 0; c0 < WN; c0 += ECW) {
         constexpr int FULL = ECW / 8;
@@ -378,7 +384,7 @@ __device__ __forceinline__ void store(const float (&d)[NA], u32 piece, u16* out,
             u32 v0, v1, v2, v3;
             asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v0), "=r"(v1), "=r"(v2), "=r"(v3)
                          : "r"(piece + r * E_ROW + c * 16) : "memory");
-            if (row + r < M && col + c0 + c * 8 < N)
+            if (row + r < high && (!GROUPS || row + r >= low) && col + c0 + c * 8 < N)
                 asm volatile("st.global" OUT_HINT ".v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(out + (u64)(row + r) * N + col + c0 + c * 8),
                              "r"(v0), "r"(v1), "r"(v2), "r"(v3) : "memory");
         }
@@ -389,7 +395,7 @@ __device__ __forceinline__ void store(const float (&d)[NA], u32 piece, u16* out,
 template <int V> struct Tag { enum { value = V }; };
 struct Scales { float a[MW][2]; Info i; };
 __device__ __forceinline__ void load_scales(Scales& x, u32 base, int s, int row) {
-    x.i = lds_info(base + I_AT + s * 16);
+    x.i = lds_info(base + I_AT + s * I_BYTES);
 #pragma unroll
     for (int w = 0; w < MW; w++)
 #pragma unroll
@@ -439,7 +445,9 @@ struct Walk {
     int down, across, units;
     __device__ __forceinline__ Walk(int M, int N) {
         const int um = CL == 2 && MCB ? 2 * BM : BM, un = CL == 2 && !MCB ? 2 * BN : BN;
-        const int tm = (M + um - 1) / um, tn = (N + un - 1) / un;
+        over((M + um - 1) / um, (N + un - 1) / un);
+    }
+    __device__ __forceinline__ void over(int tm, int tn) {
         down = AXIS ? tn : tm;
         across = AXIS ? tm : tn;
         units = tm * tn;
@@ -456,6 +464,35 @@ struct Walk {
     }
 };
 
+#if GROUPS
+static_assert(CL == 1, "one CTA a tile");
+__device__ __forceinline__ int2 lds_int2(u32 at) {
+    int2 v;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ int summed(int v, int lane) {   // over the lanes up to this one
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(~0u, v, d);
+        if (lane >= d) v += other;
+    }
+    return v;
+}
+// of each group the end of its rows, and the rows of tiles up to there, by one warp
+__device__ __forceinline__ void count_tiles(const int* __restrict__ count, u32 to, int M, int lane) {
+    int before = 0, high = 0;
+    for (int first = 0; first < GROUPS; first += 32) {
+        const int g = first + lane, asked = g < GROUPS ? __ldg(count + g) : 0, rows = MASKED ? min(asked, M) : asked;
+        const int rows_to = summed(rows, lane), end = MASKED ? g * M + rows : before + rows_to;
+        const int tiles_to = summed(rows ? (end - ((end - rows) & ~3) + BM - 1) / BM : 0, lane);
+        if (g < GROUPS) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + g * 8), "r"(end), "r"(high + tiles_to) : "memory");
+        before += __shfl_sync(~0u, rows_to, 31);
+        high += __shfl_sync(~0u, tiles_to, 31);
+    }
+}
+#endif
+
 #if CL == 2
 #define CLUSTER_ATTR __cluster_dims__(2, 1, 1)
 #else
@@ -463,9 +500,9 @@ struct Walk {
 #endif
 
 
-extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, 1)
 fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
-          const __grid_constant__ TensorMap map_s, SCALES_OF_B, u16* __restrict__ out, int M, int N, int K) {
+          const __grid_constant__ TensorMap map_s, SCALES_OF_B, u16* __restrict__ out, int M, int N, int K COUNTS) {
     extern __shared__ __align__(1024) unsigned char smem[];
     const u32 base = (u32)__cvta_generic_to_shared(smem);
     const int lane = threadIdx.x & 31, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
@@ -473,7 +510,7 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
     int rank = 0;
     if (CL == 2) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     const int me = blockIdx.x / CL, gangs = gridDim.x / CL;
-    const Walk walk(M, N);
+    Walk walk(M, N);
 
     if (threadIdx.x == WGS * 128 + 32) {
         asm volatile("prefetch.tensormap [%0];" ::"l"(&map_a) : "memory");
@@ -487,8 +524,15 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+#if GROUPS
+    if (warp == WGS * 4 + 1) count_tiles(count, base + G_AT, M, lane);
+#endif
     if (CL == 2) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
     else __syncthreads();
+#if GROUPS
+    const int wide = (N + BN - 1) / BN;   // in tiles
+    walk.units = lds_int2(base + G_AT + (GROUPS - 1) * 8).y * wide;
+#endif
 
 #if AHEAD
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");   // who comes next waits for the end of all this
@@ -517,38 +561,52 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
 #if !SB
             const int last_nb = (N + 127) / 128 - 1;
 #endif
-            bool back = false;
-            for (int u = me; u < walk.units; u += gangs, back ^= TURN) {
-                int m0, n0;
+            for (int u = me; u < walk.units; u += gangs) {
+                int m0, n0, g = 0;
+#if GROUPS
+                int passed = 0;
+                for (int i = lane; i < GROUPS; i += 32) passed += lds_int2(base + G_AT + i * 8).y * wide <= u;
+                g = __reduce_add_sync(~0u, passed);
+                const int2 mine = lds_int2(base + G_AT + g * 8), last = g ? lds_int2(base + G_AT + g * 8 - 8) : make_int2(0, 0);
+                const int low = MASKED ? g * M : last.x;
+                Walk inside = walk;
+                inside.over(mine.y - last.y, wide);
+                inside.at(u - last.y * wide, 0, m0, n0);
+                m0 += low & ~3;
+#else
                 walk.at(u, rank, m0, n0);
-                auto from = [&](int k) { return back ? blocks - 1 - k : k; };
+#endif
 #if !SB
-                const int nb = n0 / 128 < last_nb ? n0 / 128 : last_nb, nb1 = nb < last_nb ? nb + 1 : nb;
+                const int ahead = g * (last_nb + 1), at = n0 / 128 < last_nb ? n0 / 128 : last_nb;
+                const int nb = ahead + at, nb1 = at < last_nb ? nb + 1 : nb;
 #endif
                 float v0 = 0, v1 = 0;
                 for (int k = 0; k < blocks; k++) {
 #if !SB
                     if ((k & 31) == 0) {
                         const int kk = k + lane < blocks ? k + lane : blocks - 1;
-                        v0 = __ldg(sb + (u64)nb * blocks + from(kk));
-                        if (!ONE_SB) v1 = __ldg(sb + (u64)nb1 * blocks + from(kk));
+                        v0 = __ldg(sb + (u64)nb * blocks + kk);
+                        if (!ONE_SB) v1 = __ldg(sb + (u64)nb1 * blocks + kk);
                     }
 #endif
                     const u32 full = base + FULL_AT + s * 8;
                     bar_wait(base + EMPTY_AT + s * 8, phase);
                     if (lane == 0) {
                         const u32 a = base + A_AT + s * A_BYTES;
-                        if (CL == 2 && !MCB) tma_to(a + rank * (A_BYTES / 2), &map_a, from(k) * 128, m0 + rank * (BM / 2), full, 3);
-                        else tma(a, &map_a, from(k) * 128, m0, full);
-                        if (u != me || k >= early) ask_b(from(k), n0, s);
-                        tma(base + S_AT + s * S_BYTES, &map_s, m0, from(k), full);
+                        if (CL == 2 && !MCB) tma_to(a + rank * (A_BYTES / 2), &map_a, k * 128, m0 + rank * (BM / 2), full, 3);
+                        else tma(a, &map_a, k * 128, m0, full);
+                        if (u != me || k >= early) ask_b(k, g * N + n0, s);
+                        tma(base + S_AT + s * S_BYTES, &map_s, MASKED ? m0 - g * M : m0, MASKED ? g * blocks + k : k, full);
 #if SB
-                        tma(base + SB_AT + s * SB_BYTES, &map_sb, n0, from(k), full);
+                        tma(base + SB_AT + s * SB_BYTES, &map_sb, n0, k, full);
 #endif
                     }
                     const float x0 = __shfl_sync(~0u, v0, k & 31), x1 = __shfl_sync(~0u, v1, k & 31);
                     if (lane == 0) {
-                        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + I_AT + s * 16), "f"(x0), "f"(x1),
+#if GROUPS
+                        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(base + I_AT + s * I_BYTES + 16), "r"(low), "r"(mine.x) : "memory");
+#endif
+                        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + I_AT + s * I_BYTES), "f"(x0), "f"(x1),
                                      "r"(m0), "r"(n0) : "memory");
                         bar_expect(full, A_BYTES + B_BYTES + S_BYTES + SB_BYTES);
                     }
@@ -585,7 +643,7 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
         auto finish = [&](auto tag, const Info& at) {
             constexpr int w = decltype(tag)::value;
             const int r = at.m0 + wg * 64 * MW + (warp & 3) * 16;
-            store(acc[w], piece, out, r + (MW > 1 ? w * 64 : 0), at.n0 + (NW > 1 ? w * WN : 0), M, N, lane);
+            store(acc[w], piece, out, r + (MW > 1 ? w * 64 : 0), at.n0 + (NW > 1 ? w * WN : 0), at.low, at.high, N, lane);
 #pragma unroll
             for (int i = 0; i < NA; i++) acc[w][i] = 0.f;
         };
@@ -611,6 +669,11 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                     if (k == 0) {
                         if (t > 0) finish(Tag<W - 1>{}, done);   // the last tile's rows, behind this tile's first wave
                         tile = x.i;
+                        tile.low = 0, tile.high = M;
+#if GROUPS
+                        const int2 rows = lds_int2(base + I_AT + s * I_BYTES + 16);
+                        tile.low = rows.x, tile.high = rows.y;
+#endif
                     }
                     if constexpr (W == 2) {
                         const Factors g = factors<0>(x);
