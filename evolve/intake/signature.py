@@ -40,8 +40,13 @@ class Signature:
     hidden: Sequence[str] = ()
 
     def forwarded(self) -> str:
-        """The arguments of a call with the same ones."""
-        shown = [_FORWARDED[kind].format(n) for n, kind in self.names.items() if n not in self.hidden]
+        """The arguments of a call with the same ones: by name behind the first that may be left out."""
+        shown, by_name = [], False
+        for name, kind in self.names.items():
+            by_name |= name in self.hidden
+            if name not in self.hidden:
+                named = by_name and kind is Parameter.POSITIONAL_OR_KEYWORD
+                shown.append(_FORWARDED[Parameter.KEYWORD_ONLY if named else kind].format(name))
         left = ", ".join(f'"{n}": {n}' for n in self.hidden)
         return ", ".join([*shown, *([f"**tilewright_given({{{left}}})"] if left else [])])
 
