@@ -34,8 +34,6 @@ from tilewright.workers.intake.triton.trace import Var, current
 
 _MADE = ("empty", "zeros", "ones", "full", "new_")
 _VALUES = {f"aten.{name}.default" for name in ("detach", "alias", "clone", "lift_fresh")}
-_SHAPED = re.compile(r"aten\.(view|_unsafe_view|unsqueeze|squeeze|_reshape_alias)\.(default|dims?)")
-"""Operations after which the elements, in their order, have another shape."""
 Place = tuple[int, int, str]
 """An operation's number among the call's, of those on tensors, the number of a tensor there, and its name; 0 for what
 the call returns."""
@@ -54,7 +52,7 @@ class _Aten(TorchDispatchMode):
 
     def __init__(self, notes: "_Notes") -> None:
         super().__init__()
-        self._notes, self.names = notes, dict[int, str]()
+        self._notes = notes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = [parameter.name for parameter in func._schema.arguments]
@@ -67,11 +65,7 @@ class _Aten(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             for number, tensor in enumerate(flat(result)):
                 same = self._notes.named(args[0])[1] if copied or str(func) in _VALUES else ""
-                if _SHAPED.fullmatch(str(func)):
-                    same = self._notes.shaped(args[0], tensor)
-                operation = str(func).replace("_.", ".")  # in place or not
-                self.names[id(tensor)] = same or self._notes.node((operation, number, given))
-                self._notes.name(tensor, self.names[id(tensor)])
+                self._notes.name(tensor, same or self._notes.node((str(func), number, given)))
         return result
 
 
@@ -100,16 +94,14 @@ class _Notes(_Numbered):
     def __init__(self, leaves: Mapping[str, torch.Tensor], kernels: bool) -> None:
         super().__init__()
         self.nodes, self.made, self._kernels = dict[str, Any](), dict[str, Place](), kernels
-        self._before = dict[int, str]()
-        self.alike, self._bases = dict[str, str](), dict[str, tuple[str, torch.Size]]()
+        self.alike = dict[str, str]()
         self.known: dict[int, tuple[torch.Tensor, int, str]] = {}
         self.own, self.places, self.first = dict[int, Place](), dict[str, Place](), dict[int, str]()
         for name, tensor in leaves.items():
             self.name(tensor, name)
 
     def _met(self, func: Any, name: str, args: Any, options: dict[str, Any], given: Tensors) -> Any:
-        before = {id(t): (t, t._version, self.found(t)) for t in given}
-        unknown = [t for t, _, known in before.values() if not known]
+        unknown = [t for t in given if not self.found(t)]
         result = func(*args, **options)
         stores = {t.untyped_storage()._cdata for t in unknown}
         viewed = any(t.untyped_storage()._cdata in stores for t in flat(result))  # what a kernel makes
@@ -118,19 +110,12 @@ class _Notes(_Numbered):
         for place, tensor in enumerate(given):
             if any(tensor is one for one in unknown):
                 self.made[self.named(tensor)[1]] = (self._number, place, name)
-        changed = {n: known for n, (t, version, known) in before.items() if t._version != version}
-        self._before, aten = changed, _Aten(self)
-        self.first |= dict.fromkeys(changed, "unknown")
-        with contextlib.suppress(Exception), torch._C.DisableTorchFunction(), aten:
+        with contextlib.suppress(Exception), torch._C.DisableTorchFunction(), _Aten(self):
             again = flat(func(*args, **{k: v for k, v in options.items() if k != "device"}))
-            self._before = {}
             for place, (one, two) in enumerate(zip(flat(result), again, strict=True)):
-                if id(one) in before and id(one) not in changed:  # an argument as it was
-                    continue
-                self.name(one, aten.names.get(id(two)) or self.named(two)[1])
+                self.name(one, self.named(two)[1])
                 self.own[id(one)], self.first[id(one)] = (self._number, place, name), self.found(one)
                 self.places.setdefault(self.found(one), self.own[id(one)])
-        self._before = {}
         return result
 
     def name(self, tensor: torch.Tensor, name: str) -> None:
@@ -141,20 +126,8 @@ class _Notes(_Numbered):
         self.nodes[name] = row
         return name
 
-    def shaped(self, tensor: torch.Tensor, result: torch.Tensor) -> str:
-        """The name of a tensor's elements in the shape of ``result``, however many shapes they had before."""
-        own = self.named(tensor)[1]
-        first, shape = self._bases.get(own, (own, tensor.shape))
-        if result.shape == shape:
-            return first
-        name = self.node(("shape", first, repr(tuple(result.shape))))
-        self._bases[name] = (first, shape)
-        return name
-
     def found(self, tensor: torch.Tensor) -> str:
         """Its name; empty where it has none, or was written since."""
-        if id(tensor) in self._before:  # what is changed in place, before it was
-            return self._before[id(tensor)]
         kept, version, name = self.known.get(id(tensor), (None, 0, ""))
         return name if kept is tensor and version == tensor._version else ""
 
@@ -297,7 +270,6 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
         wanted, bound = [two.named(t)[1] for t in flat(noted(two, judge, known))], dict[str, str]()
     found = [one.named(t)[1] for t in trace.results]
     one.made |= {n: (0, at, "") for at, n in enumerate(found) if n.startswith("made") and n not in one.made}
-    sys.setrecursionlimit(50_000)  # of a network as deep as it likes
     operands, before, there = dict[str, torch.Tensor](), dict[Place, str](), dict[Place, str]()
     for pointer in pointers(trace):
         var = trace.find(pointer.tensor)
@@ -311,7 +283,7 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
             there[place], operands[own_name] = own_name, root.tensor
         elif root.kind == "input":
             operands[root.name] = root.tensor
-
+    sys.setrecursionlimit(50_000)  # of a network as deep as it likes
     alike = len(found) == len(wanted) and _same(one, two, bound, tuple(found), tuple(wanted))
     if not alike or not bound or any(n not in two.places for n in bound.values()):
         raise why
