@@ -144,6 +144,8 @@ WRITTEN = {
     "heads in two dimensions, a row beside a tile, scores that are cast": [
         ('inputs["q"], inputs["k"]', 'inputs["q"].reshape(136, 2, 2, 64), inputs["k"]'),
         ("q.stride(1)", "q.stride(2)"), ("out.stride(1), ", "out.stride(2), "), ("q.shape[2]", "q.shape[3]"),
+        ("        v = tl.load", "        vs = tl.load"), ("tl.dot(p.to(v.dtype), v)", "tl.dot(p.to(vs.dtype), v)"),
+        ("        acc += tl", "        vt = tl.trans(vs)\n        v = tl.trans(vt)\n        acc += tl"),
         ("q.shape[1]", "4"), ("stride_qm + offs_d[None, :]", "stride_qm + offs_d"), ("qk += tl.dot(q, k)", "qk = tl.dot(q, k).to(tl.float32)"),  # noqa: E501
     ],
     "a helper that holds the loop, called twice": [
