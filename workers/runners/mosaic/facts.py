@@ -7,6 +7,7 @@ depend on data are found by taint: a scalar is known only if it follows from gri
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -166,10 +167,11 @@ def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
 def _matmul_flops(kernel: read.MosaicKernel, tables: Tables) -> int | None:
     if min(kernel.grid, default=1) < 0:
         return None
-    try:
-        return matmul_flops(kernel.function, kernel.grid, kernel.followed(tables))
-    except Unresolved:
-        return None
+    known = {kernel.argument(kernel.function, number): values for number, values in tables.items()}
+    for followed in (known, kernel.followed(tables)):  # with scratch all axes of the grid are walked
+        with contextlib.suppress(Unresolved):
+            return matmul_flops(kernel.function, kernel.grid, followed)
+    return None
 
 
 def _signature(op: Any) -> str:
