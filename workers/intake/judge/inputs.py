@@ -271,7 +271,7 @@ def _offsets(count: int, total: int, longest: int, rng: np.random.Generator) -> 
     least = int(total >= parts)
     ends = np.round(np.cumsum(shares) / shares.sum() * (total - least * parts))
     lengths = np.diff(ends, prepend=0).astype(np.int64) + least
-    most = max(longest, -(-total // parts)) if longest else total
+    most = max(longest, -(-total // max(parts, 1))) if longest else total
     for place in range(parts):  # what is too long goes to the next that has room
         over = max(0, lengths[place] - most)
         lengths[place] -= over
