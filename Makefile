@@ -9,7 +9,10 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS) -c
 export PYTHONDONTWRITEBYTECODE :=
 # Children may not write bytecode: what they import is compiled here, a fifth of what uv would compile. Python compiles
 # the rest when it is first imported.
-CHILDREN := cuda filelock jax jaxlib ml_dtypes mpmath numpy opt_einsum pydantic pygments sympy torch torchgen triton
+# Ray gives its agents 15 s to start, too few on a busy machine where they must be compiled first.
+RAY := ray/_private ray/dashboard ray/_common ray/autoscaler ray/util aiohttp google opentelemetry jsonschema yarl multidict
+CHILDREN := cuda filelock jax jaxlib ml_dtypes mpmath numpy opt_einsum pydantic pygments sympy torch torchgen triton \
+  $(RAY)
 UNUSED := /(tests?|testing/_internal|_inductor|onnx|lexers|physics|stats|distutils|f2py)/
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' fitness seeds workers \
   $$(ls -d $(CHILDREN:%=$(VENV)/lib/python3*/site-packages/%) 2>/dev/null)

@@ -4,7 +4,7 @@ A family's operator derives from ``Shaped`` (or ``Product``) and says ``operands
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ class Shaped:
     """``axes`` name the dimensions a workload has, in the order the specs take them."""
 
     name: str
-    axes: ClassVar[str] = "MK"
+    axes: ClassVar[Sequence[str]] = "MK"
 
     @property
     def multiples(self) -> Mapping[str, int]:
@@ -60,7 +60,7 @@ class Shaped:
 class Product(Shaped):
     """C [M, N] from A [M, K] and B [N, K]."""
 
-    axes: ClassVar[str] = "MNK"
+    axes: ClassVar[Sequence[str]] = "MNK"
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """The product ``c`` [M, N] in bfloat16."""

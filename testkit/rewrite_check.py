@@ -4,7 +4,7 @@ Its argument is a language. A line of standard input is a task, a JSON list of `
 "source", "params", "inputs"}``; the answer is one JSON line per job, ``{"id", "ok", "reason"}``, and the
 line ``end``.
 ``inputs`` are ``[name, shape, dtype, kind]``; kinds are ``normal``, ``positive`` (scales), ``index:<stop>``,
-``values:<a>,<b>,...``, ``leading:<a>`` (small integers behind an a) and a number for a scalar.
+``values:<a>,<b>,...``, ``leading:<a>`` (small integers behind an a), ``nan-from:<row>`` and a number for a scalar.
 A job passes when every output agrees with its parent's to 40 dB.
 """
 
@@ -46,6 +46,10 @@ def make_input(spec: list, rng: np.random.Generator) -> object:
     if kind.startswith("leading:"):
         made = rng.integers(-2, 3, shape).astype(np.float32)
         made[..., 0] = float(kind[8:])
+        return made.astype(_dtype(dtype))
+    if kind.startswith("nan-from:"):
+        made = rng.standard_normal(shape).astype(np.float32)
+        made[int(kind[9:]) :] = np.nan
         return made.astype(_dtype(dtype))
     if kind == "zero":
         return np.zeros(shape, _dtype(dtype))

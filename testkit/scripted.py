@@ -156,7 +156,7 @@ class ScriptedStation:
     def scale(self) -> DeviceRatio:
         return self._scale
 
-    def operand_seed(self, proposed: int) -> int:
+    def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
         return proposed if self._seed is None else self._seed
 
     def champion(self) -> Champion | None:

@@ -8,6 +8,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -75,6 +76,12 @@ class Truth:
         return self._references.of(
             key, lambda: self._operator.oracle(workload, self.inputs(workload, seed, kind))
         )
+
+    def prepare(self, wanted: Sequence[tuple[Workload, int, str]]) -> None:
+        """Make references, at once where processes beside this one do (``TakenOperator.answered_apart``)."""
+        apart = getattr(self._operator, "answered_apart", False)
+        with ThreadPoolExecutor(max(1, len(wanted)) if apart else 1) as threads:
+            list(threads.map(self.references, *zip(*wanted, strict=True)))
 
     def references_at(self, workload: Workload, seed: int, kind: str, where: Where) -> dict[str, Arrays]:
         """The same at some places of the outputs; of all of them only where the operator knows no better."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import tempfile
 import time
@@ -226,19 +227,22 @@ def tell_module(module: Path, request: Request, target: Target) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.intake import preflight
     from tilewright.evolve.intake.child import default_target, holds_cuda, started_intake
-    from tilewright.evolve.intake.problems import is_problem
-    from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, target_named, warm_up
-    from tilewright.workers.device.warm_device import device_for
 
     name = arguments.target or default_target(arguments.place)
-    target = target_named(name)
     with (
         started_intake(name) as intake,
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
-        device_for(target) as device,
+        contextlib.ExitStack() as stack,
     ):
+        # what the command imports takes as long as what the child does
+        from tilewright.evolve.intake import preflight
+        from tilewright.evolve.intake.problems import is_problem
+        from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, target_named, warm_up
+        from tilewright.workers.device.warm_device import device_for
+
+        target = target_named(name)
+        device = stack.enter_context(device_for(target))
         path, options = _options(arguments, Path(folder))
         if not options.function and not is_problem(path, options):
             if options.calls or options.reference or holds_cuda(path):

@@ -7,29 +7,11 @@ first ones that its tuner would try; everything else stays as it was written.
 import ast
 import re
 
+from tilewright.workers.intake.texts import stored
+
 FUNCTION = "call"
 _KERNEL = "async_compile"
 _SIZES = {"XBLOCK": 64, "YBLOCK": 32, "ZBLOCK": 8, "RBLOCK": 512, "R0_BLOCK": 512, "R1_BLOCK": 8}
-_HEAD = """import torch
-import triton
-import triton.language as tl
-from torch._inductor.runtime import triton_helpers
-from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
-
-
-def assert_size_stride(tensor, size, stride, *_):
-    if tuple(tensor.shape) != tuple(size) or tuple(tensor.stride()) != tuple(stride):
-        raise AssertionError(f"expected sizes {tuple(size)} and strides {tuple(stride)}")
-
-
-def empty_strided_cuda(size, stride, dtype):
-    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-
-
-def reinterpret_tensor(tensor, size, stride, offset=0):
-    return torch.as_strided(tensor, size, stride, offset)
-
-"""
 
 
 class NoOutput(ValueError):
@@ -61,7 +43,7 @@ def plain(text: str) -> tuple[str, str]:
     called.body = [n for n in _flat(called.body) if not _is_noise(n)]
     made = ast.fix_missing_locations(_Launches(kernels).visit(called))
     bodies = "\n\n\n".join(ast.unparse(ast.fix_missing_locations(n)) for n in (*kernels.values(), made))
-    return f"{_HEAD}\n{bodies}\n", _call(tree, names)
+    return f"{stored('inductor_head')}\n{bodies}\n", _call(tree, names)
 
 
 def _is_kernel(node: ast.Call) -> bool:

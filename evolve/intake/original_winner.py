@@ -8,55 +8,7 @@ from typing import Any
 
 from tilewright.fitness.original import texts_of
 from tilewright.workers.intake.calls.objects import made_of
-
-_OTHERS = '''import importlib
-import sys
-import types
-
-
-def tuned_files(files):
-    """Import modules of these texts in place of the installed ones; give those back."""
-    before = {}
-    for name, text in files.items():
-        parent, _, last = name.rpartition(".")
-        package = importlib.import_module(parent) if parent else types.SimpleNamespace()
-        before[name] = (sys.modules.get(name), package, last, getattr(package, last, None))
-        module = sys.modules[name] = types.ModuleType(name)
-        module.__package__ = parent
-        exec(compile(text, name, "exec"), module.__dict__)
-        setattr(package, last, module)
-    return before
-
-
-def original_files(before):
-    """Undo ``tuned_files``."""
-    for name, (module, package, last, attribute) in before.items():
-        sys.modules.pop(name)
-        if module is not None:
-            sys.modules[name] = module
-        if attribute is not None:
-            setattr(package, last, attribute)
-'''
-
-
-_NAMED = """import functools
-import importlib
-
-
-def named(path):
-    \"\"\"What ``package.module.Name`` stands for; of the file that this one is made of, what stands here.\"\"\"
-    parts = path.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        name = ".".join(parts[:cut])
-        try:
-            found = sys.modules[__name__] if name in {own!r} else importlib.import_module(name)
-        except ImportError:
-            continue
-        return functools.reduce(getattr, parts[cut:], found)
-    raise LookupError(path)
-
-
-"""
+from tilewright.workers.intake.texts import stored
 
 
 def original_text(
@@ -75,14 +27,15 @@ def original_text(
     body = [n for n in tree.body[ast.get_docstring(tree) is not None :] if n not in head]
     parts = [ast.unparse(ast.Module([*head], []))]
     if others:
-        parts += [_OTHERS, f"FILES = tuned_files({others!r})"]
+        parts += [stored("tuned_files"), f"FILES = tuned_files({others!r})"]
     if package:
         parts.append(f"__package__ = {package!r}")
     parts.append(ast.unparse(ast.fix_missing_locations(ast.Module(body, []))))
     parts += ["original_files(FILES)"] if others else []
     if "named(" in data["call"]:
         own = (_module(path), PurePosixPath(path).stem)
-        parts.append(f"import sys\n{_NAMED.replace('{own!r}', repr(own))}{inspect.getsource(made_of)}")
+        names = stored("named").replace("{own!r}", repr(own))
+        parts.append(f"import sys\n{names}{inspect.getsource(made_of)}")
     parts.append(
         f"import jax\nimport jax.numpy as jnp\n\nPARAMS = {dict(params)!r}\n\n\ndef {entry}({', '.join(operands)}):\n"
         f"    params = PARAMS\n    return {called}({data['call']})\n"

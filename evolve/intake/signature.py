@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
@@ -16,6 +16,7 @@ from tilewright.workers.intake.calls.call_text import (
     ObjectArgument,
     TensorArgument,
     accepted_keywords,
+    parse,
 )
 from tilewright.workers.intake.calls.objects import MADE
 
@@ -23,6 +24,7 @@ _FORWARDED = {
     Parameter.POSITIONAL_ONLY: "{0}", Parameter.POSITIONAL_OR_KEYWORD: "{0}", Parameter.VAR_POSITIONAL: "*{0}",
     Parameter.KEYWORD_ONLY: "{0}={0}", Parameter.VAR_KEYWORD: "**{0}",
 }  # fmt: skip
+NO_OBJECTS: Mapping[str, Mapping[str, str]] = {}
 _DTYPE = r"torch\.(float|bfloat|int|uint)\w+"
 
 
@@ -38,21 +40,27 @@ class Signature:
     hidden: Sequence[str] = ()
 
     def forwarded(self) -> str:
-        """The arguments of a call with the same ones."""
-        shown = [_FORWARDED[kind].format(n) for n, kind in self.names.items() if n not in self.hidden]
+        """The arguments of a call with the same ones: by name behind the first that may be left out."""
+        shown, by_name = [], False
+        for name, kind in self.names.items():
+            by_name |= name in self.hidden
+            if name not in self.hidden:
+                named = by_name and kind is Parameter.POSITIONAL_OR_KEYWORD
+                shown.append(_FORWARDED[Parameter.KEYWORD_ONLY if named else kind].format(name))
         left = ", ".join(f'"{n}": {n}' for n in self.hidden)
         return ", ".join([*shown, *([f"**tilewright_given({{{left}}})"] if left else [])])
 
-    def settled(self, call: Call) -> tuple[list[str], list[str]]:
+    def settled(
+        self, call: Call, objects: Mapping[str, Mapping[str, str]] = NO_OBJECTS
+    ) -> tuple[list[str], list[str]]:
         """A call's values by parameter as ``tilewright_text`` has them, and its tensors as expressions of them. Raises
-        UserError where the function takes no such call."""
+        UserError where the function takes no such call. ``objects``: what some of its objects hold, as texts."""
         scope: dict[str, Any] = {"TILEWRIGHT_DEFAULT": TILEWRIGHT_DEFAULT, "torch": _Torch()}
         exec(f"def bound({self.text}):\n    return locals()", scope)
         try:
             keywords = accepted_keywords(scope["bound"], call.keywords)
-            given = scope["bound"](
-                *map(_stand_in, call.arguments), **{k: _stand_in(v) for k, v in keywords.items()}
-            )
+            named = {k: _stand_in(v, objects) for k, v in keywords.items()}
+            given = scope["bound"](*(_stand_in(v, objects) for v in call.arguments), **named)
         except TypeError as error:
             raise UserError(f"the function takes no such call: {error}.") from error
         texts = {id(tensor): text for name in self.names for tensor, text in _tensors(given[name], name)}
@@ -74,14 +82,15 @@ class _Torch:
         return _Said(f"torch.{name}")
 
 
-def _stand_in(value: Any) -> Any:
+def _stand_in(value: Any, objects: Mapping[str, Mapping[str, str]] = NO_OBJECTS) -> Any:
     """An argument with texts in place of what is not at hand here; a tensor is its description."""
     if isinstance(value, Literal):
         return _Said("device" if "device" in value.text else re.sub(r'^named\("(.+)"\)$', r"\1", value.text))
     if isinstance(value, ObjectArgument):
         name = value.arguments[0].text if value.name == MADE else value.name
         made = type(name.removesuffix('")').rpartition(".")[2], (), {})()
-        vars(made).update({key: _stand_in(part) for key, part in value.keywords.items()})
+        held = {key: parse(text).arguments[0] for key, text in objects.get(repr(value), {}).items()}
+        vars(made).update({key: _stand_in(part) for key, part in (held or value.keywords).items()})
         return made
     if isinstance(value, dict):
         return {key: _stand_in(part) for key, part in value.items()}

@@ -276,13 +276,14 @@ def export(
     campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], where: Path, target: Target,
     trial: child.Intake,
 ) -> Path:  # fmt: skip
-    """Write the winner (where nothing won, the seed) as a plain module beside the operator, import it and make the
+    """Write the winner (where none is faster, the seed) as a plain module beside the operator, import it and make the
     recorded calls in the process ``trial``; its path. Raises UserError where a call fails."""
-    from tilewright.evolve.intake.winner import winner_module
+    from tilewright.evolve.intake.winner import gain_of, winner_module
 
     request, winner = answer.get("asked", request), campaign.winner
-    if target.compile_only and holds_cuda(request.path):
-        winner = None  # nothing has judged what another configuration computes
+    slower = not target.interpreted and (gain_of(campaign) or 1.0) < 1.0  # as the last comparison found
+    if slower or (target.compile_only and holds_cuda(request.path)):
+        winner = None  # nothing has judged what another configuration of such a file computes
     source = winner["source"] if winner else answer["source"]
     params = winner["params"] if winner else answer["defaults"]
     path = module_path(request, answer, where)
@@ -333,10 +334,9 @@ def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, A
     """The head of a winner's module: gain, target, versions, what it serves and what it leaves out."""
     from tilewright.evolve.intake.winner import gain_of
 
-    gain = gain_of(campaign)
     kind = "modelled" if isinstance(target.part, Chip) else "measured"
     rate = f"times the rate of the original configuration ({target.name}, {kind})"
-    figure = f"{gain:.2f} {rate}" if gain else "unknown"
+    figure = f"{max(1.0, gain_of(campaign) or 0.0):.2f} {rate}"
     if target.interpreted or target.compile_only:
         figure = f"unknown: {target.name} gives no times"
     versions = [f"Python {platform.python_version()}"]

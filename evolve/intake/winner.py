@@ -87,7 +87,7 @@ def winner_module(
     kernels, entry = _kernels(source, params, request.name, names)
     calls = [parse(text) for text in answer.get("calls", request.calls)]
     signature = signature_of(request.path, request.function, calls[0], answer.get("parameters", ()))
-    settled = [signature.settled(call) for call in calls]
+    settled = [signature.settled(call, answer.get("objects") or {}) for call in calls]
     shapes = [[tensor.shape for tensor in call.tensors()] for call in calls]
     orders = answer.get("orders") or [()] * len(names)
     wrapper = answer.get("wrapper") or {}

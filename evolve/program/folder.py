@@ -28,6 +28,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def ended_searches(path: Path) -> set[str]:
+    """Of a file of outcomes, the launches and options whose search ended the process."""
+    kept = read_json(path)
+    launches = {name for name, row in kept.get("launches", {}).items() if row["why"] == ENDED}
+    return launches | {name for name, noted in kept.get("options", {}).items() if not noted}
+
+
 def forget_unfinished(path: Path) -> bool:
     """Take what was being searched when the user stopped it out of the file of outcomes; whether there is one."""
     kept = read_json(path)

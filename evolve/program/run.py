@@ -20,6 +20,9 @@ from tilewright.workers.child.launch import own_environment
 if TYPE_CHECKING:
     from tilewright.evolve.intake.winner import Tuned
 
+MOST_ENDS = 4
+"""Processes that a search may end, one after another."""
+
 LEAST_WALL = 900.0
 """Seconds that the process may take beside its budgets."""
 
@@ -148,10 +151,15 @@ class Program:
             asked.write_text(json.dumps(given), encoding="utf-8")
             command = [sys.executable, "-m", "tilewright.workers.program.main", str(asked), str(answered)]
             try:
-                done = subprocess.run(
-                    command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
-                    env=own_environment(), timeout=LEAST_WALL + 4 * budget, check=False,
-                )  # fmt: skip
+                for _ in range(MOST_ENDS):
+                    known = files.ended_searches(Path(given["kept"]))
+                    done = subprocess.run(
+                        command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
+                        env=own_environment(), timeout=LEAST_WALL + 4 * budget, check=False,
+                    )  # fmt: skip
+                    if answered.is_file() or files.ended_searches(Path(given["kept"])) <= known:
+                        break
+                    sys.stderr.write("  a search ended the process: again, without what was searched then\n")
             except KeyboardInterrupt:  # the process has ended, wherever it was
                 if files.forget_unfinished(self.folder / files.KEPT):
                     self._note("stopped; the same command goes on")

@@ -4,10 +4,10 @@
 [G, ceil(N/128), K/128].
 
 ``grouped<G>x<rows>``: the rows of A [M, K] (scales [K/128, M]) are dealt to groups in order, ``count[g]`` to group g.
-Any may be empty, their sum is M or less, and C [M, N] past the sum is not looked at.
+Any may be empty, rows past M are nobody's, and C [M, N] past the sum is not looked at.
 ``masked<G>x<rows>``: A is [G, M, K] (scales [G, K/128, M]), and the first ``count[g]`` of the M rows that group g has
 room for count; C [G, M, N] past a count is not looked at.
-M is the room. Where big workloads are timed, ``rows`` x U(0.7, 1.3) rows are a group's.
+M is the room, G a dimension (``groups``). Where big workloads are timed, ``rows`` x U(0.7, 1.3) rows are a group's.
 ``kgrouped<G>x<columns>``: A [M, K] and B [N, K] both have 1 x 128 scales ([K/128, M], [K/128, N]); group g is the next
 ``count[g]`` steps of 128 along K, of which there may be fewer than K has, and C [G, M, N] its product, zeros for none.
 ``kmixed<G>x<columns>``: the same with 128 x 128 scales of B [ceil(N/128), K/128].
@@ -54,8 +54,8 @@ LAYERS_235B = ((3072, 4096), (4096, 1536))
 class RowGroups(Product):
     """C = A . B[g]^T in bf16 for the rows of every group; ``expected`` rows of a group, on average."""
 
+    axes = ("groups", "M", "N", "K")
     name: str
-    groups: int
     expected: int
     masked: bool
     suites: Mapping[str, Suite]
@@ -68,49 +68,49 @@ class RowGroups(Product):
 
     @property
     def constants(self) -> Mapping[str, int]:
-        """The number of groups, and whether each has a room of its own."""
-        return {"block": BLOCK, "columns": 0, "ahead": 0, "groups": self.groups, "masked": int(self.masked)}
+        """Whether each group has a room of its own."""
+        return {"block": BLOCK, "columns": 0, "ahead": 0, "masked": int(self.masked)}
 
     multiples = MappingProxyType({"K": BLOCK})
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""
-        m, n, k = dims
-        rooms = (self.groups,) if self.masked else ()
-        a, b = operand("a", m, k, *rooms), operand("b", n, k, self.groups, blocks=True)
-        return (*a, *b, TensorSpec("count", (self.groups,), "int32"))
+        groups, m, n, k = dims
+        rooms = (groups,) if self.masked else ()
+        a, b = operand("a", m, k, *rooms), operand("b", n, k, groups, blocks=True)
+        return (*a, *b, TensorSpec("count", (groups,), "int32"))
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``c`` [M, N], or [G, M, N] with rooms, in bfloat16."""
-        m, n, _ = dims
-        return (TensorSpec("c", (self.groups, m, n) if self.masked else (m, n), "bfloat16"),)
+        groups, m, n, _ = dims
+        return (TensorSpec("c", (groups, m, n) if self.masked else (m, n), "bfloat16"),)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands. Counts by kind: cut anywhere, nearly all rows in one group, fewer rows than there are."""
-        m, n, k = self.dims(workload)
+        groups, m, n, k = self.dims(workload)
         rng = generator(seed, kind)
-        rooms = self.groups if self.masked else 1
+        rooms = groups if self.masked else 1
         rows = [quantise_rows(draw(rng, m, k, kind)) for _ in range(rooms)]
-        blocks = [quantise_blocks(draw(rng, n, k, kind)) for _ in range(self.groups)]
+        blocks = [quantise_blocks(draw(rng, n, k, kind)) for _ in range(groups)]
         a_q, a_s = (np.stack(parts) for parts in zip(*rows, strict=True))
         b_q, b_s = (np.stack(parts) for parts in zip(*blocks, strict=True))
         if not self.masked:
             a_q, a_s = a_q[0], a_s[0]
-        return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s, "count": self._drawn(rng, m, kind)}
+        return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s, "count": self._drawn(rng, groups, m, kind)}
 
-    def _drawn(self, rng: np.random.Generator, m: int, kind: str) -> np.ndarray:
+    def _drawn(self, rng: np.random.Generator, groups: int, m: int, kind: str) -> np.ndarray:
         if self.masked:
-            count = rng.integers(0, m + 1, self.groups)
-            if self.groups > 1:
-                count[rng.permutation(self.groups)[:2]] = (0, m)
+            count = rng.integers(0, m + 1, groups)
+            if groups > 1:
+                count[rng.permutation(groups)[:2]] = (0, m)
             return count.astype(np.int32)
         total = m if kind != "spread" else int(rng.integers(m // 2, m + 1))
-        count = np.zeros(self.groups, np.int64)
+        count = np.zeros(groups, np.int64)
         if kind == "outliers":
-            count[:] = rng.integers(0, 1 + min(9, total // (2 * self.groups)), self.groups)
-            count[rng.integers(self.groups)] += total - count.sum()
+            count[:] = rng.integers(0, 1 + min(9, total // (2 * groups)), groups)
+            count[rng.integers(groups)] += total - count.sum()
         else:
-            cuts = np.sort(rng.integers(0, total + 1, self.groups - 1))
+            cuts = np.sort(rng.integers(0, total + 1, groups - 1))
             count = np.diff(np.concatenate([[0], cuts, [total]]))
         return count.astype(np.int32)
 
@@ -119,8 +119,8 @@ class RowGroups(Product):
 
         ``usual``: how large the elements usually are.
         """
-        m, n, _ = self.dims(workload)
-        exact = np.zeros((self.groups, m, n) if self.masked else (m, n))
+        groups, m, n, _ = self.dims(workload)
+        exact = np.zeros((groups, m, n) if self.masked else (m, n))
         usual = np.zeros(exact.shape, np.float32)
         counted = (
             np.arange(m) < inputs["count"][:, None] if self.masked else np.arange(m) < inputs["count"].sum()
@@ -144,8 +144,9 @@ class RowGroups(Product):
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``exact`` at rows of one group that has any, crossing columns."""
-        _, n, k = self.dims(workload)
-        count = elements.at("count", np.arange(self.groups))
+        groups, m, n, k = self.dims(workload)
+        count = elements.at("count", np.arange(groups))
+        count = np.minimum(count, m) if self.masked else np.diff(np.minimum(count.cumsum(), m), prepend=0)
         g = int(rng.choice(np.flatnonzero(count)))
         columns = spread_picks(n, SAMPLED, rng)
         rows = spread_picks(int(count[g]), SAMPLED, rng)
@@ -164,17 +165,17 @@ class RowGroups(Product):
 
     def flops(self, workload: Workload) -> int:
         """2 N K for every row that counts, on average."""
-        m, n, k = self.dims(workload)
-        return 2 * self._rows(m) * n * k
+        groups, m, n, k = self.dims(workload)
+        return 2 * self._rows(groups, m) * n * k
 
     def bytes(self, workload: Workload) -> int:
         """Rows that count once (on average), every B once, results once."""
-        m, n, k = self.dims(workload)
+        groups, m, n, k = self.dims(workload)
         b = n * k + 4 * -(-n // BLOCK) * (k // BLOCK)
-        return self._rows(m) * (k + 4 * (k // BLOCK) + 2 * n) + self.groups * (b + 4)
+        return self._rows(groups, m) * (k + 4 * (k // BLOCK) + 2 * n) + groups * (b + 4)
 
-    def _rows(self, m: int) -> int:
-        return min(self.groups * self.expected, m * self.groups if self.masked else m)
+    def _rows(self, groups: int, m: int) -> int:
+        return min(groups * self.expected, m * groups if self.masked else m)
 
 
 @dataclass(frozen=True)
@@ -280,11 +281,11 @@ def groups(
     made: dict[str, RowGroups | DepthGroups] = {}
     for masked, count, expected, layers in (
         (False, 4, 8192, LAYERS),
-        (False, 8, 4096, LAYERS),
+        (False, 8, 4096, (*LAYERS, *LAYERS_235B)),
         (False, 32, 256, LAYERS),
         (False, 128, 512, LAYERS_235B),
         (True, 6, 1024, LAYERS),
-        (True, 32, 192, LAYERS),
+        (True, 32, 192, (*LAYERS, *LAYERS_235B)),
         (True, 32, 48, LAYERS),
         (True, 256, 32, LAYERS),
     ):
@@ -293,14 +294,14 @@ def groups(
         room = -(-most // 128) * 128 if masked else -(-most * count // 128) * 128
         if masked and expected >= 1024:
             room = 4096
-        timed = tuple(_workload(f"{n}x{k}", room, n, k) for n, k in layers)
-        least = count * 4 if not masked else 12
+        timed = tuple(_workload(f"{n}x{k}", room, n, k, groups=count) for n, k in layers)
+        tails = 12 if masked and count >= 64 else max(200, 4 * count)
         check = (
-            _workload("check/tails", max(200, least) if count < 64 else least, 384, 640),
-            _workload("check/ragged", max(132, least) if count < 64 else least, 328, 256),
+            _workload("check/tails", tails, 384, 640, groups=count),
+            _workload("check/ragged", 132, 328, 256, groups=5),
         )
         suites = MappingProxyType({"experts": Suite("experts", timed, check)})
-        made[name] = RowGroups(f"{family}/{name}", count, expected, masked, suites, by_rows)
+        made[name] = RowGroups(f"{family}/{name}", expected, masked, suites, by_rows)
     for mixed, count, expected, layers in (
         (False, 4, 8192, LAYERS),
         (False, 8, 4096, LAYERS),
@@ -316,5 +317,5 @@ def groups(
     return made
 
 
-def _workload(name: str, m: int, n: int, k: int) -> Workload:
-    return Workload(name, {"M": m, "N": n, "K": k})
+def _workload(name: str, m: int, n: int, k: int, **groups: int) -> Workload:
+    return Workload(name, {**groups, "M": m, "N": n, "K": k})

@@ -19,7 +19,7 @@ def in_bf16(values):
 @pytest.mark.parametrize("recipe", ["grouped4x8192", "masked6x1024"])
 @pytest.mark.parametrize("kind", OPERATORS["grouped4x8192"].input_kinds)
 def test_right_answers_pass_and_another_groups_matrix_fails(recipe, kind):
-    operator, workload = OPERATORS[recipe], Workload("w", {"M": 68, "N": 136, "K": 256})
+    operator, workload = OPERATORS[recipe], Workload("w", {"groups": 5, "M": 68, "N": 136, "K": 256})
     inputs = operator.make_inputs(workload, 3, kind)
     references = operator.oracle(workload, inputs)
     right = {name: in_bf16(array) for name, array in references["exact"].items()}

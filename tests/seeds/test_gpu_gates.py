@@ -13,14 +13,22 @@ WIDE = Workload("check/whole", {"M": 512, "N": 512, "K": 1024})
 
 SMALL_TILES = {"WGS": 1, "WAVES": "one", "WN": 192, "STAGES": 6, "CREG": 232, "PREG": 40}
 
-GROUPED: list[tuple[str, dict[str, Any]]] = [
-    ("grouped4x8192", {}),
-    ("grouped4x8192", {"WAVES": "down"}),
-    ("grouped4x8192", SMALL_TILES),
-    ("grouped128x512", {}),  # more groups than a warp has lanes
-    ("masked6x1024", {}),
-    ("masked6x1024", SMALL_TILES),
-    ("masked32x48", {**SMALL_TILES, "WN": 160, "STAGES": 7}),
+FP8: list[tuple[str, str, dict[str, Any]]] = [
+    ("grouped4x8192", "fp8_grouped", {}),
+    ("grouped4x8192", "fp8_grouped", {"WAVES": "down"}),
+    ("grouped4x8192", "fp8_grouped", SMALL_TILES),
+    ("grouped128x512", "fp8_grouped", {}),  # more groups than a warp has lanes
+    ("masked6x1024", "fp8_grouped", {}),
+    ("masked6x1024", "fp8_grouped", SMALL_TILES),
+    ("masked32x48", "fp8_grouped", {**SMALL_TILES, "WN": 160, "STAGES": 7}),
+    ("kgrouped4x8192", "k_grouped", {}),
+    ("kmixed8x4096", "k_grouped", {}),
+    ("linear", "fp8_rows", {}),
+    ("linear", "fp8_rows", {"SPLIT": 2}),
+    ("linear", "fp8_rows", {"MOST": 256, "WGS": 2, "KB": 1, "CTAS": 1, "CN": 2}),
+    ("linear", "fp8_small", {}),
+    ("linear", "fp8_small", {"WGS": 2, "WN": 128, "STAGES": 6, "SHARE": "b"}),
+    ("linear", "fp8_small", {"WGS": 2, "WAVES": "down", "WN": 128, "STAGES": 4, "SHARE": "a"}),
 ]
 
 MX: list[tuple[str, str, dict[str, Any]]] = [
@@ -34,16 +42,6 @@ MX: list[tuple[str, str, dict[str, Any]]] = [
     ("gemm_mxfp8_out/grouped4", "fused_ws", {}),
 ]
 
-
-SERVING: list[tuple[str, dict[str, Any]]] = [
-    ("fp8_rows", {}),
-    ("fp8_rows", {"SPLIT": 2}),
-    ("fp8_rows", {"MOST": 256, "WGS": 2, "KB": 1, "CTAS": 1, "CN": 2}),
-    ("fp8_small", {}),
-    ("fp8_small", {"WGS": 2, "WN": 128, "STAGES": 6, "SHARE": "b"}),
-    ("fp8_small", {"WGS": 2, "WAVES": "down", "WN": 128, "STAGES": 4, "SHARE": "a"}),
-]
-
 PRODUCTS = ("gemm_nt", "gemm_nt_rows")
 QUANTISERS = ("quant_1x128", "quant_128x128", "quant_dual", "quant_128x128_dual")
 
@@ -55,15 +53,9 @@ def cases():
         operator = load_operator(f"gemm_fp8_blockwise/{recipe}")
         shapes = operator.suites["primus-core"].check
         found += [Case(f"gemm_fp8_blockwise/{recipe}", kernel, shapes) for kernel in operator.kernels]
-    shapes = load_operator("gemm_fp8_blockwise/linear").suites["serving"].check
-    for kernel, params in SERVING:
-        found.append(Case("gemm_fp8_blockwise/linear", kernel, shapes, params))
-    for recipe in ("kgrouped4x8192", "kmixed8x4096"):
-        shapes = load_operator(f"gemm_fp8_blockwise/{recipe}").suites["experts"].check
-        found.append(Case(f"gemm_fp8_blockwise/{recipe}", "k_grouped", shapes))
-    for recipe, params in GROUPED:
-        shapes = load_operator(f"gemm_fp8_blockwise/{recipe}").suites["experts"].check
-        found.append(Case(f"gemm_fp8_blockwise/{recipe}", "fp8_grouped", shapes, params))
+    for recipe, kernel, params in FP8:
+        suite = next(iter(load_operator(f"gemm_fp8_blockwise/{recipe}").suites.values()))
+        found.append(Case(f"gemm_fp8_blockwise/{recipe}", kernel, suite.check, params))
     for name, kernel, params in MX:
         suite = next(iter(load_operator(name).suites.values()))
         found.append(Case(name, kernel, (*suite.check, WIDE), params))

@@ -77,9 +77,8 @@ class GateStage:
 
     def prepare(self, request: Request) -> None:
         """Compute what is due, for which ``run`` waits with ``due`` where another thread does this."""
-        for place, workload in enumerate(request.checked):
-            for kind in self._kinds(request, place):
-                request.truth.references(workload, request.seed, kind)
+        asked = [(w, kind) for place, w in enumerate(request.checked) for kind in self._kinds(request, place)]
+        request.truth.prepare([(w, request.seed, kind) for w, kind in asked])
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Every checked shape; each kind of inputs on one of them, or on all for a finalist."""
@@ -143,12 +142,16 @@ class ScreenStage:
         self.due: Callable[[], object] = lambda: None
 
     def prepare(self, request: Request) -> None:
-        """Compute what is due at sampled places, for which ``run`` waits with ``due``."""
-        if self._samples.tables:
-            seed = self._station.operand_seed(request.seed, ahead=True)
-            for workload in request.measured:
-                for kind in ("", *self._samples.drawn(workload, request.seed, self._most(request))):
-                    self._samples.of(workload, seed, kind)
+        """Compute what is due, for which ``run`` waits with ``due``."""
+        seed, most = self._station.operand_seed(request.seed, ahead=True), self._most(request)
+        asked = [
+            (w, kind) for w in request.measured for kind in ("", *self._samples.drawn(w, request.seed, most))
+        ]
+        if not self._samples.tables:
+            first = request.operator.input_kinds[0]
+            return request.truth.prepare([(w, seed, kind or first) for w, kind in asked])
+        for workload, kind in asked:
+            self._samples.of(workload, seed, kind)
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """Adds figures, unless the times cannot be true or the outputs of the timed calls are wrong."""

@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 from tilewright.fitness.evaluation import Evaluation
 from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
+from tilewright.workers.cascade.measured_stages import KINDS
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.cluster.evaluator import Evaluator, SharedState
 from tilewright.workers.cluster.jobs import Job, PoolGenome, QueuedPool, entries_of, request_for
@@ -30,9 +31,9 @@ log = logging.getLogger(__name__)
 ENDING_SECONDS = 5.0
 """How long the threads may take to see that their children are gone."""
 
-MEASURED_ENTRIES = 40
-"""Inputs of gates that all threads of a measured target keep together, with the oracle's answers: all kinds of as many
-seeds as candidates in flight have."""
+MEASURED_SEEDS = 4
+"""Of all kinds of inputs of so many seeds, as candidates in flight have, the threads of a measured target keep those of
+gates and timed calls, with the oracle's answers."""
 
 
 @dataclass
@@ -58,9 +59,10 @@ class EvaluatorThreads:
         operator, target = load_operator(settings.operator), load_target(settings.target)
         self._device = device
         self._station = device.station if device is not None else None
-        if self._station is not None:
-            samples = Samples(operator, self._station)
-            self.shared = SharedState(Truth(operator, MEASURED_ENTRIES), samples, CompilePace())
+        if device is not None and self._station is not None:
+            truth = Truth(operator, MEASURED_SEEDS * (len(operator.input_kinds) + KINDS + 1))
+            samples, pace = Samples(operator, self._station), CompilePace(outcomes=device.outcomes)
+            self.shared = SharedState(truth, samples, pace)
         else:
             self.shared = SharedState(Truth(operator, ENTRIES * settings.count))
         self.slots = [Slot(Evaluator(payload, self.shared)) for _ in range(settings.count)]

@@ -6,6 +6,7 @@ checked here before any device is given them.
 
 import dataclasses
 import hashlib
+import json
 import re
 import statistics
 import time
@@ -16,13 +17,13 @@ from typing import Any
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.library.plans.cubin import CubinError
 from tilewright.library.plans.format import Plan, PlanError
-from tilewright.workers.child.ending import Ending
+from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device import machine_code
 from tilewright.workers.device.timing import MALFORMED, failed, malformed
-from tilewright.workers.request import Failure, Findings, KernelRequest, duplicate, one_line
+from tilewright.workers.request import Failure, Findings, KernelRequest, Latest, duplicate, one_line
 
 TIMES_USUAL, LEAST_SECONDS = 6.0, 10.0
 """A candidate may take so many times what is usual to compile, and no less than so many seconds."""
@@ -43,16 +44,23 @@ _COMPLAINTS = (
 """What MLIR's diagnostics say is wrong, else the pass that failed without a word."""
 
 
+Outcomes = Latest[str, ChildOutcome]
+
+KEPT = 4
+"""Outcomes that are kept, by what was asked: of a seed, which is judged on several draws and by its campaign."""
+
+
 class CompilePace:
     """How long the candidates of a campaign take to compile, and so how long one may; for several threads.
 
     Tiles that are far too large for their threads take minutes, and never win. Another structure takes several times
-    what is usual, and often does.
+    what is usual, and often does. ``outcomes``: of the latest, which are not compiled again.
     """
 
-    def __init__(self, times: float = TIMES_USUAL) -> None:
+    def __init__(self, times: float = TIMES_USUAL, outcomes: Outcomes | None = None) -> None:
         self._times = times
         self._seconds: deque[float] = deque(maxlen=PACED_BY)
+        self.outcomes = outcomes or Outcomes(KEPT)
 
     def add(self, seconds: float) -> None:
         """What one that compiled took."""
@@ -78,12 +86,9 @@ class PlanStage:
 
     def run(self, request: KernelRequest, found: Findings) -> Failure | None:
         """Refuses what does not compile, does not fit, or was compiled before."""
-        began = time.monotonic()
         answer = compile_all(self._compiler, request, found, "compiling", pace=self._pace)
         if isinstance(answer, Failure):
             return answer
-        if self._pace is not None:
-            self._pace.add(time.monotonic() - began)
         return adopt_plans(answer[0], request, found)
 
 
@@ -124,7 +129,15 @@ def compile_all(
     if pace is not None and not request.final:
         wall = pace.limit(wall)
     job = Frame("compile", {**data, "target": dict(target)} if target else data)
-    outcome = compiler.run(job, JobLimits(wall, wall))
+
+    def compiled_now() -> ChildOutcome:
+        began = time.monotonic()
+        outcome = compiler.run(job, JobLimits(wall, wall))
+        if pace is not None and outcome.first("compiled") is not None:
+            pace.add(time.monotonic() - began)
+        return outcome
+
+    outcome = pace.outcomes.of(json.dumps(job.data), compiled_now) if pace is not None else compiled_now()
     found.logs.append(outcome.log)
     if target and outcome.ending is Ending.CRASHED:  # a compiler may abort on what it cannot compile
         reason = one_line(f"{doing}: the compiler's process was {outcome.detail}")

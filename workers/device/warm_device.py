@@ -3,13 +3,14 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.targets import Target
 from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.launch import Template
+from tilewright.workers.device.plan_compiler import KEPT, Outcomes
 from tilewright.workers.device.station import LocalStation, compile_children
 from tilewright.workers.intake.judge.ahead import PROCESSORS
 from tilewright.workers.toolchains import triton as triton_toolchain
@@ -24,9 +25,12 @@ class WarmDevice:
     kept: bool = False
     """Whether it runs on when a pool closes it."""
 
+    outcomes: Outcomes = field(default_factory=lambda: Outcomes(KEPT))
+    """What compilers made lately, whoever asked them."""
+
     def lent(self) -> "WarmDevice":
         """The same for one pool after another, which leave it as it is and know nothing of each other's candidates."""
-        return WarmDevice(self.station.renewed(), self.template, kept=True)
+        return replace(self, station=self.station.renewed(), kept=True)
 
     def compiler(self, target: Target, scratch: Path | None = None) -> ForkedChildren | None:
         """Children for one thread that compiles."""

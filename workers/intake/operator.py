@@ -179,6 +179,11 @@ class TakenOperator:
         return self.kinds
 
     @property
+    def answered_apart(self) -> bool:
+        """Whether processes beside the one that asks make its answers: of a kernel that is its own reference."""
+        return self.reference.startswith("itself:")
+
+    @property
     def contract(self) -> str:
         """See ``seeds.operator.HasContract``."""
         return contract_of(self)
@@ -224,12 +229,13 @@ class TakenOperator:
         found = self.answers(inputs)
         return {result.name: {result.name: found[result.name]} for result in self.results}
 
-    def answers(self, inputs: Arrays) -> Arrays:
-        """What the reference says, each as float64 or in the result's own bits."""
-        values = run_reference(function_of(self.reference), self.call, inputs, self.precision)
+    def answers(self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
+        """What the reference says, each as float64 or in the result's own bits; ``at``: at these indices alone."""
+        places = {r.place: at[r.name] for r in self.results} if at else None
+        values = run_reference(function_of(self.reference), self.call, inputs, self.precision, places)
         if self.rest:
             own, call, precision = self.rest
-            values += run_reference(function_of(own), call, inputs, precision)[len(values) :]
+            values += run_reference(function_of(own), call, inputs, precision, places)[len(values) :]
         return {r.name: as_result(values[r.place], r.dtype) for r in self.results}
 
     def flops(self, workload: Workload) -> int:
@@ -282,15 +288,13 @@ class SampledOperator(TakenOperator):
         def axes(shape: Sequence[int | str]) -> list[np.ndarray]:
             return [picks[n] if n in picks else np.arange(size_of(n, dims)) for n in shape]
 
-        answers = self.answers({o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands})
-        where, references = {}, {}
+        where, at = {}, {}
         for result in self.results:
             given = axes(result.shape)
-            thin = thinned([len(a) for a in given], [n in picks for n in result.shape], rng)
-            where[result.name] = [axis[kept] for axis, kept in zip(given, thin, strict=True)]
-            found = answers[result.name]
-            references[result.name] = {result.name: found[np.ix_(*thin)] if found.ndim else found}
-        return Sample(where, references)
+            at[result.name] = thinned([len(a) for a in given], [n in picks for n in result.shape], rng)
+            where[result.name] = [axis[kept] for axis, kept in zip(given, at[result.name], strict=True)]
+        answers = self.answers({o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}, at)
+        return Sample(where, {name: {name: found} for name, found in answers.items()})
 
     def _picks(self, workload: Workload, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Places along the axes that the reference treats by themselves, the first and the last among them."""
@@ -304,8 +308,7 @@ class SampledOperator(TakenOperator):
         elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
         share = math.prod(kept[n] / dims[n] for n in dims)
         light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
-        interpreted = self.reference.startswith("itself:")  # and never soon done
-        if self.rest or (light and not interpreted):
+        if self.rest or (light and not self.answered_apart):  # what is interpreted is never soon done
             return None
         plain = pickle.dumps(dataclasses.replace(self, kernels={}))
         return {"operator": base64.b64encode(plain).decode(), "workload": workload.id}

@@ -6,6 +6,7 @@ that agree but for rounding.
 
 import contextlib
 import importlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 
 from tilewright.workers.intake.calls.call_text import Call, accepted_keywords, parse, python_value
 from tilewright.workers.intake.calls.dimensions import tensor_places
+from tilewright.workers.intake.calls.dtypes import is_float
 from tilewright.workers.intake.child_program import Answer, Request, answer_request, first_line, loaded_module
 from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.inputs import draw
@@ -25,6 +27,9 @@ from tilewright.workers.intake.source.load import package_of
 
 MOST_COMPARED = 1 << 20
 """Most elements of a tensor that are compared, or twice as many."""
+
+MOST_DRAWN = 1 << 21
+"""Plain floats of an operand that are different."""
 
 
 class _NotServed(Exception):
@@ -77,7 +82,7 @@ def _tried(
     """``chip``: the TPU that a function of JAX may ask for."""
     function = getattr(module, name)
     call = replace(call, keywords=accepted_keywords(function, call.keywords))
-    arrays = [draw(operand, dims, "randn", 1, np.random.default_rng(1)) for operand in operands]
+    arrays = [_drawn(operand, dims) for operand in operands]
     if chip:
         import jax
 
@@ -110,6 +115,14 @@ def _tried(
         except Exception:  # noqa: BLE001 - it may want a device, or a package, that is not here
             return ""
     return _unlike(list(_flat((found, one))), list(_flat((wanted, other))), operands)
+
+
+def _drawn(operand: Operand, dims: Mapping[str, int]) -> np.ndarray:
+    """Plain floats of a large operand repeat those of a small one: to draw them takes seconds."""
+    sizes, rng = operand.sizes(dims), np.random.default_rng(1)
+    plain = is_float(operand.dtype) and not (operand.form or operand.values)
+    few = replace(operand, shape=(MOST_DRAWN,)) if plain and math.prod(sizes) > MOST_DRAWN else operand
+    return np.resize(draw(few, dims, "randn", 1, rng), sizes)
 
 
 def _unlike_halves(module: Any, function: Any, call: Call, operands: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Every rule there is, by language."""
 
 from tilewright.evolve.proposers.rewrite.base import Language, Rule
-from tilewright.evolve.proposers.rewrite.gluon import lower, operand_once
+from tilewright.evolve.proposers.rewrite.gluon import lower
 from tilewright.evolve.proposers.rewrite.gluon.chain import write as chain
 from tilewright.evolve.proposers.rewrite.pallas import (
     dots,
@@ -47,7 +47,6 @@ def triton_rules() -> tuple[Rule, ...]:
         *gluon_rules(),
         loads.TransposedStore(),
         descriptors.DescriptorLoad(),
-        operand_once.ComputeOperandOnce(),
         lower.LowerProduct(),
         chain.LowerChain(),
     )
@@ -70,7 +69,6 @@ def openings() -> frozenset[str]:
         {
             lower.LowerProduct.name,
             chain.LowerChain.name,
-            operand_once.ComputeOperandOnce.name,
             unroll_grid.UnrollGridAxis.name,
         }
     )

@@ -56,10 +56,10 @@ CONSTRAINTS = {
 
 # us on an H200, fitted to 24 layers of 65 to 640 rows: waves of tiles, steps along K, bytes of w
 EXPECTED = (
-    "1e9 if M <= 64 else (lambda rows, columns: (lambda waves: 3.88 + waves * (K / 128 * (0.0247 + 6.63e-4 * rows"
-    " + 8.01e-4 * columns + 7.91e-6 * rows * columns) + 0.115 + 5.65e-5 * rows * columns) + 9.52e-8 * N * K)"
-    "(cdiv(cdiv(M, rows * (1 + (SHARE == 'b'))) * cdiv(N, columns * (1 + (SHARE == 'a')))"
-    " * (1 + (SHARE != 'none')), 132)))"
+    "1e9 if M <= 64 and groups == 0 else (lambda rows, columns: (lambda waves: 3.88 + waves * (K / 128 * (0.0247"
+    " + 6.63e-4 * rows + 8.01e-4 * columns + 7.91e-6 * rows * columns) + 0.115 + 5.65e-5 * rows * columns)"
+    " + 9.52e-8 * N * K)(cdiv(max(groups, 1) * cdiv(M if groups == 0 else M * 3 // 4 // (1 if masked else groups),"
+    " rows * (1 + (SHARE == 'b'))) * cdiv(N, columns * (1 + (SHARE == 'a'))) * (1 + (SHARE != 'none')), 132)))"
     "(64 * WGS * (1 + (WAVES == 'down')), WN * (1 + (WAVES == 'across')))"
 )
 

@@ -6,6 +6,7 @@ and whether the winner served it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -95,6 +96,16 @@ def turned(self):
 
 def summed(tensors, factor=2):
     return [_scaled(t, torch.empty_like(t), factor) for t in tensors]
+
+
+@dataclasses.dataclass
+class Factor:
+    value: float
+    of: str = "all"
+
+
+def held(x, factor):
+    return _scaled(x, torch.empty_like(x), factor.value if factor.of == "all" else 1.0)
 
 
 def branched(x):
@@ -265,6 +276,7 @@ CALLS = {
     "rows": "f32[8, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
     "launch": "f32[24, 30], f32[24, 60]",
     "described": "f32[24, 30], f32[8]", "turned": "f32[24, 30]", "summed": "[f32[12], f32[12, 3]]",
+    "held": "f32[24, 30], odd_calls.Factor(2.0)",
     "signed": "f32[24, 30]", "careful": "f32[24, 30]",
     "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",
     "Product.apply": "f32[24, 30], f32[24, 30]", "Twisted.apply": "f32[24, 30], f32[24]", "Lonely.apply": "f32[24, 30]",

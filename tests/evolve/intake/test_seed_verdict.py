@@ -153,7 +153,7 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
 
     config = tune.config_of(request, TARGET, where, {"mlflow.enabled": False})
 
-    def campaign(config, *_):
+    def campaign(config, *_, **__):
         seen.append(len(resolve(config).operator.input_kinds))
         if len(seen) == 1:
             raise SeedFailed("it fails")
@@ -170,7 +170,7 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
 def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(seed_verdict, "seed_failure", lambda *_: "fails its own gate: at o1")
 
-    def campaign(*_):
+    def campaign(*_, **__):
         raise SeedFailed("seeds: seed fails its own gate: at o0.")
 
     monkeypatch.setattr(seed_verdict, "device_for", lambda _: contextlib.nullcontext())
@@ -180,8 +180,11 @@ def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, t
         (False, r"^seeds: it fails .*: at o1\.$"),
     ):
         target = SimpleNamespace(interpreted=interpreted, part=None, measured=True)
+        request = tune.Request(tmp_path, "f", "torch.relu", ())
         with pytest.raises(SeedFailed, match=message):
-            run_settled(SimpleNamespace(seed=0), tmp_path, None, {"notes": []}, target, tmp_path, None, print)
+            run_settled(
+                SimpleNamespace(seed=0), tmp_path, request, {"notes": []}, target, tmp_path, None, print
+            )
 
 
 def test_every_draw_judges_a_seed_and_all_their_readings_count(taken, tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ import pytest
 
 from testkit import ROOT
 from tilewright.evolve.intake import served_calls
+from tilewright.evolve.intake.signature import signature_of
+from tilewright.workers.intake.calls.call_text import parse
 from tilewright.workers.intake.child_program import loaded_module
 
 pytest.importorskip("triton")
@@ -124,6 +126,13 @@ def test_a_pallas_winner_has_the_derivatives_of_the_original(
         *(f"as recorded: {way}" for way in ("once", "jit", "vmap of jit", "shapes")), "by name", "defaults said",
         "other integers", "other integers, of the first",
     }  # fmt: skip
+
+
+def test_a_default_that_only_the_originals_file_has_moves_no_other_argument(tmp_path):
+    path = tmp_path / "left_out.py"
+    path.write_text("SCALE = 2\n\n\ndef f(x, scale=SCALE, bias=None, *, mode=SCALE):\n    return x\n")
+    forwarded = signature_of(path, "f", parse("f32[8]")).forwarded()
+    assert forwarded == 'x, bias=bias, **tilewright_given({"scale": scale, "mode": mode})'
 
 
 def test_a_winner_that_stands_where_the_original_stood_finds_it_in_its_file(tmp_path, monkeypatch):

@@ -45,7 +45,8 @@ def test_a_promoted_kernel_says_the_time_that_its_module_expects():
     for seed in operator.kernels.values():
         defaults = read_declarations(seed.source).defaults
         legalities += [
-            (seed.name, Legality((), {**defaults, **point}, _expected(seed.source))) for point in seed.points
+            (seed.name, Legality((), {**operator.constants, **defaults, **point}, _expected(seed.source)))
+            for point in seed.points
         ]
 
     def fastest(dims):

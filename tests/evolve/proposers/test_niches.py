@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from testkit import CORPUS
 from testkit.evaluations import figures, passed
 from testkit.spaces.campaigns import Nowhere
 from testkit.spaces.tables import AtOnce
@@ -112,19 +111,6 @@ def test_tuning_by_itself_finds_what_competition_at_once_does_not(campaign):
     without = [run(seed, niches=False).history.best for seed in range(3)]
     better, before = (np.mean([b[1].fitness or 0.0 for b in found if b]) for found in (with_niches, without))
     assert better > 1.1 * before, (better, before)
-
-
-def test_the_best_of_a_niche_is_offered_to_the_other_rules():
-    """An operand is computed once, and the product that is left is lowered, each rule once."""
-    source = (CORPUS / "triton" / "matmul_packed_weights.py").read_text()
-    found = run(0, niches=True, evaluations=24, source=source).history.candidates
-    once, lowered = (
-        c for c in found if c.mutation.proposer == NAME and c.mutation.kind is MutationKind.REWRITE
-    )
-    assert once.mutation.detail.startswith("triton_compute_operand_once: ")
-    assert lowered.mutation.detail.startswith(f"{RULE}: ")
-    (parent,) = (c for c in found if c.genome.id == lowered.parents[0])
-    assert parent.genome.source_id == once.genome.source_id
 
 
 def test_parameters_are_transferred_by_name_and_by_meaning():

@@ -5,6 +5,7 @@ import functools
 import math
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -195,10 +196,14 @@ def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_aske
         assert [(w.id, *rest) for w, *rest in made] == [
             (name, 3, kind) for name in ("m64", "m32") for kind in ("", f"7 {most}")
         ]
-    assert flags == [True, True], "another job counts its use"
-    samples.tables = {}
-    ScreenStage(station, samples).prepare(request())
-    assert len(flags) == 2
+    samples.tables, asked = {}, request()
+    with mock.patch.object(asked.truth, "prepare") as prepare:
+        ScreenStage(station, samples).prepare(asked)
+    first = asked.operator.input_kinds[0]
+    assert [(w.id, *rest) for w, *rest in prepare.call_args[0][0]] == [
+        (name, 3, kind) for name in ("m64", "m32") for kind in (first, "7 2")
+    ]
+    assert flags == [True] * 3, "another job counts its use"
 
 
 TIMES = {

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from tilewright.workers.intake.judge import reference_process as oracle
 from tilewright.workers.intake.judge.ahead import PROCESSORS
 from tilewright.workers.intake.judge.oracles import OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
-from tilewright.workers.intake.judge.self_reference import ModuleProcess
+from tilewright.workers.intake.judge.self_reference import ModuleProcess, begun_process
 from tilewright.workers.intake.operator import Operand, Result, SampledOperator
 
 LARGE = Workload("512x384x256", {"M": 512, "N": 384, "K": 256})
@@ -139,6 +140,38 @@ def test_a_module_in_a_process_of_its_own_answers_the_same_question_once():
     assert ask({"x": x})[0] is y  # kept
     with pytest.raises(RuntimeError, match="KeyError"):
         ask({"z": x})
+
+
+MEETING = """
+import torch
+
+DEFAULTS = {}
+
+def launch(inputs, params):
+    os = torch.os
+    if len(inputs["x"]) == 1:
+        os._exit(3)
+    os.mkdir(f"FOLDER/{os.getpid()}")
+    until = os.times().elapsed + 20.0
+    while len(os.listdir("FOLDER")) < 2 and os.times().elapsed < until:
+        pass
+    return (inputs["x"] + len(os.listdir("FOLDER")),)
+"""
+
+
+def test_a_module_in_a_process_of_its_own_answers_several_at_once_and_outlives_a_run_that_ends_it(tmp_path):
+    process, ask = begun_process(True), ModuleProcess(MEETING.replace("FOLDER", str(tmp_path)))
+    x = np.arange(2.0)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda n: ask({"x": x + n})[0], (1, 2, 1, 2)))
+    assert [y.tolist() for y in found] == [[3.0, 4.0], [4.0, 5.0]] * 2  # two runs met, each asked for twice
+    with pytest.raises(RuntimeError, match="its process ended"):
+        ask({"x": np.zeros(1)})
+    assert process.poll() is None and ask({"x": x + 1})[0] is found[0]
+    process.kill()
+    with pytest.raises(RuntimeError, match="has ended"):
+        ask({"x": x + 9})
+    assert ask({"x": x + 9})[0].shape == (2,)  # of a new process
 
 
 def test_a_kernel_that_is_its_own_judge_runs_on_the_device_however_small_the_shape(tmp_path, monkeypatch):

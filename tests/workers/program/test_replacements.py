@@ -16,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tilewright.evolve.errors import UserError  # noqa: E402
 from tilewright.evolve.program import run as program_run  # noqa: E402
 from tilewright.library.launch_replacement import Installation, NotInstalled, Replacement, Winner, signature  # noqa: E402
 from tilewright.workers.program import ENDED, scout, turns  # noqa: E402
@@ -248,6 +249,24 @@ def test_what_ctrl_c_interrupted_is_searched_again(tmp_path: Path, monkeypatch: 
         program_run.Program(tmp_path / "step.py", "step", folder=tmp_path, home=tmp_path).tune()
     left = json.loads((tmp_path / "search.json").read_text())
     assert left == {"launches": {"b": b}, "options": {"d": {"gain": 1.1}}}
+
+
+def test_a_search_that_ended_its_process_goes_on_without_that_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: dict[str, Any] = {}
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        if len(ended) == 2:
+            Path(command[-1]).write_text('{"why": "looked at"}')
+        else:
+            ended[str(len(ended))] = {"why": ENDED}
+        (tmp_path / "search.json").write_text(json.dumps({"launches": ended, "options": {}}))
+        return SimpleNamespace(returncode=-6, stderr="")
+
+    monkeypatch.setattr(program_run.subprocess, "run", run)
+    with pytest.raises(UserError, match="looked at"):
+        program_run.Program(tmp_path / "step.py", "step", folder=tmp_path, home=tmp_path).tune()
 
 
 @pytest.mark.parametrize("count", [2, 3])

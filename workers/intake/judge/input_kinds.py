@@ -16,6 +16,7 @@ from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, read, wrong
 from tilewright.workers.intake.judge.inputs import (
+    ALIKE,
     EXTREME,
     FEW_VALUES,
     MOST_ANSWER,
@@ -26,6 +27,7 @@ from tilewright.workers.intake.judge.inputs import (
     USUAL_SPREAD,
     draws,
     family,
+    likest,
 )
 from tilewright.workers.intake.judge.reference import wide
 from tilewright.workers.intake.operator import Operand, Result, as_result, is_code
@@ -52,9 +54,6 @@ class Pair:
 
 EDGE_DRAWS = 8
 """Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
-
-BEYOND = 4
-"""Times the largest dimension no index is."""
 
 SPECIAL_DRAWS = 8
 """Draws of what is no number that the kernel runs: where it differs from the reference, it does so in few of them."""
@@ -187,6 +186,8 @@ class InputKinds:
                     )
                     self.notes.append(f"inputs of kind {kind} are not used: {why}")
         self._one_of(ROWS[SIGNED] if floats else ())
+        if any(is_float(o.dtype) and likest(o, self.operands) != o.name for o in self.operands):
+            self._one_of((ALIKE,))
         for name, powers in EXTREME.items():
             if floats > (name == "lone"):  # alone it is as huge
                 self._one_of([f"{name}-{power}" for power in powers])
@@ -303,10 +304,9 @@ class InputKinds:
         """Further draws, None where reference or kernel does not bear them: some overflow. The more draws, the nearer
         is the largest error to what a campaign sees."""
         most = LARGEST if family(kind) in EXTREME else MOST_ANSWER
-        lone = family(kind) == "lone"
-        asked = [(self._probe, seed) for seed in range(LONE_DRAWS if lone else self._effort.draws)]
-        runs = range(LONE_DRAWS) if lone else self._effort.kernel_draws
-        runs = range(SPECIAL_DRAWS) if family(kind) in SPECIAL else runs
+        several = SPECIAL_DRAWS if family(kind) in SPECIAL else LONE_DRAWS if family(kind) == "lone" else 0
+        asked = [(self._probe, seed) for seed in range(max(several, self._effort.draws))]
+        runs = range(several) if several else self._effort.kernel_draws
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
         return self._bears(self.operands, asked, kind, spread, most, own)
 
@@ -357,11 +357,9 @@ def with_bounds(
     index meets more than the first two rows. Where any number is borne, below the smallest."""
     found = list(operands)
     for place in (n for n, operand in enumerate(operands) if _unbounded(operand)):
-        own = operands[place].shape
-        names = sorted((n for n in dims if dims[n] > 2), key=lambda n: (dims[n], n not in own))
-        if not bears(_below(found, place, BEYOND * max(dims.values()))):
-            names.reverse()
-        tried = (_below(found, place, name) for name in names)
+        own, index = operands[place].shape, not bears(_below(found, place, 4 * max(dims.values())))
+        sizes = {(dims[n], n not in own): n for n in dims if dims[n] > 2}
+        tried = (_below(found, place, sizes[size]) for size in sorted(sizes, reverse=index))
         found = next(filter(bears, tried), found)
     return found
 

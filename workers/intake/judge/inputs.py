@@ -69,7 +69,7 @@ DENORMAL = 2.0**-16
 SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": (np.nan,)}
 """Kinds with what is no number, some of a few rows each, and negative zeros in others."""
 
-SIGNED, USUAL = "signed", "usual"
+SIGNED, USUAL, ALIKE = "signed", "usual", "alike"
 
 ROWS: Mapping[str, Sequence[str]] = {
     **{kind: (kind,) for kind in SPECIAL},
@@ -108,7 +108,7 @@ def draws(
     outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
-    ``_usual``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above;
+    ``_usual``; ``alike``: equal operands; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above;
     ``signed``: each operand of one sign and far from zero; ``-rows``: rows of one value, too; ``given``: the caller's
     own where they are of this shape. Integers are as the call bounds them (``bound_of``); offsets of the same total,
     as of queries and keys, are the same ones. Raises LookupError for an operand that has the caller's own values
@@ -140,9 +140,8 @@ def draws(
             _one_sided(operand, values, FEW_VALUES[kind], rng)
             if kind == USUAL:
                 _usual(operand, values, usual_at, rng)
-                same = [o for o in operands if o.name in floats and replace(o, name=operand.name) == operand]
-                if len(same) > 1 and rng.random() < 1 / 2:
-                    values[...] = floats[same[0].name]
+        if kind == ALIKE and (same := likest(operand, operands)) in floats:
+            values[...] = floats[same]
         if family(kind) in EXTREME and lone in ("", operand.name):
             values *= _factor(operand, kind, spread, values.shape, rng)
             if family(kind) == "huge" and values.ndim > 1:
@@ -272,7 +271,7 @@ def _offsets(count: int, total: int, longest: int, rng: np.random.Generator) -> 
     least = int(total >= parts)
     ends = np.round(np.cumsum(shares) / shares.sum() * (total - least * parts))
     lengths = np.diff(ends, prepend=0).astype(np.int64) + least
-    most = max(longest, -(-total // parts)) if longest else total
+    most = max(longest, -(-total // max(parts, 1))) if longest else total
     for place in range(parts):  # what is too long goes to the next that has room
         over = max(0, lengths[place] - most)
         lengths[place] -= over
@@ -306,6 +305,11 @@ def _one_sided(
             rows[row, rng.permutation(rows.shape[1])[:count]] = float(operand.edge)
 
 
+def likest(operand: Operand, operands: Sequence[Operand]) -> str:
+    """The first operand that is like this one but for its name."""
+    return next(o.name for o in operands if replace(o, name=operand.name) == operand)
+
+
 def _usual(operand: Operand, values: np.ndarray, at: int, rng: np.random.Generator) -> None:
     """Rows in order, rows at or below zero with zeros of both signs, rows with one value far above the others, and rows
     of ones or of zeros, the same ones of every operand, as a first position is encoded; weights of ones as they are
@@ -321,8 +325,8 @@ def _usual(operand: Operand, values: np.ndarray, at: int, rng: np.random.Generat
     rows[sorted_] = np.sort(rows[sorted_], axis=1)[:, :: rng.choice((-1, 1))]
     below = -np.abs(np.round(2 * rng.standard_normal(rows[low].shape)) / 2)
     rows[low] = np.where((below == 0) & (rng.random(below.shape) < 1 / 2), 0.0, below)
-    rows[sure, rng.integers(rows.shape[1], size=len(sure))] = rows[sure].max(axis=1) + rng.uniform(
-        2.0, 16.0, len(sure)
+    rows[sure, rng.integers(rows.shape[1], size=len(sure))] = (
+        rows[sure].max(axis=1) + rng.integers(4, 33, len(sure)) / 2
     )
 
 

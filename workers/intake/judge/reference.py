@@ -5,6 +5,7 @@ import functools
 import importlib
 import inspect
 import json
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ from tilewright.workers.intake.calls.dtypes import EXTENDED, numpy_dtype
 from tilewright.workers.intake.calls.objects import absent, scope_of
 
 LAUNCHED = "launched"
+_MAKING = threading.Lock()
+
+Places = Mapping[int, Sequence[np.ndarray]] | None
 
 
 def function_of(reference: str) -> Callable[..., Any]:
@@ -29,7 +33,8 @@ def function_of(reference: str) -> Callable[..., Any]:
 
         return launched(Path(reference.partition(":")[2]))
     if reference.startswith("itself:"):
-        return _own_module(reference.partition(":")[2])
+        with _MAKING:  # of threads that ask at once, one makes the process
+            return _own_module(reference.partition(":")[2])
     path, colon, name = reference.rpartition(":")
     if path.endswith(".json"):
         module: Any = _definition(Path(path))
@@ -118,23 +123,38 @@ def _module(parts: Sequence[str]) -> tuple[Any, str]:
 
 
 def run_reference(
-    function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str
+    function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str, at: Places = None
 ) -> list[np.ndarray]:
-    """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device."""
+    """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device.
+
+    ``at``: by a result's number, indices along its axes: the elements where they cross are wanted alone.
+    """
     if getattr(function, "takes_arrays", False):  # a kernel module in a process of its own
         given = {
             n: np.asarray(a) if isinstance(a, np.ndarray | np.generic) else to_array(a)
             for n, a in inputs.items()
         }
-        return [wide(a) for a in function(widened(given, precision))]
+        return _crossing([wide(a) for a in function(widened(given, precision))], at)
     if is_jax(function):
-        return _run_jax(function, call, inputs, precision)
+        return _crossing(_run_jax(function, call, inputs, precision), at)
     import torch
 
     given = {name: to_tensor(array, precision) for name, array in inputs.items()}
     scope = {**scope_of(call), "torch": torch, "reference": function, **given}
     with torch.no_grad(), _one_thread():
-        return [to_array(part) for part in asked(call, scope)]
+        # torch selects no 8-bit floats, of which all are soon handed over
+        parts = [part if part.element_size() > 1 else to_array(part) for part in asked(call, scope)]
+        return [p if isinstance(p, np.ndarray) else to_array(p) for p in _crossing(parts, at)]
+
+
+def _crossing(results: Sequence[Any], at: Places) -> list[Any]:
+    """Elements of arrays or of tensors, which stay where they are: a device hands over no more than is looked at."""
+    found = list(results)
+    for number, axes in (at or {}).items():
+        for axis, places in enumerate(axes if number < len(found) else ()):
+            if len(places) < found[number].shape[axis]:
+                found[number] = found[number][(slice(None),) * axis + (places,)]
+    return found
 
 
 BACKWARD = "; gradients of "

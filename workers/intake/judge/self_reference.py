@@ -1,9 +1,12 @@
 """A kernel that is its own reference: its module in an interpreter, Triton's or Pallas', with its defaults.
 
 Triton's interpreter is chosen before Triton is first imported, so such a reference has a process of its own, which ends
-with the one that asks. This module is its program: it answers a frame of inputs by a frame of results.
+with the one that asks. This module is its program: it answers a frame of inputs by a frame of results, Triton's in a
+process forked for each, as many at once as there are processors.
 """
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib
@@ -13,12 +16,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilewright.workers.child.frames import Frame, FrameReader, encode
+from tilewright.workers.child.frames import Frame, FrameReader, encode, sender
 from tilewright.workers.child.launch import interpreter_environment
 
 SELF = "itself"
@@ -32,7 +36,7 @@ LIMIT = 1 << 33
 
 
 class ModuleProcess:
-    """The process of one module. Raises RuntimeError with what the module raised."""
+    """The process of one module, for several threads. Raises RuntimeError with what the module raised."""
 
     takes_arrays = True
     """Told from references that take tensors (``judge.reference.run_reference``)."""
@@ -40,9 +44,10 @@ class ModuleProcess:
     def __init__(self, source: str) -> None:
         self._source = source
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader = FrameReader(LIMIT)
         self._lock = threading.Lock()
-        self._kept: dict[str, list[np.ndarray]] = {}
+        self._asked: dict[str, Future[list[np.ndarray]]] = {}
+        self._waited: dict[str, Future[list[np.ndarray]]] = {}
+        """Those that the process has not answered yet."""
 
     def __call__(self, operands: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The module's results, in the dtypes that it gives them."""
@@ -51,34 +56,55 @@ class ModuleProcess:
         for name, array in arrays.items():
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(array.tobytes())
+        key = digest.hexdigest()
         with self._lock:
-            if (key := digest.hexdigest()) not in self._kept:
-                answer = self._ask(Frame("run", arrays=arrays))
-                if answer.kind != "done":
-                    raise RuntimeError(f"{SELF}.py: {answer.data.get('why', 'no answer')}")
-                found = [answer.arrays[f"o{n}"] for n in range(len(answer.arrays))]
-                held = sum(a.nbytes for results in (*self._kept.values(), found) for a in results)
-                self._kept = {**(self._kept if held <= KEPT_BYTES else {}), key: found}
-            return list(self._kept[key])
+            self._forget()
+            if (answer := self._asked.get(key)) is None:
+                self._require()
+                answer = self._asked[key] = self._waited[key] = Future()
+                with contextlib.suppress(OSError):  # it has ended, and ``_hear`` says so
+                    self._write(Frame("run", {"key": key}, arrays))
+        return list(answer.result())
 
-    def _ask(self, frame: Frame) -> Frame:
+    def _forget(self) -> None:
+        """Drop answers that failed, and all that are there where they hold too much."""
+        there = {k: future for k, future in self._asked.items() if future.done()}
+        good = {k: future for k, future in there.items() if future.exception() is None}
+        over = sum(a.nbytes for future in good.values() for a in future.result()) > KEPT_BYTES
+        for key in there if over else there.keys() - good:
+            del self._asked[key]
+
+    def _require(self) -> None:
+        """Begin the process, where there is none or it has ended. Raises OSError where none can be made."""
         if self._process is None or self._process.poll() is not None:
-            self._process = self._started()
-            self._reader = FrameReader(LIMIT)
-        assert self._process.stdin is not None and self._process.stdout is not None
+            self._process = begun_process("\ndef launch(" in self._source)
+            begun_process.cache_clear()  # the next module has another
+            self._waited = {}
+            threading.Thread(target=self._hear, args=(self._process, self._waited), daemon=True).start()
+            self._write(Frame("module", {"source": self._source}))
+
+    def _write(self, frame: Frame) -> None:
+        assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(encode(frame))
         self._process.stdin.flush()
-        while data := os.read(self._process.stdout.fileno(), 1 << 20):
-            if frames := self._reader.feed(data):
-                return frames[0]
-        raise RuntimeError(f"{SELF}.py: the process that runs it as its own reference ended")
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        process = begun_process("\ndef launch(" in self._source)
-        begun_process.cache_clear()  # the next module has another
-        assert process.stdin is not None
-        process.stdin.write(encode(Frame("module", {"source": self._source})))
-        return process
+    def _hear(self, process: subprocess.Popen[bytes], waited: dict[str, Future[list[np.ndarray]]]) -> None:
+        """Hand over the answers of a process until it ends."""
+        assert process.stdout is not None
+        reader = FrameReader(LIMIT)
+        with contextlib.suppress(ValueError, KeyError):  # what it writes does not read: it is ended
+            while data := os.read(process.stdout.fileno(), 1 << 20):
+                for frame in reader.feed(data):
+                    answer = waited.pop(frame.data["key"])
+                    if frame.kind == "done":
+                        answer.set_result([frame.arrays[f"o{n}"] for n in range(len(frame.arrays))])
+                    else:
+                        answer.set_exception(RuntimeError(f"{SELF}.py: {frame.data['why']}"))
+        process.kill()
+        process.wait()
+        with self._lock:
+            for answer in waited.values():
+                answer.set_exception(RuntimeError(f"{SELF}.py: the process that runs it has ended"))
 
 
 @functools.cache
@@ -156,24 +182,54 @@ def main() -> None:
     importlib.import_module(sys.argv[1])
     if triton := sys.argv[1] == "triton":
         importlib.import_module("tilewright.workers.runners.triton.tensors")
-    reader, run = FrameReader(LIMIT), None
+        importlib.import_module("torch").set_num_threads(1)  # of a fork others would not be there
     with tempfile.TemporaryDirectory(prefix="tilewright-itself-") as folder:
+        reader, run, runs = FrameReader(LIMIT), None, Runs(out, Path(folder) / "turn")
         while data := os.read(0, 1 << 20):
             for frame in reader.feed(data):
                 if run is None:
                     run = (_triton if triton else _pallas)(str(frame.data["source"]), Path(folder))
-                else:
-                    _answer(run, frame, out)
+                elif triton:
+                    runs.begin(run, frame)
+                else:  # JAX's threads do not bear a fork
+                    runs.tell(_answer(run, frame))
 
 
-def _answer(run: Run, frame: Frame, out: int) -> None:
+class Runs:
+    """Forked processes that each answer one frame on ``out``, in ``turn``, a file that they lock."""
+
+    def __init__(self, out: int, turn: Path) -> None:
+        self._send, self._turn = sender(out), turn
+        self._free = threading.Semaphore(len(os.sched_getaffinity(0)))
+
+    def begin(self, run: Run, frame: Frame) -> None:
+        """Answer a frame in a process of its own, once a processor is free for it."""
+        self._free.acquire()
+        if pid := os.fork():
+            threading.Thread(target=self._wait, args=(pid, frame.data["key"]), daemon=True).start()
+            return
+        with contextlib.suppress(BaseException):
+            self.tell(_answer(run, frame))
+            os._exit(0)
+        os._exit(1)
+
+    def _wait(self, pid: int, key: str) -> None:
+        if os.waitpid(pid, 0)[1]:
+            self.tell(Frame("failed", {"key": key, "why": "its process ended"}))
+        self._free.release()
+
+    def tell(self, answer: Frame) -> None:
+        with self._turn.open("w") as turn:
+            fcntl.lockf(turn, fcntl.LOCK_EX)  # which a fork does not hand on
+            self._send(answer)
+
+
+def _answer(run: Run, frame: Frame) -> Frame:
+    key = frame.data["key"]
     try:
-        answer = Frame("done", arrays={f"o{n}": a for n, a in enumerate(run(frame.arrays))})
+        return Frame("done", {"key": key}, {f"o{n}": a for n, a in enumerate(run(frame.arrays))})
     except Exception as error:  # noqa: BLE001 - told to who asked
-        answer = Frame("failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
-    view = memoryview(encode(answer))
-    while view:
-        view = view[os.write(out, view) :]
+        return Frame("failed", {"key": key, "why": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from tilewright.workers.intake.calls.objects import MODULES
 from tilewright.workers.intake.source.decorators import is_kernel, unwrapped
 from tilewright.workers.intake.source.hooked_calls import HOOKS, CallHooks
 
@@ -73,12 +74,14 @@ class _Package(types.ModuleType):
 
 
 class PackageLoader(MetaPathFinder, Loader):
-    """Finds and runs the modules below ``root`` (the folder that holds the user's top package)."""
+    """Finds and runs the modules below ``root`` (the folder that holds the user's top package). ``whole``: packages'
+    own ``__init__`` runs at once."""
 
-    def __init__(self, root: Path, package: str, traced: bool = True) -> None:
+    def __init__(self, root: Path, package: str, traced: bool = True, whole: bool = False) -> None:
         self._root = root
         self._package = package
         self._traced = traced
+        self._whole = whole
         self.user = ""
         """The name of the user's own module."""
 
@@ -124,8 +127,8 @@ class PackageLoader(MetaPathFinder, Loader):
         path = str(module.__file__)
         if Path(path).name == "__init__.py":
             module.__dict__["__getattr__"] = self._lazily(module, path)
-            return
-        self.run(module, path)
+        if self._whole or Path(path).name != "__init__.py":
+            self.run(module, path)
 
     def _lazily(self, module: types.ModuleType, path: str) -> Any:
         """What a package's ``__init__`` imports, once asked for; for what it defines itself all of it runs."""
@@ -237,8 +240,7 @@ def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) ->
 
 
 _USUAL = {
-    "triton": "triton", "tl": "triton.language", "torch": "torch", "F": "torch.nn.functional", "nn": "torch.nn",
-    "np": "numpy", "jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "pl": "jax.experimental.pallas",
+    **MODULES, "F": "torch.nn.functional", "nn": "torch.nn", "lax": "jax.lax", "pl": "jax.experimental.pallas",
     "pltpu": "jax.experimental.pallas.tpu",
 }  # fmt: skip
 
@@ -389,17 +391,23 @@ def package_of(path: Path) -> PackageLoader | None:
 
 
 def load(
-    path: Path, function: str | None, *, traced: bool = True, root: Path | None = None
+    path: Path, function: str | None, *, traced: bool = True, root: Path | None = None, whole: bool = False
 ) -> tuple[types.ModuleType, PackageLoader]:
     """The module of a file, as part of the package it lies in. ``root``: the folder that holds that package, where it
-    is known. Raises OSError, SyntaxError."""
+    is known. ``whole``: anew, with all that its packages do as they are imported, such as to fill a registry. Raises
+    OSError, SyntaxError."""
     path = path.resolve()
     if root is None:
         root, parts = import_place(path)
     else:
         root = root.resolve()
         parts = [*path.with_suffix("").relative_to(root).parts]
-    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced)
+    for name, old in list(sys.modules.items()) if whole else ():
+        if isinstance(getattr(old, "__loader__", None), PackageLoader):
+            del sys.modules[name]
+    if whole:
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, PackageLoader)]
+    loader = PackageLoader(root, parts[0] if len(parts) > 1 else "", traced, whole)
     if traced:
         from tilewright.workers.intake.source.torch_library import register_nothing
 

@@ -52,11 +52,11 @@ class Trials:
 
     def __init__(self, seed: Seed, small: Sequence[CheckedShape], wide: Sequence[CheckedShape]) -> None:
         self.seed, self.small, self.wide = seed, small, wide
-        self._made: dict[Hashable, list[np.ndarray] | None] = {}
-        self._ahead = Ahead(self._presumed)
+        self.made: dict[Hashable, list[np.ndarray] | None] = {}
+        self.ahead = Ahead(self._presumed)
         quick = sum(shape.seconds for shape in (*small, *wide)) < QUICK_SECONDS
         tried = [knob.name for knob in seed.text.knobs if not (knob.certain or knob.echo)]
-        self._ahead.begin((name,) for name in tried if quick)
+        self.ahead.begin((name,) for name in tried if quick)
 
     def _presumed(self, name: str) -> dict[Hashable, list[np.ndarray] | None]:
         knob = next(k for k in self.seed.text.knobs if k.name == name)
@@ -64,18 +64,13 @@ class Trials:
         tried += [(v, shape) for v in _values_to_try(self, knob) for shape in self.small]
         for way in _ways(self.seed, knob)[:2]:
             self._run([(dict.fromkeys((name, *way), value), shape) for value, shape in tried])
-        return self._made
-
-    def wait_for(self, knob: Knob) -> None:
-        """Take over what was run of a knob ahead."""
-        if self._ahead.has(knob.name):
-            self._made |= self._ahead(knob.name)
+        return self.made
 
     def _run(self, runs: Sequence[Given]) -> None:
         """All at once that are not known."""
-        left = {key: run for run in runs if (key := _key(*run)) not in self._made}
+        left = {key: run for run in runs if (key := _key(*run)) not in self.made}
         given = [({**self.seed.defaults, **point}, shape.inputs) for point, shape in left.values()]
-        self._made.update(zip(left, self.seed.interpreter.all(given) if given else (), strict=True))
+        self.made.update(zip(left, self.seed.interpreter.all(given) if given else (), strict=True))
 
     def passed_at(
         self,
@@ -87,7 +82,7 @@ class Trials:
         self._run([(point, shape) for point, some in zip(points, shapes, strict=True) for shape in some])
 
         def passed(point: Mapping[str, Any], shape: CheckedShape) -> bool:
-            outputs = self._made[_key(point, shape)]
+            outputs = self.made[_key(point, shape)]
             try:
                 return outputs is not None and gates.passed(outputs, shape.answers)
             except (ValueError, IndexError, KeyError):  # results of another shape
@@ -121,7 +116,7 @@ def tiling_knobs(
             space[knob.name] = tuple(v for v in knob.values if v <= most) or (knob.default,)
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
-        trials.wait_for(knob)
+        trials.made |= trials.ahead(knob.name) if trials.ahead.has(knob.name) else {}
         late = clock() - began > patience * MOST_SECONDS
         sides = None if late else _moved_together(trials, gates, knob)
         if sides is None:

@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,8 @@ import torch
 from tilewright.fitness import dialect
 from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
-from tilewright.workers.intake.calls.call_text import GIVEN, Call, parse
+from tilewright.workers.intake.calls.call_text import GIVEN, Call, ObjectArgument, parse, python_value
+from tilewright.workers.intake.calls.call_values import value_text
 from tilewright.workers.intake.calls.kept_values import held, with_values
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import (
@@ -91,7 +92,12 @@ def answer_to(request: Request) -> Answer:
 def _answer(request: Request, paired: bool) -> Answer:
     """The answer, with both halves of an autograd Function (``pair``) or with its forward alone."""
     try:
-        site, text = recorded(request, paired)
+        try:
+            site, text = recorded(request, paired)
+        except (Refusal, Unpaired, TooSlow):
+            raise
+        except Exception:  # noqa: BLE001 - whatever the user's call raises, as of a registry that is empty
+            site, text = recorded(request, paired, whole=True)
         notes = list(dict.fromkeys(text.notes))
         answer: Answer = {"notes": notes, "dims": site.dims, "refusals": violations(text, site.path)}
         answer["pair"] = site.pair is not None
@@ -112,14 +118,15 @@ def _answer(request: Request, paired: bool) -> Answer:
     return answer
 
 
-def recorded(request: Request, paired: bool = True) -> tuple[CallSite, KernelModule]:
+def recorded(request: Request, paired: bool = True, *, whole: bool = False) -> tuple[CallSite, KernelModule]:
     """The function with its calls, and the module of the first; of an autograd Function, where it is ``paired``, both
-    halves. Raises Refusal, and what the file raises."""
+    halves. ``whole``: see ``load``. Raises Refusal, and what the file raises."""
     part, path = request["part"], Path(request["path"]).resolve()
     # a user's file cannot import it beside the stub
     importlib.import_module("triton.experimental.gluon.nvidia.hopper")
     with stub_device(part):
-        module, loader = load(path, re.match(r"[\w.]*", request["function"])[0])  # type: ignore[index]
+        wanted = re.match(r"[\w.]*", request["function"])[0]  # type: ignore[index]
+        module, loader = load(path, wanted, whole=whole)
         function = function_in(module, request["function"], path.name)
         calls = [parse(text) for text in request["calls"]]
         site = CallSite(function, str(path), request["function"], calls, request["reference"], part=part)
@@ -457,8 +464,20 @@ def _judged(
         "left_out": seed.text.left_out,
         "wrapper": asdict(seed.text.wrapper) if seed.text.wrapper is not None else None,
         "settings": site.settings,
+        "objects": objects_of(site.calls),
         "parameters": made_parameters(site) if "(" in site.name else [],
     }
+
+
+def objects_of(calls: Sequence[Call]) -> dict[str, dict[str, str]]:
+    """What dataclasses without tensors among arguments hold, as texts: more than a call says of one with defaults."""
+    found = {}
+    for value in (v for call in calls for v in (*call.arguments, *call.keywords.values())):
+        if isinstance(value, ObjectArgument) and not any(Call((value,), {}).tensors()):
+            made = python_value(value, (), {})
+            if is_dataclass(made) and not isinstance(made, type):
+                found[repr(value)] = {name: value_text(part) for name, part in vars(made).items()}
+    return found
 
 
 def made_parameters(site: CallSite) -> list[str]:

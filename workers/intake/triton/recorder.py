@@ -15,6 +15,7 @@ from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.reference import flat
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.source.load import forget
+from tilewright.workers.intake.texts import stored
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
 from tilewright.workers.intake.triton.tensor_views import SAID, VIEWS, ViewRecorder, foreign, sizes_of
@@ -285,7 +286,7 @@ class Recording(TorchFunctionMode):
     def _computed(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """torch computes something: by a kernel of ours where one can say it."""
         result = func(*args, **_meta(options))
-        made = _put_together(torch_kernels.SAME_AS.get(name, name), args, options, result)
+        made = _put_together(stored("same_as").get(name, name), args, options, result)
         if made is not None and isinstance(args[0], torch.Tensor) and self._var(args[0]) is not None:
             with self, contextlib.suppress(KeyError, TypeError):  # another power or option
                 found = made(*args, **options)

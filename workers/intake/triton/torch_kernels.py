@@ -13,45 +13,12 @@ from typing import Any
 import torch
 
 from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.texts import stored
 from tilewright.workers.intake.triton.trace import Trace, Var, Work
 
+KINDS = ("unary", "binary", "ternary")
 MOST_DIMENSIONS = 6
 _BLOCK = 1024
-
-UNARY: Mapping[str, str] = {
-    "neg": "-x0", "abs": "tl.abs(x0)", "exp": "tl.exp(x0)", "log": "tl.log(x0)", "sqrt": "tl.sqrt(x0)",
-    "rsqrt": "tl.rsqrt(x0)", "sigmoid": "tl.sigmoid(x0)", "square": "x0 * x0", "reciprocal": "1.0 / x0",
-    "relu": "tl.maximum(x0, 0)", "silu": "x0 * tl.sigmoid(x0)", "exp2": "tl.exp2(x0)", "log2": "tl.log2(x0)",
-    "logical_not": "x0 == 0", "tanh": "2.0 * tl.sigmoid(2.0 * x0) - 1.0", "floor": "tl.floor(x0)",
-    "ceil": "tl.ceil(x0)", "sin": "tl.sin(x0)", "cos": "tl.cos(x0)", "log1p": "tl.log(1.0 + x0)",
-    "softplus": "tl.where(x0 > 20.0, x0, tl.log(1.0 + tl.exp(x0)))", "erf": "tl.erf(x0)",
-    "log_sigmoid": "tl.minimum(x0, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(x0)))", "expm1": "tl.exp(x0) - 1.0",
-    "isnan": "x0 != x0", "isinf": 'tl.abs(x0) == float("inf")', "isfinite": 'tl.abs(x0) < float("inf")',
-}  # fmt: skip
-"""torch's functions of one tensor."""
-
-BINARY: Mapping[str, str] = {
-    "add": "{0} + {1}", "sub": "{0} - {1}", "rsub": "{1} - {0}", "mul": "{0} * {1}", "div": "{0} / {1}",
-    "rdiv": "{1} / {0}", "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})", "eq": "{0} == {1}",
-    "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
-    "logaddexp": "tl.maximum({0}, {1}) + tl.log(1.0 + tl.exp(-tl.abs({0} - {1})))",
-    "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)",
-    "clamp_min": "tl.maximum({0}, {1})", "clamp_max": "tl.minimum({0}, {1})",
-    "remainder": "(({0} % {1}) + {1}) % {1}", "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}",
-    "floor_divide": "({0} - (({0} % {1}) + {1}) % {1}) // {1}",
-}  # fmt: skip
-"""torch's functions of two tensors, or of a tensor and a number."""
-
-SAME_AS: Mapping[str, str] = {
-    "__add__": "add", "__radd__": "add", "__sub__": "sub", "__rsub__": "rsub", "__mul__": "mul", "__rmul__": "mul",
-    "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "__truediv__": "div",
-    "__rtruediv__": "rdiv", "__rdiv__": "rdiv", "__neg__": "neg", "negative": "neg", "absolute": "abs",
-    "__iadd__": "add_", "__imul__": "mul_", "__isub__": "sub_", "__itruediv__": "div_", "__idiv__": "div_",
-    "__pow__": "pow", "max": "amax", "min": "amin", "clip": "clamp", "__mod__": "remainder",
-    "__floordiv__": "floor_divide", "__and__": "bitwise_and", "__or__": "bitwise_or",
-    "__eq__": "eq", "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
-}  # fmt: skip
-"""Other names of the same."""
 
 POWERS: Mapping[float, str] = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
 """Exponents of ``pow`` that are functions of one tensor."""
@@ -64,8 +31,8 @@ REDUCTIONS = frozenset(_START)
 
 def known(name: str) -> bool:
     """Whether a kernel of ours can do it."""
-    plain = SAME_AS.get(name, name)
-    return plain.removesuffix("_") in {**UNARY, **BINARY} or plain in {"where", *REDUCTIONS, *COMPOSED}
+    plain = stored("same_as").get(name, name)
+    return plain in {*REDUCTIONS, *COMPOSED} or any(plain.removesuffix("_") in stored(kind) for kind in KINDS)
 
 
 # -- elementwise ---------------------------------------------------------------------------------------
@@ -335,12 +302,11 @@ class TorchKernels:
         self, name: str, values: Sequence[Any], options: Mapping[str, Any], result: Any, line: int
     ) -> Var | None:
         """The result of torch's function ``name`` of Vars and numbers; None where no kernel says it."""
-        plain = SAME_AS.get(name, name)
+        plain = stored("same_as").get(name, name)
         if plain in REDUCTIONS:
             return self._reduced(plain, values, options, result, line)
         function = plain.removesuffix("_")
-        expressions = {1: UNARY, 2: BINARY, 3: {"where": "tl.where({0} != 0, {1}, {2})"}}.get(len(values), {})
-        expression = expressions.get(function)
+        expression = stored(KINDS[len(values) - 1]).get(function) if 0 < len(values) <= len(KINDS) else None
         if expression is None or options or not all(isinstance(v, Var | int | float) for v in values):
             return None
         target = values[0] if plain.endswith("_") else self._make(result, self._shape(values, result))

@@ -7,6 +7,7 @@ depend on data are found by taint: a scalar is known only if it follows from gri
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -159,20 +160,18 @@ def _arguments(kernel: read.MosaicKernel, function: Any, tables: Tables) -> set[
 
 def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
     """Loads in the computation of a block's position whose value is not known before the run."""
-    if not tables:
-        return sum("load" in read.name_of(op) for op in read.walk(index_map))
-    taint = _Taint()
-    taint.function(index_map, tables)
-    return taint.unknown_loads
+    loads = (op for op in read.walk(index_map) if "load" in read.name_of(op))
+    return sum(op.operation.operands[0] not in tables for op in loads)
 
 
 def _matmul_flops(kernel: read.MosaicKernel, tables: Tables) -> int | None:
     if min(kernel.grid, default=1) < 0:
         return None
-    try:
-        return matmul_flops(kernel.function, kernel.grid, kernel.followed(tables))
-    except Unresolved:
-        return None
+    known = {kernel.argument(kernel.function, number): values for number, values in tables.items()}
+    for followed in (known, kernel.followed(tables)):  # with scratch all axes of the grid are walked
+        with contextlib.suppress(Unresolved):
+            return matmul_flops(kernel.function, kernel.grid, followed)
+    return None
 
 
 def _signature(op: Any) -> str:
@@ -188,7 +187,7 @@ class _Taint:
     """Finds branches and loops whose course is not known from grid indices and constants."""
 
     def __init__(self) -> None:
-        self.data_branches = self.data_loops = self.while_loops = self.unknown_loads = 0
+        self.data_branches = self.data_loops = self.while_loops = 0
         self._known: set[Any] = set()
         self._tables: set[Any] = set()
 
@@ -206,12 +205,12 @@ class _Taint:
             self._counts = begun
 
     @property
-    def _counts(self) -> tuple[int, int, int, int]:
-        return self.data_branches, self.data_loops, self.while_loops, self.unknown_loads
+    def _counts(self) -> tuple[int, int, int]:
+        return self.data_branches, self.data_loops, self.while_loops
 
     @_counts.setter
-    def _counts(self, counts: tuple[int, int, int, int]) -> None:
-        self.data_branches, self.data_loops, self.while_loops, self.unknown_loads = counts
+    def _counts(self, counts: tuple[int, int, int]) -> None:
+        self.data_branches, self.data_loops, self.while_loops = counts
 
     def _block(self, block: Any) -> None:
         for op in block.operations:
@@ -238,8 +237,6 @@ class _Taint:
                 self._tables.discard(operands[1])
             if scalar and all(operand in self._known for operand in operands):
                 self._known.update(op.operation.results)
-            elif "load" in name:
-                self.unknown_loads += 1
             for region in op.operation.regions:
                 for block in region.blocks:
                     self._block(block)

@@ -84,7 +84,7 @@ def bits_of(tensor: torch.Tensor) -> torch.dtype:
 def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
     """The same bits on ``device``, in memory of its own."""
     raw, bits = _RAW[array.dtype.itemsize]
-    plain = torch.from_numpy(np.ascontiguousarray(array).view(raw).copy())
+    plain = torch.from_numpy(np.ascontiguousarray(array).view(raw).copy()).reshape(array.shape)
     return plain.to(device).view(bits).view(torch_dtype(array.dtype.name))
 
 

@@ -116,8 +116,8 @@ class TorchDevice(DeviceRunner):
                 alike: dict[Any, str] = {}  # what is equal lies in the same memory, as it may in a call
                 for name, array in given.items():
                     first = alike.setdefault((array.dtype.name, array.shape, array.tobytes()), name)
-                    own = first == name
-                    tensors[name] = canaries.copy(to_torch(array, self._device)) if own else tensors[first]
+                    known = tensors.get(first)
+                    tensors[name] = canaries.copy(to_torch(array, self._device)) if known is None else known
                 call = self._call(job, job.data["entries"][0], workload, tensors)
                 state["phase"] = "launch"
                 before = self._checksums.of(tensors)

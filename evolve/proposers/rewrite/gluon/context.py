@@ -71,7 +71,9 @@ class Lowering:
         return self.product.accumulates is not None and isinstance(self.product.dot.node, ast.AugAssign)
 
     def _host_text(self, extent: str) -> str:
-        """A tile's extent as the host says it."""
+        """A tile's extent as the host says it; of the depth, with 0 the 128 bytes that a row of shared memory holds."""
+        if extent == self.product.depth and "depth" in self.tunables:
+            return f"({self._param('depth')} or 128 // {self.product.left.tensor}.element_size())"
         return in_host(self.kernel, extent)
 
     @property

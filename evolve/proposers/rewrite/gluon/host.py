@@ -178,7 +178,7 @@ class HostText(Lowering):
         given = self.kernel.given(name)
         if given is None:
             raise Unsupported(f"parameter {name}, which the launch does not pass")
-        return self.source.code(given)
+        return self._host_text(name) if name == self.product.depth else self.source.code(given)
 
 
 def spare_launch(source: KernelSource, statement: cst.CSTNode) -> str:

@@ -89,10 +89,14 @@ class _Writer(DeviceText, HostText):
             del space["pin"]
         if self.numbers is None:
             del space["ring"]
+        if depths := self._depths():
+            space["depth"] = (depths, 0)
         if self.stored is None:
             del space["slots"], space["parts"]
         elif self._at_first(self.product.columns) >= 64:
             space |= {key: (space[key][0], 2) for key in ("slots", "parts")}  # as much memory, halves overlap
+            if self._at_first(self.product.columns) > 128:  # of which one has room beside four stages
+                space["slots"] = (space["slots"][0], 1)
         return space
 
     def _open_tiles(self) -> None:
@@ -107,6 +111,17 @@ class _Writer(DeviceText, HostText):
         known = all(value in self.source.space.get(name, ()) for name, value in wanted.items())
         if known and len(wanted) == 2 and not product.shared:
             self.edit.added |= wanted
+
+    def _depths(self) -> tuple[int, ...]:
+        """Depths of a step where the kernel's own may be any, and nothing but the kernel reads it: 128 bytes at first,
+        which an author's number seldom is in 8 and in 16 bits."""
+        product = self.product
+        name = self._as_constraint(self._host_text(product.depth)) or ""
+        known = [v for v in (32, 64, 128, 256) if v in self.source.space.get(name, ())]
+        alone = len(re.findall(rf"\w\[[\"']{name}[\"']\]", self.source.source)) == 1
+        told_apart = len({product.rows, product.columns, product.depth}) == 3
+        plain = product.accumulates is not None and not product.shared
+        return (0, *known) if {64, 128} <= set(known) and alone and told_apart and plain else ()
 
     def _pieces_at_first(self) -> int:
         """Two tiles side by side where their sums fit the registers: a wide tile reads less for each product."""

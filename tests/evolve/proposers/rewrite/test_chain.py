@@ -101,7 +101,6 @@ WRITTEN = {
         ("q.shape[1] // key_heads, q.shape[0]", "q.shape[1], q.shape[1] // key_heads, q.shape[0]"),
         ('params["BLOCK_M"]), q.shape[1])', 'params["BLOCK_M"]) * q.shape[1],)'),
     ],
-    "weights above one": [("p = tl.exp(qk - m_ij[:, None])", "p = tl.exp(qk - (m_ij - 3.0)[:, None])")],
     "rows that are below their largest": [
         ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = tl.maximum(m_i, tl.max(qk, 1) - 3.0)"),
     ],
@@ -144,6 +143,8 @@ WRITTEN = {
     "heads in two dimensions, a row beside a tile, scores that are cast": [
         ('inputs["q"], inputs["k"]', 'inputs["q"].reshape(136, 2, 2, 64), inputs["k"]'),
         ("q.stride(1)", "q.stride(2)"), ("out.stride(1), ", "out.stride(2), "), ("q.shape[2]", "q.shape[3]"),
+        ("        v = tl.load", "        vs = tl.load"), ("tl.dot(p.to(v.dtype), v)", "tl.dot(p.to(vs.dtype), v)"),
+        ("        acc += tl", "        vt = tl.trans(vs)\n        v = tl.trans(vt)\n        acc += tl"),
         ("q.shape[1]", "4"), ("stride_qm + offs_d[None, :]", "stride_qm + offs_d"), ("qk += tl.dot(q, k)", "qk = tl.dot(q, k).to(tl.float32)"),  # noqa: E501
     ],
     "a helper that holds the loop, called twice": [
@@ -176,7 +177,7 @@ QUICK = (
     "full", "heads in two dimensions, a row beside a tile, scores that are cast",
     "a program's numbers and weights by helpers", "no weights, as of linear attention",
     "scores that are copied, bound anew and read a step later",
-    "a row's largest score that is read behind the loop", "two loops, of whole tiles and of those on the diagonal",
+    "a row's largest score that is read behind the loop", "a helper that holds the loop, called twice",
 )  # fmt: skip
 
 
@@ -222,10 +223,38 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
     assert [(t.rule, t.reason) for t in trials if not t.ok] == []
 
 
+PACKED = changed(
+    ("head = tl.program_id(1)\n", "head = tl.program_id(1)\n    seq = tl.program_id(2)\n    begin = tl.load(Cu + seq)\n    size = tl.load(Cu + seq + 1) - begin\n    if start_m * BLOCK_M >= size:\n        return\n"),  # noqa: E501
+    ("N_Q, N_K, BLOCK_M", "Cu, BLOCK_M"), ("q.shape[0], keys,", 'inputs["cu"],'), ("N_K", "size"), ("N_Q", "size"),
+    ("offs_m[:, None] * stride", "(begin + offs_m)[:, None] * stride"),
+    ("offs_n[None, :] * s", "(begin + offs_n)[None, :] * s"),
+    ("offs_n[:, None] * s", "(begin + offs_n)[:, None] * s"), ("empty_like", "zeros_like"),
+    ('triton.cdiv(q.shape[0], params["BLOCK_M"]), q.shape[1])', '(q.shape[0] + 63) >> 6, q.shape[1], inputs["cu"].shape[0] - 1)'),  # noqa: E501
+)  # fmt: skip
+"""Sequences one behind the other, their beginnings on the device."""
+BEHIND = [[*e[:3], "nan-from:120"] for e in CASE.inputs] + [["cu", [4], "int32", "values:0,70,75,120"]]
+SEQUENCES = Case("triton/sequences", PACKED, CASE.params, BEHIND)
+CUT = lowered(PACKED)
+
+
+def packed(name, source, **point):
+    made = trial(name, source, **point)
+    made.kernel = SEQUENCES.name
+    return made
+
+
+def test_sequences_end_where_the_device_says():
+    trials = [
+        packed(str(point), CUT, **point)
+        for point in ({}, {"consumers": 3, "columns": 32}, {"overlap": False})
+    ]
+    run_checks([SEQUENCES], trials)
+    assert check(CUT, entry="launch") == [] and [(t.rule, t.reason) for t in trials if not t.ok] == []
+
+
 RIGHT = lowered(CASE.source)
 ALONE = RIGHT.replace("min(tiles * others, 132 * several)", "1")
 """With one program for all tiles."""
-SHARED = RIGHT.replace('params["residents"] or', "2 or")
 
 
 def put(source, line, new):
@@ -246,8 +275,6 @@ PLANTED = {
         (without("mbarrier.wait(k_ready.index(stage), phase)"), f"{UNWRITTEN}|deadlock|arrivals"),
     "values are read before their copy has landed":
         (without("mbarrier.wait(v_ready.index(held), held_phase)"), UNWRITTEN),
-    "values are read before their copy has landed, by programs that share a multiprocessor":
-        (without("mbarrier.wait(v_ready.index(stage), phase)", SHARED), UNWRITTEN),
     "a stage is overwritten while products read it":
         (without("mbarrier.wait(v_empty.index(stage), phase)"),
          "over shared memory that a (product|copy .*may still (read|write))|arrivals"),
@@ -266,6 +293,13 @@ PLANTED = {
              f"if turn == own - 1: {RELEASE}"), f"{READ}|{WRITTEN_TO}"),
     "sums overwrite those that are still being stored":
         (without("tma.store_wait(0)", ALONE), "over shared memory that a copy .*may still read"),
+    "a sequence's last values are cleared while they land":
+        (without("mbarrier.wait(v_ready.index(STAGES), v_landed)", CUT), WRITTEN_TO),
+    "products read what is cleared before they may":
+        (re.sub(r"fence_async_shared\(\)(?=\n *mbarrier.arrive)", "pass", CUT), "without fen"),
+    "values of another sequence are multiplied by zero":
+        (CUT.replace("v_bar = gl.where(v_rows", "v_bar = gl.where(512 + v_rows"), "dB"),
+    "answers are stored over those of another sequence": (re.sub("if .* >= BLOCK_M:", "if True:", CUT), "dB"),
     "sums are stored before the copy engine sees them":
         (re.sub(r"fence_async_shared\(\)(?=\n *tma)", "pass", RIGHT), "wrote, without fen"),
 }  # fmt: skip
@@ -273,15 +307,18 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def faults():
-    found = {name: trial(name, source) for name, (source, _) in PLANTED.items()}
-    run_checks([CASE], list(found.values()))
+    found = {
+        name: (packed if "cleared" in source else trial)(name, source)
+        for name, (source, _) in PLANTED.items()
+    }
+    run_checks([CASE, SEQUENCES], list(found.values()))
     return found
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_are_found(name, faults):
     source, reason = PLANTED[name]
-    assert source != RIGHT
+    assert source not in (RIGHT, CUT)
     assert not faults[name].ok
     assert re.search(reason, faults[name].reason), faults[name].reason
 
@@ -302,10 +339,6 @@ def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path):
     assert ".local" not in text
 
 
-def test_a_loop_that_a_helper_holds_is_found():
-    assert "warpgroup_mma" in lowered(changed(*WRITTEN["a helper that holds the loop, called twice"]))
-
-
 def test_the_grid_counts_the_new_tiles_however_it_is_quoted():
     source = lowered(changed(('params["BLOCK_M"]), q', "params['BLOCK_M']), q")))
     assert 'last = (triton.cdiv(q.shape[0], params["rows"])) - 1' in source
@@ -322,7 +355,6 @@ def test_the_grid_counts_the_new_tiles_however_it_is_quoted():
         ),
         ("tl.dot(q, k)", "tl.dot(q, k * 2)", "an operand computed by k \\* 2"),
         ("tl.dot(q, k)", "tl.dot(q, k) + tl.sum(acc)", "needs the second's sums"),
-        ('triton.cdiv(q.shape[0], params["BLOCK_M"])', "(q.shape[0] + 63) >> 6", "how many rows"),
         ("K + (head // shared) * stride_kh", "K + start_m * stride_kh", "no axis of the grid"),
         ("        m_i = m_ij\n", "        m_i = m_ij + tl.sum(acc, 1)\n", "sums of the step before"),
     ],

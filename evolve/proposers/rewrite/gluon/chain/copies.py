@@ -44,6 +44,9 @@ class Box:
     conditions: tuple[str, ...]
     """What the host must find true, beside what every descriptor wants."""
 
+    there: Sum | None = None
+    """How many rows of the tile a mask leaves, where only the device knows: the others are zeros, or not stored."""
+
     @property
     def extents(self) -> tuple[str, str]:
         """Of the kernel's tile."""
@@ -52,7 +55,12 @@ class Box:
     @property
     def reads(self) -> set[str]:
         """Names of the kernel that its coordinates need."""
-        return names_in(self.start).union(*(names_in(index) for index, _ in self.outer))
+        texts = (
+            self.start,
+            self.there.text() if self.there is not None else "0",
+            *(index for index, _ in self.outer),
+        )
+        return set[str]().union(*map(names_in, texts))
 
 
 class BoxReader:
@@ -86,7 +94,9 @@ class BoxReader:
         (rows, stride), (columns, _) = (second, first) if inner == 0 else (first, second)
         if not stride.single:
             raise Unsupported("rows whose distance is a sum")
-        start, bound = self._start(address.scalar, stride, limits.get(1 - inner), rows)
+        limit = limits.get(1 - inner)
+        here = limit is None or all(self._known(f) for f in limit[1].factors)
+        start = self._start(address.scalar, stride, limit, here, rows)
         rest = address.scalar - start * stride
         if self.moving is not None and self.moving in rest.factors:
             raise Unsupported("a tile that the loop moves along no axis")
@@ -103,12 +113,13 @@ class BoxReader:
             outer,
             start.text(),
             self._host(stride),
-            bound,
+            self._host(limit[1]) if limit is not None and here else "",
             rows,
             columns,
             self._width(width, columns),
             inner == 0,
             tuple(conditions),
+            limit[1] - limit[0] if limit is not None and not here else None,
         )
 
     def _root(self, node: ast.expr) -> str:
@@ -144,16 +155,16 @@ class BoxReader:
         text = "" if given is None else self.kernel.source.code(given)
         return text == "1" or text.endswith(".stride(-1)")
 
-    def _moves(self, address: Sum, stride: Sum, limit: tuple[Sum, str] | None) -> bool:
+    def _moves(self, address: Sum, stride: Sum, limit: tuple[Sum, Sum] | None) -> bool:
         """Whether the loop, or the program where there is none, moves a tile along the axis of ``stride``."""
         start = (
             limit[0] if limit is not None else address.scalar.over(stride) if stride.single else constant(0)
         )
         return bool(start.parts) if self.moving is None else self.moving in start.factors
 
-    def _limits(self, mask: ast.expr | None) -> dict[int, tuple[Sum, str]]:
+    def _limits(self, mask: ast.expr | None) -> dict[int, tuple[Sum, Sum]]:
         """By axis: what a mask holds below what. Raises Unsupported for a mask that says more."""
-        found: dict[int, tuple[Sum, str]] = {}
+        found: dict[int, tuple[Sum, Sum]] = {}
         for node, axis in conjuncts(mask, self.sums.bound) if mask is not None else ():
             less = self.sums.less(node, axis)
             if less is None:
@@ -165,21 +176,24 @@ class BoxReader:
             step = low.split(sides[0])
             if step is None or step[1].parts != {(): 1}:
                 raise Unsupported(f"an operand masked by {ast.unparse(node)[:40]}")
-            found[sides[0]] = (low.scalar, self._host(high))
+            found[sides[0]] = (low.scalar, high)
         return found
 
-    def _start(self, scalar: Sum, stride: Sum, limit: tuple[Sum, str] | None, rows: str) -> tuple[Sum, str]:
-        """(first row, how many rows there are)."""
-        if limit is not None:
-            return limit
+    def _start(self, scalar: Sum, stride: Sum, limit: tuple[Sum, Sum] | None, here: bool, rows: str) -> Sum:
+        """The first row. ``here``: whether the host knows a limit; rows of a tensor that only the device knows the
+        ends of begin where it says."""
         among = scalar.over(stride)
+        first = Sum({}) if limit is None else limit[0]
+        if limit is not None and here:
+            return first
         mine = {self.moving, rows}
         kept = {
             p: c
-            for p, c in among.parts.items()
-            if mine & set(p) or (rows.isdigit() and c % int(rows) == 0 and len(p) == 1)
+            for p, c in (among - first).parts.items()
+            if not any(map(self._known, p))
+            or (limit is None and (mine & set(p) or (rows.isdigit() and c % int(rows) == 0 and len(p) == 1)))
         }
-        return Sum(kept), ""
+        return first + Sum(kept)
 
     def _outer(self, rest: Sum) -> tuple[tuple[str, str], ...]:
         """(index, stride as the host says it) of every other part of an address."""
@@ -215,12 +229,12 @@ class BoxReader:
             written.append(" * ".join(texts))
         return " + ".join(written) or "0"
 
-    def _width(self, limit: tuple[Sum, str] | None, columns: str) -> str:
+    def _width(self, limit: tuple[Sum, Sum] | None, columns: str) -> str:
         if limit is None:
             return in_host(self.kernel, columns)
         if limit[0].parts:
             raise Unsupported("columns that do not begin at the first")
-        return limit[1]
+        return self._host(limit[1])
 
 
 def described(box: Box, extents: Sequence[str], layout: str) -> str:

@@ -14,7 +14,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
 from tilewright.evolve.proposers.rewrite.gluon.chain.scale import number_in_host, unscaled
 from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
-from tilewright.evolve.proposers.rewrite.gluon.chain.written_out import written_out
+from tilewright.evolve.proposers.rewrite.gluon.chain.written_out import bound_once, written_out
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
     calls,
@@ -102,6 +102,8 @@ class Chains:
 
     bound: Mapping[str, ast.expr]
     sums: SumReader
+    absent: str
+    """Where it holds, a program does nothing; "" where all do something."""
 
     @property
     def rows(self) -> str:
@@ -133,7 +135,7 @@ def program(axis: int) -> str:
 
 
 class _Programs(ast.NodeTransformer):
-    """Names the numbers of a program."""
+    """Names the numbers of a program; products that are cast to what they are are not."""
 
     def __init__(self, tl: str) -> None:
         self.tl = tl
@@ -144,6 +146,10 @@ class _Programs(ast.NodeTransformer):
             if len(given) != 1 or not isinstance(given[0], ast.Constant):
                 raise Unsupported("a program's number along an axis that is computed")
             return ast.Name(program(int(given[0].value)), ast.Load())  # type: ignore[arg-type]
+        if ast.unparse(node.func).endswith(").to") and ast.unparse(node.args[0]) == f"{self.tl}.float32":
+            cast = node.func.value  # type: ignore[attr-defined]
+            if device_call(cast, self.tl) == "dot" and not cast.keywords:
+                return self.generic_visit(cast)  # what a product is without being asked
         return self.generic_visit(node)
 
 
@@ -162,12 +168,13 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
     """``whole``: the first axis of several has one part alone, where programs are read as ``p % n`` and ``p // n``."""
     (function,) = ast.parse(dedented(kernel.source, kernel.function)).body
     assert isinstance(function, ast.FunctionDef)
-    function.body = written_out(function.body, kernel)
+    parameters = [p.arg for p in function.args.args]
+    function.body = bound_once(written_out(function.body, kernel), parameters)
     function = _Programs(kernel.tl).visit(function)
     body = [Statement(s) for s in ast.parse(ast.unparse(ast.Module(function.body, []))).body]
     body = [s for s in body if not is_idle(s, kernel.tl)]
+    body, absent = _without_returns(body, kernel.tl)
     _refuse(body, kernel.tl)
-    parameters = [p.arg for p in function.args.args]
     body, grid, found = _axes(body, kernel, _bound(body, parameters), whole)
     places = [
         i for i, s in enumerate(body) if isinstance(s.node, ast.For) and calls(s.node, kernel.tl, "dot")
@@ -213,7 +220,28 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
         axis,
         bound,
         sums,
+        absent,
     )
+
+
+def _without_returns(body: Sequence[Statement], tl: str) -> tuple[list[Statement], str]:
+    """The statements without returns of programs that have nothing to do, and where one returns. What a program loads
+    only where it goes on must be tiles of the chain, which copies bring from inside of their tensors."""
+    ends = [
+        i for i, s in enumerate(body)
+        if isinstance(s.node, ast.If) and [ast.unparse(n) for n in s.node.body] == ["return"] and not s.node.orelse
+    ]  # fmt: skip
+    loops = [i for i, s in enumerate(body) if isinstance(s.node, ast.For)]
+    if not ends or not loops:
+        return list(body), ""
+    dots = {n for i in loops for call in calls(body[i].node, tl, "dot") for n in names_in(ast.unparse(call))}
+    behind = [
+        s for s in body[ends[0] : loops[0]] if calls(s.node, tl, "load", "store") and not s.writes & dots
+    ]
+    if ends[-1] > loops[0] or behind:
+        raise Unsupported("a program that returns early, between what it loads")
+    tests = [body[i].node.test for i in ends]  # type: ignore[attr-defined]
+    return [s for i, s in enumerate(body) if i not in ends], " | ".join(f"({ast.unparse(t)})" for t in tests)
 
 
 def _refuse(body: Sequence[Statement], tl: str) -> None:
@@ -418,8 +446,16 @@ def _tried(reader: SumReader, node: ast.expr) -> Sum | None:
 def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) -> tuple[str, Box]:
     """(name, box) of a product's right operand, loaded in the loop."""
     node, turned = _turned(node, tl)
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
-        node, again = _turned(node.func.value, tl)
+    while True:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+            node, again = _turned(node.func.value, tl)
+        else:
+            bound = [
+                s.node.value for s in body if isinstance(s.node, ast.Assign) and ast.unparse(node) in s.writes
+            ]
+            if len(bound) != 1 or not isinstance(_turned(bound[0], tl)[0], ast.Name):
+                break
+            node, again = _turned(bound[0], tl)  # a name of what another one holds, perhaps transposed
         turned ^= again
     name, loads = "", [node]
     if isinstance(node, ast.Name):

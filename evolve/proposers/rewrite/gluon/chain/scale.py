@@ -6,7 +6,7 @@ There the multiplication takes the place of the one by log2(e), so that a step h
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -67,14 +67,14 @@ def _found(
     name, value, after = node.targets[0].id, node.value, middle[0].node if middle else None
     factor: ast.expr | None = None
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
-        sides = ((value.left, value.right), (value.right, value.left))
-        value, factor = next((pair for pair in sides if device_call(pair[0], tl) == "dot"), (value, None))
-    elif (
-        isinstance(after, ast.AugAssign)
-        and isinstance(after.op, ast.Mult)
-        and ast.unparse(after.target) == name
-    ):
-        factor, middle = after.value, middle[1:]
+        value, factor = _factor(value, lambda side: device_call(side, tl) == "dot")
+    elif isinstance(after, ast.AugAssign | ast.Assign) and _names_of(after) == [name]:
+        product = after.value
+        if isinstance(after, ast.AugAssign):
+            product = ast.BinOp(ast.Name(name, ast.Load()), after.op, after.value)
+        if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
+            factor = _factor(product, lambda side: ast.unparse(side) == name)[1]
+            middle = middle[1:] if factor is not None else middle
     written = {n for s in chain.body for n in s.writes} | {chain.variable}
     host = None if factor is None else number_in_host(factor, kernel, bound)
     if factor is None or host is None or device_call(value, tl) != "dot":
@@ -93,6 +93,17 @@ def _found(
     first = Statement(ast.parse(f"{name} = {ast.unparse(value)}").body[0])
     scale, positive = ast.unparse(factor), f"{host} > 0"
     return replace(chain, first=first, middle=tuple(made), late=late, scale=scale, positive=positive), scaled
+
+
+def _factor(product: ast.BinOp, wanted: Callable[[ast.expr], bool]) -> tuple[ast.expr, ast.expr | None]:
+    """(the side of a product that is wanted, the other one); (the product, None) where neither is."""
+    sides = ((product.left, product.right), (product.right, product.left))
+    return next((pair for pair in sides if wanted(pair[0])), (product, None))
+
+
+def _names_of(node: ast.Assign | ast.AugAssign) -> list[str]:
+    """What a statement binds, as texts."""
+    return [ast.unparse(t) for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]
 
 
 def _difference(node: ast.AST, tl: str) -> tuple[ast.expr, ast.expr] | None:

@@ -43,6 +43,32 @@ def {kernel}_span_{number}({programs}{last}, {step_parameters}CONSUMERS: gl.cons
     return first, gl.cdiv(end - first, {step})
 '''
 
+CLEARED = '''
+@gluon.jit
+def {cleared}(tile, rows, ROWS: gl.constexpr, WIDTH: gl.constexpr):
+    """Put zeros behind the first ``rows`` of a tile, where what lies there is another's."""
+    wide: gl.constexpr = min(WIDTH // 8, 32)
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // wide, wide], [1, 1], [1, 0])
+    for part in gl.static_range(ROWS // 8):
+        if rows < 8 * part + 8:
+            piece = tile.slice(8 * part, 8)
+            row = 8 * part + gl.arange(0, 8, layout=gl.SliceLayout(1, layout))
+            value = piece.load(layout)
+            piece.store(gl.where((row < rows)[:, None], value, gl.zeros([8, WIDTH], value.dtype, layout)))
+'''
+
+PARTIAL = "{bar} = gl.where({rows}{moving} < {ROWS}, STAGES, {stage})"
+"""A tile whose last rows are another's lands on a barrier of its own, behind the ring's, before it is ready."""
+
+LANDED = """
+if {bar} == STAGES:
+    mbarrier.wait({which}_ready.index(STAGES), {landed})
+    {landed} ^= 1
+    {cleared}({view}, {rows}{moving}, {ROWS}, {WIDTH})
+    fence_async_shared()
+    mbarrier.arrive({which}_ready.index({stage}), count=1)
+"""
+
 COMMON = '''
 @gluon.jit
 def {place_of}(lap, tiles, others, heads):
@@ -68,6 +94,7 @@ def {kernel}_producer(
     {stage} = 0
     {phase} = 1
     {q_phase} = 1
+    <landings>
     for {lap} in range({all_laps}):
         {row}, {other}, {there} = {place_of}({lap}, {tiles}, {others}, {heads})
         if {there}:
@@ -93,12 +120,16 @@ PRODUCER_LOOP = """
 for {turn} in range({count}):
     {variable} = {first} + {turn} * ({step})
     mbarrier.wait(k_empty.index({stage}), {phase})
-    mbarrier.expect(k_ready.index({stage}), 2 * ({COLUMNS}) * ({DEPTH}))
-    tma.async_copy_global_to_shared(k_desc, [{k_at}], k_ready.index({stage}), {k_stages}.index({stage}))
+    <k_partial>
+    mbarrier.expect(k_ready.index({k_bar}), 2 * ({COLUMNS}) * ({DEPTH}))
+    tma.async_copy_global_to_shared(k_desc, [{k_at}], k_ready.index({k_bar}), {k_stages}.index({stage}))
     <query_first>
     mbarrier.wait(v_empty.index({stage}), {phase})
-    mbarrier.expect(v_ready.index({stage}), 2 * ({COLUMNS}) * ({WIDTH}))
-    tma.async_copy_global_to_shared(v_desc, [{v_at}], v_ready.index({stage}), {v_stages}.index({stage}))
+    <v_partial>
+    mbarrier.expect(v_ready.index({v_bar}), 2 * ({COLUMNS}) * ({WIDTH}))
+    tma.async_copy_global_to_shared(v_desc, [{v_at}], v_ready.index({v_bar}), {v_stages}.index({stage}))
+    <k_landed>
+    <v_landed>
     <advance>
 <query_none>
 """
@@ -131,6 +162,15 @@ def {kernel}_consumer(
             <after>
     tma.store_wait(0)
 '''
+
+CUT = """
+{q_rows} = {rows}
+if {q_rows} < {ROWS}:
+    {query} = {q_now}.load(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {DEPTH}, 16]))
+    {query} = gl.where((gl.arange(0, {ROWS}) < {q_rows})[:, None], {query}, gl.zeros_like({query}))
+    {q_now}.store({query})
+    fence_async_shared()
+"""
 
 PREPARED = """
 {query} = {q_now}.load(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {DEPTH}, 16]))
@@ -260,9 +300,9 @@ def {kernel}(
         {ring_of}(CONSUMERS, 1),
         {ring_of}(CONSUMERS, 1),
         {ring_of}(STAGES, CONSUMERS),
-        {ring_of}(STAGES, 1),
+        {ring_of}(STAGES{one_more}, 1),
         {ring_of}(STAGES, CONSUMERS),
-        {ring_of}(STAGES, 1),
+        {ring_of}(STAGES{one_more}, 1),
     )
     fence_async_shared()
     <specialized>
@@ -277,7 +317,7 @@ _PRODUCE = (
     "{v_stages}, {bars}, {producer_arguments}STAGES, CONSUMERS)),"
 )
 
-ENTRY = ENTRY.replace("    <specialized>", specialized(_CONSUME, _PRODUCE, "24"))
+ENTRY = ENTRY.replace("    <specialized>", specialized(_CONSUME, _PRODUCE, "{producer_registers}"))
 
 HOST = """
 {last} = ({grid_of_axis}) - 1
@@ -304,7 +344,7 @@ v_layout = gl.NVMMASharedLayout(min(128, 2 * {width}), 16, rank={v_rank})
 o_layout = gl.NVMMASharedLayout(min(128, {o_bytes} * {width}), 8 * {o_bytes}, rank={o_rank})
 # of each thread as it begins, and of those that multiply, which get what the warp that copies gives back
 begun = min(248, 512 // ({groups} + 1) // several // 8 * 8)
-registers = min(240, (begun * ({groups} + 1) - 24) // {groups} // 8 * 8)
+registers = min(240, (begun * ({groups} + 1) - {producer_registers}) // {groups} // 8 * 8)
 # as many stages as shared memory has room for
 room = 225000 // several - {rows} * {groups} * (2 * {depth} + {o_bytes} * {width})
 stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))

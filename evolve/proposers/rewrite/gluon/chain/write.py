@@ -60,6 +60,8 @@ class LowerChain(NodeRule[Chains]):
             extent = getattr(payload, key)
             if extent.isdigit() or (key == "columns" and extent == payload.rows):
                 del space[key]
+        if payload.query.there is not None:  # tiles that cost nobody knows what even out over more of them
+            space["laps"] = (space["laps"][0], 2)
         given = [kernel.given(n) for n in (payload.rows, payload.columns)]
         own = [read_parameter(kernel.source, g) if g is not None else "" for g in given]
         several = len(payload.loops) > 1 and "columns" in space and all(own)
@@ -85,7 +87,8 @@ class LowerChain(NodeRule[Chains]):
 NAMES = (
     "tiles others last lap row other stage phase q_phase q_stages k_stages v_stages bars "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
-    "query heads all_laps many there groups own_first own skipped whole masked o_stages keys"
+    "query heads all_laps many there groups own_first own skipped whole masked o_stages keys "
+    "k_bar v_bar k_landed v_landed q_rows k_rows v_rows"
 )
 """That the new kernel binds."""
 
@@ -164,7 +167,7 @@ class ChainText:
         self.entry = self.source.fresh(f"{self.kernel.name}_lowered")
         used_names = {n for s in chains.everything for n in s.reads | s.writes}
         self.names = {name: self._fresh(name, used_names) for name in NAMES.split()}
-        functions = ("place_of", "ring_of")
+        functions = ("place_of", "ring_of", "cleared")
         self.names |= {name: self.source.fresh(name) for name in functions}
         self.grid = chains.grid
         self.order = [p.name.value for p in parameters(self.kernel.function)]
@@ -176,6 +179,10 @@ class ChainText:
         self.stored = self._stored()
         loop = chains.loops[0]
         self.boxes = {"q": chains.query, "k": loop.key, "v": loop.value, "o": self.stored[2]}
+        copied = [pair for c in chains.loops for pair in (("k", c.key), ("v", c.value))]
+        self.cut = list(dict.fromkeys(which for which, box in copied if box.there is not None))
+        """Of copies, those whose last rows may be another's, which only the device knows."""
+
         self.of_sums = (
             affected([Statement(n.node) for n in outer], {chains.loops[0].sums}) - self._rows_of_scores()
         )
@@ -220,7 +227,8 @@ class ChainText:
 
     def functions(self) -> str:
         self.table = self._table()
-        parts = [filled(texts.COMMON, {**self.table, "tl": self.kernel.tl})]
+        parts = [filled(texts.CLEARED, self.table)] if self.cut else []
+        parts.append(filled(texts.COMMON, {**self.table, "tl": self.kernel.tl}))
         parts += [
             filled(texts.STEPS, {**self.table, **self._steps(i)}) for i in range(len(self.chains.loops))
         ]
@@ -269,6 +277,9 @@ class ChainText:
             "q_at": self._at(chains.query),
             "query_scalars": self._lines(self._scalars(chains.query.reads)),
             **{f"{n}_box": "1, " * len(b.outer) + f"{b.rows}, {b.columns}" for n, b in self.boxes.items()},
+            "landings": "\n".join(f"{names[f'{which}_landed']} = 0" for which in self.cut),
+            "one_more": " + 1" if self.cut else "",
+            "producer_registers": self.producer_registers,
         }
         self.table = table
         producing = self._reads(self._scalars(chains.query.reads)) | chains.query.reads
@@ -277,13 +288,16 @@ class ChainText:
             wanted = each.key.reads | each.value.reads
             scalars = self._scalars(wanted)
             producing |= self._reads(scalars) | wanted | self._step_names(number)
+            parts = [self._partial(n, b, each.variable) for n, b in (("k", each.key), ("v", each.value))]
             loops.append(
                 filled(
                     texts.PRODUCER_LOOP,
                     {
                         **table,
                         **self._steps(number),
-                        "copy_scalars": self._lines(scalars),
+                        **parts[0][1],
+                        **parts[1][1],
+                        "copy_scalars": "\n".join([self._lines(scalars), *(text for text, _ in parts)]),
                         "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
                         "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
                         "variable": each.variable,
@@ -294,12 +308,22 @@ class ChainText:
             )
         consuming, consumed = self._consumer_loops()
         finished, after = self._after()
-        scalars = self._scalars(self._reads(chains.prepared) - chains.query_names)
+        there = chains.query.there
+        own = self._reads((), there.text()) if there is not None else set()
+        scalars = self._scalars(own | self._reads(chains.prepared) - chains.query_names)
         made_of = dict.fromkeys(chains.query_names, names["query"])
-        prepare = self._lines(scalars) + "\n" + self._lines(chains.prepared, made_of)
-        prepared = filled(texts.PREPARED, {**table, "prepare": prepare}) if chains.prepared else ""
+        begun = [
+            f"{program(chains.axis)} = min({names['row']} * CONSUMERS + GROUP, {names['last']})",
+            self._lines(scalars),
+        ]
+        if there is not None:
+            begun.append(filled(texts.CUT, {**table, "rows": self._plain(there.text())}))
+        if chains.prepared:
+            begun.append(filled(texts.PREPARED, {**table, "prepare": self._lines(chains.prepared, made_of)}))
+        prepared = "\n".join(begun) if len(begun) > 2 else ""
         consuming |= (
-            self._reads([*scalars, *chains.prepared])
+            own
+            | self._reads([*scalars, *chains.prepared])
             | finished
             | {chains.rows, chains.columns, chains.width, chains.depth}
         )
@@ -321,15 +345,42 @@ class ChainText:
             "prepared": prepared,
         }
 
+    @property
+    def producer_registers(self) -> str:
+        return "40" if self.cut else "24"
+
+    def _partial(self, which: str, box: Box, variable: str) -> tuple[str, dict[str, str]]:
+        """(text in front of a loop, table): the barrier that a copy lands on, and what is done where its last rows are
+        another's."""
+        names = self.names
+        if box.there is None:
+            return "", {f"{which}_bar": names["stage"], f"{which}_partial": "", f"{which}_landed": ""}
+        moving = Sum({p: c for p, c in box.there.parts.items() if variable in p})
+        slots = {name: names[f"{which}_{name}"] for name in ("rows", "bar", "landed")}
+        table = {
+            **names, **slots, "which": which, "ROWS": box.rows, "WIDTH": box.columns,
+            "view": self._stage(which, box, "stage", False),
+            "moving": f" + {self._plain(moving.text())}" if moving.parts else "",
+        }  # fmt: skip
+        made = {
+            f"{which}_{n}": filled(t, table)
+            for n, t in (("partial", texts.PARTIAL), ("landed", texts.LANDED))
+        }
+        fixed = f"{slots['rows']} = {self._plain((box.there - moving).text())}"
+        return fixed, {f"{which}_bar": slots["bar"], **made}
+
     def _step_names(self, number: int) -> set[str]:
         loop = self.chains.loops[number]
-        bounds = (loop.start, loop.stop, loop.step)
+        bounds = (loop.start, loop.stop, loop.step, self.chains.absent or "0")
         scalars = self._scalars(self._reads((), *bounds))
         return self._reads(scalars, *bounds)
 
     def _steps(self, number: int) -> dict[str, str]:
         loop = self.chains.loops[number]
-        bounds = (loop.start, loop.stop, loop.step)
+        stop = (
+            f"gl.where({self.chains.absent}, {loop.start}, {loop.stop})" if self.chains.absent else loop.stop
+        )
+        bounds = (loop.start, stop, loop.step)
         declared, passed = self._parameters(self._step_names(number))
         start, stop, step = (self._plain(t) for t in bounds)
         return {
@@ -344,7 +395,9 @@ class ChainText:
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
         scalars = "".join(s.text for s in self._scalars(box.reads))
-        wide = "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
+        wide = (
+            box.there is not None or "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
+        )
         carrier = self._carrier(renamed)
         places = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
         return ", ".join(
@@ -547,16 +600,29 @@ class ChainText:
                 continue
             copied = statement is root
             reads = self._reads((), value) | box.reads if copied else statement.reads
+            reads |= statement.reads if box.there is not None else set()
             places = self._scalars(reads - self.dependent)
             renamed = {n: f"{n}_at_{number}" for s in places for n in s.writes}
             lines += [self._carried(s, renamed) for s in places]
             if copied:
                 stored = self._carried(Statement(ast.parse(f"stored = {value}").body[0]), renamed)
                 slot = {"o_at": self._at(box, renamed), "value": stored.partition(" = ")[2]}
-                lines.append(filled(texts.STORE, {**self.table, **slot}))
+                text = filled(texts.STORE, {**self.table, **slot})
+                if box.there is not None:  # a bulk copy would write into rows that are another's
+                    whole = f"{self._carrier(renamed).expression(box.there.text())} >= {box.rows}"
+                    text = only(whole, text) + "\nelse:\n" + _indented(self._carried(statement, renamed))
+                lines.append(text)
             else:
                 lines.append(self._carried(statement, renamed))
             wanted |= self._reads(places) | reads
+        if absent := self.chains.absent:
+            scalars = self._scalars(names_in(absent))
+            wanted |= self._reads(scalars, absent)
+            lines = [
+                self._lines(scalars),
+                f"if {self._plain(absent)}:\n    pass\nelse:",
+                *map(_indented, lines),
+            ]
         return wanted, "\n".join(lines)
 
     def _stored(self) -> tuple[Statement, str, Box]:
@@ -609,6 +675,7 @@ class ChainText:
             **host,
             **made,
             "chosen": chosen,
+            "producer_registers": self.producer_registers,
             "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
             "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
@@ -649,7 +716,12 @@ class ChainText:
                 put = self._param(key).replace("\\", "")
                 text = re.sub(rf"(?<![\w.\"']){re.escape(one)}(?![\w\"'])", put, text)
             if tiled and key == "rows" and text == first:
-                raise Unsupported("a grid that does not say how many rows a program has")
+                known_as = read_parameter(self.source, given) if given is not None else ""
+                if known_as not in self.source.defaults:
+                    raise Unsupported("a grid that does not say how many rows a program has")
+                text = (
+                    f"-(-({text}) * {self.source.defaults[known_as]} // {self._param(key)})"  # as many rows
+                )
         return text
 
     def _given(self, name: str) -> str:

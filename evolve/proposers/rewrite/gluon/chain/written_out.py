@@ -2,8 +2,9 @@
 
 import ast
 import copy
+import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, calls, device_call, names_in
@@ -35,6 +36,39 @@ def written_out(body: Sequence[ast.stmt], kernel: TritonKernel) -> list[ast.stmt
     tiles = _Tiles(kernel)
     made = [one for statement in made for one in tiles.statement(statement)]
     return [ast.fix_missing_locations(statement) for statement in made]
+
+
+def bound_once(body: Sequence[ast.stmt], parameters: Collection[str]) -> list[ast.stmt]:
+    """The statements with a name for each value of what is bound anew before the first loop; the last keeps its own,
+    but of a parameter, which is bound again nowhere else."""
+    plain = list(itertools.takewhile(lambda s: isinstance(s, ast.Assign | ast.AugAssign | ast.Expr), body))
+    behind = {n for s in body[len(plain) :] for n in Statement(s).writes}
+    targets = [
+        _names(s.targets[0] if isinstance(s, ast.Assign) else getattr(s, "target", None)) for s in plain
+    ]
+    left = [names[0] if len(names) == 1 else "" for names in targets]
+    several = {
+        n
+        for n in left
+        if n and left.count(n) + (n in parameters) > 1 and not (n in parameters and n in behind)
+    }
+    several -= {n for names in targets if len(names) > 1 for n in names}
+    made, current = list[ast.stmt](), dict[str, str]()
+    for place, (statement, name) in enumerate(zip(plain, left, strict=True)):
+        node = copy.deepcopy(statement)
+        if name in several and isinstance(node, ast.AugAssign):
+            node = ast.Assign(
+                [node.target], ast.BinOp(ast.Name(name, ast.Load()), node.op, node.value), lineno=0
+            )
+        if name in several and isinstance(node, ast.Assign):
+            node.value = _Renamed({}, current).visit(node.value)
+            own = name not in parameters and name not in left[place + 1 :]
+            current[name] = name if own else f"{name}_bound_{place}"
+            node.targets = [ast.Name(current[name], ast.Store())]
+        else:
+            node = _Renamed({}, current).visit(node)
+        made.append(node)
+    return made + [_Renamed({}, current).visit(copy.deepcopy(s)) for s in body[len(plain) :]]
 
 
 class _Renamed(ast.NodeTransformer):
